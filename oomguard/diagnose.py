@@ -1,0 +1,76 @@
+"""The flow in one place: what was observed becomes a diagnosis with causes and a plan (the same for every way in)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from oomguard.facts import Fact
+from oomguard.incident import Diagnosis, Incident, SettingInForce
+from oomguard.memory.derive import derive
+from oomguard.observe.exceptions import exception_lines
+from oomguard.observe.scan import scan
+from oomguard.observe.source import Line, open_log, read_lines
+from oomguard.remedy.planner import Tried, plan
+from oomguard.remedy.policy import Policy
+from oomguard.rules.load import RuleSet, load_rules
+from oomguard.rules.match import explain
+
+
+@cache
+def default_rules() -> RuleSet:
+    """The rules that come with oomguard, loaded once."""
+    return load_rules()
+
+
+def assess(
+    incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), *, given: Mapping[str, Fact] | None = None, local_models: bool = False
+) -> Incident:
+    """One observed incident, explained and planned for; ``given`` facts fill what was not printed."""
+    facts = {**(given or {}), **incident.facts}
+    return plan(explain(derive(replace(incident, facts=facts), local_models=local_models), rules), rules, policy, tried)
+
+
+def assess_all(
+    diagnosis: Diagnosis, rules: RuleSet, policy: Policy, tried: Tried = (), *, given: Mapping[str, Fact] | None = None, local_models: bool = False
+) -> Diagnosis:
+    """Every incident of a scan, explained and planned for."""
+    incidents = tuple(assess(i, rules, policy, tried, given=given, local_models=local_models) for i in diagnosis.incidents)
+    return replace(diagnosis, incidents=incidents)
+
+
+def diagnose_lines(
+    lines: Iterable[Line],
+    source: str = "",
+    *,
+    rules: RuleSet | None = None,
+    policy: Policy | None = None,
+    given: Mapping[str, Fact] | None = None,
+    settings: Mapping[str, SettingInForce] | None = None,
+) -> Diagnosis:
+    """Diagnose a stream of lines; ``given`` facts and ``settings`` fill what the log leaves out."""
+    rules = rules or default_rules()
+    return assess_all(scan(lines, rules, source, given=settings), rules, policy or Policy(), given=given)
+
+
+def diagnose(
+    source: str | Path | BaseException,
+    *,
+    policy: Policy | None = None,
+    rules: RuleSet | None = None,
+    given: Mapping[str, Fact] | None = None,
+) -> Diagnosis:
+    """Say why memory ran out, from a log's text, the path of a log, or an exception.
+
+    A string is a path where a file of that name exists, else the text itself. Raises InputError for a path that
+    cannot be read. The diagnosis of something that is no memory failure has no incidents.
+    """
+    if isinstance(source, BaseException):
+        return diagnose_lines(exception_lines(source), type(source).__name__, rules=rules, policy=policy, given=given)
+    if isinstance(source, Path) or ("\n" not in source and len(source) < 1024 and Path(source).is_file()):
+        with open_log(str(source)) as stream:
+            return diagnose_lines(read_lines(stream), str(source), rules=rules, policy=policy, given=given)
+    lines = (Line(number, 0, text) for number, text in enumerate(source.splitlines(), 1))
+    return diagnose_lines(lines, rules=rules, policy=policy, given=given)

@@ -1,0 +1,73 @@
+"""Every exception oomguard raises on its own behalf; this file imports nothing of ours.
+
+OomguardError
+├── UsageError             a user's mistake: shown as one message, exit status 2, never a traceback
+│   ├── InputError         a file that cannot be read
+│   ├── SettingError       an unknown setting, or a value it cannot take
+│   └── RuleError          a rule file that cannot be used: says file, key path and column
+└── LaunchError            a command that could not be started (exit status 126 or 127, as a shell)
+
+What the user's own code raises is never replaced by one of these: when nothing can be remedied the original
+exception is raised again with the diagnosis added to its notes.
+"""
+
+from __future__ import annotations
+
+
+class OomguardError(Exception):
+    """Base of every error that oomguard raises on its own behalf."""
+
+
+class UsageError(OomguardError):
+    """A mistake in how oomguard was called; ``hint`` says what to do instead."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class InputError(UsageError):
+    """An input file that is missing, is not readable, or is not a file."""
+
+
+class SettingError(UsageError):
+    """An unknown setting or a value that the setting cannot take."""
+
+
+class RuleError(UsageError):
+    """A rule or signature file that cannot be used.
+
+    ``path`` is the file, ``key`` the dotted key path inside it (``fix[0].setting``), ``line`` and ``column`` are
+    1-based and None where unknown; for an expression or a pattern the column counts inside its own text.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        key: str | None = None,
+        line: int | None = None,
+        column: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.path, self.key, self.line, self.column = path, key, line, column
+
+    def __str__(self) -> str:
+        where = self.path
+        if self.line is not None:
+            where += f":{self.line}"
+        if self.column is not None:
+            where += f", column {self.column}"
+        if self.key:
+            where += f", {self.key}"
+        return f"{where}: {self.args[0]}"
+
+
+class LaunchError(OomguardError):
+    """A command that could not be started; ``exit_status`` is what a shell would return."""
+
+    def __init__(self, message: str, *, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status

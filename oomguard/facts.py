@@ -1,0 +1,211 @@
+"""The closed registry of facts: every named, typed, sourced value that oomguard reasons over.
+
+A fact's unit is the end of its name: ``_bytes`` (int), ``_tokens`` (int), ``_ratio`` (float, 0 to 1), no suffix for
+counts, text and yes/no. A figure an engine printed is rounded: ``slack`` holds half of its last digit, in the fact's
+own unit, so that solvers can stay on the safe side of the rounding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from oomguard.errors import SettingError
+
+FactType = Literal["int", "float", "bool", "str"]
+FactValue = int | float | bool | str
+
+GIB: Final = 2**30
+MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class FactSpec:
+    """What the registry knows of one fact: its type and its meaning in one sentence."""
+
+    name: str
+    type: FactType
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One value: ``source`` is ``printed``, ``command``, ``given``, ``measured``, ``config`` or ``solved``.
+
+    ``slack`` is half of the last printed digit in the fact's unit (0 where the value is exact); ``line`` is the
+    1-based line of the log it was read from, None elsewhere.
+    """
+
+    name: str
+    value: FactValue
+    source: str = "printed"
+    slack: float = 0.0
+    line: int | None = None
+
+
+def _specs() -> dict[str, FactSpec]:
+    rows: list[tuple[str, FactType, str]] = [
+        # the allocator
+        ("tried_bytes", "int", "what the failed allocation asked for"),
+        ("device_total_bytes", "int", "total memory of the device"),
+        ("device_free_bytes", "int", "free memory of the device when it failed"),
+        ("process_in_use_bytes", "int", "device memory held by the failing process, torch's and other"),
+        ("other_process_in_use_bytes", "int", "device memory held by other processes that the message names"),
+        ("allocated_bytes", "int", "memory in live tensors of the process"),
+        ("allowed_bytes", "int", "the cap that a memory fraction puts on the process"),
+        ("reserved_total_bytes", "int", "memory that torch's caching allocator holds"),
+        ("reserved_unallocated_bytes", "int", "memory that torch holds and no tensor uses"),
+        ("private_pool_bytes", "int", "memory in private pools, CUDA graphs for example"),
+        ("non_torch_bytes", "int", "device memory of the process outside torch's allocator"),
+        ("gpu_index", "int", "index of the device in the message"),
+        # vLLM
+        ("kv_cache_needed_bytes", "int", "KV cache that one request of max_model_len tokens needs"),
+        ("kv_cache_available_bytes", "int", "memory that is left for the KV cache; negative when none is"),
+        ("kv_cache_capacity_tokens", "int", "tokens that fit in the KV cache"),
+        ("kv_cache_requested_bytes", "int", "KV cache size that was asked for"),
+        ("kv_bytes_per_token", "int", "KV cache bytes of one token over all layers of one rank"),
+        ("max_model_len_tokens", "int", "longest request, prompt and answer together"),
+        ("estimated_max_model_len_tokens", "int", "longest request that fits, as the engine printed it"),
+        ("gpu_memory_utilization_ratio", "float", "share of the device that vLLM may use"),
+        ("desired_bytes", "int", "device memory that the utilization asks for"),
+        ("max_num_seqs", "int", "sequences scheduled together at most"),
+        ("max_num_batched_tokens", "int", "tokens scheduled in one step at most"),
+        ("model_weights_bytes", "int", "memory of the loaded weights"),
+        ("peak_activation_bytes", "int", "transient peak while profiling"),
+        ("cudagraph_bytes", "int", "memory of captured CUDA graphs"),
+        ("initial_free_bytes", "int", "free device memory before profiling"),
+        ("current_free_bytes", "int", "free device memory after profiling"),
+        ("consumed_bytes", "int", "device memory in use apart from the KV cache"),
+        ("break_even_utilization_ratio", "float", "utilization at which nothing is left for the KV cache; above 1: none helps"),
+        ("smallest_helpful_device_bytes", "int", "device size from which some utilization up to 1.0 helps"),
+        ("used_before_start_bytes", "int", "device memory that others held before the engine started"),
+        ("numa_node", "int", "NUMA node that the CPU backend is bound to"),
+        ("tensor_parallel_size", "int", "ranks that share each layer"),
+        ("model", "str", "model name or folder as the engine printed it"),
+        ("architecture", "str", "model class that the engine resolved"),
+        ("dtype", "str", "data type of the weights"),
+        ("framework_version", "str", "version that the engine printed"),
+        ("on_cpu", "bool", "the engine runs on its CPU backend"),
+        ("prompt_logprobs", "bool", "log-probabilities of prompt tokens were asked for"),
+        ("prefix_caching", "bool", "prefix caching is on"),
+        ("multimodal", "bool", "the model takes images, audio or video"),
+        ("enforce_eager", "bool", "CUDA graphs are off"),
+        # a guarded call
+        ("batch_size", "int", "rows of the failed call"),
+        ("prompt_tokens", "int", "prompt length of the failed call, padding included"),
+        ("max_new_tokens", "int", "tokens that the failed call may generate"),
+        ("baseline_bytes", "int", "live bytes on the device before the failed call"),
+        ("row_bytes", "int", "bytes that one row of the failed call needs"),
+        # what the user decided, filled from the command or the log's own echo of it
+        ("kv_cache_memory_bytes", "int", "byte count of the KV cache that the user set"),
+        ("kv_cache_memory_bytes_set", "bool", "the user set a byte count for the KV cache"),
+        ("num_gpu_blocks_override_set", "bool", "the user set the number of KV blocks"),
+        ("gpu_memory_utilization_set", "bool", "the user set the utilization"),
+        ("max_model_len_set", "bool", "the user set max_model_len"),
+        ("enable_prefix_caching_set", "bool", "the user set prefix caching on or off"),
+    ]
+    return {name: FactSpec(name, kind, meaning) for name, kind, meaning in rows}
+
+
+REGISTRY: Final[dict[str, FactSpec]] = _specs()
+
+# Engines write GB and mean 2^30 (old vLLM, MPS); nobody in this field prints a decimal gigabyte for device memory.
+_UNIT_BYTES: Final = {
+    "": 1, "b": 1, "byte": 1, "bytes": 1,
+    "k": 2**10, "kb": 2**10, "kib": 2**10, "m": MIB, "mb": MIB, "mib": MIB,
+    "g": GIB, "gb": GIB, "gib": GIB, "t": 2**40, "tb": 2**40, "tib": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([+-]?\d[\d,]*(?:\.\d+)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size in bytes and half of its last printed digit, in bytes."""
+
+    bytes: int
+    slack_bytes: float
+
+
+def parse_size(text: str) -> Size:
+    """Read ``8GiB``, ``24.56 MiB``, ``1000000`` or ``-0.5 GiB`` as bytes (2^10 steps).
+
+    Raises SettingError where the text is not a size.
+    """
+    match = _SIZE.match(text)
+    factor = _UNIT_BYTES.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise SettingError(f"not a size: {text!r}", hint="write a number and a unit, for example 8GiB or 512MiB")
+    number = match.group(1).replace(",", "")
+    decimals = len(number.partition(".")[2])
+    slack = 0.0 if factor == 1 else 0.5 * 10.0**-decimals * factor
+    return Size(round(float(number) * factor), slack)
+
+
+def format_gib(size_bytes: float, digits: int = 2) -> str:
+    """Write bytes as GiB with the same precision everywhere; below 0.1 GiB as MiB, so that no figure reads 0.00."""
+    magnitude = abs(size_bytes)
+    if magnitude >= 0.1 * GIB or magnitude == 0:
+        return f"{size_bytes / GIB:.{digits}f} GiB"
+    if magnitude >= 0.1 * MIB:
+        return f"{size_bytes / MIB:.{digits}f} MiB"
+    return f"{size_bytes:.0f} bytes"
+
+
+def format_rounded(size_bytes: float, slack_bytes: float) -> str:
+    """Write a printed size without claiming more digits than were printed: "0.0 GiB" is not zero."""
+    if slack_bytes and size_bytes == 0:
+        return f"less than {slack_bytes / GIB:.2g} GiB"
+    if slack_bytes > 0.1 * abs(size_bytes):
+        return f"about {size_bytes / GIB:.2g} GiB"
+    return format_gib(size_bytes)
+
+
+def coerce(name: str, text: str) -> Fact:
+    """Turn the text of a captured group or of ``--set`` into the fact ``name``; sizes may carry a unit.
+
+    Raises SettingError for an unknown name or a text of the wrong type.
+    """
+    spec = REGISTRY.get(name)
+    if spec is None:
+        raise SettingError(f"unknown fact: {name}")
+    if spec.name.endswith("_bytes"):
+        size = parse_size(text)
+        return Fact(name, size.bytes, slack=size.slack_bytes)
+    try:
+        if spec.type == "int":
+            return Fact(name, int(text.replace(",", "")))
+        if spec.type == "float":
+            value = float(text)
+            if not math.isfinite(value):
+                raise ValueError(text)
+            return Fact(name, value, slack=0.5 * 10.0 ** -len(text.partition(".")[2]))
+        if spec.type == "bool":
+            return Fact(name, {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()])
+    except (ValueError, KeyError):
+        raise SettingError(f"{name} is {spec.type}, not {text!r}") from None
+    return Fact(name, text)
+
+
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
+
+
+def render(template: str, facts: Mapping[str, Fact]) -> str:
+    """Fill ``{fact}``, ``{fact:GiB}`` and ``{fact:percent}``; a fact nobody knows reads "unknown"."""
+
+    def fill(match: re.Match[str]) -> str:
+        fact = facts.get(match.group(1))
+        if fact is None:
+            return "unknown"
+        value = fact.value
+        if isinstance(value, (str, bool)):
+            return str(value)
+        if match.group(2) == "GiB":
+            return format_rounded(value, fact.slack)
+        if match.group(2) == "percent":
+            return f"{100 * value:.1f} %"
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    return " ".join(_PLACEHOLDER.sub(fill, template).split())

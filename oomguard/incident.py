@@ -1,0 +1,210 @@
+"""The frozen records that travel along the flow: an incident is observed, explained, planned for and shown.
+
+Each step returns a copy with more filled in (``dataclasses.replace``); nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from oomguard.facts import Fact, FactValue
+
+KINDS: Final = (
+    "cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "mps_oom", "xla_oom", "cublas_alloc", "nccl_oom", "kv_cache_none_left",
+    "kv_cache_too_small_for_max_len", "startup_free_memory_below_utilization", "sampler_warmup_oom",
+    "pooler_warmup_oom", "cudagraph_capture_oom", "memory_profiling_changed", "cpu_node_memory", "mamba_cache_blocks",
+    "encoder_budget", "kv_slots_exhausted", "llamacpp_oom", "host_oom", "engine_dead", "other",
+)  # fmt: skip
+NOT_OOM_KINDS: Final = frozenset({"memory_profiling_changed", "encoder_budget", "engine_dead"})
+CAUSES: Final = (
+    "colocated_process", "weights_do_not_fit", "kv_cache_budget", "max_model_len_too_large",
+    "max_new_tokens_or_context_too_long", "batch_too_large", "cuda_graphs", "speculative_decoding", "prefix_caching",
+    "prompt_logprobs", "multimodal_profile", "sampler_warmup_max_num_seqs", "fragmentation",
+    "leaked_or_unreleased_memory", "utilization_too_high", "utilization_too_low", "tensor_parallel_imbalance",
+    "quantization_missing", "lora", "training", "host_ram", "unknown",
+)  # fmt: skip
+PHASES: Final = (
+    "load_weights", "profile_run", "kv_cache_init", "cudagraph_capture", "prefill", "decode", "sampling_logits",
+    "prompt_logprobs", "generate", "training", "unknown",
+)  # fmt: skip
+
+
+class Effect(enum.IntEnum):
+    """What a patch costs the user, in rising order; the text form is the one of the command line and JSON."""
+
+    OUTPUT_PRESERVING = 1
+    REDUCES_CAPACITY = 2
+    CHANGES_OUTPUTS = 3
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+    @classmethod
+    def parse(cls, text: str) -> Effect:
+        """Read ``reduces-capacity`` and its like; raises KeyError for anything else."""
+        return {str(effect): effect for effect in cls}[text]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where an incident starts: 1-based line, 0-based byte, and the process whose prefix the line carries."""
+
+    line: int | None = None
+    byte: int | None = None
+    process: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line as it was printed, or a fact that was not read from a line (``line`` is None)."""
+
+    text: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.text if self.line is None else f"line {self.line}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingInForce:
+    """One setting of the failed run; ``set_by_user`` is None where nothing tells a default from a choice."""
+
+    name: str
+    value: FactValue | None
+    set_by_user: bool | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why memory ran out, by one rule; ``confidence`` is 0 to 1."""
+
+    id: str
+    rule: str
+    confidence: float
+    evidence: tuple[Evidence, ...]
+    explanation: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One setting, old to new. ``new`` is None where it could not be solved; ``reason`` then names what is missing.
+
+    ``blocked_by`` says why the policy does not permit it (None: permitted); ``applies_alone`` is true where this
+    patch by itself is predicted to make the run fit.
+    """
+
+    setting: str
+    old: FactValue | None
+    new: FactValue | None
+    effect: Effect
+    reason: str
+    rule: str = ""
+    as_flag: str | None = None
+    as_kwarg: str | None = None
+    as_env: str | None = None
+    predicted_freed_bytes: int | None = None
+    tradeoff: str = ""
+    blocked_by: str | None = None
+
+    @property
+    def applicable(self) -> bool:
+        """Whether oomguard may apply this patch by itself."""
+        return self.new is not None and self.blocked_by is None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A way that keeps what the plan changes; ``why_not`` says why it is not in the plan."""
+
+    setting: str
+    new: FactValue | None
+    why_not: str
+    as_flag: str | None = None
+    as_kwarg: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPart:
+    """One part of the device's bytes; ``source`` is ``printed``, ``solved`` or ``measured``."""
+
+    name: str
+    bytes: int
+    source: str = "printed"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Where the device's bytes went, as far as it is known."""
+
+    device_total_bytes: int | None = None
+    parts: tuple[BudgetPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One memory failure: what was printed, and, once diagnosed and planned, why and what to do.
+
+    ``settings_complete``: ``settings`` lists all that the user set, so a setting that is not there was left alone.
+    """
+
+    kind: str
+    message: str
+    framework: str = "unknown"
+    framework_version: str | None = None
+    phase: str = "unknown"
+    location: Location = field(default_factory=Location)
+    repeated: int = 1
+    facts: Mapping[str, Fact] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, SettingInForce] = field(default_factory=lambda: MappingProxyType({}))
+    settings_complete: bool = False
+    evidence: tuple[Evidence, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    plan: tuple[Patch, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    budget: Budget = field(default_factory=Budget)
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def is_oom(self) -> bool:
+        """Whether memory ran short and a process or request failed for it."""
+        return self.kind not in NOT_OOM_KINDS
+
+    def number(self, name: str) -> float | None:
+        """The value of a numeric fact, None where it is unknown (unknown is never zero)."""
+        fact = self.facts.get(name)
+        if fact is None or isinstance(fact.value, (str, bool)):
+            return None
+        return fact.value
+
+    def slack(self, name: str) -> float:
+        """Half of the last printed digit of a fact, in its own unit; 0 where it is exact or unknown."""
+        fact = self.facts.get(name)
+        return fact.slack if fact else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything found in one input, in the order of time; ``source`` is the path exactly as it was given."""
+
+    source: str
+    incidents: tuple[Incident, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``oom`` when any incident is one, else ``no_oom``."""
+        return "oom" if any(incident.is_oom for incident in self.incidents) else "no_oom"
+
+    @property
+    def first_cause(self) -> Incident | None:
+        """The incident to act on: the first in time that is an out-of-memory, else the first of all."""
+        for incident in self.incidents:
+            if incident.is_oom:
+                return incident
+        return self.incidents[0] if self.incidents else None

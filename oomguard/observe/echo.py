@@ -1,0 +1,76 @@
+"""Settings in force as the engine itself echoed them: vLLM's ``non-default args`` line and the user's command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from oomguard.facts import Fact, FactValue
+from oomguard.incident import SettingInForce
+
+# Setting -> the fact that carries its value; the settings that a condition may ask "did the user set it" are below.
+SETTING_FACTS: Final[dict[str, str]] = {
+    "gpu_memory_utilization": "gpu_memory_utilization_ratio",
+    "max_model_len": "max_model_len_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "enable_prefix_caching": "prefix_caching",
+    "enforce_eager": "enforce_eager",
+    "model": "model",
+    "dtype": "dtype",
+}
+_ASKED: Final = (
+    "gpu_memory_utilization", "max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override", "enable_prefix_caching",
+)  # fmt: skip
+_ENTRY = re.compile(r"'(\w+)': ('(?:[^'\\]|\\.)*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=[,}])")
+_ECHO_ANCHOR: Final = "non-default args: {"
+
+
+def read_echo(text: str) -> dict[str, SettingInForce] | None:
+    """The settings of a ``non-default args`` line, None where the line is not one.
+
+    Only plain values are read (numbers, text, True, False, None): objects print as ``<...>`` and say nothing.
+    """
+    start = text.find(_ECHO_ANCHOR)
+    if start < 0:
+        return None
+    return {
+        name: SettingInForce(name, _literal(raw), True, "printed")
+        for name, raw in _ENTRY.findall(text[start + len(_ECHO_ANCHOR) - 1 :])
+    }
+
+
+def _literal(raw: str) -> FactValue | None:
+    if raw in {"True", "False"}:
+        return raw == "True"
+    if raw == "None":
+        return None
+    if raw.startswith("'"):
+        return raw[1:-1]
+    return float(raw) if re.search(r"[.e]", raw) else int(raw)
+
+
+def setting_facts(settings: Mapping[str, SettingInForce], *, complete: bool) -> dict[str, Fact]:
+    """The facts that settings carry; with ``complete`` (all that the user set is listed) also what was not set."""
+    facts: dict[str, Fact] = {}
+    for name, fact in SETTING_FACTS.items():
+        setting = settings.get(name)
+        if setting is not None and setting.value is not None and not _wrong_type(fact, setting.value):
+            facts[fact] = Fact(fact, setting.value, setting.source)
+    for name in _ASKED:
+        setting = settings.get(name)
+        if setting is not None and setting.set_by_user is not None:
+            facts[f"{name}_set"] = Fact(f"{name}_set", setting.set_by_user, setting.source)
+        elif complete:
+            facts[f"{name}_set"] = Fact(f"{name}_set", False, "printed")  # noqa: FBT003
+    return facts
+
+
+def _wrong_type(fact: str, value: Any) -> bool:
+    from oomguard.facts import REGISTRY
+
+    numeric = REGISTRY[fact].type in {"int", "float"}
+    return numeric != (isinstance(value, (int, float)) and not isinstance(value, bool))

@@ -1,0 +1,37 @@
+"""Exceptions as lines for the scanner: the message of each link of the chain, the first cause first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from oomguard.observe.source import Line
+
+# Out-of-memory arrives as one of these or a subclass; a KeyError that quotes such a message is a KeyError.
+_CARRIERS = (RuntimeError, MemoryError, ValueError)
+_MAX_LINKS = 10
+
+
+def may_be_oom(error: BaseException) -> bool:
+    """Whether an exception's type is one that memory failures come as, cheaply, before anything is scanned."""
+    return any(isinstance(link, _CARRIERS) for link in chain(error))
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and what it was raised from, latest first, as a traceback would show them."""
+    link: BaseException | None = error
+    for _ in range(_MAX_LINKS):
+        if link is None:
+            return
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def exception_lines(error: BaseException) -> Iterator[Line]:
+    """One line for each line of each message, the first cause first; types that cannot be an OOM say nothing."""
+    number = 1
+    for link in reversed(list(chain(error))):
+        if not isinstance(link, _CARRIERS):
+            continue
+        for text in f"{type(link).__module__}.{type(link).__qualname__}: {link}".splitlines():
+            yield Line(number, 0, text)
+            number += 1

@@ -1,0 +1,1 @@
+"""What to change: the registry of settings, the user's policy, the solvers of values, and the planner."""

@@ -1,0 +1,111 @@
+"""From causes to a plan: each fix solved to a value, judged by the policy, the least costly that fits first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from oomguard.errors import SettingError
+from oomguard.facts import FactValue
+from oomguard.incident import Alternative, Incident, Patch
+from oomguard.remedy.policy import Policy
+from oomguard.remedy.settings import SETTINGS, as_env, as_flag, as_kwarg, default_value, effect_of, setting
+from oomguard.remedy.solvers import SOLVERS, Solution
+from oomguard.rules.load import Fix, Rule, RuleSet
+
+Tried = Collection[tuple[str, FactValue]]
+
+# The fact that holds a setting's value in force, where its name differs from the setting's.
+_CURRENT_FACTS: Final = {"gpu_memory_utilization": "gpu_memory_utilization_ratio", "max_model_len": "max_model_len_tokens"}
+
+
+def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) -> Incident:
+    """The incident with its plan: one patch for each setting, applicable ones first, then blocked, then unsolved.
+
+    ``tried`` are the (setting, value) pairs of earlier attempts: none is ever planned again.
+    """
+    patches: dict[str, Patch] = {}
+    alternatives: dict[str, Alternative] = {}
+    unknown: dict[str, None] = dict.fromkeys(incident.unknown)
+    for cause in incident.causes:
+        if not cause.rule:
+            continue
+        rule = rules.rule(cause.rule)
+        for fix in rule.fixes:
+            if fix.setting in patches:
+                continue
+            solution = _solve(fix, incident)
+            if solution is None:
+                continue
+            patch = _patch(fix, rule, solution, incident, policy)
+            unknown.update(dict.fromkeys(solution.unknown))
+            if patch.new is not None and (patch.setting, patch.new) in tried:
+                continue
+            if fix.alternative or patch.blocked_by == "a byte count you set":
+                why = patch.blocked_by or patch.reason
+                alternatives.setdefault(patch.setting, Alternative(patch.setting, patch.new, why, patch.as_flag, patch.as_kwarg))
+                continue
+            patches[patch.setting] = patch
+    if "device_total_bytes" not in incident.facts:
+        unknown.setdefault("device total: not printed")
+    ordered = sorted(patches.values(), key=lambda p: (not p.applicable, p.new is None, p.effect))
+    return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
+
+
+def _solve(fix: Fix, incident: Incident) -> Solution | None:
+    """The fix's value; None where one of its conditions is known not to hold."""
+    missing: list[str] = []
+    for condition in fix.when:
+        held = condition.evaluate(incident.facts)
+        if held is False:
+            return None
+        if held is None:
+            missing += condition.missing(incident.facts)
+    if missing:
+        return Solution(None, f"not applicable: {', '.join(missing)} unknown", unknown=tuple(f"{n}: not known" for n in missing))
+    if fix.value is not None:
+        value = fix.value.evaluate(incident.facts)
+        if value is None:
+            names = ", ".join(fix.value.missing(incident.facts))
+            return Solution(None, f"not applicable: {names} unknown")
+        return Solution(_typed(fix.setting, value), "")
+    if fix.lever:
+        return Solution(None, f"{fix.lever}; by how much is not known: {fix.missing}", unknown=(fix.missing,))
+    solver = SOLVERS.get(fix.solve or "")
+    if solver is None:
+        raise SettingError(f"no solver named {fix.solve!r}", hint=f"known solvers: {', '.join(SOLVERS)}")
+    return solver(incident)
+
+
+def _typed(name: str, value: FactValue) -> FactValue:
+    kind = setting(name).type
+    if kind == "bool":
+        return bool(value)
+    return int(value) if kind == "int" and not isinstance(value, str) else value
+
+
+def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy: Policy) -> Patch:
+    old = _current(fix.setting, incident)
+    effect = effect_of(fix.setting, old, solution.value) if solution.value is not None else fix.effect
+    patch = Patch(
+        setting=fix.setting, old=old, new=solution.value, effect=effect, reason=solution.reason or rule.title, rule=rule.code,
+        as_flag=as_flag(fix.setting, solution.value), as_kwarg=as_kwarg(fix.setting, solution.value),
+        as_env=as_env(fix.setting, solution.value), predicted_freed_bytes=solution.freed_bytes, tradeoff=fix.tradeoff,
+    )  # fmt: skip
+    return replace(patch, blocked_by=policy.blocks(patch, incident))
+
+
+def _current(name: str, incident: Incident) -> FactValue | None:
+    in_force = incident.settings.get(name)
+    if in_force is not None and in_force.value is not None:
+        return in_force.value
+    fact = incident.facts.get(_CURRENT_FACTS.get(name, name))
+    if fact is not None:
+        return fact.value
+    return default_value(name, incident.framework_version) if SETTINGS[name].defaults else None
+
+
+def next_patch(incident: Incident) -> Patch | None:
+    """The patch to apply by itself: the first applicable one of the plan, None where nothing is left."""
+    return next((patch for patch in incident.plan if patch.applicable), None)

@@ -1,0 +1,144 @@
+"""The registry of settings: each knob's surfaces, the effect of turning it either way, and its defaults by version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from oomguard.errors import SettingError
+from oomguard.facts import FactValue, parse_size
+from oomguard.incident import Effect
+
+_PRESERVES, _REDUCES, _CHANGES = Effect.OUTPUT_PRESERVING, Effect.REDUCES_CAPACITY, Effect.CHANGES_OUTPUTS
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One canonical knob. ``raised`` and ``lowered`` are the effects of a larger and a smaller value.
+
+    For a yes/no setting ``raised`` is switching it on; for text both are the effect of any change. ``hard_limit``:
+    a value that the user wrote is never raised without being told to.
+    """
+
+    name: str
+    type: Literal["int", "float", "bool", "str"]
+    raised: Effect
+    lowered: Effect
+    flag: str | None = None
+    kwarg: str | None = None
+    env: str | None = None
+    hard_limit: bool = False
+    defaults: tuple[tuple[str, FactValue], ...] = ()
+
+
+_ROWS: Final = (
+    # vLLM; flags as `vllm serve` spells them. Defaults: read from released wheels, first range that holds.
+    Setting("gpu_memory_utilization", "float", _PRESERVES, _REDUCES, "--gpu-memory-utilization", "gpu_memory_utilization",
+            defaults=((">=0.20", 0.92), ("<0.20", 0.90))),
+    Setting("max_model_len", "int", _REDUCES, _REDUCES, "--max-model-len", "max_model_len"),
+    Setting("max_num_seqs", "int", _REDUCES, _REDUCES, "--max-num-seqs", "max_num_seqs"),
+    Setting("max_num_batched_tokens", "int", _PRESERVES, _PRESERVES, "--max-num-batched-tokens", "max_num_batched_tokens"),
+    Setting("kv_cache_memory_bytes", "int", _PRESERVES, _REDUCES, "--kv-cache-memory-bytes", "kv_cache_memory_bytes", hard_limit=True),
+    Setting("enforce_eager", "bool", _PRESERVES, _PRESERVES, "--enforce-eager", "enforce_eager"),
+    Setting("cudagraph_capture_sizes", "str", _PRESERVES, _PRESERVES, "--cudagraph-capture-sizes", None),
+    Setting("enable_prefix_caching", "bool", _PRESERVES, _PRESERVES, "--enable-prefix-caching", "enable_prefix_caching"),
+    Setting("limit_mm_per_prompt", "str", _REDUCES, _REDUCES, "--limit-mm-per-prompt", "limit_mm_per_prompt"),
+    Setting("max_loras", "int", _REDUCES, _REDUCES, "--max-loras", "max_loras"),
+    Setting("num_speculative_tokens", "int", _REDUCES, _REDUCES, None, None),
+    Setting("kv_cache_dtype", "str", _CHANGES, _CHANGES, "--kv-cache-dtype", "kv_cache_dtype"),
+    Setting("quantization", "str", _CHANGES, _CHANGES, "--quantization", "quantization"),
+    Setting("dtype", "str", _CHANGES, _CHANGES, "--dtype", "dtype"),
+    Setting("prompt_logprobs", "int", _CHANGES, _CHANGES, None, "prompt_logprobs"),
+    # transformers
+    Setting("batch_size", "int", _PRESERVES, _PRESERVES, None, "batch_size"),
+    Setting("prefill_chunk_size", "int", _PRESERVES, _PRESERVES, None, "prefill_chunk_size"),
+    Setting("attn_implementation", "str", _PRESERVES, _PRESERVES, None, "attn_implementation"),
+    Setting("cache_implementation", "str", _PRESERVES, _PRESERVES, None, "cache_implementation"),
+    Setting("logits_to_keep", "int", _PRESERVES, _PRESERVES, None, "logits_to_keep"),
+    Setting("max_new_tokens", "int", _CHANGES, _CHANGES, None, "max_new_tokens"),
+    # either
+    Setting("allocator_options", "str", _PRESERVES, _PRESERVES, None, None, "PYTORCH_ALLOC_CONF"),
+    Setting("device", "str", _PRESERVES, _PRESERVES, None, None, "CUDA_VISIBLE_DEVICES"),
+)  # fmt: skip
+SETTINGS: Final[Mapping[str, Setting]] = {row.name: row for row in _ROWS}
+
+
+def setting(name: str) -> Setting:
+    """The setting with this canonical name, also spelled with dashes; raises SettingError with a suggestion."""
+    canonical = name.lstrip("-").replace("-", "_")
+    if canonical not in SETTINGS:
+        import difflib
+
+        near = difflib.get_close_matches(canonical, SETTINGS, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(SETTINGS)}"
+        raise SettingError(f"unknown setting: {name}", hint=hint)
+    return SETTINGS[canonical]
+
+
+def parse_value(name: str, text: str) -> FactValue:
+    """Read the text of a flag, ``--set`` or ``--min`` as the setting's own type; raises SettingError."""
+    knob = setting(name)
+    try:
+        if knob.type == "int":
+            return parse_size(text).bytes if knob.name.endswith("_bytes") else int(text)
+        if knob.type == "float":
+            return float(text)
+        if knob.type == "bool":
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+    except (ValueError, KeyError):
+        raise SettingError(f"{knob.name} is {knob.type}, not {text!r}") from None
+    return text
+
+
+def parse_assignment(text: str) -> tuple[str, FactValue]:
+    """Read ``SETTING=VALUE``; raises SettingError."""
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise SettingError(f"not SETTING=VALUE: {text!r}", hint="for example max_model_len=8192")
+    knob = setting(name.strip())
+    return knob.name, parse_value(knob.name, value.strip())
+
+
+def effect_of(name: str, old: FactValue | None, new: FactValue) -> Effect:
+    """The effect of changing a setting from ``old`` to ``new``; an unknown old value counts as the dearer direction."""
+    knob = SETTINGS[name]
+    if knob.type == "str" or old is None or isinstance(old, str) or isinstance(new, str):
+        return max(knob.raised, knob.lowered)
+    return knob.raised if new > old else knob.lowered
+
+
+def default_value(name: str, framework_version: str | None) -> FactValue | None:
+    """The engine's default in that version; None where it depends on more than the version, or the version is unknown."""
+    if framework_version is None:
+        return None
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        version = Version(framework_version.partition("+")[0])
+    except InvalidVersion:
+        return None
+    return next((value for span, value in SETTINGS[name].defaults if SpecifierSet(span).contains(version, prereleases=True)), None)
+
+
+def as_flag(name: str, value: FactValue | None) -> str | None:
+    """The setting as a command-line flag of the engine, None where it has none."""
+    flag = SETTINGS[name].flag
+    if flag is None or value is None:
+        return None
+    if isinstance(value, bool):
+        return flag if value else f"--no-{flag.removeprefix('--')}"
+    return f"{flag} {value}"
+
+
+def as_kwarg(name: str, value: FactValue | None) -> str | None:
+    """The setting as a keyword argument, None where it has none."""
+    kwarg = SETTINGS[name].kwarg
+    return None if kwarg is None or value is None else f"{kwarg}={value!r}"
+
+
+def as_env(name: str, value: FactValue | None) -> str | None:
+    """The setting as an environment variable, None where it has none."""
+    env = SETTINGS[name].env
+    return None if env is None or value is None else f"{env}={value}"

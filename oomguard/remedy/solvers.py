@@ -1,0 +1,200 @@
+"""The named solvers of rule files: each computes one setting's value from facts, or says which fact is missing.
+
+The engine's own printed numbers come first. Every figure is taken on the unfavourable side of its rounding, and
+every margin stands here with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from oomguard.facts import MIB, FactValue, format_gib
+from oomguard.incident import Incident
+from oomguard.memory.kv_cache import kv_request_bytes
+
+# Raising the utilization: what the engine holds varies a little from start to start; on the CPU backend the node's
+# total itself moves by the minute, so the margin there is larger.
+RAISE_MARGIN_RATIO: Final = 0.05
+RAISE_MARGIN_CPU_RATIO: Final = 0.10
+RAISE_MARGIN_BYTES: Final = 64 * MIB
+# Lowering it into what is free: the other processes may take a little more before the engine looks again.
+FREE_MARGIN_RATIO: Final = 0.02
+# Without a printed free figure no utilization above this is proposed: context and display take the rest.
+MAX_UTILIZATION: Final = 0.97
+# Where the KV need of one request is not known: this share of the device, so that the next message can say it.
+UNKNOWN_KV_RATIO: Final = 0.10
+# A simulated or real allocator needs a little more than the sum of the tensors.
+BATCH_MARGIN_RATIO: Final = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A value that is predicted to fit, or None with the reason that names what is missing."""
+
+    value: FactValue | None
+    reason: str
+    freed_bytes: int | None = None
+    unknown: tuple[str, ...] = ()
+
+
+Solver = Callable[[Incident], Solution]
+
+
+def printed_estimate(incident: Incident) -> Solution:
+    """``max_model_len`` from the engine's own estimate, else from capacity, else in proportion to what is left."""
+    length, needed, left = (incident.number(n) for n in ("max_model_len_tokens", "kv_cache_needed_bytes", "kv_cache_available_bytes"))
+    estimate = incident.number("estimated_max_model_len_tokens")
+    capacity = incident.number("kv_cache_capacity_tokens")
+    if length is None:
+        return Solution(None, "max_model_len: not printed", unknown=("max_model_len: not printed",))
+    if estimate is not None:
+        value, why = int(estimate), "the engine's own estimate"
+    elif capacity is not None:
+        value, why = int(capacity), "the KV cache holds that many tokens"
+    elif needed is not None and left is not None and left - incident.slack("kv_cache_available_bytes") > 0:
+        share = (left - incident.slack("kv_cache_available_bytes")) / (needed + incident.slack("kv_cache_needed_bytes"))
+        # One block less for the null block, then whole blocks of the largest default size.
+        value, why = max(0, int(length * share) // 128 * 128 - 128), "in proportion to the KV memory that is left"
+    else:
+        missing = "the KV memory that is left rounds to 0 and no estimate is printed"
+        return Solution(None, missing, unknown=(missing,))
+    if value <= 0:
+        return Solution(None, "not one block of tokens fits in the KV memory that is left")
+    freed = round(needed * (1 - value / length)) if needed is not None else None
+    return Solution(value, f"{why}: one request of {value} tokens fits, {int(length)} does not", freed)
+
+
+def kv_bytes_for_max_len(incident: Incident) -> Solution:
+    """``kv_cache_memory_bytes`` that holds one request of the full length.
+
+    KV need grows at most in proportion to length, so ``given * length / estimate`` is enough where the engine said
+    that ``estimate`` tokens fit in ``given`` bytes; the printed need's upper edge is enough too: the smaller is taken.
+    """
+    needed, given = incident.number("kv_cache_needed_bytes"), incident.number("kv_cache_memory_bytes")
+    length, estimate = incident.number("max_model_len_tokens"), incident.number("estimated_max_model_len_tokens")
+    bounds = []
+    if needed is not None:
+        bounds.append(math.ceil((needed + incident.slack("kv_cache_needed_bytes")) * 1.01))
+    if given and length and estimate:
+        bounds.append(math.ceil(given * length / estimate))
+    if not bounds:
+        return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
+    return Solution(min(bounds), f"holds one request of {int(length or 0)} tokens")
+
+
+def utilization_for_max_len(incident: Incident) -> Solution:
+    """Raise the utilization by what one request lacks: (needed - available) / total."""
+    needed, left = incident.number("kv_cache_needed_bytes"), incident.number("kv_cache_available_bytes")
+    if needed is None or left is None:
+        return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
+    missing = needed - left + incident.slack("kv_cache_needed_bytes") + incident.slack("kv_cache_available_bytes")
+    return _raise_by(incident, missing, "one request of max_model_len tokens lacks")
+
+
+def utilization_for_kv_cache(incident: Incident) -> Solution:
+    """Raise the utilization until weights, profile peak and one request fit: (consumed + need + margin) / total."""
+    left = incident.number("kv_cache_available_bytes")
+    if left is None:
+        return Solution(
+            None, "how much is missing is not printed", unknown=("available KV cache memory: not printed",)
+        )
+    per_token, length = incident.number("kv_bytes_per_token"), incident.number("max_model_len_tokens")
+    total = incident.number("device_total_bytes")
+    if per_token is not None and length is not None:
+        need, what = float(kv_request_bytes(int(per_token), int(length))), f"and one request of {int(length)} tokens needs"
+    else:
+        need, what = (total or 0.0) * UNKNOWN_KV_RATIO, "and a KV pool of a tenth of the device (its need is not known) takes"
+    deficit = -left + incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
+    text = f"the KV cache lacks {format_gib(-left)}"
+    if total is not None:
+        text += f" {what} {format_gib(need)}"
+    return _raise_by(incident, deficit + need, text, bare_deficit=-left)
+
+
+def _raise_by(incident: Incident, missing_bytes: float, what: str, bare_deficit: float | None = None) -> Solution:
+    total, ratio = incident.number("device_total_bytes"), incident.number("gpu_memory_utilization_ratio")
+    free = incident.number("device_free_bytes")
+    bare = missing_bytes if bare_deficit is None else bare_deficit
+    smallest = incident.number("smallest_helpful_device_bytes")
+    below = f"; no utilization up to 1.0 helps on a card below {format_gib(smallest)}" if smallest else ""
+    if total is None:
+        reason = f"would have to rise by {format_gib(bare)} / device total, which is not printed{below}"
+        return Solution(None, reason, unknown=("device total: not printed",))
+    desired = incident.number("desired_bytes")
+    if ratio is None and desired is None:
+        reason = f"would have to rise by {format_gib(bare)} / {format_gib(total)} = {bare / total:.2f} from a value that is not printed{below}"
+        return Solution(None, reason, unknown=("gpu_memory_utilization: not printed",))
+    before = ratio * total if ratio is not None else float(desired or 0)
+    margin_ratio = RAISE_MARGIN_CPU_RATIO if incident.facts.get("on_cpu") else RAISE_MARGIN_RATIO
+    margin = max(RAISE_MARGIN_BYTES, margin_ratio * (before + missing_bytes))
+    value = math.ceil(100 * (before + missing_bytes + margin) / (total - incident.slack("device_total_bytes"))) / 100
+    ceiling = MAX_UTILIZATION if free is None else min(MAX_UTILIZATION, free / total)
+    if value > ceiling:
+        reached = (before + bare) / total
+        limit = below.removeprefix("; ") or f"only {ceiling:.2f} of the device is free"
+        if reached > 1 and not below:
+            limit = "no utilization up to 1.0 helps"
+        reason = (
+            f"would have to rise by {format_gib(bare)} / {format_gib(total)} = {bare / total:.2f}, "
+            f"to {reached:.2f} before any KV cache; {limit}"
+        )
+        return Solution(None, reason)
+    reason = f"{what} {format_gib(missing_bytes)}" if bare_deficit is None else what
+    return Solution(value, f"{reason}; margin {format_gib(margin)}", round(value * total - before))
+
+
+def utilization_within_free(incident: Incident) -> Solution:
+    """Lower the utilization to what is free: (free - margin) / total."""
+    free, total = incident.number("device_free_bytes"), incident.number("device_total_bytes")
+    if free is None or total is None:
+        return Solution(None, "free and total memory are not printed", unknown=("free memory: not printed",))
+    margin = FREE_MARGIN_RATIO * total
+    free_sure = free - incident.slack("device_free_bytes") - margin
+    value = math.floor(100 * free_sure / (total + incident.slack("device_total_bytes"))) / 100
+    if value <= 0:
+        return Solution(None, f"only {format_gib(free)} of {format_gib(total)} is free")
+    desired = incident.number("desired_bytes")
+    freed = round(desired - value * total) if desired is not None else None
+    return Solution(value, f"{format_gib(free)} of {format_gib(total)} is free; margin {format_gib(margin)}", freed)
+
+
+def kv_bytes_within_free(incident: Incident) -> Solution:
+    """Lower ``kv_cache_memory_bytes`` to what is free."""
+    free, asked = incident.number("device_free_bytes"), incident.number("kv_cache_requested_bytes")
+    if free is None or asked is None:
+        return Solution(None, "free memory is not printed", unknown=("free memory: not printed",))
+    total = incident.number("device_total_bytes") or free
+    value = int(free - incident.slack("device_free_bytes") - FREE_MARGIN_RATIO * total)
+    if value <= 0:
+        return Solution(None, f"only {format_gib(free)} is free")
+    return Solution(value, f"{format_gib(free)} is free, {format_gib(asked)} was asked for", round(asked - value))
+
+
+def rows_that_fit(incident: Incident) -> Solution:
+    """Rows of a call that fit: (capacity - live before the call) / bytes of one row, measured in the failed attempt."""
+    rows, row_bytes = incident.number("batch_size"), incident.number("row_bytes")
+    base, total = incident.number("baseline_bytes"), incident.number("device_total_bytes")
+    if rows is None or row_bytes is None or base is None or total is None:
+        missing = [n for n in ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes") if n not in incident.facts]
+        return Solution(None, f"not known: {', '.join(missing)}", unknown=tuple(f"{n}: not measured" for n in missing))
+    others = incident.number("other_process_in_use_bytes") or 0
+    room = (total - others) * (1 - BATCH_MARGIN_RATIO) - base
+    value = min(int(rows) - 1, math.floor(room / row_bytes))
+    if value < 1:
+        return Solution(None, f"one row needs {format_gib(row_bytes)}, {format_gib(max(0, room))} is free for it")
+    reason = f"one row needs {format_gib(row_bytes)}; {value} rows fit in {format_gib(room)}, {int(rows)} do not"
+    return Solution(value, reason, round((rows - value) * row_bytes))
+
+
+SOLVERS: Final[dict[str, Solver]] = {
+    "printed_estimate": printed_estimate,
+    "kv_bytes_for_max_len": kv_bytes_for_max_len,
+    "utilization_for_max_len": utilization_for_max_len,
+    "utilization_for_kv_cache": utilization_for_kv_cache,
+    "utilization_within_free": utilization_within_free,
+    "kv_bytes_within_free": kv_bytes_within_free,
+    "rows_that_fit": rows_that_fit,
+}

@@ -1,0 +1,1 @@
+"""Showing a diagnosis: JSON contract, terminal panel, Markdown and HTML."""

@@ -1,0 +1,117 @@
+"""The panel a person reads: what happened, where the bytes went, why, what to paste, what is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from oomguard.facts import format_gib
+from oomguard.incident import Budget, Diagnosis, Incident, Patch
+from oomguard.report.headline import headline
+from oomguard.report.mask import mask
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+BAR_CELLS: Final = 50
+SHOWN_CAUSES: Final = 2
+_BAR_STYLES: Final = ("red", "yellow", "magenta", "cyan", "blue", "green")
+
+Commands = Mapping[str, str]
+
+
+def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands | None = None) -> None:
+    """Print every incident of a diagnosis, or one line that says there is none."""
+    if not diagnosis.incidents:
+        console.print(f"{diagnosis.source or 'text'}: no memory failure found", markup=False, highlight=False, soft_wrap=True)
+    for incident in diagnosis.incidents:
+        console.print(panel(incident, commands or {}, source=diagnosis.source, ascii_only=_ascii(console)))
+    for note in diagnosis.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _ascii(console: Console) -> bool:
+    return not (console.encoding or "").lower().startswith("utf")
+
+
+def panel(incident: Incident, commands: Commands, *, source: str = "", ascii_only: bool = False) -> RenderableType:
+    """One incident as a panel; ``commands`` maps a setting to the full command with its patch applied."""
+    from rich import box
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(headline(incident), style="bold")]
+    parts.append(Text(_where(incident, source), style="dim"))
+    if len(incident.budget.parts) > 0 and incident.budget.device_total_bytes:
+        parts += [Text(), *_bar(incident.budget, ascii_only=ascii_only)]
+    for cause in incident.causes[:SHOWN_CAUSES]:
+        label = "Why" if cause is incident.causes[0] else "Or"
+        title = Text(f"\n{label}: ", style="bold").append(f"{cause.title} ", style="bold")
+        title.append(f"({cause.id}, confidence {cause.confidence:.2f}, {cause.rule or 'no rule'})", style="dim")
+        parts += [title, Text(mask(cause.explanation))]
+        if cause is incident.causes[0]:
+            parts += [Text(f"  {mask(str(e))}", style="dim") for e in cause.evidence[:2]]
+    if incident.plan:
+        parts.append(Text("\nWhat to change", style="bold"))
+        parts += [_patch(number, patch, commands) for number, patch in enumerate(incident.plan, 1)]
+    if incident.alternatives:
+        parts.append(Text("\nInstead", style="bold"))
+        for alternative in incident.alternatives:
+            paste = commands.get(f"alternative:{alternative.setting}") or alternative.as_flag or alternative.as_kwarg or ""
+            text = Text(f"  {alternative.setting} = {alternative.new} ({alternative.why_not}, never raised by itself)")
+            parts.append(text)
+            if paste:
+                parts.append(Text(f"    {mask(paste)}", style="green"))
+    if incident.unknown:
+        parts.append(Text("\nUnknown: ", style="bold").append("; ".join(incident.unknown), style="dim"))
+    title = f"{incident.kind}" + (f" (seen {incident.repeated} times)" if incident.repeated > 1 else "")
+    return Panel(Group(*parts), title=title, title_align="left", border_style="red", box=box.ASCII if ascii_only else box.ROUNDED)
+
+
+def _where(incident: Incident, source: str) -> str:
+    version = f" {incident.framework_version}" if incident.framework_version else ""
+    place = [f"{incident.framework}{version}", incident.phase.replace("_", " ")]
+    if incident.location.process:
+        place.append(incident.location.process)
+    if incident.location.line is not None:
+        place.append(f"{source + ' ' if source else ''}line {incident.location.line}")
+    return ", ".join(place)
+
+
+def _bar(budget: Budget, *, ascii_only: bool) -> list[RenderableType]:
+    from rich.text import Text
+
+    total = budget.device_total_bytes or 1
+    bar, legend = Text(), Text()
+    used = 0
+    marks = "#=+*o%" if ascii_only else "██████"
+    for i, part in enumerate(budget.parts):
+        cells = min(BAR_CELLS - used, max(1, round(BAR_CELLS * part.bytes / total)))
+        style = "dim" if part.name == "free" else _BAR_STYLES[i % len(_BAR_STYLES)]
+        glyph = ("." if ascii_only else "░") if part.name == "free" else marks[i % len(marks)]
+        bar.append(glyph * max(0, cells), style=style)
+        used += max(0, cells)
+        legend.append(f"{glyph} ", style=style).append(f"{part.name} {format_gib(part.bytes)}  ")
+    bar.append(("-" if ascii_only else "·") * max(0, BAR_CELLS - used), style="dim")
+    return [bar.append(f" {format_gib(total)}"), legend]
+
+
+def _patch(number: int, patch: Patch, commands: Commands) -> RenderableType:
+    from rich.text import Text
+
+    old = "" if patch.old is None else f"{patch.old} -> "
+    new = "not solved" if patch.new is None else str(patch.new)
+    text = Text(f"  {number}. {patch.setting}: {old}{new}", style="bold" if patch.applicable else "")
+    text.append(f"  [{patch.effect}]", style="dim")
+    text.append(f"\n     {patch.reason}")
+    if patch.predicted_freed_bytes:
+        text.append(f" (frees {format_gib(patch.predicted_freed_bytes)})" if patch.predicted_freed_bytes > 0 else "")
+    if patch.tradeoff:
+        text.append(f"\n     Cost: {patch.tradeoff}", style="dim")
+    if patch.new is not None and patch.blocked_by:
+        text.append(f"\n     Not done by itself: {patch.blocked_by}", style="yellow")
+    paste = commands.get(patch.setting) or " or ".join(p for p in (patch.as_flag, patch.as_kwarg, patch.as_env) if p)
+    if patch.new is not None and paste:
+        text.append(f"\n     {mask(paste)}", style="green")
+    return text

@@ -1,0 +1,1 @@
+"""Signature and rule files: loading, checking, and matching them against facts."""

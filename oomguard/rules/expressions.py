@@ -1,0 +1,93 @@
+"""Conditions in rule files: CEL, type-checked at load against the fact registry, evaluated on what is known.
+
+CEL always terminates and has no access to anything but the facts, so a rule file from a stranger is safe to run.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.errors import RuleError
+from oomguard.facts import REGISTRY, Fact, FactValue
+
+# Numbers are all doubles: CEL does not compare an int with a double, and rule authors should not have to know.
+_CEL_TYPES: Final = {"int": "DOUBLE", "float": "DOUBLE", "bool": "BOOL", "str": "STRING"}
+_POSITION = re.compile(r"<input>:(\d+):(\d+): (.*)")
+_MAX_EXPRESSION_CHARS: Final = 2000
+
+
+@functools.cache
+def _environment() -> Any:
+    from cel_expr_python import cel
+
+    return cel.NewEnv(variables={name: getattr(cel.Type, _CEL_TYPES[spec.type]) for name, spec in REGISTRY.items()})
+
+
+@functools.cache
+def _compiled(source: str) -> Any:
+    return _environment().compile(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One CEL expression; compiled on first use and shared by text."""
+
+    source: str
+
+    def evaluate(self, facts: Mapping[str, Fact]) -> FactValue | None:
+        """The value over the known facts, or None (unknown) where a fact it needs is missing."""
+        data = {name: float(f.value) if _is_number(f.value) else f.value for name, f in facts.items()}
+        value = _compiled(self.source).eval(data=data).value()
+        return value if isinstance(value, (bool, int, float, str)) else None
+
+    def missing(self, facts: Mapping[str, Fact]) -> tuple[str, ...]:
+        """Names of the facts that the expression reads and nobody knows."""
+        names = dict.fromkeys(re.findall(r"\b[a-z]\w*\b", _without_strings(self.source)))
+        return tuple(name for name in names if name in REGISTRY and name not in facts)
+
+
+def _is_number(value: FactValue) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _without_strings(source: str) -> str:
+    return re.sub(r"'[^']*'|\"[^\"]*\"", "''", source)
+
+
+def compile_expression(source: object, *, path: str, key: str, result: str | None = "BOOL") -> Expression:
+    """Check one expression: its syntax, the facts it names, and its result type (None: any).
+
+    Raises RuleError with the column of the mistake and, for an unknown fact, the nearest known name.
+    """
+    if not isinstance(source, str) or not source.strip():
+        raise RuleError("expected a CEL expression in quotes", path=path, key=key)
+    if len(source) > _MAX_EXPRESSION_CHARS:
+        raise RuleError(f"expression longer than {_MAX_EXPRESSION_CHARS} characters", path=path, key=key)
+    try:
+        compiled = _compiled(source)
+    except RuntimeError as error:
+        match = _POSITION.search(str(error))
+        column = int(match.group(2)) if match else None
+        message = match.group(3).replace(" (in container '')", "") if match else str(error).splitlines()[0]
+        unknown = re.search(r"undeclared reference to '([^']+)'", message)
+        hint = suggestion(unknown.group(1), REGISTRY) if unknown else None
+        if "'(double, int)'" in message or "'(int, double)'" in message:
+            hint = "numbers are doubles: write 1024.0, not 1024"
+        caret = f"\n  {source.splitlines()[0]}\n  {' ' * max(0, (column or 1) - 1)}^"
+        raise RuleError(message + caret, path=path, key=key, column=column, hint=hint) from None
+    found = compiled.return_type().name()
+    if result is not None and found != result:
+        raise RuleError(f"expected a {result} expression, this one is {found}", path=path, key=key)
+    return Expression(source)
+
+
+def suggestion(name: str, known: Mapping[str, object] | tuple[str, ...] | frozenset[str]) -> str | None:
+    """A "did you mean" for a name that is not known, None where nothing is near."""
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else None

@@ -1,0 +1,49 @@
+"""Ranking causes: every rule whose conditions all hold, with its confidence, its evidence and its text filled in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from oomguard.facts import Fact, render
+from oomguard.incident import Cause, Evidence, Incident
+from oomguard.rules.load import Rule, RuleSet
+
+def confidence(rule: Rule, facts: Mapping[str, Fact]) -> float:
+    """The rule's confidence on these facts, 0 to 1; a step whose condition is unknown does not count."""
+    total = 0.0
+    for step in rule.confidence:
+        if step.when is not None and step.when.evaluate(facts) is not True:
+            continue
+        total = step.base if step.base is not None else total + step.add
+    return round(min(1.0, max(0.0, total)), 3)
+
+
+def matches(rule: Rule, incident: Incident) -> bool:
+    """Whether the rule speaks of this incident: kind named, conditions known to hold, ``unknown`` facts unknown."""
+    if incident.kind not in rule.kinds or any(name in incident.facts for name in rule.unknown):
+        return False
+    return all(condition.evaluate(incident.facts) is True for condition in rule.when)
+
+
+def explain(incident: Incident, rules: RuleSet) -> Incident:
+    """The incident with its causes, the likeliest first (ties keep the order of the codes)."""
+    causes = []
+    for rule in rules.rules:
+        if not matches(rule, incident):
+            continue
+        held = tuple(Evidence(_condition_text(c.source, incident.facts)) for c in rule.when)
+        text = render(f"{rule.summary} {rule.why}", incident.facts)
+        causes.append(Cause(rule.cause, rule.code, confidence(rule, incident.facts), incident.evidence + held, text, rule.title))
+    causes.sort(key=lambda cause: -cause.confidence)
+    if not causes:
+        causes = [Cause("unknown", "", 0.0, incident.evidence, "No rule explains this failure.", "The cause is not known")]
+    return replace(incident, causes=tuple(causes))
+
+
+def _condition_text(source: str, facts: Mapping[str, Fact]) -> str:
+    """A condition with the values it was judged on: ``tried_bytes > device_free_bytes (6.40 GiB, 1.10 GiB)``."""
+    names = [name for name in dict.fromkeys(re.findall(r"\b[a-z]\w*\b", source)) if name in facts]
+    values = ", ".join(f"{name} {render('{%s:GiB}' % name if name.endswith('_bytes') else '{%s}' % name, facts)}" for name in names)
+    return f"{source} ({values})" if values else source

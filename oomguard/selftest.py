@@ -1,0 +1,142 @@
+"""The tests inside rule files, run: ``oomguard rules test`` and pytest call the same functions.
+
+A problem is one line of text naming the file and what is wrong; an empty list is a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from oomguard.diagnose import assess
+from oomguard.errors import OomguardError
+from oomguard.facts import REGISTRY, Fact
+from oomguard.incident import Effect, Incident, SettingInForce
+from oomguard.observe.scan import scan
+from oomguard.observe.source import Line
+from oomguard.remedy.policy import Policy
+from oomguard.remedy.settings import SETTINGS
+from oomguard.remedy.solvers import SOLVERS
+from oomguard.rules.load import Rule, RuleSet, Signature
+from oomguard.rules.match import matches
+
+
+def problems(rules: RuleSet) -> list[str]:
+    """Every problem of every signature and rule."""
+    found: list[str] = []
+    for signature in rules.signatures:
+        found += [f"{signature.path}: {text}" for text in _signature_problems(signature, rules)]
+    for rule in rules.rules:
+        found += [f"{rule.path}: {text}" for text in _rule_problems(rule, rules)]
+    return found
+
+
+def _lines(log: str) -> Iterator[Line]:
+    return (Line(number, 0, text) for number, text in enumerate(log.splitlines(), 1))
+
+
+def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
+    alone = RuleSet((signature,), ())
+    hit: set[str] = set()
+    negatives = 0
+    for i, test in enumerate(signature.tests):
+        text = " ".join(test["log"].split())
+        matched = [w for w in signature.wordings if w.anchor in text and w.pattern.search(test["log"])]
+        hit |= {w.pattern.pattern for w in matched}
+        if test.get("expect_no_match"):
+            negatives += 1
+            if matched:
+                yield f"test[{i}] matches, and should not"
+            continue
+        if not matched:
+            yield f"test[{i}] does not match"
+            continue
+        probe = test["log"]
+        if signature.kind is None:  # context is seen through an incident that follows it
+            probe += "\nRuntimeError: Engine core initialization failed. See root cause above."
+            alone = RuleSet(tuple(s for s in rules.signatures if s is signature or s.kind == "engine_dead"), ())
+        incidents = scan(_lines(probe), alone).incidents
+        if len(incidents) != 1:
+            yield f"test[{i}] gives {len(incidents)} incidents, not one"
+            continue
+        for name, value in test.get("expect", {}).items():
+            fact = incidents[0].facts.get(name)
+            if fact is None or not _equal(fact.value, value):
+                yield f"test[{i}]: {name} is {fact.value if fact else 'missing'}, not {value}"
+        owners = {i.kind for i in scan(_lines(test["log"]), rules).incidents} - {None}
+        if signature.kind is not None and owners != {signature.kind}:
+            yield f"test[{i}] is claimed by {', '.join(sorted(map(str, owners))) or 'nobody'}, not by {signature.kind} alone"
+    if len(hit) < len({w.pattern.pattern for w in signature.wordings}):
+        yield "a wording has no test"
+    if not negatives:
+        yield "no near-miss: one test with expect_no_match = true"
+
+
+def _equal(found: Any, expected: Any) -> bool:
+    if isinstance(expected, float) or isinstance(found, float):
+        return abs(float(found) - float(expected)) <= 1e-6 * max(1.0, abs(float(expected)))
+    return bool(found == expected)
+
+
+def incident_from(kind: str, values: Mapping[str, Any]) -> Incident:
+    """An incident from the bare facts of a rule's test; ``…_set`` facts also become settings in force."""
+    facts = {name: Fact(name, value, "given") for name, value in values.items()}
+    settings = {}
+    for name, value in values.items():
+        setting = name.removesuffix("_set")
+        if name.endswith("_set") and setting in SETTINGS:
+            settings[setting] = SettingInForce(setting, values.get(setting), value, "given")
+    return Incident(kind=kind, message="", facts=facts, settings=settings)
+
+
+def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
+    covered: set[str] = set()
+    negatives = 0
+    for i, test in enumerate(rule.tests):
+        strangers = [name for name in test["facts"] if name not in REGISTRY]
+        if strangers:
+            yield f"test[{i}]: no such fact: {', '.join(strangers)}"
+            continue
+        try:
+            incident = assess(incident_from(test["kind"], test["facts"]), rules, Policy())
+        except OomguardError as error:
+            yield f"test[{i}]: {error}"
+            continue
+        if test.get("expect_no_match"):
+            negatives += 1
+            if matches(rule, incident):
+                yield f"test[{i}] matches, and should not"
+            continue
+        cause = next((c for c in incident.causes if c.rule == rule.code), None)
+        if cause is None:
+            yield f"test[{i}] does not match"
+            continue
+        expect = test.get("expect", {})
+        if expect.get("cause", cause.id) != cause.id:
+            yield f"test[{i}]: the cause is {cause.id}, not {expect['cause']}"
+        if expect.get("text", "") not in cause.explanation:
+            yield f"test[{i}]: the text is {cause.explanation!r}"
+        planned = {p.setting: (p.new, p.reason) for p in incident.plan} | {a.setting: (a.new, a.why_not) for a in incident.alternatives}
+        for row in [*expect.get("plan", []), *expect.get("alternatives", [])]:
+            covered.add(row["setting"])
+            value, reason = planned.get(row["setting"], ("absent", ""))
+            wanted = None if row["to"] == "unsolved" else row["to"]
+            if not (value is wanted if wanted is None or value is None else _equal(value, wanted)):
+                yield f"test[{i}]: {row['setting']} is {value}, not {wanted} ({reason})"
+            if row.get("reason", "") not in reason:
+                yield f"test[{i}]: the reason for {row['setting']} is {reason!r}"
+    for fix in rule.fixes:
+        if fix.setting not in SETTINGS:
+            yield f"no setting named {fix.setting}"
+        elif fix.effect not in {SETTINGS[fix.setting].raised, SETTINGS[fix.setting].lowered}:
+            yield f"{fix.setting} is never {fix.effect}"
+        if fix.solve is not None and fix.solve not in SOLVERS:
+            yield f"no solver named {fix.solve}"
+        if fix.effect == Effect.CHANGES_OUTPUTS and not fix.tradeoff:
+            yield f"{fix.setting} changes outputs and states no trade-off"
+        if fix.setting not in covered and not fix.lever:
+            yield f"the fix {fix.setting} has no test"
+    if not negatives:
+        yield "no negative: one test with expect_no_match = true"
+    if not rule.references:
+        yield "no reference"
