@@ -95,8 +95,8 @@ class Cause:
 class Patch:
     """One setting, old to new. ``new`` is None where it could not be solved; ``reason`` then names what is missing.
 
-    ``blocked_by`` says why the policy does not permit it (None: permitted); ``applies_alone`` is true where this
-    patch by itself is predicted to make the run fit.
+    ``blocked_by`` says why the policy does not permit it (None: permitted). ``predicts`` maps facts to the values the
+    next attempt should show, to be compared with what it measures.
     """
 
     setting: str
@@ -109,6 +109,7 @@ class Patch:
     as_kwarg: str | None = None
     as_env: str | None = None
     predicted_freed_bytes: int | None = None
+    predicts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     tradeoff: str = ""
     blocked_by: str | None = None
 
@@ -186,6 +187,29 @@ class Incident:
         """Half of the last printed digit of a fact, in its own unit; 0 where it is exact or unknown."""
         fact = self.facts.get(name)
         return fact.slack if fact else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run under one group of settings. ``settings`` is all that oomguard changed so far, ``patches`` what was new.
+
+    ``measured`` maps facts to what this attempt showed; ``exit_status`` is None for a call inside the process, whose
+    failure is ``error`` ("" where it succeeded).
+    """
+
+    number: int
+    settings: Mapping[str, FactValue]
+    patches: tuple[Patch, ...] = ()
+    incident: Incident | None = None
+    exit_status: int | None = None
+    error: str = ""
+    seconds: float = 0.0
+    measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the attempt ended without a failure."""
+        return self.incident is None and not self.error and self.exit_status in {None, 0}
 
 
 @dataclass(frozen=True, slots=True)

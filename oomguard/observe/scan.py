@@ -184,6 +184,12 @@ class Scanner:
         )
         self._found[key] = Found(incident, now)
 
+    @property
+    def measured(self) -> dict[str, float]:
+        """The numbers of the lines that are no failure, as last printed: what the run itself measured."""
+        numbers = {name: fact.value for name, fact in self._context.items()}
+        return {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+
     def flush(self) -> None:
         """Close the windows that are still open: what follows is not part of them."""
         while self._windows:

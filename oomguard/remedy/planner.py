@@ -71,7 +71,7 @@ def _solve(fix: Fix, incident: Incident) -> Solution | None:
             return Solution(None, f"not applicable: {names} unknown")
         return Solution(_typed(fix.setting, value), "")
     if fix.lever:
-        return Solution(None, f"{fix.lever}; by how much is not known: {fix.missing}", unknown=(fix.missing,))
+        return Solution(None, f"{fix.lever}; by how much is not known ({fix.missing})", unknown=(fix.missing,))
     solver = SOLVERS.get(fix.solve or "")
     if solver is None:
         raise SettingError(f"no solver named {fix.solve!r}", hint=f"known solvers: {', '.join(SOLVERS)}")
@@ -91,7 +91,8 @@ def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy:
     patch = Patch(
         setting=fix.setting, old=old, new=solution.value, effect=effect, reason=solution.reason or rule.title, rule=rule.code,
         as_flag=as_flag(fix.setting, solution.value), as_kwarg=as_kwarg(fix.setting, solution.value),
-        as_env=as_env(fix.setting, solution.value), predicted_freed_bytes=solution.freed_bytes, tradeoff=fix.tradeoff,
+        as_env=as_env(fix.setting, solution.value), predicted_freed_bytes=solution.freed_bytes,
+        predicts=solution.predicts, tradeoff=fix.tradeoff,
     )  # fmt: skip
     return replace(patch, blocked_by=policy.blocks(patch, incident))
 

@@ -7,8 +7,8 @@ every margin stands here with its reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from oomguard.facts import MIB, FactValue, format_gib
@@ -38,6 +38,7 @@ class Solution:
     reason: str
     freed_bytes: int | None = None
     unknown: tuple[str, ...] = ()
+    predicts: Mapping[str, float] = field(default_factory=dict)
 
 
 Solver = Callable[[Incident], Solution]
@@ -64,7 +65,8 @@ def printed_estimate(incident: Incident) -> Solution:
     if value <= 0:
         return Solution(None, "not one block of tokens fits in the KV memory that is left")
     freed = round(needed * (1 - value / length)) if needed is not None else None
-    return Solution(value, f"{why}: one request of {value} tokens fits, {int(length)} does not", freed)
+    reason = f"{why}: one request of {value} tokens fits, {int(length)} does not"
+    return Solution(value, reason, freed, predicts={"kv_cache_capacity_tokens": value})
 
 
 def kv_bytes_for_max_len(incident: Incident) -> Solution:
@@ -143,7 +145,10 @@ def _raise_by(incident: Incident, missing_bytes: float, what: str, bare_deficit:
         )
         return Solution(None, reason)
     reason = f"{what} {format_gib(missing_bytes)}" if bare_deficit is None else what
-    return Solution(value, f"{reason}; margin {format_gib(margin)}", round(value * total - before))
+    # On the device's side nothing is freed: the engine may use more, and all of it becomes KV cache.
+    left = incident.number("kv_cache_available_bytes")
+    predicts = {} if left is None else {"kv_cache_available_bytes": value * total - before + left}
+    return Solution(value, f"{reason}; margin {format_gib(margin)}", predicts=predicts)
 
 
 def utilization_within_free(incident: Incident) -> Solution:
@@ -158,7 +163,8 @@ def utilization_within_free(incident: Incident) -> Solution:
         return Solution(None, f"only {format_gib(free)} of {format_gib(total)} is free")
     desired = incident.number("desired_bytes")
     freed = round(desired - value * total) if desired is not None else None
-    return Solution(value, f"{format_gib(free)} of {format_gib(total)} is free; margin {format_gib(margin)}", freed)
+    reason = f"{format_gib(free)} of {format_gib(total)} is free; margin {format_gib(margin)}"
+    return Solution(value, reason, freed, predicts={"desired_bytes": value * total})
 
 
 def kv_bytes_within_free(incident: Incident) -> Solution:

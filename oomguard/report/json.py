@@ -60,7 +60,7 @@ def patch_dict(patch: Patch) -> dict[str, Any]:
         "setting": patch.setting, "from": patch.old, "to": patch.new, "effect": str(patch.effect),
         "as_flag": patch.as_flag, "as_kwarg": patch.as_kwarg, "as_env": patch.as_env, "reason": patch.reason,
         "predicted_freed_bytes": patch.predicted_freed_bytes, "applicable": patch.applicable,
-        "blocked_by": patch.blocked_by, "tradeoff": patch.tradeoff, "rule": patch.rule,
+        "blocked_by": patch.blocked_by, "predicts": dict(patch.predicts), "tradeoff": patch.tradeoff, "rule": patch.rule,
     }  # fmt: skip
 
 

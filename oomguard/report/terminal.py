@@ -38,6 +38,7 @@ def panel(incident: Incident, commands: Commands, *, source: str = "", ascii_onl
     """One incident as a panel; ``commands`` maps a setting to the full command with its patch applied."""
     from rich import box
     from rich.console import Group
+    from rich.padding import Padding
     from rich.panel import Panel
     from rich.text import Text
 
@@ -51,7 +52,7 @@ def panel(incident: Incident, commands: Commands, *, source: str = "", ascii_onl
         title.append(f"({cause.id}, confidence {cause.confidence:.2f}, {cause.rule or 'no rule'})", style="dim")
         parts += [title, Text(mask(cause.explanation))]
         if cause is incident.causes[0]:
-            parts += [Text(f"  {mask(str(e))}", style="dim") for e in cause.evidence[:2]]
+            parts += [Padding(Text(mask(str(e)), style="dim"), (0, 0, 0, 2)) for e in cause.evidence[:2]]
     if incident.plan:
         parts.append(Text("\nWhat to change", style="bold"))
         parts += [_patch(number, patch, commands) for number, patch in enumerate(incident.plan, 1)]
@@ -59,10 +60,9 @@ def panel(incident: Incident, commands: Commands, *, source: str = "", ascii_onl
         parts.append(Text("\nInstead", style="bold"))
         for alternative in incident.alternatives:
             paste = commands.get(f"alternative:{alternative.setting}") or alternative.as_flag or alternative.as_kwarg or ""
-            text = Text(f"  {alternative.setting} = {alternative.new} ({alternative.why_not}, never raised by itself)")
-            parts.append(text)
+            parts.append(Text(f"  {alternative.setting} = {alternative.new} ({alternative.why_not}, never raised by itself)"))
             if paste:
-                parts.append(Text(f"    {mask(paste)}", style="green"))
+                parts.append(Padding(Text(mask(paste), style="green"), (0, 0, 0, 5)))
     if incident.unknown:
         parts.append(Text("\nUnknown: ", style="bold").append("; ".join(incident.unknown), style="dim"))
     title = f"{incident.kind}" + (f" (seen {incident.repeated} times)" if incident.repeated > 1 else "")
@@ -98,20 +98,21 @@ def _bar(budget: Budget, *, ascii_only: bool) -> list[RenderableType]:
 
 
 def _patch(number: int, patch: Patch, commands: Commands) -> RenderableType:
+    from rich.console import Group
+    from rich.padding import Padding
     from rich.text import Text
 
     old = "" if patch.old is None else f"{patch.old} -> "
     new = "not solved" if patch.new is None else str(patch.new)
-    text = Text(f"  {number}. {patch.setting}: {old}{new}", style="bold" if patch.applicable else "")
-    text.append(f"  [{patch.effect}]", style="dim")
-    text.append(f"\n     {patch.reason}")
-    if patch.predicted_freed_bytes:
-        text.append(f" (frees {format_gib(patch.predicted_freed_bytes)})" if patch.predicted_freed_bytes > 0 else "")
+    first = Text(f"{number}. {patch.setting}: {old}{new}", style="bold" if patch.applicable else "")
+    first.append(f"  [{patch.effect}]", style="dim")
+    freed = patch.predicted_freed_bytes or 0
+    lines = [Text(patch.reason + (f" (frees {format_gib(freed)})" if freed > 0 else ""))]
     if patch.tradeoff:
-        text.append(f"\n     Cost: {patch.tradeoff}", style="dim")
+        lines.append(Text(f"Cost: {patch.tradeoff}", style="dim"))
     if patch.new is not None and patch.blocked_by:
-        text.append(f"\n     Not done by itself: {patch.blocked_by}", style="yellow")
+        lines.append(Text(f"Not done by itself: {patch.blocked_by}", style="yellow"))
     paste = commands.get(patch.setting) or " or ".join(p for p in (patch.as_flag, patch.as_kwarg, patch.as_env) if p)
     if patch.new is not None and paste:
-        text.append(f"\n     {mask(paste)}", style="green")
-    return text
+        lines.append(Text(mask(paste), style="green"))
+    return Padding(Group(first, Padding(Group(*lines), (0, 0, 0, 3))), (0, 0, 0, 2))

@@ -41,7 +41,10 @@ class Expression:
     def evaluate(self, facts: Mapping[str, Fact]) -> FactValue | None:
         """The value over the known facts, or None (unknown) where a fact it needs is missing."""
         data = {name: float(f.value) if _is_number(f.value) else f.value for name, f in facts.items()}
-        value = _compiled(self.source).eval(data=data).value()
+        result = _compiled(self.source).eval(data=data)
+        if result.type().name() == "ERROR":  # a fact it reads is missing, or a division by zero
+            return None
+        value = result.value()
         return value if isinstance(value, (bool, int, float, str)) else None
 
     def missing(self, facts: Mapping[str, Fact]) -> tuple[str, ...]:

@@ -33,13 +33,21 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
     for rule in rules.rules:
         if not matches(rule, incident):
             continue
-        held = tuple(Evidence(_condition_text(c.source, incident.facts)) for c in rule.when)
+        held = tuple(Evidence(_condition_text(c.source, incident.facts)) for c in rule.when if c.source != "true")
         text = render(f"{rule.summary} {rule.why}", incident.facts)
-        causes.append(Cause(rule.cause, rule.code, confidence(rule, incident.facts), incident.evidence + held, text, rule.title))
+        printed = _evidence(rule, incident)
+        causes.append(Cause(rule.cause, rule.code, confidence(rule, incident.facts), printed + held, text, rule.title))
     causes.sort(key=lambda cause: -cause.confidence)
     if not causes:
         causes = [Cause("unknown", "", 0.0, incident.evidence, "No rule explains this failure.", "The cause is not known")]
     return replace(incident, causes=tuple(causes))
+
+
+def _evidence(rule: Rule, incident: Incident) -> tuple[Evidence, ...]:
+    """The message's own line, and the lines that facts of this rule were read from."""
+    text = " ".join([rule.summary, rule.why, *(condition.source for condition in rule.when)])
+    lines = {incident.location.line, *(f.line for name, f in incident.facts.items() if re.search(rf"\b{name}\b", text))}
+    return tuple(evidence for evidence in incident.evidence if evidence.line in lines)
 
 
 def _condition_text(source: str, facts: Mapping[str, Fact]) -> str:

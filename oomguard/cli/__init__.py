@@ -1,0 +1,80 @@
+"""The ``oomguard`` command: one file per sub-command, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, Final
+
+import click
+
+from oomguard._version import __version__
+from oomguard.cli.config import defaults_from_pyproject
+from oomguard.errors import OomguardError, UsageError
+
+# Name -> (module, one line for --help): the help page needs no sub-command's imports.
+_COMMANDS: Final = {
+    "run": ("oomguard.cli.run", "Run a command; when it dies of memory, say why, change the least that fits, run it again."),
+    "diagnose": ("oomguard.cli.diagnose", "Say why memory ran out, from saved logs or standard input."),
+    "rules": ("oomguard.cli.rules", "List, check and test rule files."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a sub-command when it is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="oomguard", message="%(prog)s %(version)s")
+@click.pass_context
+def _group(ctx: click.Context) -> None:
+    """When LLM inference runs out of memory: say why with numbers, change the least that fits, run again.
+
+    Every option can also be given as OOMGUARD_<OPTION>, or in [tool.oomguard] of pyproject.toml.
+    """
+    ctx.default_map = {name: defaults_from_pyproject() for name in _COMMANDS}
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Run the command line and exit; a user's mistake is one message and status 2, never a traceback."""
+    try:
+        status = _group.main(args=argv, prog_name="oomguard", standalone_mode=False)
+    except click.exceptions.Abort:
+        status = 130
+    except click.ClickException as error:
+        error.show()
+        status = 2
+    except BrokenPipeError:
+        # The reader of our output has gone (| head): nothing to say, and nothing that Python should say at exit.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    except UsageError as error:
+        show_error(error)
+        status = 2
+    except OomguardError as error:
+        show_error(error)
+        status = getattr(error, "exit_status", 125)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def show_error(error: OomguardError) -> None:
+    """Print one of our errors on standard error: what happened, then what to do."""
+    click.echo(f"oomguard: {error}", err=True)
+    hint = getattr(error, "hint", None)
+    if hint:
+        click.echo(f"  {hint}", err=True)

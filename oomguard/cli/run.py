@@ -1,0 +1,140 @@
+"""``oomguard run -- CMD``: the command with its streams untouched, watched, and run again where that helps."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oomguard.cli.options import console, option, output_options, policy_options, read_policy, read_rules
+from oomguard.errors import LaunchError, UsageError
+from oomguard.incident import Diagnosis
+from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES
+from oomguard.supervise.process import DEFAULT_GRACE_S
+
+
+class _CommandAfterDashes(click.Command):
+    """A command whose own options end at ``--``: what follows belongs to the user's command, whatever it looks like."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        if "--" not in args and not {"-h", "--help"} & set(args):
+            first = next((i for i, word in enumerate(own) if not word.startswith("-") and not _is_value(self, ctx, own, i)), None)
+            if first is not None:
+                fixed = shlex.join(["oomguard", "run", *own[:first], "--", *own[first:]])
+                raise UsageError("-- is missing before the command", hint=fixed)
+            raise UsageError("no command to run", hint="oomguard run -- python script.py")
+        return super().parse_args(ctx, args)
+
+
+def _is_value(command: click.Command, ctx: click.Context, args: list[str], index: int) -> bool:
+    """Whether the word at ``index`` is the value of the option before it."""
+    before = args[index - 1] if index else ""
+    return any(before in p.opts and isinstance(p, click.Option) and not p.is_flag for p in command.get_params(ctx))
+
+
+@click.command("run", cls=_CommandAfterDashes)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD …")
+@policy_options
+@option("--max-relaunches", type=click.IntRange(min=0), default=DEFAULT_MAX_RELAUNCHES, show_default=True, help="Attempts after the first, at most.")
+@option("--deadline", type=float, metavar="SECONDS", help="Start no attempt after this many seconds.")
+@option("--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again.")
+@option("--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write the diagnosis to FILE.json, .md or .html.")
+@option("--journal", type=click.Path(dir_okay=False), metavar="PATH", help="Where attempts are recorded. [default: the user's state folder]")
+@option("--grace", type=float, default=DEFAULT_GRACE_S, show_default=True, metavar="SECONDS", help="After a stop signal, time before the command is killed.")
+@option("--log-format", type=click.Choice(["console", "json"]), default="console", show_default=True, help="Form of the events on standard error.")
+@output_options
+def command(
+    argv: tuple[str, ...], allow: str | None, pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...], max_relaunches: int,
+    deadline: float | None, dry_run: bool, report: str | None, journal: str | None, grace: float, log_format: str,
+    quiet: bool, verbose: bool, color: str,
+) -> int:  # fmt: skip
+    """Run a command; when it dies of memory, say why with numbers, change the least that fits, and run it again.
+
+    The exit status is the command's own; 128+n after a signal; 125 when oomguard itself failed; 126 and 127 as a shell.
+    """
+    if not argv:
+        raise UsageError("no command to run", hint="oomguard run -- python script.py")
+    if os.environ.get("OOMGUARD_DISABLE"):
+        _replace_by(argv)
+    from oomguard.engines.command import Launch
+    from oomguard.journal import Journal, default_path
+    from oomguard.report.attempts import attempts_table, reduced
+    from oomguard.report.terminal import print_diagnosis
+    from oomguard.supervise.process import become_subreaper
+    from oomguard.supervise.relaunch import Supervision
+    from oomguard.supervise.signals import Signals
+
+    policy = read_policy(allow, pin, minimum, max_relaunches=max_relaunches, deadline_s=deadline)
+    rule_set = read_rules(rules)
+    if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
+        raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
+    configure_log(log_format, quiet=quiet, verbose=verbose)
+    screen = console(color, stderr=True)
+
+    def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
+        if not quiet:
+            first = diagnosis.first_cause
+            print_diagnosis(screen, Diagnosis("", (first,) if first else (), diagnosis.notes), commands)
+
+    become_subreaper()
+    supervision = Supervision(
+        Launch(tuple(argv)), policy, rule_set, Journal(Path(journal) if journal else default_path()), dry_run, grace, on_failure
+    )
+    with Signals() as signals:
+        outcome = supervision.run(signals)
+    if len(outcome.attempts) > 1 and not quiet:
+        screen.print(attempts_table(outcome.attempts))
+    if text := reduced(outcome.attempts):
+        screen.print(text, markup=False)
+    if report is not None:
+        _write_report(Path(report), outcome)
+    return outcome.status
+
+
+def _replace_by(argv: tuple[str, ...]) -> None:
+    """OOMGUARD_DISABLE: become the command, as if oomguard were not there."""
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606
+    except FileNotFoundError:
+        raise LaunchError(f"{argv[0]}: command not found", exit_status=127) from None
+    except OSError as error:
+        raise LaunchError(f"{argv[0]}: {error.strerror}", exit_status=126) from None
+
+
+def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
+    """Send events to standard error, one line each; the command line does this, the library never does."""
+    import logging
+
+    import structlog
+
+    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
+    render: Any = structlog.processors.JSONRenderer() if form == "json" else _console_line
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), render],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _console_line(_logger: Any, _name: str, event: dict[str, Any]) -> str:
+    extra = " ".join(f"{key}={value}" for key, value in event.items() if key not in {"event", "level", "timestamp"})
+    return f"oomguard: {event['event']}" + (f": {extra}" if extra else "")
+
+
+def _write_report(path: Path, outcome: Any) -> None:
+    from oomguard.report.html import to_html
+    from oomguard.report.json import to_json
+    from oomguard.report.markdown import to_markdown
+
+    diagnosis = outcome.diagnosis or Diagnosis("")
+    text = {".json": to_json, ".md": to_markdown, ".html": to_html}[path.suffix](diagnosis)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--report {path}: {error.strerror}") from None

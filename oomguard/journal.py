@@ -1,0 +1,108 @@
+"""The journal: one record of every attempt, in SQLite in the user's state folder; it never changes an attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.errors import InputError
+
+SCHEMA_VERSION: Final = 1
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS attempt (
+  id INTEGER PRIMARY KEY,
+  session TEXT NOT NULL,           -- one oomguard run, or one guarded call
+  number INTEGER NOT NULL,         -- 1 is the first attempt
+  started_at REAL NOT NULL,        -- Unix seconds
+  ended_at REAL,                   -- NULL while it runs
+  command TEXT NOT NULL,           -- JSON list, secrets masked
+  settings TEXT NOT NULL,          -- JSON object: what oomguard changed so far
+  patches TEXT NOT NULL,           -- JSON list of the contract's patches, applied before this attempt
+  incident TEXT,                   -- JSON object of the contract, NULL where none was found
+  predicted TEXT NOT NULL,         -- JSON object
+  measured TEXT NOT NULL,          -- JSON object
+  exit_status INTEGER
+)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One attempt as the journal keeps it; times are Unix seconds."""
+
+    session: str
+    number: int
+    command: Sequence[str]
+    settings: Mapping[str, Any]
+    patches: Sequence[Mapping[str, Any]]
+    incident: Mapping[str, Any] | None = None
+    predicted: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] | None = None
+    started_at: float = 0.0
+    ended_at: float | None = None
+    exit_status: int | None = None
+
+
+def default_path() -> Path:
+    """The journal's place in the user's state folder (``XDG_STATE_HOME`` respected)."""
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("oomguard", appauthor=False)) / "journal.sqlite3"
+
+
+class Journal:
+    """Begin a record when an attempt starts, end it when it is over; safe for several oomguards at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._open() as database:
+                database.execute(_TABLE)
+                database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        except (sqlite3.Error, OSError) as error:
+            raise InputError(f"{path}: {error}", hint="--journal PATH chooses another place for the journal") from None
+
+    @contextlib.contextmanager
+    def _open(self) -> Any:
+        database = sqlite3.connect(self.path, timeout=10)
+        try:
+            with database:
+                yield database
+        finally:
+            database.close()
+
+    def begin(self, record: Record) -> int:
+        """Write a record of an attempt that starts now; its row's number is returned for ``end``."""
+        with self._open() as database:
+            row = database.execute(
+                "INSERT INTO attempt (session, number, started_at, command, settings, patches, predicted, measured)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, '{}')",
+                (
+                    record.session, record.number, record.started_at or time.time(), json.dumps(list(record.command)),
+                    json.dumps(dict(record.settings)), json.dumps(list(record.patches)), json.dumps(dict(record.predicted or {})),
+                ),
+            )  # fmt: skip
+            return int(row.lastrowid or 0)
+
+    def end(self, row: int, *, exit_status: int, incident: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> None:
+        """Complete a record."""
+        with self._open() as database:
+            database.execute(
+                "UPDATE attempt SET ended_at = ?, exit_status = ?, incident = ?, measured = ? WHERE id = ?",
+                (time.time(), exit_status, None if incident is None else json.dumps(incident), json.dumps(dict(measured)), row),
+            )
+
+    def records(self, session: str | None = None) -> list[Record]:
+        """All records, oldest first, or those of one session."""
+        query = "SELECT session, number, command, settings, patches, incident, predicted, measured, started_at, ended_at, exit_status FROM attempt"
+        with self._open() as database:
+            rows = database.execute(
+                f"{query} WHERE ?1 IS NULL OR session = ?1 ORDER BY id", (session,)
+            ).fetchall()
+        return [Record(r[0], r[1], *(json.loads(c) if c else None for c in r[2:8]), *r[8:]) for r in rows]

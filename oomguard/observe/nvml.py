@@ -1,0 +1,62 @@
+"""The one gateway to NVML: device memory as the driver reports it, None wherever it cannot be known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU; every size in bytes, None where the driver does not say."""
+
+    index: int
+    name: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+    used_bytes_by_pid: dict[int, int | None] | None
+
+
+def devices() -> tuple[Device, ...] | None:
+    """All GPUs, or None where NVML is missing, fails to start, or has no permission: unknown, never "no GPU"."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, OSError):
+        return None
+    try:
+        count = _ask(pynvml.nvmlDeviceGetCount)
+        return None if count is None else tuple(_device(pynvml, index) for index in range(count))
+    finally:
+        _ask(pynvml.nvmlShutdown)
+
+
+def _ask(function: Any, *args: Any) -> Any:
+    """One NVML read; None where the driver, the container or the version refuses it."""
+    import pynvml
+
+    try:
+        return function(*args)
+    except (pynvml.NVMLError, AttributeError, UnicodeDecodeError, OSError):
+        return None
+
+
+def _device(pynvml: Any, index: int) -> Device:
+    handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:
+        return Device(index, None, None, None, None)
+    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    name = _ask(pynvml.nvmlDeviceGetName, handle)
+    running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    # A container hides process ids, and MIG hides sizes: an unknown size stays None.
+    by_pid = None if running is None else {p.pid: p.usedGpuMemory for p in running}
+    return Device(
+        index,
+        name.decode(errors="replace") if isinstance(name, bytes) else name,
+        None if memory is None else int(memory.total),
+        None if memory is None else int(memory.free),
+        by_pid,
+    )

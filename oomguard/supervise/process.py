@@ -1,0 +1,110 @@
+"""One run of the command: started, watched, and ended with everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from oomguard.engines.command import Launch
+from oomguard.errors import LaunchError
+from oomguard.observe.scan import Scanner
+from oomguard.supervise.signals import Signals, terminal_foreground
+from oomguard.supervise.tee import Tee
+
+DEFAULT_GRACE_S: Final = 30.0
+KILL_WAIT_S: Final = 5.0
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a run ended: ``status`` as a shell would report it (128 + n for a signal), and how long it ran."""
+
+    status: int
+    seconds: float
+    started_s: float
+
+
+def become_subreaper() -> bool:
+    """Make orphans of the command our children, so that none outlives us; Linux only, False where it cannot be done."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        return ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    except (OSError, AttributeError):
+        return False
+
+
+def run_once(launch: Launch, scanner: Scanner, signals: Signals, *, grace_s: float = DEFAULT_GRACE_S) -> Exit:
+    """Run the command to its end; its output goes on unchanged and through ``scanner``.
+
+    When it has ended, or ``grace_s`` after a stop signal, every process it left is ended too. Raises LaunchError
+    where the command cannot be started.
+    """
+    own_group = not terminal_foreground()
+    started = time.monotonic()
+    process = _start(launch, own_group=own_group)
+    signals.attach(process.pid, own_group=own_group)
+    try:
+        tee = Tee(scanner)
+        assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018 - both are PIPE
+        tee.add(process.stdout, sys.stdout.fileno())
+        tee.add(process.stderr, sys.stderr.fileno())
+
+        def check_grace() -> None:
+            late = signals.stopped_at_s is not None and time.monotonic() - signals.stopped_at_s > grace_s
+            if (late or signals.count >= 3) and process.poll() is None:
+                process.kill()
+
+        tee.pump(lambda: process.poll() is not None, check_grace)
+        while process.poll() is None:  # it closed its output and goes on
+            check_grace()
+            time.sleep(0.05)
+    finally:
+        signals.attach(None)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        end_tree(process.pid if own_group else None)
+    code = process.returncode
+    return Exit(128 - code if code < 0 else code, time.monotonic() - started, started)
+
+
+def _start(launch: Launch, *, own_group: bool) -> subprocess.Popen[bytes]:
+    # Unbuffered: on SIGKILL a block-buffered child loses its last lines, the very ones that say why.
+    env = {"PYTHONUNBUFFERED": "1", **os.environ, **launch.env}
+    try:
+        return subprocess.Popen(
+            launch.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, bufsize=0, process_group=0 if own_group else None
+        )
+    except FileNotFoundError:
+        raise LaunchError(f"{launch.argv[0]}: command not found", exit_status=127) from None
+    except PermissionError:
+        raise LaunchError(f"{launch.argv[0]}: cannot be executed", exit_status=126) from None
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"{launch.argv[0]}: {error}", exit_status=126) from None
+
+
+def end_tree(group: int | None) -> None:
+    """End what a run left behind: its process group, then every process below us (orphans come to a subreaper)."""
+    import psutil
+
+    if group is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGTERM)
+    left = psutil.Process().children(recursive=True)
+    for child in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+    _, alive = psutil.wait_procs(left, timeout=KILL_WAIT_S)
+    for child in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(alive, timeout=KILL_WAIT_S)

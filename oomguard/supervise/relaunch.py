@@ -1,0 +1,205 @@
+"""The attempts of ``oomguard run``: run, diagnose, plan, patch, run again, until it fits or nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oomguard.diagnose import assess_all
+from oomguard.engines import vllm
+from oomguard.engines.command import Launch
+from oomguard.facts import FactValue
+from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch, SettingInForce
+from oomguard.journal import Journal, Record
+from oomguard.log import get_logger
+from oomguard.observe.scan import Scanner
+from oomguard.remedy.planner import next_patch
+from oomguard.remedy.policy import Policy
+from oomguard.report.headline import headline
+from oomguard.report.json import incident_dict, patch_dict
+from oomguard.report.mask import mask, mask_command
+from oomguard.rules.load import RuleSet
+from oomguard.supervise.memory_wait import free_by_device, wait_until_free
+from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
+from oomguard.supervise.signals import Signals
+
+if TYPE_CHECKING:
+    import tenacity
+
+# A failure last printed longer ago than this before the end did not end the run: a server that recovered an hour ago
+# and dies of something else is not run again for it.
+RECENT_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the whole run ended: the last exit status, every attempt, and the last diagnosis that found anything."""
+
+    status: int
+    attempts: tuple[Attempt, ...]
+    diagnosis: Diagnosis | None
+
+
+@dataclass(slots=True)
+class Supervision:
+    """What the attempts of one ``oomguard run`` share; ``run`` makes them."""
+
+    launch: Launch
+    policy: Policy
+    rules: RuleSet
+    journal: Journal | None = None
+    dry_run: bool = False
+    grace_s: float = DEFAULT_GRACE_S
+    on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
+    _first: Launch = field(init=False)
+    _session: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
+    _settings: dict[str, FactValue] = field(init=False, default_factory=dict)
+    _pending: tuple[Patch, ...] = field(init=False, default=())
+    _tried: set[tuple[str, FactValue]] = field(init=False, default_factory=set)
+    _attempts: list[Attempt] = field(init=False, default_factory=list)
+    _diagnosis: Diagnosis | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._first = self.launch
+
+    def run(self, signals: Signals) -> Outcome:
+        """Run the command, and again after each patch; raises LaunchError where it cannot be started at all."""
+        import tenacity
+
+        stop: tenacity.stop.stop_base = tenacity.stop_after_attempt(1 + self.policy.max_relaunches)
+        if self.policy.deadline_s is not None:
+            stop = stop | tenacity.stop_after_delay(self.policy.deadline_s)
+        with _session_folder() as folder:
+            retrying = tenacity.Retrying(
+                stop=stop,
+                wait=tenacity.wait_none(),
+                retry=tenacity.retry_if_result(lambda _attempt: bool(self._pending)),
+                before_sleep=lambda _state: self._apply(folder),
+                retry_error_callback=self._give_up,
+            )
+            last: Attempt = retrying(lambda: self._attempt(signals, folder))
+        status = last.exit_status if last.exit_status is not None else 125
+        if signals.stopped_by is not None and status == 0:
+            status = 0  # the child chose to end well after the signal: its own status stands
+        return Outcome(status, tuple(self._attempts), self._diagnosis)
+
+    def _attempt(self, signals: Signals, folder: Path) -> Attempt:
+        log, number, patches = get_logger(), len(self._attempts) + 1, self._pending
+        self._pending = ()
+        log.info("attempt started", number=number, command=mask(self.launch.shell()))
+        row = self._begin(number, patches)
+        free_before = free_by_device()
+        scanner = Scanner(self.rules)
+        ended = run_once(self.launch, scanner, signals, grace_s=self.grace_s)
+        diagnosis = self._diagnose(scanner, ended.status)
+        incident = diagnosis.first_cause
+        attempt = Attempt(
+            number, dict(self._settings), patches, incident, ended.status, "" if ended.status == 0 else f"exit status {ended.status}",
+            ended.seconds, _comparable(scanner.measured, patches),
+        )  # fmt: skip
+        self._attempts.append(attempt)
+        if self.journal is not None and row is not None:
+            self.journal.end(row, exit_status=ended.status, incident=incident_dict(incident) if incident else None, measured=attempt.measured)
+        log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
+        if incident is not None:
+            self._diagnosis = diagnosis
+            self._after_failure(diagnosis, incident, signals, folder)
+            if self._pending:
+                held = wait_until_free(free_before, lambda: signals.stopped_by is not None)
+                if held:
+                    log.warning("memory is still held after the failed attempt", held=held)
+            if signals.stopped_by is not None:
+                self._pending = ()
+        return attempt
+
+    def _diagnose(self, scanner: Scanner, status: int) -> Diagnosis:
+        if status == 0:
+            scanner.flush()
+            return Diagnosis("")
+        settings = vllm.settings_in_force(self.launch)
+        # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
+        scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
+        if self._settings:
+            scanned = replace(scanned, incidents=tuple(self._with_patched(i) for i in scanned.incidents))
+        return assess_all(scanned, self.rules, self.policy, self._tried, local_models=True)
+
+    def _with_patched(self, incident: Incident) -> Incident:
+        first = vllm.settings_in_force(self._first)
+        settings = dict(incident.settings)
+        for name, value in self._settings.items():
+            chosen = first.get(name)
+            by_user = chosen.set_by_user if chosen else (settings[name].set_by_user if name in settings and "command" not in settings[name].source else False)
+            settings[name] = SettingInForce(name, value, by_user, "patched")
+        return replace(incident, settings=settings)
+
+    def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
+        log = get_logger()
+        log.warning("out of memory" if incident.is_oom else "failed", kind=incident.kind, what=headline(incident), cause=incident.causes[0].id)
+        if self._settings and not vllm.is_vllm_command(self.launch.argv) and not vllm.acknowledged(folder):
+            log.warning("the change did not reach the engine: no vLLM in the command's Python took it")
+        patch = next_patch(incident) if incident.is_oom else None
+        self.on_failure(diagnosis, self._commands(incident))
+        if patch is None:
+            log.info("nothing more to change by itself")
+        elif self.dry_run:
+            log.info("dry run: nothing is run again", would_run=self._commands(incident).get(patch.setting, ""))
+        elif signals.stopped_by is None:
+            self._pending = (patch,)
+
+    def _commands(self, incident: Incident) -> dict[str, str]:
+        """The full command with each solved patch and alternative applied, to paste."""
+        commands = {
+            patch.setting: vllm.shown(self._first, {**self._settings, patch.setting: patch.new})
+            for patch in incident.plan
+            if patch.new is not None and (patch.as_kwarg or patch.as_flag) and incident.framework == "vllm"
+        }
+        for alternative in incident.alternatives:
+            if alternative.new is not None:
+                commands[f"alternative:{alternative.setting}"] = vllm.shown(self._first, {**self._settings, alternative.setting: alternative.new})
+        return commands
+
+    def _apply(self, folder: Path) -> None:
+        for patch in self._pending:
+            assert patch.new is not None  # noqa: S101 - only applicable patches become pending
+            self._settings[patch.setting] = patch.new
+            self._tried.add((patch.setting, patch.new))
+        self.launch = vllm.apply(self._first, self._settings, folder)
+        log = get_logger()
+        changed = {patch.setting: f"{patch.old} -> {patch.new}" for patch in self._pending}
+        log.info("running again", **changed)
+        if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in self._pending):
+            log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in self._pending})
+
+    def _give_up(self, state: tenacity.RetryCallState) -> Attempt:
+        get_logger().warning("no relaunch is left", attempts=len(self._attempts), max_relaunches=self.policy.max_relaunches)
+        return self._attempts[-1] if state.outcome is None else state.outcome.result()  # type: ignore[no-any-return]
+
+    def _begin(self, number: int, patches: tuple[Patch, ...]) -> int | None:
+        if self.journal is None:
+            return None
+        predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
+        return self.journal.begin(
+            Record(self._session, number, mask_command(self.launch.argv), self._settings, [patch_dict(p) for p in patches], predicted=predicted)
+        )
+
+
+def _comparable(measured: dict[str, float], patches: tuple[Patch, ...]) -> dict[str, float]:
+    """Of what a run printed, the figures that a prediction can be held against, and the KV cache's."""
+    wanted = {name for patch in patches for name in patch.predicts} | {"kv_cache_available_bytes", "kv_cache_capacity_tokens"}
+    return {name: value for name, value in measured.items() if name in wanted}
+
+
+@contextlib.contextmanager
+def _session_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="oomguard-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

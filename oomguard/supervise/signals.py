@@ -1,0 +1,73 @@
+"""Signals to oomguard, handed on to the child; after one that asks to stop, nothing is remedied."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
+
+
+class Signals:
+    """While entered, keep what arrives and forward it to the running child, if there is one.
+
+    ``stopped_by`` is the first signal that asked to stop. On a terminal the child shares our process group, so the
+    terminal's Ctrl-C reaches it by itself and is not sent twice; a second one, or ``kill -INT``, is passed on.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_by: signal.Signals | None = None
+        self.stopped_at_s: float | None = None
+        self.count = 0
+        self._child_pid: int | None = None
+        self._own_group = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def attach(self, pid: int | None, *, own_group: bool = False) -> None:
+        """Name the child that signals go to (None: nobody); one that came before is forwarded now."""
+        self._child_pid, self._own_group = pid, own_group
+        if pid is not None and self.stopped_by is not None:
+            self._send(self.stopped_by)
+
+    def __enter__(self) -> Signals:
+        for number in (*_STOPS, *_PASSED):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        received = signal.Signals(number)
+        if received in _STOPS:
+            self.count += 1
+            if self.stopped_by is None:
+                self.stopped_by, self.stopped_at_s = received, time.monotonic()
+            if received == signal.SIGINT and self.count == 1 and not self._own_group and terminal_foreground():
+                return  # the terminal has sent it to the child already
+        self._send(received)
+
+    def _send(self, received: signal.Signals) -> None:
+        if self._child_pid is None:
+            return
+        try:
+            if self._own_group and received == signal.SIGINT:  # what a terminal would do
+                os.killpg(self._child_pid, received)
+            else:
+                os.kill(self._child_pid, received)
+        except ProcessLookupError:
+            pass
+
+
+def terminal_foreground() -> bool:
+    """Whether standard input is a terminal and we are its foreground process group."""
+    try:
+        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False

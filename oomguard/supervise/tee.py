@@ -1,0 +1,89 @@
+"""Passing a child's output through unchanged while the scanner reads a copy of it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import IO, Final
+
+from oomguard.observe.scan import Scanner
+from oomguard.observe.source import LineSplitter
+
+CHUNK_BYTES: Final = 1 << 16
+POLL_S: Final = 0.1
+# An orphan that holds the pipe's other end keeps end-of-file away for ever, so reading stops this long after the exit.
+DRAIN_S: Final = 2.0
+
+
+@dataclass(slots=True)
+class _Stream:
+    source: IO[bytes]
+    sink_fd: int
+    splitter: LineSplitter = field(default_factory=LineSplitter)
+    sink_open: bool = True
+
+
+class Tee:
+    """Copy pipes to file descriptors and to a scanner until they end, or until the child has and they are quiet."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self._selector = selectors.DefaultSelector()
+
+    def add(self, source: IO[bytes], sink_fd: int) -> None:
+        """Read ``source`` and write what comes, as it comes, to ``sink_fd``."""
+        os.set_blocking(source.fileno(), False)
+        self._selector.register(source, selectors.EVENT_READ, _Stream(source, sink_fd))
+
+    def pump(self, ended: Callable[[], bool], tick: Callable[[], None]) -> None:
+        """Copy until every pipe is at its end; ``ended`` says that the child has exited, ``tick`` runs between reads."""
+        quiet_since: float | None = None
+        while self._selector.get_map():
+            events = self._selector.select(POLL_S)
+            for key, _ in events:
+                self._copy(key.data)
+            tick()
+            if not ended():
+                quiet_since = None
+            elif events or quiet_since is None:
+                quiet_since = quiet_since or time.monotonic()
+            if quiet_since is not None and time.monotonic() - quiet_since > DRAIN_S:
+                break
+        for key in list(self._selector.get_map().values()):
+            self._finish(key.data)
+        self._selector.close()
+
+    def _copy(self, stream: _Stream) -> None:
+        try:
+            chunk = os.read(stream.source.fileno(), CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._finish(stream)
+            return
+        if stream.sink_open:
+            stream.sink_open = _write_all(stream.sink_fd, chunk)
+        for line in stream.splitter.feed(chunk):
+            self._scanner.push(line)
+
+    def _finish(self, stream: _Stream) -> None:
+        for line in stream.splitter.feed(b"", final=True):
+            self._scanner.push(line)
+        self._selector.unregister(stream.source)
+        stream.source.close()
+
+
+def _write_all(fd: int, chunk: bytes) -> bool:
+    """Write a chunk whole; False when nobody reads any more (``| head``): the child goes on, unheard."""
+    view = memoryview(chunk)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:
+            return False
+    return True
