@@ -98,7 +98,9 @@ def _specs() -> dict[str, FactSpec]:
         ("prompt_tokens", "int", "prompt length of the failed call, padding included"),
         ("max_new_tokens", "int", "tokens that the failed call may generate"),
         ("baseline_bytes", "int", "live bytes on the device before the failed call"),
+        ("peak_bytes", "int", "largest number of live bytes during the attempt"),
         ("row_bytes", "int", "bytes that one row of the failed call needs"),
+        ("row_bytes_at_failure", "int", "bytes that one row of the failed call held when it failed, a lower bound"),
         # what the user decided, filled from the command or the log's own echo of it
         ("kv_cache_memory_bytes", "int", "byte count of the KV cache that the user set"),
         ("kv_cache_memory_bytes_set", "bool", "the user set a byte count for the KV cache"),

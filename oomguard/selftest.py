@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from oomguard.diagnose import assess
+from oomguard.diagnosing import assess
 from oomguard.errors import OomguardError
 from oomguard.facts import REGISTRY, Fact
 from oomguard.incident import Effect, Incident, SettingInForce

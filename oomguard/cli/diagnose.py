@@ -33,7 +33,7 @@ def command(
     (after all the rest is done), 1 with --exit-code when an out-of-memory was found.
     """
     from oomguard.cli import show_error
-    from oomguard.diagnose import diagnose_lines
+    from oomguard.diagnosing import diagnose_lines
     from oomguard.observe.source import open_log, read_lines
 
     if not paths:

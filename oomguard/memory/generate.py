@@ -11,12 +11,14 @@ from __future__ import annotations
 from oomguard.memory.model_config import ModelConfig
 
 
-def generate_row_bytes(config: ModelConfig, prompt_tokens: int, max_new_tokens: int) -> int:
-    """Peak bytes of one row at the larger of prefill and the last decoding step."""
+def generate_row_bytes(config: ModelConfig, prompt_tokens: int, max_new_tokens: int, *, padded: bool = False) -> int:
+    """Peak bytes of one row at the larger of prefill and the last decoding step; ``padded`` rows carry a [T, T] mask."""
     size = config.dtype_bytes
     kv_token = 2 * config.layers * config.kv_heads * config.head_dim * size
     repeated = 2 * config.heads * config.head_dim * size
     prefill = prompt_tokens * (kv_token + size * (3 * config.intermediate + 4 * config.hidden) + repeated)
+    if padded:
+        prefill += prompt_tokens * prompt_tokens
     total_tokens = prompt_tokens + max_new_tokens
     decode = total_tokens * (kv_token + kv_token // (2 * config.layers) + repeated)
     logits = config.vocab * (size + 4 * 3)  # the last position's logits, its fp32 copy and the processors' work on it

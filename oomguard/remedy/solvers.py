@@ -189,10 +189,14 @@ def rows_that_fit(incident: Incident) -> Solution:
     others = incident.number("other_process_in_use_bytes") or 0
     room = (total - others) * (1 - BATCH_MARGIN_RATIO) - base
     value = min(int(rows) - 1, math.floor(room / row_bytes))
+    seen = incident.number("row_bytes_at_failure")
+    if value < 1 and rows > 1 and seen is not None and seen <= room:
+        value = 1  # the model says that not one row fits, what was measured does not rule it out
     if value < 1:
         return Solution(None, f"one row needs {format_gib(row_bytes)}, {format_gib(max(0, room))} is free for it")
-    reason = f"one row needs {format_gib(row_bytes)}; {value} rows fit in {format_gib(room)}, {int(rows)} do not"
-    return Solution(value, reason, round((rows - value) * row_bytes))
+    fit = f"{value} row{'s' if value > 1 else ''} in {format_gib(room)}, {int(rows)} failed"
+    reason = f"one row needs {format_gib(row_bytes)}: {fit}"
+    return Solution(value, reason, round((rows - value) * row_bytes), predicts={"peak_bytes": base + value * row_bytes})
 
 
 SOLVERS: Final[dict[str, Solver]] = {

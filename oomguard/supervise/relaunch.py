@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from oomguard.diagnose import assess_all
+from oomguard.diagnosing import assess_all
 from oomguard.engines import vllm
 from oomguard.engines.command import Launch
 from oomguard.facts import FactValue

@@ -1,0 +1,108 @@
+"""The explicit form: ``for attempt in oomguard.attempts(batch_size=64): with attempt: …``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
+
+from oomguard.facts import Fact, FactValue
+from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName, clear, diagnose_error, row_bytes
+from oomguard.incident import Attempt, Diagnosis, Effect, Patch, SettingInForce
+from oomguard.observe import torch_memory
+from oomguard.observe.exceptions import may_be_oom
+from oomguard.remedy.planner import next_patch
+from oomguard.remedy.policy import Policy
+from oomguard.remedy.settings import setting
+from oomguard.report.note import note
+
+
+class AttemptBlock:
+    """One attempt, entered with ``with``: ``settings`` holds the values to use, ``number`` counts from 1.
+
+    A memory failure inside is swallowed where the next attempt is predicted to fit; everything else is raised.
+    """
+
+    def __init__(self, run: _Run, number: int, settings: Mapping[str, FactValue]) -> None:
+        self.number = number
+        self.settings: Mapping[str, FactValue] = MappingProxyType(dict(settings))
+        self._run = run
+        self._started = 0.0
+
+    def __enter__(self) -> AttemptBlock:
+        torch_memory.reset_peak()
+        self._started = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        return self._run.ended(self, error, time.monotonic() - self._started)
+
+
+class _Run:
+    def __init__(self, policy: Policy, settings: Mapping[str, FactValue]) -> None:
+        self.policy = policy
+        self.settings = dict(settings)
+        self.attempts: list[Attempt] = []
+        self.diagnosis: Diagnosis | None = None
+        self.finished = False
+        self._pending: tuple[Patch, ...] = ()
+        self._tried: set[tuple[str, FactValue]] = set()
+
+    def ended(self, block: AttemptBlock, error: BaseException | None, seconds: float) -> bool:
+        """Record an attempt; True (swallow the exception) where another one follows."""
+        patches, self._pending = self._pending, ()
+        peak = torch_memory.peak_bytes()
+        measured: dict[str, float] = {} if peak is None else {"peak_bytes": peak}
+        incident = None
+        if error is not None and isinstance(error, Exception) and may_be_oom(error):
+            clear(error)
+            torch_memory.release()
+            self.diagnosis = diagnose_error(error, self.policy, self._tried, self._facts(error), self._in_force())
+            incident = self.diagnosis.first_cause
+        name = "" if error is None else type(error).__name__
+        self.attempts.append(Attempt(block.number, dict(block.settings), patches, incident, error=name, seconds=seconds, measured=measured))
+        if error is None or incident is None:
+            self.finished = True
+            return False
+        patch = next_patch(incident)
+        if patch is None or patch.new is None or patch.setting not in self.settings or block.number > self.policy.max_relaunches:
+            error.add_note(note(incident, self.attempts))
+            self.finished = True
+            return False
+        self._pending = (patch,)
+        self._tried.add((patch.setting, patch.new))
+        self.settings[patch.setting] = patch.new
+        return True
+
+    def _in_force(self) -> dict[str, SettingInForce]:
+        return {name: SettingInForce(name, value, True, "given") for name, value in self.settings.items()}
+
+    def _facts(self, error: BaseException) -> dict[str, Fact]:
+        rows = self.settings.get("batch_size")
+        if not isinstance(rows, int) or isinstance(rows, bool):
+            return {}
+        base = torch_memory.live_bytes()
+        needed, at_failure = row_bytes(error, base, rows, None)
+        values = {"batch_size": rows, "baseline_bytes": base, "row_bytes": needed, "row_bytes_at_failure": at_failure}
+        return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+
+
+def attempts(
+    *,
+    allow: EffectName | None = None,
+    floors: Mapping[str, FactValue] | None = None,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    **settings: FactValue,
+) -> Iterator[AttemptBlock]:
+    """Yield attempts until one succeeds, each with settings that are predicted to fit.
+
+    ``settings`` are the values to begin with (``batch_size=64``). When nothing is left to change, the failure of the
+    last attempt is raised with the diagnosis in its notes. Raises SettingError for an unknown setting.
+    """
+    start = {setting(name).name: value for name, value in settings.items()}
+    minimum = {setting(name).name: value for name, value in (floors or {}).items()}
+    run = _Run(Policy(Effect.parse(allow) if allow else None, minimum=minimum, max_relaunches=max_attempts - 1), start)
+    number = 1
+    while not run.finished:
+        yield AttemptBlock(run, number, run.settings)
+        number += 1

@@ -1,0 +1,63 @@
+"""A plain function that works on rows: called on a part of one named argument, its results put together in order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RowsCall:
+    """One call of a function whose argument ``name`` holds one entry per row (list, tuple, tensor or array)."""
+
+    bound: inspect.BoundArguments
+    name: str
+    rows: int
+    not_splittable: str | None
+    model: Any = None
+    prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RowsCall:
+        """Read a call; raises TypeError where the arguments do not fit the function, as calling it would."""
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        value = bound.arguments.get(name)
+        if isinstance(value, (list, tuple)) or (hasattr(value, "shape") and len(value.shape) > 0):
+            return cls(bound, name, len(value), None)
+        return cls(bound, name, 1, f"the argument {name} is no list and no tensor")
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments of the whole call."""
+        return self.bound.args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of the whole call."""
+        return self.bound.kwargs
+
+    def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the call on rows ``start`` to ``stop``."""
+        arguments = dict(self.bound.arguments)
+        arguments[self.name] = arguments[self.name][start:stop]
+        part = inspect.BoundArguments(self.bound.signature, arguments)  # type: ignore[arg-type]
+        return part.args, part.kwargs
+
+    def merge(self, parts: list[Any]) -> Any:
+        """The results of all parts, in order; raises TypeError where they are neither lists nor tensors."""
+        if len(parts) == 1:
+            return parts[0]
+        if all(isinstance(part, (list, tuple)) for part in parts):
+            return type(parts[0])(row for part in parts for row in part)
+        if all(hasattr(part, "untyped_storage") for part in parts):
+            import torch
+
+            return torch.cat(parts)
+        raise TypeError(f"a guard that splits {self.name!r} needs a function that returns a list, tuple or tensor of rows")
+
+    def modelled_row_bytes(self) -> int | None:
+        """None: nothing is known of what the function does."""
+        return None

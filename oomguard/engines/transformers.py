@@ -1,0 +1,144 @@
+"""``generate`` of Hugging Face transformers: watching it, and running it in parts that give the same rows in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from oomguard.memory.generate import generate_row_bytes
+from oomguard.memory.model_config import from_mapping
+
+# Arguments known to hold one row per input. A tensor under any other name may not (images of several per row, say),
+# so a call that has one is not split.
+_ROW_ARGUMENTS: Final = frozenset({
+    "inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "decoder_input_ids",
+    "decoder_attention_mask", "input_features",
+})  # fmt: skip
+_UNSPLITTABLE: Final = ("streamer", "past_key_values", "assistant_model", "encoder_outputs")
+
+Handler = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """One call of ``generate``: its rows and lengths, and how to make a part of it and put parts together again."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    rows: int
+    prompt_tokens: int | None
+    max_new_tokens: int | None
+    not_splittable: str | None
+
+    @classmethod
+    def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:
+        """Read a call; ``not_splittable`` says why its rows cannot be run apart, None where they can."""
+        import torch
+
+        main = args[0] if args else next((kwargs[n] for n in ("inputs", "input_ids", "inputs_embeds", "input_features") if kwargs.get(n) is not None), None)
+        reason = None
+        if not isinstance(main, torch.Tensor) or main.dim() < 2:
+            return cls(model, args, kwargs, 1, None, None, "no rows to split: the call has no tensor of inputs")
+        rows = main.shape[0]
+        for name, value in kwargs.items():
+            if isinstance(value, torch.Tensor) and (name not in _ROW_ARGUMENTS or value.shape[:1] != (rows,)):
+                reason = f"the argument {name} is not known to hold one row per input"
+        for name in _UNSPLITTABLE:
+            if kwargs.get(name) is not None:
+                reason = f"the argument {name} belongs to the whole batch"
+        if len(args) > 1 and any(isinstance(a, torch.Tensor) for a in args[1:]):
+            reason = "a second positional tensor"
+        if _option(model, args, kwargs, "return_dict_in_generate"):
+            reason = "return_dict_in_generate: parts cannot be put together again"
+        prompt = main.shape[1]
+        return cls(model, args, kwargs, rows, prompt, _new_tokens(model, args, kwargs, prompt), reason)
+
+    def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call's arguments with rows ``start`` to ``stop``; padding columns are kept, so that tokens stay the same."""
+        import torch
+
+        args = tuple(a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a for i, a in enumerate(self.args))
+        kwargs = {n: v[start:stop] if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS else v for n, v in self.kwargs.items()}
+        return args, kwargs
+
+    def merge(self, parts: list[Any]) -> Any:
+        """The rows of all parts in order; a part that ended earlier is padded on the right, as one batch would have been."""
+        import torch
+
+        if len(parts) == 1:
+            return parts[0]
+        longest = max(part.shape[1] for part in parts)
+        padded = [
+            torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=self._pad_token()) if part.shape[1] < longest else part
+            for part in parts
+        ]
+        return torch.cat(padded)
+
+    def _pad_token(self) -> int:
+        for name in ("pad_token_id", "eos_token_id"):
+            value = _option(self.model, self.args, self.kwargs, name)
+            if isinstance(value, (list, tuple)):
+                value = value[0] if value else None
+            if value is not None:
+                return int(value)
+        return 0
+
+    def modelled_row_bytes(self) -> int | None:
+        """Bytes of one row by the closed form; None where the architecture or a length is not known."""
+        config = from_mapping(self.model.config.to_dict()) if hasattr(self.model, "config") else None
+        if config is None or self.prompt_tokens is None or self.max_new_tokens is None:
+            return None
+        element = getattr(getattr(self.model, "dtype", None), "itemsize", None)
+        if element is not None:  # what the weights are, not what the configuration was saved with
+            config = replace(config, dtype_bytes=int(element))
+        beams = int(_option(self.model, self.args, self.kwargs, "num_beams") or 1)
+        returned = int(_option(self.model, self.args, self.kwargs, "num_return_sequences") or 1)
+        mask = self.kwargs.get("attention_mask")
+        padded = mask is not None and bool((mask == 0).any())
+        return generate_row_bytes(config, self.prompt_tokens, self.max_new_tokens, padded=padded) * max(beams, returned)
+
+
+def _option(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
+    """An option of the call as transformers resolves it: keyword, given configuration, the model's own."""
+    if kwargs.get(name) is not None:
+        return kwargs[name]
+    given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+    for config in (given, getattr(model, "generation_config", None)):
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prompt_tokens: int) -> int | None:
+    new = _option(model, args, kwargs, "max_new_tokens")
+    if new is not None:
+        return int(new)
+    total = _option(model, args, kwargs, "max_length")
+    return None if total is None else max(0, int(total) - prompt_tokens)
+
+
+_watched: list[Handler] = []
+
+
+def watch(handler: Handler) -> None:
+    """Have every ``generate`` go through ``handler``, now or when transformers is first imported; once per process."""
+    if _watched:
+        return
+    _watched.append(handler)
+    import sys
+
+    import wrapt
+
+    if "transformers.generation.utils" in sys.modules:
+        _wrap(sys.modules["transformers.generation.utils"])
+    else:
+        wrapt.register_post_import_hook(_wrap, "transformers.generation.utils")
+
+
+def _wrap(module: Any) -> None:
+    import wrapt
+
+    wrapt.wrap_function_wrapper(module, "GenerationMixin.generate", _watched[0])

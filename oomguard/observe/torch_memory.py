@@ -1,0 +1,49 @@
+"""Live and peak bytes of the device that torch works on: the simulated one, else CUDA; None where neither is in use."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+
+def _simulated() -> Any:
+    testing = sys.modules.get("oomguard.testing")
+    return None if testing is None else testing.active_device()
+
+
+def _cuda() -> Any:
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def live_bytes(model: Any = None) -> int | None:
+    """Bytes in live tensors now; on a simulated device, the weights of ``model`` count before they are first used."""
+    if (device := _simulated()) is not None:
+        weights = [*model.parameters(), *model.buffers()] if hasattr(model, "parameters") else []
+        return int(device.live_bytes + device.unseen_bytes(weights))
+    cuda = _cuda()
+    return None if cuda is None else int(cuda.memory_allocated())
+
+
+def peak_bytes() -> int | None:
+    """Largest number of live bytes since ``reset_peak``."""
+    if (device := _simulated()) is not None:
+        return int(device.peak_bytes)
+    cuda = _cuda()
+    return None if cuda is None else int(cuda.max_memory_allocated())
+
+
+def reset_peak() -> None:
+    """Begin a new measurement of the peak."""
+    if (device := _simulated()) is not None:
+        device.reset_peak()
+    elif (cuda := _cuda()) is not None:
+        cuda.reset_peak_memory_stats()
+
+
+def release() -> None:
+    """Drop what nothing refers to any more, and give cached blocks back to the device."""
+    gc.collect()
+    if _simulated() is None and (cuda := _cuda()) is not None:
+        cuda.empty_cache()

@@ -1,0 +1,29 @@
+"""A diagnosis in a few plain lines: the note that a re-raised exception carries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oomguard.incident import Attempt, Incident
+from oomguard.report.headline import headline
+from oomguard.report.mask import mask
+
+
+def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
+    """What happened, why, what was tried, what to change and what is unknown, one thing a line."""
+    lines = [f"oomguard: {headline(incident)}"]
+    if incident.causes:
+        cause = incident.causes[0]
+        lines.append(f"  why: {cause.title} ({cause.id}, confidence {cause.confidence:.2f}). {cause.explanation}")
+    lines += [
+        f"  tried: {', '.join(f'{p.setting} {p.old} -> {p.new}' for p in attempt.patches)}: {attempt.error or 'ran'}"
+        for attempt in attempts
+        if attempt.patches
+    ]
+    for patch in incident.plan:
+        to = "not solved" if patch.new is None else patch.as_kwarg or patch.as_flag or f"{patch.setting}={patch.new}"
+        blocked = f" [not done by itself: {patch.blocked_by}]" if patch.blocked_by and patch.new is not None else ""
+        lines.append(f"  change: {patch.setting}: {to} ({patch.effect}): {patch.reason}{blocked}")
+    if incident.unknown:
+        lines.append(f"  unknown: {'; '.join(incident.unknown)}")
+    return mask("\n".join(lines))
