@@ -194,18 +194,19 @@ def _watched_generate(wrapped: Callable[..., Any], model: Any, args: tuple[Any, 
     current = _in_force.get()
     if current is None or _inside_call.get() or _disabled():
         return wrapped(*args, **kwargs)
-    return _run_split(current, wrapped, hf.GenerateCall.of(model, args, kwargs))
-
-
-def _run_split(owner: Guard, function: Callable[..., Any], call: Any) -> Any:
-    token = _inside_call.set(True)
-    try:
-        result, error = _SplitRun(owner, function, call).run()
-    finally:
-        _inside_call.reset(token)
+    result, error = _run_split(current, wrapped, hf.GenerateCall.of(model, args, kwargs))
     if error is not None:
         raise error
     return result
+
+
+def _run_split(owner: Guard, function: Callable[..., Any], call: Any) -> tuple[Any, BaseException | None]:
+    """The result or the exception to raise: the caller raises it, so that as few of our frames as can be stand above."""
+    token = _inside_call.set(True)
+    try:
+        return _SplitRun(owner, function, call).run()
+    finally:
+        _inside_call.reset(token)
 
 
 class _SplitRun:
@@ -385,6 +386,9 @@ def _decorate(made: Guard, function: F) -> F:
         with made._fresh() as current:
             if current.batch is None or _disabled():
                 return function(*args, **kwargs)
-            return _run_split(current, function, RowsCall.of(function, current.batch, args, kwargs))
+            result, error = _run_split(current, function, RowsCall.of(function, current.batch, args, kwargs))
+            if error is not None:
+                raise error
+            return result
 
     return call  # type: ignore[return-value]

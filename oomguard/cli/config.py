@@ -10,8 +10,10 @@ from oomguard.errors import UsageError
 
 OPTIONS: Final = (
     "allow", "pin", "min", "max_relaunches", "deadline", "dry_run", "report", "journal", "rules", "set", "gpu_memory",
-    "format", "quiet", "verbose", "grace", "exit_code", "color",
+    "format", "quiet", "verbose", "grace", "exit_code", "color", "log_format",
 )  # fmt: skip
+# Option -> parameter of the sub-commands, where the option's own name is taken in Python.
+_PARAMETERS: Final = {"format": "form", "min": "minimum", "set": "given"}
 
 
 def defaults_from_pyproject(start: Path | None = None) -> dict[str, Any]:
@@ -39,5 +41,6 @@ def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:
             near = difflib.get_close_matches(name, OPTIONS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"options: {', '.join(OPTIONS)}"
             raise UsageError(f"{path}, [tool.oomguard]: unknown option {key!r}", hint=hint)
+        name = _PARAMETERS.get(name, name)
         values[name] = [str(v) for v in value] if isinstance(value, list) else value
     return values

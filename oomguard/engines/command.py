@@ -30,9 +30,11 @@ class Launch:
 def is_vllm_command(argv: tuple[str, ...]) -> bool:
     """Whether the command itself is vLLM's command line, so that flags reach the engine."""
     names = [PurePath(word).name for word in argv]
-    if "vllm" in names[:2] and "serve" in argv[1:4]:
-        return True
-    return any(a == "-m" and b.startswith("vllm.entrypoints.") for a, b in zip(argv, argv[1:], strict=False))
+    if names and names[0].startswith("python"):
+        if names[1:2] == ["-m"]:
+            return len(argv) > 2 and argv[2].startswith("vllm.entrypoints.")
+        names = names[1:]
+    return names[:2] == ["vllm", "serve"]
 
 
 def settings_given(argv: tuple[str, ...]) -> dict[str, SettingInForce]:

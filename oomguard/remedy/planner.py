@@ -35,10 +35,13 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) 
         for fix in rule.fixes:
             if fix.setting in patches:
                 continue
-            solution = _solve(fix, incident)
-            if solution is None:
+            missing = _missing(fix, incident)
+            if missing is None:
                 continue
+            solution = _solve(fix, incident, missing)
             patch = _patch(fix, rule, solution, incident, policy)
+            if missing and patch.new is not None and patch.blocked_by is None:
+                patch = replace(patch, blocked_by=f"not known: {', '.join(missing)}")
             unknown.update(dict.fromkeys(solution.unknown))
             if patch.new is not None and (patch.setting, patch.new) in tried:
                 continue
@@ -53,8 +56,8 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) 
     return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
 
 
-def _solve(fix: Fix, incident: Incident) -> Solution | None:
-    """The fix's value; None where one of its conditions is known not to hold."""
+def _missing(fix: Fix, incident: Incident) -> list[str] | None:
+    """The facts that the fix's conditions need and nobody knows; None where a condition is known not to hold."""
     missing: list[str] = []
     for condition in fix.when:
         held = condition.evaluate(incident.facts)
@@ -62,8 +65,14 @@ def _solve(fix: Fix, incident: Incident) -> Solution | None:
             return None
         if held is None:
             missing += condition.missing(incident.facts)
-    if missing:
-        return Solution(None, f"not applicable: {', '.join(missing)} unknown", unknown=tuple(f"{n}: not known" for n in missing))
+    return missing
+
+
+def _solve(fix: Fix, incident: Incident, missing: list[str]) -> Solution:
+    """The fix's value. What the user set may be unknown and the value still solved; any other missing fact may not."""
+    needed = [name for name in missing if not name.endswith("_set")]
+    if needed:
+        return Solution(None, f"not applicable: {', '.join(needed)} unknown", unknown=tuple(f"{n}: not known" for n in needed))
     if fix.value is not None:
         value = fix.value.evaluate(incident.facts)
         if value is None:

@@ -17,14 +17,14 @@ from oomguard.memory.kv_cache import kv_request_bytes
 
 # Raising the utilization: what the engine holds varies a little from start to start; on the CPU backend the node's
 # total itself moves by the minute, so the margin there is larger.
-RAISE_MARGIN_RATIO: Final = 0.05
+RAISE_MARGIN_RATIO: Final = 0.01
 RAISE_MARGIN_CPU_RATIO: Final = 0.10
 RAISE_MARGIN_BYTES: Final = 64 * MIB
 # Lowering it into what is free: the other processes may take a little more before the engine looks again.
 FREE_MARGIN_RATIO: Final = 0.02
 # Without a printed free figure no utilization above this is proposed: context and display take the rest.
 MAX_UTILIZATION: Final = 0.97
-# Where the KV need of one request is not known: this share of the device, so that the next message can say it.
+# Where the KV need of one request is not known: up to this share of the device, as far as it is free.
 UNKNOWN_KV_RATIO: Final = 0.10
 # A simulated or real allocator needs a little more than the sum of the tensors.
 BATCH_MARGIN_RATIO: Final = 0.03
@@ -93,7 +93,7 @@ def utilization_for_max_len(incident: Incident) -> Solution:
     if needed is None or left is None:
         return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
     missing = needed - left + incident.slack("kv_cache_needed_bytes") + incident.slack("kv_cache_available_bytes")
-    return _raise_by(incident, missing, "one request of max_model_len tokens lacks")
+    return _raise_by(incident, missing, f"one request of max_model_len tokens lacks {format_gib(missing)}", bare_bytes=missing)
 
 
 def utilization_for_kv_cache(incident: Incident) -> Solution:
@@ -105,50 +105,53 @@ def utilization_for_kv_cache(incident: Incident) -> Solution:
         )
     per_token, length = incident.number("kv_bytes_per_token"), incident.number("max_model_len_tokens")
     total = incident.number("device_total_bytes")
+    need = wish = 0.0
     if per_token is not None and length is not None:
-        need, what = float(kv_request_bytes(int(per_token), int(length))), f"and one request of {int(length)} tokens needs"
+        need = float(kv_request_bytes(int(per_token), int(length)))
+        what = f", one request of {int(length)} tokens needs {format_gib(need)}"
     else:
-        need, what = (total or 0.0) * UNKNOWN_KV_RATIO, "and a KV pool of a tenth of the device (its need is not known) takes"
+        wish = (total or 0.0) * UNKNOWN_KV_RATIO
+        what = "; one request's need is not known, so up to a tenth of the device is taken"
     deficit = -left + incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
-    text = f"the KV cache lacks {format_gib(-left)}"
-    if total is not None:
-        text += f" {what} {format_gib(need)}"
-    return _raise_by(incident, deficit + need, text, bare_deficit=-left)
+    return _raise_by(incident, deficit + need, f"the KV cache lacks {format_gib(-left)}{what}", bare_bytes=-left, wish_bytes=wish)
 
 
-def _raise_by(incident: Incident, missing_bytes: float, what: str, bare_deficit: float | None = None) -> Solution:
+def _raise_by(incident: Incident, missing_bytes: float, what: str, *, bare_bytes: float, wish_bytes: float = 0.0) -> Solution:
+    """The utilization that adds ``missing_bytes`` and a margin, and ``wish_bytes`` more as far as they are free."""
     total, ratio = incident.number("device_total_bytes"), incident.number("gpu_memory_utilization_ratio")
     free = incident.number("device_free_bytes")
-    bare = missing_bytes if bare_deficit is None else bare_deficit
     smallest = incident.number("smallest_helpful_device_bytes")
     below = f"; no utilization up to 1.0 helps on a card below {format_gib(smallest)}" if smallest else ""
     if total is None:
-        reason = f"would have to rise by {format_gib(bare)} / device total, which is not printed{below}"
+        reason = f"would have to rise by {format_gib(bare_bytes)} / device total, which is not printed{below}"
         return Solution(None, reason, unknown=("device total: not printed",))
     desired = incident.number("desired_bytes")
     if ratio is None and desired is None:
-        reason = f"would have to rise by {format_gib(bare)} / {format_gib(total)} = {bare / total:.2f} from a value that is not printed{below}"
+        reason = f"would have to rise by {format_gib(bare_bytes)} / {format_gib(total)} = {bare_bytes / total:.2f} from a value that is not printed{below}"
         return Solution(None, reason, unknown=("gpu_memory_utilization: not printed",))
     before = ratio * total if ratio is not None else float(desired or 0)
     margin_ratio = RAISE_MARGIN_CPU_RATIO if incident.facts.get("on_cpu") else RAISE_MARGIN_RATIO
     margin = max(RAISE_MARGIN_BYTES, margin_ratio * (before + missing_bytes))
-    value = math.ceil(100 * (before + missing_bytes + margin) / (total - incident.slack("device_total_bytes"))) / 100
+    sure_total = total - incident.slack("device_total_bytes")
+    value = math.ceil(100 * (before + missing_bytes + margin) / sure_total) / 100
     ceiling = MAX_UTILIZATION if free is None else min(MAX_UTILIZATION, free / total)
+    if wish_bytes:
+        wished = math.floor(100 * min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total)) / 100
+        value = max(value, wished)
     if value > ceiling:
-        reached = (before + bare) / total
+        reached = (before + bare_bytes) / total
         limit = below.removeprefix("; ") or f"only {ceiling:.2f} of the device is free"
         if reached > 1 and not below:
             limit = "no utilization up to 1.0 helps"
         reason = (
-            f"would have to rise by {format_gib(bare)} / {format_gib(total)} = {bare / total:.2f}, "
+            f"would have to rise by {format_gib(bare_bytes)} / {format_gib(total)} = {bare_bytes / total:.2f}, "
             f"to {reached:.2f} before any KV cache; {limit}"
         )
         return Solution(None, reason)
-    reason = f"{what} {format_gib(missing_bytes)}" if bare_deficit is None else what
     # On the device's side nothing is freed: the engine may use more, and all of it becomes KV cache.
     left = incident.number("kv_cache_available_bytes")
     predicts = {} if left is None else {"kv_cache_available_bytes": value * total - before + left}
-    return Solution(value, f"{reason}; margin {format_gib(margin)}", predicts=predicts)
+    return Solution(value, f"{what}; margin {format_gib(margin)}", predicts=predicts)
 
 
 def utilization_within_free(incident: Incident) -> Solution:

@@ -24,7 +24,7 @@ from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy
 from oomguard.report.headline import headline
 from oomguard.report.json import incident_dict, patch_dict
-from oomguard.report.mask import mask, mask_command
+from oomguard.report.mask import mask_command
 from oomguard.rules.load import RuleSet
 from oomguard.supervise.memory_wait import free_by_device, wait_until_free
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
@@ -86,14 +86,12 @@ class Supervision:
             )
             last: Attempt = retrying(lambda: self._attempt(signals, folder))
         status = last.exit_status if last.exit_status is not None else 125
-        if signals.stopped_by is not None and status == 0:
-            status = 0  # the child chose to end well after the signal: its own status stands
         return Outcome(status, tuple(self._attempts), self._diagnosis)
 
     def _attempt(self, signals: Signals, folder: Path) -> Attempt:
         log, number, patches = get_logger(), len(self._attempts) + 1, self._pending
         self._pending = ()
-        log.info("attempt started", number=number, command=mask(self.launch.shell()))
+        log.info("attempt started", number=number, command=Launch(tuple(mask_command(self.launch.argv)), self.launch.env).shell())
         row = self._begin(number, patches)
         free_before = free_by_device()
         scanner = Scanner(self.rules)

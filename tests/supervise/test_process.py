@@ -1,0 +1,173 @@
+"""oomguard run as a plain supervisor: streams, exit status, signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+OOMGUARD = [sys.executable, "-m", "oomguard", "run", "-q", "--"]
+
+
+def run(*command: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*OOMGUARD, *command], capture_output=True, timeout=60, check=False, **options)
+
+
+def start(*command: str, **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*OOMGUARD, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def py(code: str) -> tuple[str, str, str]:
+    return sys.executable, "-c", code
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 125, 255])
+def test_the_exit_status_is_the_commands_own(status):
+    assert run("sh", "-c", f"exit {status}").returncode == status
+
+
+def test_a_command_that_a_signal_ended_gives_128_plus_its_number():
+    assert run("sh", "-c", "kill -9 $$").returncode == 137
+    assert run("sh", "-c", "kill -TERM $$").returncode == 143
+
+
+def test_a_command_that_does_not_exist_gives_127_and_one_line():
+    ran = run("no-such-command")
+    assert ran.returncode == 127
+    assert ran.stderr == b"oomguard: no-such-command: command not found\n"
+
+
+def test_a_file_that_cannot_be_executed_gives_126(tmp_path):
+    file = tmp_path / "plain.txt"
+    file.write_text("hello")
+    assert run(str(file)).returncode == 126
+
+
+def test_both_streams_pass_through_byte_for_byte():
+    data = bytes(range(256)) * 64
+    code = f"import os; d = bytes(range(256)) * 64; os.write(1, d); os.write(2, d[::-1])"
+    ran = run(*py(code))
+    assert ran.stdout == data
+    assert ran.stderr == data[::-1]
+
+
+def test_standard_input_reaches_the_command():
+    assert run("cat", input=b"hello").stdout == b"hello"
+
+
+def test_progress_bars_pass_through_as_they_are():
+    assert run("printf", "10%%\\r50%%\\r100%%\\n").stdout == b"10%\r50%\r100%\n"
+
+
+def test_a_large_output_passes_whole():
+    ran = run(*py("import sys; sys.stdout.write('x' * 99 + '\\n'); [sys.stdout.write('y' * 99 + '\\n') for _ in range(200000)]"))
+    assert len(ran.stdout) == 100 * 200001
+
+
+def test_output_arrives_while_the_command_runs():
+    process = start(*py("import time; print('now'); time.sleep(30)"))
+    try:
+        assert process.stdout.readline() == b"now\n"
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_command(tmp_path):
+    done = tmp_path / "done"
+    code = f"import pathlib\nfor i in range(20000): print('line', i)\npathlib.Path({str(done)!r}).touch()"
+    command = " ".join(f"'{w}'" if " " not in w and "\n" not in w else '"$CODE"' for w in [*OOMGUARD, *py(code)])
+    ran = subprocess.run(["bash", "-c", f"{command} | head -1"], env={**os.environ, "CODE": code}, capture_output=True, timeout=60, check=False)
+    assert ran.stdout == b"line 0\n"
+    assert done.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_the_command_and_its_answer_is_ours(number):
+    code = f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: sys.exit(7))\nprint('ready', flush=True)\ntime.sleep(30)"
+    process = start(*py(code))
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == 7
+
+
+def test_a_command_that_ignores_term_is_killed_after_the_grace():
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)"
+    command = [sys.executable, "-m", "oomguard", "run", "-q", "--grace", "1", "--", *py(code)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 137
+    assert time.monotonic() - began < 15
+
+
+def test_an_orphan_in_its_own_session_is_ended_and_does_not_hold_us_up(tmp_path):
+    file = tmp_path / "pid"
+    orphan = f"import os, time, pathlib; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(120)"
+    code = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {orphan!r}], start_new_session=True)\ntime.sleep(1.5)"
+    began = time.monotonic()
+    assert run(*py(code)).returncode == 0
+    assert time.monotonic() - began < 30
+    assert not psutil.pid_exists(int(Path(file).read_text()))
+
+
+def test_disabled_means_the_command_alone():
+    ran = run("sh", "-c", "echo $PPID; exit 5", env={**os.environ, "OOMGUARD_DISABLE": "1"})
+    assert ran.returncode == 5
+    assert int(ran.stdout) == os.getpid()
+
+
+def test_a_terminal_child_can_read_standard_input(tmp_path):
+    """Under a terminal the command shares our group, so it may read, and Ctrl-C reaches both."""
+    import pty
+
+    code = "import sys; print('got', sys.stdin.readline().strip())"
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [*OOMGUARD, *py(code)])
+    os.write(fd, b"hello\n")
+    output = b""
+    try:
+        while b"got hello" not in output:
+            output += os.read(fd, 1024)
+    except OSError:
+        pass
+    assert b"got hello" in output
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    os.close(fd)
+
+
+def test_ctrl_c_on_a_terminal_ends_the_command_once():
+    import pty
+
+    code = "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(30)\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n    raise SystemExit(9)"
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [*OOMGUARD, *py(code)])
+    output = b""
+    while b"ready" not in output:
+        output += os.read(fd, 1024)
+    os.write(fd, b"\x03")
+    try:
+        while True:
+            chunk = os.read(fd, 1024)
+            if not chunk:
+                break
+            output += chunk
+    except OSError:
+        pass
+    _, status = os.waitpid(pid, 0)
+    os.close(fd)
+    assert os.waitstatus_to_exitcode(status) == 9
+    assert output.count(b"interrupted") == 1

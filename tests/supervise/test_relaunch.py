@@ -1,0 +1,189 @@
+"""The attempts of oomguard run, with a script that fails in vLLM's words (the real engine: tests/vllm)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from oomguard.journal import Journal
+
+ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+def run(*options: str, engine: tuple[str, ...] = (), env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "oomguard", "run", *options, "--", sys.executable, str(ENGINE), *engine]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env={**os.environ, **(env or {})})
+
+
+def test_what_the_user_left_alone_is_lowered_and_the_result_appears():
+    ran = run()
+    assert ran.returncode == 0, ran.stderr
+    assert "RESULT 1792" in ran.stdout
+    assert "Ran with reduced settings: max_model_len 32768 -> 1792" in ran.stderr
+
+
+def test_what_the_user_set_is_not_lowered_without_permission():
+    ran = run(engine=("--max-model-len", "32768"))
+    assert ran.returncode == 1
+    assert "RESULT" not in ran.stdout
+    assert "you set it: --allow reduces-capacity permits it" in ran.stderr
+    assert '"max_model_len": 1792' in ran.stderr
+
+
+def test_with_permission_it_is_lowered_too():
+    ran = run("--allow", "reduces-capacity", engine=("--max-model-len", "32768"))
+    assert ran.returncode == 0
+    assert "RESULT 1792" in ran.stdout
+
+
+def test_the_cause_is_shown_once_and_the_wrapper_not_at_all():
+    ran = run("--dry-run")
+    panels = [line for line in ran.stderr.splitlines() if line.startswith(("╭", "+-"))]
+    assert len(panels) == 1
+    assert "engine_dead" not in ran.stderr
+
+
+def test_a_pinned_setting_stays():
+    ran = run("--pin", "max_model_len")
+    assert ran.returncode == 1
+    assert "pinned" in ran.stderr
+
+
+def test_a_floor_holds():
+    ran = run("--min", "max_model_len=8192")
+    assert ran.returncode == 1
+    assert "below your floor of 8192" in ran.stderr
+
+
+def test_a_dry_run_shows_the_changed_command_and_runs_nothing_again(tmp_path):
+    count = tmp_path / "count"
+    ran = run("--dry-run", engine=("--count", str(count)))
+    assert ran.returncode == 1
+    assert count.read_text().split() == ["32768"]
+    assert "OOMGUARD_VLLM_OVERRIDES='{\"max_model_len\": 1792}'" in ran.stderr
+
+
+def test_no_relaunch_when_none_is_allowed(tmp_path):
+    count = tmp_path / "count"
+    assert run("--max-relaunches", "0", engine=("--count", str(count))).returncode == 1
+    assert len(count.read_text().split()) == 1
+
+
+def test_the_same_value_is_never_tried_twice_and_the_attempts_end(tmp_path):
+    """The engine's estimate is wrong here: it fails again at what it asked for."""
+    count = tmp_path / "count"
+    ran = run("--max-relaunches", "9", engine=("--count", str(count), "--fits", "100", "--estimate", "1792"))
+    tried = count.read_text().split()
+    assert ran.returncode == 1
+    assert tried == ["32768", "1792"]
+
+
+def test_each_better_estimate_is_followed(tmp_path):
+    count = tmp_path / "count"
+    ran = run(engine=("--count", str(count), "--fits", "512"))
+    assert ran.returncode == 0
+    assert count.read_text().split() == ["32768", "512"]
+
+
+def test_after_the_deadline_nothing_is_run_again(tmp_path):
+    count = tmp_path / "count"
+    assert run("--deadline", "0.01", engine=("--count", str(count))).returncode == 1
+    assert len(count.read_text().split()) == 1
+
+
+def test_the_journal_holds_one_record_of_each_attempt(tmp_path):
+    path = tmp_path / "journal.sqlite3"
+    run("--journal", str(path))
+    first, second = Journal(path).records()
+    assert (first.number, first.exit_status, first.incident["kind"]) == (1, 1, "kv_cache_too_small_for_max_len")
+    assert (second.number, second.exit_status, second.incident) == (2, 0, None)
+    assert first.session == second.session
+    assert second.settings == {"max_model_len": 1792}
+    assert second.patches[0]["setting"] == "max_model_len"
+    assert second.predicted == {"kv_cache_capacity_tokens": 1792}
+    assert second.ended_at >= second.started_at
+
+
+def test_the_journal_lies_in_the_users_state_folder(tmp_path):
+    run("--dry-run", env={"XDG_STATE_HOME": str(tmp_path / "here")})
+    assert (tmp_path / "here" / "oomguard" / "journal.sqlite3").is_file()
+
+
+@pytest.mark.parametrize("form", ["json", "md", "html"])
+def test_a_report_is_written(tmp_path, form):
+    path = tmp_path / f"report.{form}"
+    run("--report", str(path))
+    text = path.read_text()
+    assert "1792" in text
+    if form == "json":
+        assert json.loads(text)["incidents"][0]["kind"] == "kv_cache_too_small_for_max_len"
+
+
+def test_events_are_one_json_object_a_line():
+    ran = run("--log-format", "json")
+    events = [json.loads(line) for line in ran.stderr.splitlines() if line.startswith("{")]
+    assert [e["event"] for e in events if e["event"].startswith("attempt")] == ["attempt started", "attempt ended"] * 2
+
+
+def test_quiet_still_says_that_settings_were_reduced():
+    ran = run("-q")
+    assert "Ran with reduced settings" in ran.stderr
+    assert "╭" not in ran.stderr
+
+
+def test_options_come_from_the_environment_and_the_flag_wins():
+    assert run(env={"OOMGUARD_PIN": "max_model_len"}).returncode == 1
+    assert run("--allow", "reduces-capacity", env={"OOMGUARD_ALLOW": "output-preserving"}).returncode == 0
+    assert run(env={"OOMGUARD_ALLOW": "output-preserving"}).returncode == 1
+
+
+def test_nothing_is_left_in_the_temporary_folder(tmp_path):
+    run(env={"TMPDIR": str(tmp_path)})
+    assert list(tmp_path.glob("oomguard-*")) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_in_the_middle_of_a_relaunch_is_a_stop(tmp_path, number):
+    count = tmp_path / "count"
+    command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(ENGINE), "--mode", "wait", "--count", str(count)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)})
+    for line in process.stdout:
+        if line == b"READY\n":
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number or process.returncode == 1
+    assert count.read_text().split() == ["32768", "1792"]
+    assert b"Traceback" not in errors.replace(b"KeyboardInterrupt", b"").split(b"oomguard: attempt started: number=2")[0]
+    assert not any(child.is_running() for child in children)
+    assert list(tmp_path.glob("oomguard-*")) == []
+
+
+def test_a_stop_between_attempts_starts_none(tmp_path):
+    """The signal arrives while the first attempt is ending: its failure is not remedied."""
+    count = tmp_path / "count"
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import subprocess, sys, time, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        f"p = subprocess.run([sys.executable, {str(ENGINE)!r}, '--count', {str(count)!r}])\n"
+        "print('FAILED', flush=True)\ntime.sleep(1.5)\nsys.exit(p.returncode)\n"
+    )
+    command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(script)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for line in process.stdout:
+        if line == b"FAILED\n":
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    time.sleep(0.2)
+    assert count.read_text().split() == ["32768"]
+    assert process.returncode == 1

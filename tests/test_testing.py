@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from oomguard.errors import SettingError
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from oomguard.testing import active_device, limit_memory  # noqa: E402
+
+MIB = 2**20
+
+
+def test_live_bytes_follow_tensors_as_they_come_and_go():
+    with limit_memory("64 MiB") as device:
+        a = torch.zeros(MIB)
+        assert device.live_bytes == 4 * MIB
+        b = a.view(-1, 2)
+        assert device.live_bytes == 4 * MIB
+        c = a + 1
+        assert device.live_bytes == 8 * MIB
+        del a, b, c
+        assert device.live_bytes == 0
+        assert device.peak_bytes == 8 * MIB
+
+
+def test_the_operation_that_does_not_fit_raises_in_cudas_words():
+    with limit_memory("8 MiB"):
+        kept = torch.zeros(MIB)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.zeros(2 * MIB)
+        assert str(caught.value).startswith(
+            "CUDA out of memory. Tried to allocate 8.00 MiB. GPU 0 has a total capacity of 8.00 MiB of which 4.00 MiB is free."
+            " Including non-PyTorch memory, this process has 4.00 MiB memory in use. Of the allocated memory 4.00 MiB"
+        )
+        assert kept.numel() == MIB
+
+
+def test_what_failed_is_not_counted_afterwards():
+    with limit_memory("8 MiB") as device:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(4 * MIB)
+        assert device.live_bytes == 0
+        assert torch.zeros(MIB).numel() == MIB
+
+
+def test_tensors_made_before_count_from_their_first_use():
+    weights = torch.zeros(MIB)
+    with limit_memory("64 MiB") as device:
+        assert device.live_bytes == 0
+        assert device.unseen_bytes([weights]) == 4 * MIB
+        weights.sum()
+        assert 4 * MIB <= device.live_bytes < 4 * MIB + 64
+        assert device.unseen_bytes([weights]) == 0
+
+
+def test_weights_that_are_too_large_by_themselves_fail_on_use():
+    weights = torch.zeros(4 * MIB)
+    with limit_memory("8 MiB"), pytest.raises(torch.OutOfMemoryError):
+        weights.sum()
+
+
+def test_devices_nest_and_end():
+    with limit_memory("64 MiB") as outer:
+        with limit_memory("32 MiB") as inner:
+            assert active_device() is inner
+        assert active_device() is outer
+    assert active_device() is None
+
+
+def test_peak_matches_the_profiler_of_torch():
+    from torch.profiler import ProfilerActivity, profile
+
+    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)).eval()
+    rows = torch.randn(256, 512)
+    with torch.inference_mode(), limit_memory("1 GiB") as device:
+        model(rows)  # now every weight has been seen
+        device.reset_peak()
+        model(rows)
+        peak = device.peak_bytes
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        model(rows)
+    live = highest = 0
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        highest = max(highest, live)
+    weights = sum(p.nbytes for p in model.parameters()) + rows.nbytes
+    assert peak == pytest.approx(weights + highest, rel=0.002)
+
+
+@pytest.mark.parametrize("size", ["", "GiB", "12 parsecs", "-1 MiB", 0, -5])
+def test_a_size_that_is_none_is_refused(size):
+    with pytest.raises(SettingError):
+        limit_memory(size)
+
+
+@pytest.mark.parametrize(("size", "expected"), [("256 MiB", 256 * MIB), ("1GiB", 2**30), ("1.5 KiB", 1536), (77, 77)])
+def test_sizes_are_read(size, expected):
+    assert limit_memory(size).capacity_bytes == expected
