@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType, TracebackType
 
 from oomguard.facts import Fact, FactValue
-from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName, clear, diagnose_error, row_bytes
+from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName
 from oomguard.incident import Attempt, Diagnosis, Effect, Patch, SettingInForce
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.settings import setting
-from oomguard.report.note import note
+from oomguard.splitting import annotate, clear, diagnose_error, row_bytes
 
 
 class AttemptBlock:
@@ -34,7 +34,9 @@ class AttemptBlock:
         self._started = time.monotonic()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         return self._run.ended(self, error, time.monotonic() - self._started)
 
 
@@ -60,13 +62,22 @@ class _Run:
             self.diagnosis = diagnose_error(error, self.policy, self._tried, self._facts(error), self._in_force())
             incident = self.diagnosis.first_cause
         name = "" if error is None else type(error).__name__
-        self.attempts.append(Attempt(block.number, dict(block.settings), patches, incident, error=name, seconds=seconds, measured=measured))
+        self.attempts.append(
+            Attempt(
+                block.number, dict(block.settings), patches, incident, error=name, seconds=seconds, measured=measured
+            )
+        )
         if error is None or incident is None:
             self.finished = True
             return False
         patch = next_patch(incident)
-        if patch is None or patch.new is None or patch.setting not in self.settings or block.number > self.policy.max_relaunches:
-            error.add_note(note(incident, self.attempts))
+        if (
+            patch is None
+            or patch.new is None
+            or patch.setting not in self.settings
+            or block.number > self.policy.max_relaunches
+        ):
+            annotate(error, incident, self.attempts)
             self.finished = True
             return False
         self._pending = (patch,)

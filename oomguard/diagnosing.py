@@ -26,7 +26,13 @@ def default_rules() -> RuleSet:
 
 
 def assess(
-    incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), *, given: Mapping[str, Fact] | None = None, local_models: bool = False
+    incident: Incident,
+    rules: RuleSet,
+    policy: Policy,
+    tried: Tried = (),
+    *,
+    given: Mapping[str, Fact] | None = None,
+    local_models: bool = False,
 ) -> Incident:
     """One observed incident, explained and planned for; ``given`` facts fill what was not printed."""
     facts = {**(given or {}), **incident.facts}
@@ -34,10 +40,18 @@ def assess(
 
 
 def assess_all(
-    diagnosis: Diagnosis, rules: RuleSet, policy: Policy, tried: Tried = (), *, given: Mapping[str, Fact] | None = None, local_models: bool = False
+    diagnosis: Diagnosis,
+    rules: RuleSet,
+    policy: Policy,
+    tried: Tried = (),
+    *,
+    given: Mapping[str, Fact] | None = None,
+    local_models: bool = False,
 ) -> Diagnosis:
     """Every incident of a scan, explained and planned for."""
-    incidents = tuple(assess(i, rules, policy, tried, given=given, local_models=local_models) for i in diagnosis.incidents)
+    incidents = tuple(
+        assess(i, rules, policy, tried, given=given, local_models=local_models) for i in diagnosis.incidents
+    )
     return replace(diagnosis, incidents=incidents)
 
 

@@ -79,7 +79,11 @@ def _specs() -> dict[str, FactSpec]:
         ("initial_free_bytes", "int", "free device memory before profiling"),
         ("current_free_bytes", "int", "free device memory after profiling"),
         ("consumed_bytes", "int", "device memory in use apart from the KV cache"),
-        ("break_even_utilization_ratio", "float", "utilization at which nothing is left for the KV cache; above 1: none helps"),
+        (
+            "break_even_utilization_ratio",
+            "float",
+            "utilization at which nothing is left for the KV cache; above 1: none helps",
+        ),
         ("smallest_helpful_device_bytes", "int", "device size from which some utilization up to 1.0 helps"),
         ("used_before_start_bytes", "int", "device memory that others held before the engine started"),
         ("numa_node", "int", "NUMA node that the CPU backend is bound to"),
@@ -123,6 +127,16 @@ _UNIT_BYTES: Final = {
 _SIZE = re.compile(r"\s*([+-]?\d[\d,]*(?:\.\d+)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*\Z")
 
 
+YES_NO: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """A size in bytes and half of its last printed digit, in bytes."""
@@ -143,7 +157,10 @@ def parse_size(text: str) -> Size:
     number = match.group(1).replace(",", "")
     decimals = len(number.partition(".")[2])
     slack = 0.0 if factor == 1 else 0.5 * 10.0**-decimals * factor
-    return Size(round(float(number) * factor), slack)
+    try:
+        return Size(round(_finite(number) * factor), slack)
+    except (ValueError, OverflowError):
+        raise SettingError("not a size: more digits than any memory has") from None
 
 
 def format_gib(size_bytes: float, digits: int = 2) -> str:
@@ -180,12 +197,9 @@ def coerce(name: str, text: str) -> Fact:
         if spec.type == "int":
             return Fact(name, int(text.replace(",", "")))
         if spec.type == "float":
-            value = float(text)
-            if not math.isfinite(value):
-                raise ValueError(text)
-            return Fact(name, value, slack=0.5 * 10.0 ** -len(text.partition(".")[2]))
+            return Fact(name, _finite(text), slack=0.5 * 10.0 ** -len(text.partition(".")[2]))
         if spec.type == "bool":
-            return Fact(name, {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()])
+            return Fact(name, YES_NO[text.lower()])
     except (ValueError, KeyError):
         raise SettingError(f"{name} is {spec.type}, not {text!r}") from None
     return Fact(name, text)

@@ -6,30 +6,22 @@ innermost one's policy rules. What cannot be remedied is raised again as it was,
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
-import time
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
 
-from oomguard.diagnosing import assess_all, default_rules
 from oomguard.engines import transformers as hf
 from oomguard.engines.rows import RowsCall
-from oomguard.facts import Fact, FactValue
-from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch, SettingInForce
-from oomguard.observe import torch_memory
-from oomguard.observe.exceptions import exception_lines, may_be_oom
-from oomguard.observe.scan import scan
-from oomguard.remedy.planner import next_patch
+from oomguard.facts import FactValue
+from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
+from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.settings import setting
-from oomguard.report.note import note
+from oomguard.splitting import SplitRun, annotate, diagnose_error
 
 F = TypeVar("F", bound=Callable[..., Any])
 EffectName = Literal["output-preserving", "reduces-capacity", "changes-outputs"]
@@ -63,7 +55,9 @@ class Guard:
         self._tokens.append(_in_force.set(self))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         _in_force.reset(self._tokens.pop())
         if error is not None and not _disabled():
             self._explain(error)
@@ -71,7 +65,9 @@ class Guard:
     async def __aenter__(self) -> Guard:
         return self.__enter__()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.__exit__(kind, error, trace)
 
     def __call__(self, function: F) -> F:
@@ -85,7 +81,7 @@ class Guard:
         diagnosis = diagnose_error(error, self.policy)
         if diagnosis.first_cause is not None:
             self.diagnosis = diagnosis
-            _annotate(error, diagnosis.first_cause)
+            annotate(error, diagnosis.first_cause)
 
     def _fresh(self) -> Guard:
         """A guard of the same policy for one call of a decorated function."""
@@ -165,26 +161,6 @@ def guard(
     return made if function is None else made(function)
 
 
-def diagnose_error(error: BaseException, policy: Policy, tried: Collection[tuple[str, FactValue]] = (), given: Mapping[str, Fact] | None = None, settings: Mapping[str, SettingInForce] | None = None) -> Diagnosis:
-    """The diagnosis of an exception, with the facts that a guarded call knows of itself."""
-    scanned = scan(exception_lines(error), default_rules(), type(error).__name__, given=settings)
-    return assess_all(scanned, default_rules(), policy, tried, given=given)
-
-
-def clear(error: BaseException) -> None:
-    """Drop the locals of the frames in an exception's traceback and its chain: they hold the failed call's tensors."""
-    link: BaseException | None = error
-    while link is not None:
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
-
-
-def _annotate(error: BaseException, incident: Incident, attempts: Sequence[Attempt] = ()) -> None:
-    with contextlib.suppress(AttributeError, TypeError):
-        error.add_note(note(incident, attempts))
-        error.__oomguard__ = True  # type: ignore[attr-defined]
-
-
 def _disabled() -> bool:
     return bool(os.environ.get("OOMGUARD_DISABLE"))
 
@@ -204,132 +180,9 @@ def _run_split(owner: Guard, function: Callable[..., Any], call: Any) -> tuple[A
     """The result or the exception to raise: the caller raises it, so that as few of our frames as can be stand above."""
     token = _inside_call.set(True)
     try:
-        return _SplitRun(owner, function, call).run()
+        return SplitRun(owner, function, call).run()
     finally:
         _inside_call.reset(token)
-
-
-class _SplitRun:
-    """One call under the guard: run whole, then in parts of as many rows as fit; finished rows are kept."""
-
-    def __init__(self, owner: Guard, wrapped: Callable[..., Any], call: Any) -> None:
-        self._owner, self._wrapped, self._call = owner, wrapped, call
-        self._done: list[Any] = []
-        self._next_row = 0
-        self._size = call.rows
-        self._pending: tuple[Patch, ...] = ()
-        self._tried: set[tuple[str, FactValue]] = set()
-        self._first_error: BaseException | None = None
-        self._incident: Incident | None = None
-
-    def run(self) -> tuple[Any, BaseException | None]:
-        """The call's result and None, or None and the exception to raise."""
-        import tenacity
-
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(1 + self._owner.policy.max_relaunches),
-            retry=tenacity.retry_if_result(lambda finished: not finished and bool(self._pending)),
-            retry_error_callback=lambda _state: False,
-        )
-        if retrying(self._attempt):
-            return self._call.merge(self._done), None
-        error, self._first_error = self._first_error, None
-        if error is not None and self._incident is not None:
-            _annotate(error, self._incident, self._owner.attempts)
-        return None, error
-
-    def _attempt(self) -> bool:
-        """Run the rows that are left; False where one part failed."""
-        number, started = len(self._owner.attempts) + 1, time.monotonic()
-        patches, self._pending = self._pending, ()
-        settings: dict[str, FactValue] = {"batch_size": self._size}
-        torch_memory.reset_peak()
-        failed = self._run_parts()
-        peak = torch_memory.peak_bytes()
-        measured: dict[str, float] = {} if peak is None else {"peak_bytes": peak}
-        seconds = time.monotonic() - started
-        if failed is None:
-            self._owner.record(Attempt(number, settings, patches, seconds=seconds, measured=measured))
-            return True
-        incident = self._remedy(failed)
-        self._owner.record(Attempt(number, settings, patches, incident, error=type(failed).__name__, seconds=seconds, measured=measured))
-        return False
-
-    def _run_parts(self) -> BaseException | None:
-        while self._next_row < self._call.rows:
-            stop = min(self._call.rows, self._next_row + self._size)
-            args, kwargs = self._call.part(self._next_row, stop) if stop - self._next_row < self._call.rows else (self._call.args, self._call.kwargs)
-            try:
-                part = self._wrapped(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - judged below, and raised again unless it is remedied
-                # The traceback starts at the engine's own frames: ours say nothing to the user.
-                trace = error.__traceback__
-                error.__traceback__ = trace.tb_next if trace is not None else None
-                return error
-            self._done.append(part)
-            self._next_row = stop
-        return None
-
-    def _remedy(self, error: BaseException) -> Incident | None:
-        """Diagnose a failure and choose the next size; what is to be raised in the end is the first failure."""
-        self._first_error = self._first_error or error
-        if not may_be_oom(error):
-            self._first_error, self._incident = error, None
-            return None
-        clear(error)
-        torch_memory.release()
-        given = self._facts(error)
-        in_force = {"batch_size": SettingInForce("batch_size", self._size, None, "given")}
-        diagnosis = diagnose_error(error, self._owner.policy, self._tried, given, in_force)
-        incident = diagnosis.first_cause
-        self._incident = incident
-        if incident is None:
-            self._first_error = error
-            return None
-        if self._call.not_splittable is not None:
-            blocked = tuple(replace(p, blocked_by=self._call.not_splittable) if p.setting == "batch_size" else p for p in incident.plan)
-            incident = replace(incident, plan=blocked)
-            diagnosis = replace(diagnosis, incidents=(incident, *diagnosis.incidents[1:]))
-            self._incident = incident
-        self._owner.incident(diagnosis)
-        patch = next_patch(incident)
-        if patch is not None and patch.setting == "batch_size" and isinstance(patch.new, int):
-            self._apply(patch, incident)
-        return incident
-
-    def _apply(self, patch: Patch, incident: Incident) -> None:
-        from oomguard.log import get_logger
-
-        self._owner.patched(patch)
-        assert isinstance(patch.new, int)  # noqa: S101 - the caller looked
-        self._size, self._pending = patch.new, (patch,)
-        self._tried.add((patch.setting, patch.new))
-        get_logger().info("splitting the batch", rows=f"{patch.old} -> {patch.new}", kind=incident.kind, done=self._next_row)
-
-    def _facts(self, error: BaseException) -> dict[str, Fact]:
-        """What the call knows of itself, and the bytes of one row: by the model, at least what was live when it failed."""
-        call, rows = self._call, min(self._size, self._call.rows - self._next_row)
-        values: dict[str, FactValue | None] = {
-            "batch_size": rows, "prompt_tokens": call.prompt_tokens, "max_new_tokens": call.max_new_tokens,
-        }  # fmt: skip
-        base = torch_memory.live_bytes(self._call.model)
-        values["baseline_bytes"] = base
-        values["row_bytes"], values["row_bytes_at_failure"] = row_bytes(error, base, rows, self._call.modelled_row_bytes())
-        return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
-
-
-def row_bytes(error: BaseException, base: int | None, rows: int, modelled: int | None) -> tuple[int | None, int | None]:
-    """Bytes that one row needs and those it held when the call failed, from the live bytes in the message.
-
-    Without a model the call's end is unknown: it had not finished, so its need is taken as twice what was live.
-    """
-    scanned = scan(exception_lines(error), default_rules()).first_cause
-    tried = scanned.number("tried_bytes") if scanned else None
-    live = (scanned.number("allocated_bytes") or scanned.number("process_in_use_bytes")) if scanned else None
-    if base is None or tried is None or live is None:
-        return modelled, None
-    at_failure = max(1, round((live + tried - base) / rows))
-    return (max(at_failure, modelled) if modelled is not None else 2 * at_failure), at_failure
 
 
 def _decorate(made: Guard, function: F) -> F:
@@ -374,7 +227,7 @@ def _decorate(made: Guard, function: F) -> F:
                         try:
                             item = next(items)
                         except StopIteration as end:
-                            return end.value
+                            return end.value  # type: ignore[no-any-return]  # a generator's own result
                     yield item
             finally:
                 items.close()

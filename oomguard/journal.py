@@ -30,6 +30,10 @@ CREATE TABLE IF NOT EXISTS attempt (
   exit_status INTEGER
 )"""
 
+_SELECT: Final = """
+SELECT session, number, command, settings, patches, incident, predicted, measured, started_at, ended_at, exit_status
+FROM attempt WHERE ?1 IS NULL OR session = ?1 ORDER BY id"""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -90,19 +94,32 @@ class Journal:
             )  # fmt: skip
             return int(row.lastrowid or 0)
 
-    def end(self, row: int, *, exit_status: int, incident: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> None:
+    def end(
+        self, row: int, *, exit_status: int, incident: Mapping[str, Any] | None, measured: Mapping[str, Any]
+    ) -> None:
         """Complete a record."""
         with self._open() as database:
             database.execute(
                 "UPDATE attempt SET ended_at = ?, exit_status = ?, incident = ?, measured = ? WHERE id = ?",
-                (time.time(), exit_status, None if incident is None else json.dumps(incident), json.dumps(dict(measured)), row),
+                (
+                    time.time(),
+                    exit_status,
+                    None if incident is None else json.dumps(incident),
+                    json.dumps(dict(measured)),
+                    row,
+                ),
             )
 
     def records(self, session: str | None = None) -> list[Record]:
         """All records, oldest first, or those of one session."""
-        query = "SELECT session, number, command, settings, patches, incident, predicted, measured, started_at, ended_at, exit_status FROM attempt"
         with self._open() as database:
-            rows = database.execute(
-                f"{query} WHERE ?1 IS NULL OR session = ?1 ORDER BY id", (session,)
-            ).fetchall()
-        return [Record(r[0], r[1], *(json.loads(c) if c else None for c in r[2:8]), *r[8:]) for r in rows]
+            rows = database.execute(_SELECT, (session,)).fetchall()
+        return [_record(row) for row in rows]
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    session, number, *texts, started_at, ended_at, exit_status = row
+    command, settings, patches, incident, predicted, measured = [json.loads(text or "null") for text in texts]
+    return Record(
+        session, number, command, settings, patches, incident, predicted, measured, started_at, ended_at, exit_status
+    )

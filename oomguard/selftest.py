@@ -89,7 +89,7 @@ def incident_from(kind: str, values: Mapping[str, Any]) -> Incident:
     return Incident(kind=kind, message="", facts=facts, settings=settings)
 
 
-def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
+def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:  # noqa: PLR0912 - one lint after another
     covered: set[str] = set()
     negatives = 0
     for i, test in enumerate(rule.tests):
@@ -116,7 +116,9 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
             yield f"test[{i}]: the cause is {cause.id}, not {expect['cause']}"
         if expect.get("text", "") not in cause.explanation:
             yield f"test[{i}]: the text is {cause.explanation!r}"
-        planned = {p.setting: (p.new, p.reason) for p in incident.plan} | {a.setting: (a.new, a.why_not) for a in incident.alternatives}
+        planned = {p.setting: (p.new, p.reason) for p in incident.plan} | {
+            a.setting: (a.new, a.why_not) for a in incident.alternatives
+        }
         for row in [*expect.get("plan", []), *expect.get("alternatives", [])]:
             covered.add(row["setting"])
             value, reason = planned.get(row["setting"], ("absent", ""))

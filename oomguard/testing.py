@@ -7,6 +7,7 @@ It does not see the scratch memory inside kernels, and it sees only the thread i
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any, Final
@@ -21,7 +22,7 @@ _UNITS: Final = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _active: list[SimulatedDevice] = []
 
 
-class SimulatedDevice(TorchDispatchMode):
+class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
     """A device of ``capacity_bytes``; ``live_bytes`` and ``peak_bytes`` are exact for the tensors it has seen.
 
     Tensors that existed before count from the moment an operation first reads them, as weights do that are moved
@@ -54,7 +55,7 @@ class SimulatedDevice(TorchDispatchMode):
         storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if not t.is_meta}
         return sum(size for key, size in storages.items() if key not in self._sizes)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs or {})):
             self._adopt(leaf)
         before = self.live_bytes
@@ -96,11 +97,11 @@ class SimulatedDevice(TorchDispatchMode):
         if known == size:
             return
         if known is None:
-            self._references[key] = weakref.ref(storage, lambda _, key=key: self._drop(key))
+            self._references[key] = weakref.ref(storage, functools.partial(self._drop, key))
         self._sizes[key] = size
         self.live_bytes += size - (known or 0)
 
-    def _drop(self, key: int) -> None:
+    def _drop(self, key: int, _reference: object) -> None:
         self.live_bytes -= self._sizes.pop(key, 0)
         self._references.pop(key, None)
 

@@ -27,7 +27,11 @@ def _no_process_left() -> object:
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     _, alive = psutil.wait_procs(left, timeout=5)
-    names = [f"{child.pid} {child.name()}" for child in alive if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
+    names = [
+        f"{child.pid} {child.name()}"
+        for child in alive
+        if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())
+    ]
     assert not names, f"left running: {names}"
 
 

@@ -166,14 +166,22 @@ def test_code_that_is_no_watched_call_is_diagnosed_and_raised():
 
 
 def test_a_pinned_setting_is_never_touched(model, batch):
-    with limit_memory(CAPACITY), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard(pin=["batch_size"]) as g:
+    with (
+        limit_memory(CAPACITY),
+        pytest.raises(torch.OutOfMemoryError) as caught,
+        oomguard.guard(pin=["batch_size"]) as g,
+    ):
         generate(model, batch)
     assert len(g.attempts) == 1
     assert "pinned" in caught.value.__notes__[0]
 
 
 def test_a_floor_holds(model, batch):
-    with limit_memory(CAPACITY), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard(floors={"batch_size": ROWS - 1}):
+    with (
+        limit_memory(CAPACITY),
+        pytest.raises(torch.OutOfMemoryError) as caught,
+        oomguard.guard(floors={"batch_size": ROWS - 1}),
+    ):
         generate(model, batch)
     assert f"below your floor of {ROWS - 1}" in caught.value.__notes__[0]
 

@@ -14,7 +14,10 @@ from oomguard.errors import OomguardError, UsageError
 
 # Name -> (module, one line for --help): the help page needs no sub-command's imports.
 _COMMANDS: Final = {
-    "run": ("oomguard.cli.run", "Run a command; when it dies of memory, say why, change the least that fits, run it again."),
+    "run": (
+        "oomguard.cli.run",
+        "Run a command; when it dies of memory, say why, change the least that fits, run it again.",
+    ),
     "diagnose": ("oomguard.cli.diagnose", "Say why memory ran out, from saved logs or standard input."),
     "rules": ("oomguard.cli.rules", "List, check and test rule files."),
 }
@@ -23,16 +26,16 @@ _COMMANDS: Final = {
 class _LazyGroup(click.Group):
     """A group that imports a sub-command when it is named."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+    def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 

@@ -17,9 +17,22 @@ from oomguard.remedy.settings import parse_assignment
 
 @click.command("diagnose")
 @click.argument("paths", nargs=-1, metavar="[PATH …|-]")
-@option("--format", "form", type=click.Choice(["terminal", "json", "markdown", "html"]), default="terminal", show_default=True, help="Output form.")
+@option(
+    "--format",
+    "form",
+    type=click.Choice(["terminal", "json", "markdown", "html"]),
+    default="terminal",
+    show_default=True,
+    help="Output form.",
+)
 @option("--gpu-memory", metavar="SIZE", help="The device's total memory, where the log leaves it out: 24GiB.")
-@option("--set", "given", multiple=True, metavar="SETTING=VALUE", help="A setting in force that the log leaves out. Repeatable.")
+@option(
+    "--set",
+    "given",
+    multiple=True,
+    metavar="SETTING=VALUE",
+    help="A setting in force that the log leaves out. Repeatable.",
+)
 @option("--exit-code", is_flag=True, help="Exit with 1 when an out-of-memory was found.")
 @policy_options
 @output_options
@@ -46,10 +59,14 @@ def command(
     for path in _expand(paths):
         try:
             if path == "-":
-                diagnosis = diagnose_lines(read_lines(sys.stdin.buffer), "-", rules=rule_set, policy=policy, given=facts, settings=settings)
+                diagnosis = diagnose_lines(
+                    read_lines(sys.stdin.buffer), "-", rules=rule_set, policy=policy, given=facts, settings=settings
+                )
             else:
                 with open_log(path) as stream:
-                    diagnosis = diagnose_lines(read_lines(stream), path, rules=rule_set, policy=policy, given=facts, settings=settings)
+                    diagnosis = diagnose_lines(
+                        read_lines(stream), path, rules=rule_set, policy=policy, given=facts, settings=settings
+                    )
         except InputError as error:
             show_error(error)
             failed = True

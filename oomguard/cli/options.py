@@ -31,7 +31,10 @@ def option(*names: str, **kwargs: Any) -> Callable[[F], F]:
 def policy_options(function: F) -> F:
     """--allow, --pin, --min and --rules."""
     for decorate in reversed((
-        option("--allow", type=EFFECTS, help="Highest effect a patch may have, also on settings you gave. [default: output-preserving; reduces-capacity on what you left alone]"),
+        option("--allow", type=EFFECTS, help=(
+            "Highest effect a patch may have, on any setting. "
+            "[default: output-preserving, and reduces-capacity on settings you left alone]"
+        )),
         option("--pin", multiple=True, metavar="SETTING", help="Never touch this setting. Repeatable."),
         option("--min", "minimum", multiple=True, metavar="SETTING=VALUE", help="Never go below this value. Repeatable."),
         option("--rules", multiple=True, type=click.Path(), metavar="DIR", help="A folder of your own rule files. Repeatable."),
@@ -69,7 +72,12 @@ def console(color: str, *, stderr: bool = False) -> Console:
     """A rich console that respects --color, NO_COLOR and the terminal's width."""
     from rich.console import Console
 
-    return Console(stderr=stderr, force_terminal=True if color == "always" else None, no_color=True if color == "never" else None, highlight=False)
+    return Console(
+        stderr=stderr,
+        force_terminal=True if color == "always" else None,
+        no_color=True if color == "never" else None,
+        highlight=False,
+    )
 
 
 def size_bytes(text: str | None) -> int | None:

@@ -12,7 +12,9 @@ def command() -> None:
     """List, check and test rule files."""
 
 
-_RULES = option("--rules", multiple=True, type=click.Path(), metavar="DIR", help="A folder of your own rule files. Repeatable.")
+_RULES = option(
+    "--rules", multiple=True, type=click.Path(), metavar="DIR", help="A folder of your own rule files. Repeatable."
+)
 
 
 @command.command("list")
@@ -44,5 +46,7 @@ def test(rules: tuple[str, ...]) -> int:
     for text in found:
         click.echo(text)
     tests = sum(len(s.tests) for s in rule_set.signatures) + sum(len(r.tests) for r in rule_set.rules)
-    click.echo(f"{tests} tests in {len(rule_set.signatures)} signature files and {len(rule_set.rules)} rules: {len(found)} problems")
+    click.echo(
+        f"{tests} tests in {len(rule_set.signatures)} signature files and {len(rule_set.rules)} rules: {len(found)} problems"
+    )
     return 1 if found else 0

@@ -23,7 +23,9 @@ class _CommandAfterDashes(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = args[: args.index("--")] if "--" in args else args
         if "--" not in args and not {"-h", "--help"} & set(args):
-            first = next((i for i, word in enumerate(own) if not word.startswith("-") and not _is_value(self, ctx, own, i)), None)
+            first = next(
+                (i for i, word in enumerate(own) if not word.startswith("-") and not _is_value(self, ctx, own, i)), None
+            )
             if first is not None:
                 fixed = shlex.join(["oomguard", "run", *own[:first], "--", *own[first:]])
                 raise UsageError("-- is missing before the command", hint=fixed)
@@ -40,13 +42,41 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
 @click.command("run", cls=_CommandAfterDashes)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD …")
 @policy_options
-@option("--max-relaunches", type=click.IntRange(min=0), default=DEFAULT_MAX_RELAUNCHES, show_default=True, help="Attempts after the first, at most.")
+@option(
+    "--max-relaunches",
+    type=click.IntRange(min=0),
+    default=DEFAULT_MAX_RELAUNCHES,
+    show_default=True,
+    help="Attempts after the first, at most.",
+)
 @option("--deadline", type=float, metavar="SECONDS", help="Start no attempt after this many seconds.")
-@option("--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again.")
-@option("--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write the diagnosis to FILE.json, .md or .html.")
-@option("--journal", type=click.Path(dir_okay=False), metavar="PATH", help="Where attempts are recorded. [default: the user's state folder]")
-@option("--grace", type=float, default=DEFAULT_GRACE_S, show_default=True, metavar="SECONDS", help="After a stop signal, time before the command is killed.")
-@option("--log-format", type=click.Choice(["console", "json"]), default="console", show_default=True, help="Form of the events on standard error.")
+@option(
+    "--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again."
+)
+@option(
+    "--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write the diagnosis to FILE.json, .md or .html."
+)
+@option(
+    "--journal",
+    type=click.Path(dir_okay=False),
+    metavar="PATH",
+    help="Where attempts are recorded. [default: the user's state folder]",
+)
+@option(
+    "--grace",
+    type=float,
+    default=DEFAULT_GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="After a stop signal, time before the command is killed.",
+)
+@option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    show_default=True,
+    help="Form of the events on standard error.",
+)
 @output_options
 def command(
     argv: tuple[str, ...], allow: str | None, pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...], max_relaunches: int,
@@ -83,7 +113,13 @@ def command(
 
     become_subreaper()
     supervision = Supervision(
-        Launch(tuple(argv)), policy, rule_set, Journal(Path(journal) if journal else default_path()), dry_run, grace, on_failure
+        Launch(tuple(argv)),
+        policy,
+        rule_set,
+        Journal(Path(journal) if journal else default_path()),
+        dry_run,
+        grace,
+        on_failure,
     )
     with Signals() as signals:
         outcome = supervision.run(signals)

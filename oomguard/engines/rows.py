@@ -24,7 +24,7 @@ class RowsCall:
     def of(cls, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RowsCall:
         """Read a call; raises TypeError where the arguments do not fit the function, as calling it would."""
         bound = inspect.signature(function).bind(*args, **kwargs)
-        value = bound.arguments.get(name)
+        value: Any = bound.arguments.get(name)
         if isinstance(value, (list, tuple)) or (hasattr(value, "shape") and len(value.shape) > 0):
             return cls(bound, name, len(value), None)
         return cls(bound, name, 1, f"the argument {name} is no list and no tensor")
@@ -43,7 +43,7 @@ class RowsCall:
         """The arguments of the call on rows ``start`` to ``stop``."""
         arguments = dict(self.bound.arguments)
         arguments[self.name] = arguments[self.name][start:stop]
-        part = inspect.BoundArguments(self.bound.signature, arguments)  # type: ignore[arg-type]
+        part = inspect.BoundArguments(self.bound.signature, arguments)
         return part.args, part.kwargs
 
     def merge(self, parts: list[Any]) -> Any:
@@ -56,7 +56,9 @@ class RowsCall:
             import torch
 
             return torch.cat(parts)
-        raise TypeError(f"a guard that splits {self.name!r} needs a function that returns a list, tuple or tensor of rows")
+        raise TypeError(
+            f"a guard that splits {self.name!r} needs a function that returns a list, tuple or tensor of rows"
+        )
 
     def modelled_row_bytes(self) -> int | None:
         """None: nothing is known of what the function does."""

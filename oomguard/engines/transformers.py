@@ -37,7 +37,18 @@ class GenerateCall:
         """Read a call; ``not_splittable`` says why its rows cannot be run apart, None where they can."""
         import torch
 
-        main = args[0] if args else next((kwargs[n] for n in ("inputs", "input_ids", "inputs_embeds", "input_features") if kwargs.get(n) is not None), None)
+        main = (
+            args[0]
+            if args
+            else next(
+                (
+                    kwargs[n]
+                    for n in ("inputs", "input_ids", "inputs_embeds", "input_features")
+                    if kwargs.get(n) is not None
+                ),
+                None,
+            )
+        )
         reason = None
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
             return cls(model, args, kwargs, 1, None, None, "no rows to split: the call has no tensor of inputs")
@@ -60,7 +71,10 @@ class GenerateCall:
         import torch
 
         args = tuple(a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a for i, a in enumerate(self.args))
-        kwargs = {n: v[start:stop] if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS else v for n, v in self.kwargs.items()}
+        kwargs = {
+            n: v[start:stop] if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS else v
+            for n, v in self.kwargs.items()
+        }
         return args, kwargs
 
     def merge(self, parts: list[Any]) -> Any:
@@ -71,7 +85,9 @@ class GenerateCall:
             return parts[0]
         longest = max(part.shape[1] for part in parts)
         padded = [
-            torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=self._pad_token()) if part.shape[1] < longest else part
+            torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=self._pad_token())
+            if part.shape[1] < longest
+            else part
             for part in parts
         ]
         return torch.cat(padded)

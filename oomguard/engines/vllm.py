@@ -70,6 +70,10 @@ def _carry(session: Path) -> Path:
         info = folder / f"{PLUGIN_MODULE}-{__version__}.dist-info"
         info.mkdir(parents=True)
         shutil.copyfile(vllm_plugin.__file__, folder / f"{PLUGIN_MODULE}.py")
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PLUGIN_MODULE}\nVersion: {__version__}\n", encoding="utf-8")
-        (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\noomguard = {PLUGIN_MODULE}:register\n", encoding="utf-8")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {PLUGIN_MODULE}\nVersion: {__version__}\n", encoding="utf-8"
+        )
+        (info / "entry_points.txt").write_text(
+            f"[vllm.general_plugins]\noomguard = {PLUGIN_MODULE}:register\n", encoding="utf-8"
+        )
     return folder

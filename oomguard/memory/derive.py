@@ -48,11 +48,18 @@ def derive(incident: Incident, *, local_models: bool = False) -> Incident:
             "consumed_bytes", round(desired - available), "solved", slack("desired_bytes", "kv_cache_available_bytes")
         )
         if total:
-            facts["break_even_utilization_ratio"] = Fact("break_even_utilization_ratio", (desired - available) / total, "solved")
+            facts["break_even_utilization_ratio"] = Fact(
+                "break_even_utilization_ratio", (desired - available) / total, "solved"
+            )
     if available is not None and available < 0 and ratio is not None and ratio < 1:
         smallest = -available / (1 - ratio)
         facts["smallest_helpful_device_bytes"] = Fact("smallest_helpful_device_bytes", round(smallest), "solved")
-    if incident.kind in {"startup_free_memory_below_utilization", "cpu_node_memory"} and available is None and total and free is not None:
+    if (
+        incident.kind in {"startup_free_memory_below_utilization", "cpu_node_memory"}
+        and available is None
+        and total
+        and free is not None
+    ):
         facts["used_before_start_bytes"] = Fact("used_before_start_bytes", round(total - free), "solved")
     if local_models:
         _add_kv_need(facts)

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 # Any of these in a configuration means that the plain formula (every layer keeps every token) does not hold.
-_NOT_PLAIN: Final = ("kv_lora_rank", "layer_types", "sliding_window_pattern", "mamba_d_state", "ssm_state_size", "text_config")
+_NOT_PLAIN: Final = (
+    "kv_lora_rank",
+    "layer_types",
+    "sliding_window_pattern",
+    "mamba_d_state",
+    "ssm_state_size",
+    "text_config",
+)
 _DTYPE_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -29,10 +36,16 @@ class ModelConfig:
 
 def from_mapping(config: Mapping[str, Any]) -> ModelConfig | None:
     """The shape in a parsed ``config.json``; None where it is missing a number or is not a plain decoder."""
-    if any(config.get(name) for name in _NOT_PLAIN) or (config.get("sliding_window") and config.get("use_sliding_window", True)):
+    if any(config.get(name) for name in _NOT_PLAIN) or (
+        config.get("sliding_window") and config.get("use_sliding_window", True)
+    ):
         layer_types = config.get("layer_types")
         # transformers 5 writes the layer types of plain models too: all full attention is plain
-        if not (layer_types and set(layer_types) == {"full_attention"} and not any(config.get(n) for n in _NOT_PLAIN if n != "layer_types")):
+        if not (
+            layer_types
+            and set(layer_types) == {"full_attention"}
+            and not any(config.get(n) for n in _NOT_PLAIN if n != "layer_types")
+        ):
             return None
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if not isinstance(heads, int) or not isinstance(hidden, int) or heads <= 0:

@@ -65,7 +65,7 @@ def setting_facts(settings: Mapping[str, SettingInForce], *, complete: bool) -> 
         if setting is not None and setting.set_by_user is not None:
             facts[f"{name}_set"] = Fact(f"{name}_set", setting.set_by_user, setting.source)
         elif complete:
-            facts[f"{name}_set"] = Fact(f"{name}_set", False, "printed")  # noqa: FBT003
+            facts[f"{name}_set"] = Fact(f"{name}_set", False, "printed")
     return facts
 
 

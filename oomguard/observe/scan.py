@@ -188,14 +188,20 @@ class Scanner:
     def measured(self) -> dict[str, float]:
         """The numbers of the lines that are no failure, as last printed: what the run itself measured."""
         numbers = {name: fact.value for name, fact in self._context.items()}
-        return {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+        return {
+            name: value
+            for name, value in numbers.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
 
     def flush(self) -> None:
         """Close the windows that are still open: what follows is not part of them."""
         while self._windows:
             self._close(self._windows.pop(0))
 
-    def diagnosis(self, source: str = "", *, given: Mapping[str, SettingInForce] | None = None, newer_than_s: float | None = None) -> Diagnosis:
+    def diagnosis(
+        self, source: str = "", *, given: Mapping[str, SettingInForce] | None = None, newer_than_s: float | None = None
+    ) -> Diagnosis:
         """Close the stream; ``given`` settings win over echoed ones, ``newer_than_s`` drops what was last seen before."""
         self.flush()
         settings = {**self._settings, **(given or {})}
@@ -226,7 +232,9 @@ class Scanner:
         )
 
 
-def scan(lines: Iterable[Line], rules: RuleSet, source: str = "", *, given: Mapping[str, SettingInForce] | None = None) -> Diagnosis:
+def scan(
+    lines: Iterable[Line], rules: RuleSet, source: str = "", *, given: Mapping[str, SettingInForce] | None = None
+) -> Diagnosis:
     """Scan a finite stream of lines; see ``Scanner``."""
     scanner = Scanner(rules)
     for line in lines:

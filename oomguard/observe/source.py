@@ -75,7 +75,9 @@ def open_log(path: str) -> IO[bytes]:
             raise InputError(f"{path}: is a folder", hint=f"name the files in it: oomguard diagnose {path}/*")
         return Path(path).open("rb")
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}", hint="give the path of a log, or - for standard input") from None
+        raise InputError(
+            f"{path}: {error.strerror or error}", hint="give the path of a log, or - for standard input"
+        ) from None
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[Line]:

@@ -17,7 +17,10 @@ from oomguard.rules.load import Fix, Rule, RuleSet
 Tried = Collection[tuple[str, FactValue]]
 
 # The fact that holds a setting's value in force, where its name differs from the setting's.
-_CURRENT_FACTS: Final = {"gpu_memory_utilization": "gpu_memory_utilization_ratio", "max_model_len": "max_model_len_tokens"}
+_CURRENT_FACTS: Final = {
+    "gpu_memory_utilization": "gpu_memory_utilization_ratio",
+    "max_model_len": "max_model_len_tokens",
+}
 
 
 def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) -> Incident:
@@ -47,7 +50,9 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) 
                 continue
             if fix.alternative or patch.blocked_by == "a byte count you set":
                 why = patch.blocked_by or patch.reason
-                alternatives.setdefault(patch.setting, Alternative(patch.setting, patch.new, why, patch.as_flag, patch.as_kwarg))
+                alternatives.setdefault(
+                    patch.setting, Alternative(patch.setting, patch.new, why, patch.as_flag, patch.as_kwarg)
+                )
                 continue
             patches[patch.setting] = patch
     if "device_total_bytes" not in incident.facts:
@@ -72,7 +77,9 @@ def _solve(fix: Fix, incident: Incident, missing: list[str]) -> Solution:
     """The fix's value. What the user set may be unknown and the value still solved; any other missing fact may not."""
     needed = [name for name in missing if not name.endswith("_set")]
     if needed:
-        return Solution(None, f"not applicable: {', '.join(needed)} unknown", unknown=tuple(f"{n}: not known" for n in needed))
+        return Solution(
+            None, f"not applicable: {', '.join(needed)} unknown", unknown=tuple(f"{n}: not known" for n in needed)
+        )
     if fix.value is not None:
         value = fix.value.evaluate(incident.facts)
         if value is None:

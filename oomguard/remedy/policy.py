@@ -28,7 +28,7 @@ class Policy:
     max_relaunches: int = DEFAULT_MAX_RELAUNCHES
     deadline_s: float | None = None
 
-    def blocks(self, patch: Patch, incident: Incident) -> str | None:
+    def blocks(self, patch: Patch, incident: Incident) -> str | None:  # noqa: PLR0911 - one reason a line
         """Why this patch is not permitted, None where it is."""
         knob, in_force = SETTINGS[patch.setting], incident.settings.get(patch.setting)
         left_alone = False if incident.settings_complete else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from oomguard.errors import SettingError
-from oomguard.facts import FactValue, parse_size
+from oomguard.facts import YES_NO, FactValue, parse_size
 from oomguard.incident import Effect
 
 _PRESERVES, _REDUCES, _CHANGES = Effect.OUTPUT_PRESERVING, Effect.REDUCES_CAPACITY, Effect.CHANGES_OUTPUTS
@@ -85,7 +85,7 @@ def parse_value(name: str, text: str) -> FactValue:
         if knob.type == "float":
             return float(text)
         if knob.type == "bool":
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+            return YES_NO[text.lower()]
     except (ValueError, KeyError):
         raise SettingError(f"{knob.name} is {knob.type}, not {text!r}") from None
     return text
@@ -119,7 +119,10 @@ def default_value(name: str, framework_version: str | None) -> FactValue | None:
         version = Version(framework_version.partition("+")[0])
     except InvalidVersion:
         return None
-    return next((value for span, value in SETTINGS[name].defaults if SpecifierSet(span).contains(version, prereleases=True)), None)
+    return next(
+        (value for span, value in SETTINGS[name].defaults if SpecifierSet(span).contains(version, prereleases=True)),
+        None,
+    )
 
 
 def as_flag(name: str, value: FactValue | None) -> str | None:

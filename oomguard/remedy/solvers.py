@@ -46,7 +46,9 @@ Solver = Callable[[Incident], Solution]
 
 def printed_estimate(incident: Incident) -> Solution:
     """``max_model_len`` from the engine's own estimate, else from capacity, else in proportion to what is left."""
-    length, needed, left = (incident.number(n) for n in ("max_model_len_tokens", "kv_cache_needed_bytes", "kv_cache_available_bytes"))
+    length, needed, left = (
+        incident.number(n) for n in ("max_model_len_tokens", "kv_cache_needed_bytes", "kv_cache_available_bytes")
+    )
     estimate = incident.number("estimated_max_model_len_tokens")
     capacity = incident.number("kv_cache_capacity_tokens")
     if length is None:
@@ -93,16 +95,16 @@ def utilization_for_max_len(incident: Incident) -> Solution:
     if needed is None or left is None:
         return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
     missing = needed - left + incident.slack("kv_cache_needed_bytes") + incident.slack("kv_cache_available_bytes")
-    return _raise_by(incident, missing, f"one request of max_model_len tokens lacks {format_gib(missing)}", bare_bytes=missing)
+    return _raise_by(
+        incident, missing, f"one request of max_model_len tokens lacks {format_gib(missing)}", bare_bytes=missing
+    )
 
 
 def utilization_for_kv_cache(incident: Incident) -> Solution:
     """Raise the utilization until weights, profile peak and one request fit: (consumed + need + margin) / total."""
     left = incident.number("kv_cache_available_bytes")
     if left is None:
-        return Solution(
-            None, "how much is missing is not printed", unknown=("available KV cache memory: not printed",)
-        )
+        return Solution(None, "how much is missing is not printed", unknown=("available KV cache memory: not printed",))
     per_token, length = incident.number("kv_bytes_per_token"), incident.number("max_model_len_tokens")
     total = incident.number("device_total_bytes")
     need = wish = 0.0
@@ -113,10 +115,14 @@ def utilization_for_kv_cache(incident: Incident) -> Solution:
         wish = (total or 0.0) * UNKNOWN_KV_RATIO
         what = "; one request's need is not known, so up to a tenth of the device is taken"
     deficit = -left + incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
-    return _raise_by(incident, deficit + need, f"the KV cache lacks {format_gib(-left)}{what}", bare_bytes=-left, wish_bytes=wish)
+    return _raise_by(
+        incident, deficit + need, f"the KV cache lacks {format_gib(-left)}{what}", bare_bytes=-left, wish_bytes=wish
+    )
 
 
-def _raise_by(incident: Incident, missing_bytes: float, what: str, *, bare_bytes: float, wish_bytes: float = 0.0) -> Solution:
+def _raise_by(
+    incident: Incident, missing_bytes: float, what: str, *, bare_bytes: float, wish_bytes: float = 0.0
+) -> Solution:
     """The utilization that adds ``missing_bytes`` and a margin, and ``wish_bytes`` more as far as they are free."""
     total, ratio = incident.number("device_total_bytes"), incident.number("gpu_memory_utilization_ratio")
     free = incident.number("device_free_bytes")
@@ -127,7 +133,8 @@ def _raise_by(incident: Incident, missing_bytes: float, what: str, *, bare_bytes
         return Solution(None, reason, unknown=("device total: not printed",))
     desired = incident.number("desired_bytes")
     if ratio is None and desired is None:
-        reason = f"would have to rise by {format_gib(bare_bytes)} / {format_gib(total)} = {bare_bytes / total:.2f} from a value that is not printed{below}"
+        rise = f"{format_gib(bare_bytes)} / {format_gib(total)} = {bare_bytes / total:.2f}"
+        reason = f"would have to rise by {rise} from a value that is not printed{below}"
         return Solution(None, reason, unknown=("gpu_memory_utilization: not printed",))
     before = ratio * total if ratio is not None else float(desired or 0)
     margin_ratio = RAISE_MARGIN_CPU_RATIO if incident.facts.get("on_cpu") else RAISE_MARGIN_RATIO
@@ -187,7 +194,9 @@ def rows_that_fit(incident: Incident) -> Solution:
     rows, row_bytes = incident.number("batch_size"), incident.number("row_bytes")
     base, total = incident.number("baseline_bytes"), incident.number("device_total_bytes")
     if rows is None or row_bytes is None or base is None or total is None:
-        missing = [n for n in ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes") if n not in incident.facts]
+        missing = [
+            n for n in ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes") if n not in incident.facts
+        ]
         return Solution(None, f"not known: {', '.join(missing)}", unknown=tuple(f"{n}: not measured" for n in missing))
     others = incident.number("other_process_in_use_bytes") or 0
     room = (total - others) * (1 - BATCH_MARGIN_RATIO) - base

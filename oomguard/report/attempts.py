@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import REGISTRY, format_gib
 from oomguard.incident import Attempt, Effect
@@ -11,24 +11,32 @@ from oomguard.incident import Attempt, Effect
 if TYPE_CHECKING:
     from rich.table import Table
 
+# Facts that stand in the table, and what they are called there.
+_LABELS: Final = {
+    "peak_bytes": "peak",
+    "kv_cache_available_bytes": "KV cache",
+    "kv_cache_capacity_tokens": "KV tokens",
+    "desired_bytes": "claimed",
+}
+
 
 def attempts_table(attempts: Sequence[Attempt]) -> Table:
     """One row per attempt, in order."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title="What oomguard did", title_justify="left")
-    for name in ("attempt", "changed", "result", "predicted", "measured", "time"):
-        table.add_column(name, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, title="What oomguard did", title_justify="left", padding=(0, 1))
+    for name in ("", "changed", "result", "predicted -> measured", "time"):
+        table.add_column(name, justify="right" if name == "time" else "left", no_wrap=name == "time")
     for attempt in attempts:
-        changed = "\n".join(f"{p.setting} {'' if p.old is None else f'{p.old} '}-> {p.new} [{p.effect}]" for p in attempt.patches)
-        if not changed and attempt.settings:
-            changed = "\n".join(f"{name} -> {value}" for name, value in attempt.settings.items())
-        predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
         table.add_row(
-            str(attempt.number), _plain(changed or "nothing"), _result(attempt), _plain(_figures(predicted)),
-            _plain(_figures(attempt.measured)), f"{attempt.seconds:.1f} s",
-        )  # fmt: skip
+            str(attempt.number),
+            Text(_changed(attempt)),
+            Text(_result(attempt)),
+            Text(_check(attempt)),
+            f"{attempt.seconds:.1f} s",
+        )
     return table
 
 
@@ -41,23 +49,33 @@ def reduced(attempts: Sequence[Attempt]) -> str | None:
     return f"Ran with reduced settings: {changes}. {' '.join(dict.fromkeys(p.tradeoff for p in patches if p.tradeoff))}"
 
 
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
+def _changed(attempt: Attempt) -> str:
+    if not attempt.patches:
+        return "nothing"
+    return "\n".join(
+        f"{p.setting} {'' if p.old is None else f'{p.old} '}-> {p.new}\n({p.effect})" for p in attempt.patches
+    )
 
 
 def _result(attempt: Attempt) -> str:
     if attempt.succeeded:
         return "ran"
-    return attempt.incident.kind if attempt.incident else attempt.error
+    return attempt.incident.kind.replace("_", " ") if attempt.incident else attempt.error
 
 
-def _figures(values: object) -> str:
-    if not isinstance(values, dict):
-        values = dict(values)  # type: ignore[call-overload]
-    return "\n".join(f"{name.removesuffix('_bytes')} {_figure(name, value)}" for name, value in values.items())
+def _check(attempt: Attempt) -> str:
+    predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
+    lines = []
+    for name in dict.fromkeys([*predicted, *attempt.measured]):
+        if name not in _LABELS:
+            continue
+        before = f"{_figure(name, predicted[name])} -> " if name in predicted else ""
+        after = _figure(name, attempt.measured[name]) if name in attempt.measured else "not printed"
+        lines.append(f"{_LABELS[name]} {before}{after}")
+    return "\n".join(lines)
 
 
 def _figure(name: str, value: float) -> str:
     if name.endswith("_bytes"):
         return format_gib(value)
-    return f"{value:,.0f}" if name in REGISTRY and REGISTRY[name].type == "int" else f"{value:.3g}"
+    return f"{value:,.0f}" if REGISTRY[name].type == "int" else f"{value:.3g}"

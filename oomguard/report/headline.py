@@ -10,15 +10,14 @@ from oomguard.incident import Incident
 # The first template whose facts are all known is used; the last of each kind needs none.
 _TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
     "kv_cache_too_small_for_max_len": (
-        "The KV cache is too small for one request: {kv_cache_needed_bytes:GiB} needed for {max_model_len_tokens} tokens, {kv_cache_available_bytes:GiB} available",
-        "The KV cache is too small for one request: {max_model_len_tokens} tokens wanted, {kv_cache_capacity_tokens} fit",
+        "One request does not fit in the KV cache: {kv_cache_needed_bytes:GiB} needed, {kv_cache_available_bytes:GiB} available",
+        "One request does not fit in the KV cache: {max_model_len_tokens} tokens wanted, {kv_cache_capacity_tokens} fit",
     ),
     "kv_cache_none_left": (
         "No memory is left for the KV cache: {kv_cache_available_bytes:GiB} at utilization {gpu_memory_utilization_ratio}",
         "No memory is left for the KV cache",
     ),
     "cpu_node_memory": (
-        "No memory is left for the KV cache: {kv_cache_available_bytes:GiB} of the {desired_bytes:GiB} that utilization {gpu_memory_utilization_ratio} allows",
         "No memory is left for the KV cache: {kv_cache_available_bytes:GiB} of the {desired_bytes:GiB} that the utilization allows",
         "vLLM wants {desired_bytes:GiB} of the node's memory at start-up, {device_free_bytes:GiB} of {device_total_bytes:GiB} is free",
         "A KV cache of {kv_cache_requested_bytes:GiB} was asked for, {device_free_bytes:GiB} of {device_total_bytes:GiB} is free",

@@ -20,7 +20,12 @@ def _cell(text: object) -> str:
 
 def _incident(incident: Incident) -> str:
     version = f" {incident.framework_version}" if incident.framework_version else ""
-    lines = [f"### {headline(incident)}", "", f"`{incident.kind}` in {incident.framework}{version}, {incident.phase}", ""]
+    lines = [
+        f"### {headline(incident)}",
+        "",
+        f"`{incident.kind}` in {incident.framework}{version}, {incident.phase}",
+        "",
+    ]
     for cause in incident.causes:
         lines.append(f"**{cause.title}** (`{cause.id}`, confidence {cause.confidence:.2f}). {mask(cause.explanation)}")
         lines.append("")
@@ -30,10 +35,14 @@ def _incident(incident: Incident) -> str:
         lines += ["| setting | from | to | effect | why | paste |", "|---|---|---|---|---|---|"]
         for patch in incident.plan:
             new = "not solved" if patch.new is None else patch.new
-            why = patch.reason + (f" (not done by itself: {patch.blocked_by})" if patch.blocked_by and patch.new is not None else "")
+            why = patch.reason + (
+                f" (not done by itself: {patch.blocked_by})" if patch.blocked_by and patch.new is not None else ""
+            )
             paste = patch.as_flag or patch.as_kwarg or ""
             old = "" if patch.old is None else patch.old
-            lines.append(f"| {patch.setting} | {_cell(old)} | {_cell(new)} | {patch.effect} | {_cell(why)} | `{_cell(paste)}` |")
+            lines.append(
+                f"| {patch.setting} | {_cell(old)} | {_cell(new)} | {patch.effect} | {_cell(why)} | `{_cell(paste)}` |"
+            )
         lines.append("")
     lines += [f"- instead: `{a.as_flag or a.setting}` ({a.why_not})" for a in incident.alternatives]
     if incident.unknown:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 BAR_CELLS: Final = 50
 SHOWN_CAUSES: Final = 2
+SHOWN_EVIDENCE: Final = 2
+EVIDENCE_CHARS: Final = 240
+MAX_COLUMNS: Final = 100
 _BAR_STYLES: Final = ("red", "yellow", "magenta", "cyan", "blue", "green")
 
 Commands = Mapping[str, str]
@@ -23,9 +26,12 @@ Commands = Mapping[str, str]
 def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands | None = None) -> None:
     """Print every incident of a diagnosis, or one line that says there is none."""
     if not diagnosis.incidents:
-        console.print(f"{diagnosis.source or 'text'}: no memory failure found", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"{diagnosis.source or 'text'}: no memory failure found", markup=False, highlight=False, soft_wrap=True
+        )
     for incident in diagnosis.incidents:
-        console.print(panel(incident, commands or {}, source=diagnosis.source, ascii_only=_ascii(console)))
+        shown = panel(incident, commands or {}, source=diagnosis.source, ascii_only=_ascii(console))
+        console.print(shown, width=min(console.width, MAX_COLUMNS))
     for note in diagnosis.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
 
@@ -52,21 +58,36 @@ def panel(incident: Incident, commands: Commands, *, source: str = "", ascii_onl
         title.append(f"({cause.id}, confidence {cause.confidence:.2f}, {cause.rule or 'no rule'})", style="dim")
         parts += [title, Text(mask(cause.explanation))]
         if cause is incident.causes[0]:
-            parts += [Padding(Text(mask(str(e)), style="dim"), (0, 0, 0, 2)) for e in cause.evidence[:2]]
+            printed = [e for e in cause.evidence if e.line is not None][:SHOWN_EVIDENCE]
+            parts += [Padding(Text(_short(mask(str(e))), style="dim"), (0, 0, 0, 2)) for e in printed]
     if incident.plan:
         parts.append(Text("\nWhat to change", style="bold"))
         parts += [_patch(number, patch, commands) for number, patch in enumerate(incident.plan, 1)]
     if incident.alternatives:
         parts.append(Text("\nInstead", style="bold"))
         for alternative in incident.alternatives:
-            paste = commands.get(f"alternative:{alternative.setting}") or alternative.as_flag or alternative.as_kwarg or ""
-            parts.append(Text(f"  {alternative.setting} = {alternative.new} ({alternative.why_not}, never raised by itself)"))
+            paste = (
+                commands.get(f"alternative:{alternative.setting}") or alternative.as_flag or alternative.as_kwarg or ""
+            )
+            parts.append(
+                Text(f"  {alternative.setting} = {alternative.new} ({alternative.why_not}, never raised by itself)")
+            )
             if paste:
                 parts.append(Padding(Text(mask(paste), style="green"), (0, 0, 0, 5)))
     if incident.unknown:
         parts.append(Text("\nUnknown: ", style="bold").append("; ".join(incident.unknown), style="dim"))
-    title = f"{incident.kind}" + (f" (seen {incident.repeated} times)" if incident.repeated > 1 else "")
-    return Panel(Group(*parts), title=title, title_align="left", border_style="red", box=box.ASCII if ascii_only else box.ROUNDED)
+    seen = f" (seen {incident.repeated} times)" if incident.repeated > 1 else ""
+    return Panel(
+        Group(*parts),
+        title=f"{incident.kind}{seen}",
+        title_align="left",
+        border_style="red",
+        box=box.ASCII if ascii_only else box.ROUNDED,
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= EVIDENCE_CHARS else f"{text[: EVIDENCE_CHARS - 1].rstrip()}…"
 
 
 def _where(incident: Incident, source: str) -> str:

@@ -221,17 +221,24 @@ class _Table:
         value = self.values.get(name, default)
         options = tuple(known)
         if value not in options:
-            raise self.error(f"{value!r} is not one of the {len(options)} {name}s", name, hint=suggestion(str(value), options))
+            raise self.error(
+                f"{value!r} is not one of the {len(options)} {name}s", name, hint=suggestion(str(value), options)
+            )
         return str(value)
 
     def tables(self, name: str, schema: str) -> list[_Table]:
         rows = self.values.get(name, [])
-        return [_Table(row, self.path, f"{self.key}{'.' if self.key else ''}{name}[{i}]", schema) for i, row in enumerate(rows)]
+        return [
+            _Table(row, self.path, f"{self.key}{'.' if self.key else ''}{name}[{i}]", schema)
+            for i, row in enumerate(rows)
+        ]
 
     def expressions(self, name: str) -> tuple[Expression, ...]:
         prefix = f"{self.key}." if self.key else ""
         rows = self.values.get(name, [])
-        return tuple(compile_expression(row, path=str(self.path), key=f"{prefix}{name}[{i}]") for i, row in enumerate(rows))
+        return tuple(
+            compile_expression(row, path=str(self.path), key=f"{prefix}{name}[{i}]") for i, row in enumerate(rows)
+        )
 
 
 def _position(path: Path, name: str | None) -> tuple[int | None, int | None]:
@@ -262,7 +269,9 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
         compiled = regex.compile(_flexible_spaces(text))
     except (regex.error, RecursionError, OverflowError, MemoryError) as error:
         position = getattr(error, "pos", None)
-        raise RuleError(f"not a pattern: {error}", path=path, key=key, column=None if position is None else position + 1) from None
+        raise RuleError(
+            f"not a pattern: {error}", path=path, key=key, column=None if position is None else position + 1
+        ) from None
     for group in compiled.groupindex:
         if group_fact(group) is None and not group.startswith("_"):
             hint = suggestion(group, REGISTRY)
@@ -329,7 +338,9 @@ def _signature(raw: dict[str, Any], path: Path) -> Signature:
         if versions is not None:
             _check_versions(versions, row)
         own_phase = row.choice("phase", PHASES) if row.get("phase") else None
-        wordings.append(Wording(row.get("anchor"), pattern, row.get("source"), versions, row.get("facts", {}), own_phase))
+        wordings.append(
+            Wording(row.get("anchor"), pattern, row.get("source"), versions, row.get("facts", {}), own_phase)
+        )
     tests = tuple(t.values for t in table.tables("test", "signature test"))
     return Signature(str(path), kind, table.get("framework"), phase, tuple(wordings), tests)
 
@@ -371,7 +382,8 @@ def _rule(raw: dict[str, Any], path: Path) -> Rule:
     return Rule(
         path=str(path), code=table.get("code"), cause=table.choice("cause", CAUSES), title=table.get("title"),
         since=table.get("since"), status=table.get("status"), kinds=tuple(table.get("kinds")),
-        when=table.expressions("when"), unknown=tuple(table.get("unknown", ())), confidence=tuple(confidence), summary=explain.get("summary"),
+        when=table.expressions("when"), unknown=tuple(table.get("unknown", ())), confidence=tuple(confidence),
+        summary=explain.get("summary"),
         why=explain.get("why"), confirm=explain.get("confirm"),
         fixes=tuple(_fix(row, path) for row in table.tables("fix", "fix")),
         references=tuple(r.values for r in table.tables("reference", "reference")),

@@ -10,6 +10,7 @@ from oomguard.facts import Fact, render
 from oomguard.incident import Cause, Evidence, Incident
 from oomguard.rules.load import Rule, RuleSet
 
+
 def confidence(rule: Rule, facts: Mapping[str, Fact]) -> float:
     """The rule's confidence on these facts, 0 to 1; a step whose condition is unknown does not count."""
     total = 0.0
@@ -39,7 +40,9 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
         causes.append(Cause(rule.cause, rule.code, confidence(rule, incident.facts), printed + held, text, rule.title))
     causes.sort(key=lambda cause: -cause.confidence)
     if not causes:
-        causes = [Cause("unknown", "", 0.0, incident.evidence, "No rule explains this failure.", "The cause is not known")]
+        causes = [
+            Cause("unknown", "", 0.0, incident.evidence, "No rule explains this failure.", "The cause is not known")
+        ]
     return replace(incident, causes=tuple(causes))
 
 
@@ -53,5 +56,6 @@ def _evidence(rule: Rule, incident: Incident) -> tuple[Evidence, ...]:
 def _condition_text(source: str, facts: Mapping[str, Fact]) -> str:
     """A condition with the values it was judged on: ``tried_bytes > device_free_bytes (6.40 GiB, 1.10 GiB)``."""
     names = [name for name in dict.fromkeys(re.findall(r"\b[a-z]\w*\b", source)) if name in facts]
-    values = ", ".join(f"{name} {render('{%s:GiB}' % name if name.endswith('_bytes') else '{%s}' % name, facts)}" for name in names)
+    forms = {name: ":GiB" if name.endswith("_bytes") else "" for name in names}
+    values = ", ".join(f"{name} {render('{' + name + form + '}', facts)}" for name, form in forms.items())
     return f"{source} ({values})" if values else source

@@ -37,7 +37,7 @@ def become_subreaper() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     try:
-        return ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
 
@@ -82,7 +82,12 @@ def _start(launch: Launch, *, own_group: bool) -> subprocess.Popen[bytes]:
     env = {"PYTHONUNBUFFERED": "1", **os.environ, **launch.env}
     try:
         return subprocess.Popen(
-            launch.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, bufsize=0, process_group=0 if own_group else None
+            launch.argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            bufsize=0,
+            process_group=0 if own_group else None,
         )
     except FileNotFoundError:
         raise LaunchError(f"{launch.argv[0]}: command not found", exit_status=127) from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.diagnosing import assess_all
 from oomguard.engines import vllm
-from oomguard.engines.command import Launch
+from oomguard.engines.command import Launch, is_vllm_command
 from oomguard.facts import FactValue
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch, SettingInForce
 from oomguard.journal import Journal, Record
@@ -91,7 +91,11 @@ class Supervision:
     def _attempt(self, signals: Signals, folder: Path) -> Attempt:
         log, number, patches = get_logger(), len(self._attempts) + 1, self._pending
         self._pending = ()
-        log.info("attempt started", number=number, command=Launch(tuple(mask_command(self.launch.argv)), self.launch.env).shell())
+        log.info(
+            "attempt started",
+            number=number,
+            command=Launch(tuple(mask_command(self.launch.argv)), self.launch.env).shell(),
+        )
         row = self._begin(number, patches)
         free_before = free_by_device()
         scanner = Scanner(self.rules)
@@ -104,7 +108,12 @@ class Supervision:
         )  # fmt: skip
         self._attempts.append(attempt)
         if self.journal is not None and row is not None:
-            self.journal.end(row, exit_status=ended.status, incident=incident_dict(incident) if incident else None, measured=attempt.measured)
+            self.journal.end(
+                row,
+                exit_status=ended.status,
+                incident=incident_dict(incident) if incident else None,
+                measured=attempt.measured,
+            )
         log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._diagnosis = diagnosis
@@ -133,14 +142,25 @@ class Supervision:
         settings = dict(incident.settings)
         for name, value in self._settings.items():
             chosen = first.get(name)
-            by_user = chosen.set_by_user if chosen else (settings[name].set_by_user if name in settings and "command" not in settings[name].source else False)
+            by_user = (
+                chosen.set_by_user
+                if chosen
+                else (
+                    settings[name].set_by_user if name in settings and "command" not in settings[name].source else False
+                )
+            )
             settings[name] = SettingInForce(name, value, by_user, "patched")
         return replace(incident, settings=settings)
 
     def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
         log = get_logger()
-        log.warning("out of memory" if incident.is_oom else "failed", kind=incident.kind, what=headline(incident), cause=incident.causes[0].id)
-        if self._settings and not vllm.is_vllm_command(self.launch.argv) and not vllm.acknowledged(folder):
+        log.warning(
+            "out of memory" if incident.is_oom else "failed",
+            kind=incident.kind,
+            what=headline(incident),
+            cause=incident.causes[0].id,
+        )
+        if self._settings and not is_vllm_command(self.launch.argv) and not vllm.acknowledged(folder):
             log.warning("the change did not reach the engine: no vLLM in the command's Python took it")
         patch = next_patch(incident) if incident.is_oom else None
         self.on_failure(diagnosis, self._commands(incident))
@@ -160,7 +180,9 @@ class Supervision:
         }
         for alternative in incident.alternatives:
             if alternative.new is not None:
-                commands[f"alternative:{alternative.setting}"] = vllm.shown(self._first, {**self._settings, alternative.setting: alternative.new})
+                commands[f"alternative:{alternative.setting}"] = vllm.shown(
+                    self._first, {**self._settings, alternative.setting: alternative.new}
+                )
         return commands
 
     def _apply(self, folder: Path) -> None:
@@ -175,22 +197,34 @@ class Supervision:
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in self._pending):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in self._pending})
 
-    def _give_up(self, state: tenacity.RetryCallState) -> Attempt:
-        get_logger().warning("no relaunch is left", attempts=len(self._attempts), max_relaunches=self.policy.max_relaunches)
-        return self._attempts[-1] if state.outcome is None else state.outcome.result()  # type: ignore[no-any-return]
+    def _give_up(self, _state: tenacity.RetryCallState) -> Attempt:
+        get_logger().warning(
+            "no relaunch is left", attempts=len(self._attempts), max_relaunches=self.policy.max_relaunches
+        )
+        return self._attempts[-1]
 
     def _begin(self, number: int, patches: tuple[Patch, ...]) -> int | None:
         if self.journal is None:
             return None
         predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
         return self.journal.begin(
-            Record(self._session, number, mask_command(self.launch.argv), self._settings, [patch_dict(p) for p in patches], predicted=predicted)
+            Record(
+                self._session,
+                number,
+                mask_command(self.launch.argv),
+                self._settings,
+                [patch_dict(p) for p in patches],
+                predicted=predicted,
+            )
         )
 
 
 def _comparable(measured: dict[str, float], patches: tuple[Patch, ...]) -> dict[str, float]:
     """Of what a run printed, the figures that a prediction can be held against, and the KV cache's."""
-    wanted = {name for patch in patches for name in patch.predicts} | {"kv_cache_available_bytes", "kv_cache_capacity_tokens"}
+    wanted = {name for patch in patches for name in patch.predicts} | {
+        "kv_cache_available_bytes",
+        "kv_cache_capacity_tokens",
+    }
     return {name: value for name, value in measured.items() if name in wanted}
 
 

@@ -122,8 +122,6 @@ def test_a_log_that_ends_in_the_middle_of_a_line_is_read_to_its_end(tmp_path):
 
 
 def test_a_single_line_of_200_mb_is_read_in_little_memory(tmp_path):
-    import resource
-
     path = tmp_path / "long.log"
     with path.open("wb") as file:
         for _ in range(100):
@@ -132,16 +130,17 @@ def test_a_single_line_of_200_mb_is_read_in_little_memory(tmp_path):
         for _ in range(100):
             file.write(b"y" * (1 << 20))
     code = (
-        "import resource, sys, runpy\nsys.argv = ['oomguard', 'diagnose', '--format', 'json', sys.argv[1]]\n"
+        "import pathlib, sys, runpy\nsys.argv = ['oomguard', 'diagnose', '--format', 'json', sys.argv[1]]\n"
         "try:\n    runpy.run_module('oomguard', run_name='__main__')\nfinally:\n"
-        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)\n"
+        "    print(pathlib.Path('/proc/self/status').read_text(), file=sys.stderr)\n"
     )
     began = time.monotonic()
-    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120, check=True
+    )
     assert json.loads(ran.stdout)["incidents"][0]["facts"]["estimated_max_model_len_tokens"] == 1792
-    assert int(ran.stderr.split()[-1]) < 200 * 1024  # KiB on Linux
+    assert int(ran.stderr.split("VmHWM:")[1].split()[0]) < 150 * 1024  # KiB
     assert time.monotonic() - began < 60
-    assert resource
 
 
 @pytest.mark.parametrize("arguments", [("--gpu-memory", "lots"), ("--gpu-memory", "0GiB"), ("--set", "max_model_len"), ("--set", "max_modl_len=3"), ("--min", "max_model_len=abc"), ("--pin", "nothing"), ("--format", "pdf"), ("--rules", "no-such-folder")])  # fmt: skip
@@ -158,21 +157,18 @@ def test_a_typo_in_a_setting_gets_a_suggestion(log):
 
 def test_a_typo_in_a_rule_file_names_file_line_and_key(tmp_path, log):
     (tmp_path / "rules").mkdir()
-    (tmp_path / "rules" / "mine.toml").write_text('schema = 1\nkind = "cuda_oom"\nframwork = "x"\nwording = []\ntest = []\n')
+    (tmp_path / "rules" / "mine.toml").write_text(
+        'schema = 1\nkind = "cuda_oom"\nframwork = "x"\nwording = []\ntest = []\n'
+    )
     ran = diagnose("--rules", str(tmp_path / "rules"), str(log))
     assert ran.returncode == 2
     assert b"mine.toml:3" in ran.stderr
     assert b"did you mean 'framework'?" in ran.stderr
 
 
-def test_a_folder_that_cannot_be_named_as_a_file_and_an_unreadable_file(tmp_path):
-    assert one_folder_is_empty(tmp_path)
-
-
-def one_folder_is_empty(tmp_path):
-    (tmp_path / "none").mkdir()
-    ran = diagnose("--format", "json", str(tmp_path / "none"))
-    return ran.returncode == 0 and ran.stdout == b""
+def test_an_empty_folder_is_a_clean_nothing(tmp_path):
+    ran = diagnose("--format", "json", str(tmp_path))
+    assert (ran.returncode, ran.stdout) == (0, b"")
 
 
 def test_options_come_from_pyproject_and_a_typo_there_is_told(tmp_path, log):

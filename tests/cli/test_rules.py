@@ -5,7 +5,9 @@ import sys
 
 
 def rules(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "oomguard", "rules", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "oomguard", "rules", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_the_shipped_rules_have_no_mistakes_and_pass_their_own_tests():

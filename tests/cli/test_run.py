@@ -7,7 +7,9 @@ import pytest
 
 
 def oomguard(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "oomguard", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "oomguard", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_a_missing_double_dash_is_told_with_the_command_to_paste():

@@ -26,7 +26,8 @@ def test_other_commands_are_not_vllms(argv):
 
 
 @pytest.mark.parametrize(
-    "words", [("--max-model-len", "8192"), ("--max_model_len", "8192"), ("--max-model-len=8192",), ("--max_model_len=8192",)]
+    "words",
+    [("--max-model-len", "8192"), ("--max_model_len", "8192"), ("--max-model-len=8192",), ("--max_model_len=8192",)],
 )
 def test_a_flag_is_read_in_every_spelling(words):
     assert settings_given(("vllm", "serve", "m", *words))["max_model_len"].value == 8192
@@ -48,7 +49,9 @@ def test_a_changed_flag_stays_in_its_place():
 
 
 def test_other_spellings_of_a_changed_flag_are_removed():
-    launch = with_flag(Launch(("vllm", "serve", "m", "--max_model_len=9", "--port", "1", "--max-model-len", "8")), "max_model_len", 7)
+    launch = with_flag(
+        Launch(("vllm", "serve", "m", "--max_model_len=9", "--port", "1", "--max-model-len", "8")), "max_model_len", 7
+    )
     assert launch.argv == ("vllm", "serve", "m", "--port", "1", "--max-model-len", "7")
 
 

@@ -24,7 +24,9 @@ def test_without_our_variable_nothing_is_imported():
         "print(sorted(m for m in set(sys.modules) - before if m.split('.')[0] not in ('oomguard', 'json', 'logging')"
         " and m.split('.')[0] not in sys.stdlib_module_names))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    )
 
 
 @pytest.mark.parametrize("raw", ["not json", "[]", '{"max_model_len": 1}', "\x01"])
@@ -40,7 +42,9 @@ def test_the_carried_plugin_is_found_by_a_python_without_oomguard(tmp_path):
         "print([(p.name, p.value) for p in m.entry_points(group='vllm.general_plugins')]);"
         "import oomguard_vllm_plugin as p; p.register()"
     )
-    ran = subprocess.run([sys.executable, "-S", "-c", code], env={**launch.env}, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={**launch.env}, capture_output=True, text=True, check=True
+    )
     assert ran.stdout.strip() == "[('oomguard', 'oomguard_vllm_plugin:register')]"
     assert json.loads(launch.env[vllm_plugin.OVERRIDES]) == {"max_model_len": 7}
 

@@ -33,7 +33,10 @@ if length > args.fits:
         f" available memory, the estimated maximum model length is {estimate}. Try increasing `gpu_memory_utilization`",
         flush=True,
     )
-    print("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}", file=sys.stderr)
+    print(
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        file=sys.stderr,
+    )
     sys.exit(1)
 if args.mode == "wait":
     print("READY", flush=True)

@@ -51,7 +51,7 @@ def test_a_file_that_cannot_be_executed_gives_126(tmp_path):
 
 def test_both_streams_pass_through_byte_for_byte():
     data = bytes(range(256)) * 64
-    code = f"import os; d = bytes(range(256)) * 64; os.write(1, d); os.write(2, d[::-1])"
+    code = "import os; d = bytes(range(256)) * 64; os.write(1, d); os.write(2, d[::-1])"
     ran = run(*py(code))
     assert ran.stdout == data
     assert ran.stderr == data[::-1]
@@ -66,7 +66,11 @@ def test_progress_bars_pass_through_as_they_are():
 
 
 def test_a_large_output_passes_whole():
-    ran = run(*py("import sys; sys.stdout.write('x' * 99 + '\\n'); [sys.stdout.write('y' * 99 + '\\n') for _ in range(200000)]"))
+    ran = run(
+        *py(
+            "import sys; sys.stdout.write('x' * 99 + '\\n'); [sys.stdout.write('y' * 99 + '\\n') for _ in range(200000)]"
+        )
+    )
     assert len(ran.stdout) == 100 * 200001
 
 
@@ -84,7 +88,13 @@ def test_a_reader_that_goes_away_does_not_stop_the_command(tmp_path):
     done = tmp_path / "done"
     code = f"import pathlib\nfor i in range(20000): print('line', i)\npathlib.Path({str(done)!r}).touch()"
     command = " ".join(f"'{w}'" if " " not in w and "\n" not in w else '"$CODE"' for w in [*OOMGUARD, *py(code)])
-    ran = subprocess.run(["bash", "-c", f"{command} | head -1"], env={**os.environ, "CODE": code}, capture_output=True, timeout=60, check=False)
+    ran = subprocess.run(
+        ["bash", "-c", f"{command} | head -1"],
+        env={**os.environ, "CODE": code},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
     assert ran.stdout == b"line 0\n"
     assert done.exists()
 
@@ -100,7 +110,9 @@ def test_a_signal_reaches_the_command_and_its_answer_is_ours(number):
 
 
 def test_a_command_that_ignores_term_is_killed_after_the_grace():
-    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)"
+    code = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
     command = [sys.executable, "-m", "oomguard", "run", "-q", "--grace", "1", "--", *py(code)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"

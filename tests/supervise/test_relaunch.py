@@ -18,9 +18,13 @@ from oomguard.journal import Journal
 ENGINE = Path(__file__).with_name("fake_engine.py")
 
 
-def run(*options: str, engine: tuple[str, ...] = (), env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *options: str, engine: tuple[str, ...] = (), env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "oomguard", "run", *options, "--", sys.executable, str(ENGINE), *engine]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env={**os.environ, **(env or {})})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=90, check=False, env={**os.environ, **(env or {})}
+    )
 
 
 def test_what_the_user_left_alone_is_lowered_and_the_result_appears():
@@ -153,8 +157,22 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_in_the_middle_of_a_relaunch_is_a_stop(tmp_path, number):
     count = tmp_path / "count"
-    command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(ENGINE), "--mode", "wait", "--count", str(count)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)})
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--",
+        sys.executable,
+        str(ENGINE),
+        "--mode",
+        "wait",
+        "--count",
+        str(count),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
     for line in process.stdout:
         if line == b"READY\n":
             break
@@ -163,7 +181,9 @@ def test_a_stop_in_the_middle_of_a_relaunch_is_a_stop(tmp_path, number):
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + number or process.returncode == 1
     assert count.read_text().split() == ["32768", "1792"]
-    assert b"Traceback" not in errors.replace(b"KeyboardInterrupt", b"").split(b"oomguard: attempt started: number=2")[0]
+    assert (
+        b"Traceback" not in errors.replace(b"KeyboardInterrupt", b"").split(b"oomguard: attempt started: number=2")[0]
+    )
     assert not any(child.is_running() for child in children)
     assert list(tmp_path.glob("oomguard-*")) == []
 

@@ -1,0 +1,50 @@
+"""The public API as users type it: checked by mypy --strict, never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import oomguard
+from oomguard import Diagnosis
+
+
+@oomguard.guard
+def plain(prompt: str, *, n: int = 1) -> list[str]:
+    return [prompt] * n
+
+
+@oomguard.guard(allow="reduces-capacity", floors={"max_model_len": 8192}, pin=["dtype"])
+def options(prompt: str) -> str:
+    return prompt
+
+
+@oomguard.guard(batch="papers")
+async def split(papers: list[str]) -> list[str]:
+    return papers
+
+
+@oomguard.guard
+def stream(n: int) -> Iterator[int]:
+    yield n
+
+
+@oomguard.guard
+async def astream(n: int) -> AsyncIterator[int]:
+    yield n
+
+
+def uses() -> None:
+    strings: list[str] = plain("x", n=2)
+    string: str = options("x")
+    print(strings, string, stream(1), astream(1))
+    with oomguard.guard(on_incident=lambda incident: print(incident.kind)) as g:
+        print([attempt.succeeded for attempt in g.attempts], g.diagnosis)
+    for attempt in oomguard.attempts(batch_size=64):
+        with attempt:
+            print(attempt.settings["batch_size"], attempt.number)
+    found: Diagnosis = oomguard.diagnose(Path("error.log"))
+    print(found.verdict, oomguard.diagnose("text"), oomguard.diagnose(ValueError("x")))
+    for incident in found.incidents:
+        for patch in incident.plan:
+            print(patch.setting, patch.old, patch.new, str(patch.effect), patch.applicable)
