@@ -41,13 +41,18 @@ def main() -> None:
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=90)
-        for line in pathlib.Path(folder, "errors.log").read_text().splitlines():
-            if (
-                line.startswith(("oomguard", "╭", "│", "╰", "What oomguard", "  ", " ─", "Ran with", "that are"))
-                and "File " not in line
-            ):
-                print(line)
-        print("\nPOST /v1/completions ->", json.dumps(answer["usage"]))
+        print(ours(pathlib.Path(folder, "errors.log").read_text()))
+    print("\nPOST /v1/completions ->", json.dumps(answer["usage"]))
+
+
+def ours(errors: str) -> str:
+    """What oomguard printed between the lines of the server."""
+    kept, tail = [], False
+    for line in errors.splitlines():
+        tail = tail or line.startswith("What oomguard did")
+        if tail or line.startswith(("oomguard:", "╭", "│", "╰", "# ", "vllm serve")):
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def ask(url: str, body: dict[str, object], process: subprocess.Popen[bytes]) -> dict[str, object]:

@@ -66,6 +66,11 @@ def _specs() -> dict[str, FactSpec]:
         ("kv_cache_available_bytes", "int", "memory that is left for the KV cache; negative when none is"),
         ("kv_cache_capacity_tokens", "int", "tokens that fit in the KV cache"),
         ("kv_cache_requested_bytes", "int", "KV cache size that was asked for"),
+        (
+            "kv_cache_pool_bytes",
+            "int",
+            "size of the KV cache as the user set it, exact where the printed figure is rounded",
+        ),
         ("kv_bytes_per_token", "int", "KV cache bytes of one token over all layers of one rank"),
         ("max_model_len_tokens", "int", "longest request, prompt and answer together"),
         ("estimated_max_model_len_tokens", "int", "longest request that fits, as the engine printed it"),
@@ -205,14 +210,14 @@ def coerce(name: str, text: str) -> Fact:
     return Fact(name, text)
 
 
-_PLACEHOLDER: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
+PLACEHOLDER: Final = re.compile(r"\{(\w+(?:\|\w+)*)(?::(\w+))?\}")
 
 
 def render(template: str, facts: Mapping[str, Fact]) -> str:
-    """Fill ``{fact}``, ``{fact:GiB}`` and ``{fact:percent}``; a fact nobody knows reads "unknown"."""
+    """Fill ``{fact}``, ``{fact:GiB}``, ``{fact:percent}`` and ``{first|second}``; what nobody knows reads "unknown"."""
 
     def fill(match: re.Match[str]) -> str:
-        fact = facts.get(match.group(1))
+        fact = next((facts[name] for name in match.group(1).split("|") if name in facts), None)
         if fact is None:
             return "unknown"
         value = fact.value
@@ -224,4 +229,4 @@ def render(template: str, facts: Mapping[str, Fact]) -> str:
             return f"{100 * value:.1f} %"
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    return " ".join(_PLACEHOLDER.sub(fill, template).split())
+    return " ".join(PLACEHOLDER.sub(fill, template).split())

@@ -55,6 +55,8 @@ def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
             launch = with_flag(launch, name, value)
         return launch.shell()
     overrides = {SETTINGS[name].kwarg: value for name, value in settings.items() if SETTINGS[name].kwarg}
+    if not overrides:
+        return launch.shell()
     return Launch(launch.argv, {vllm_plugin.OVERRIDES: json.dumps(overrides)}).shell()
 
 

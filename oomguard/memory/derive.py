@@ -61,6 +61,9 @@ def derive(incident: Incident, *, local_models: bool = False) -> Incident:
         and free is not None
     ):
         facts["used_before_start_bytes"] = Fact("used_before_start_bytes", round(total - free), "solved")
+    pool = number("kv_cache_memory_bytes")
+    if pool is not None and incident.kind == "kv_cache_too_small_for_max_len":
+        facts["kv_cache_pool_bytes"] = Fact("kv_cache_pool_bytes", int(pool), facts["kv_cache_memory_bytes"].source)
     if local_models:
         _add_kv_need(facts)
     return replace(incident, facts=MappingProxyType(facts), budget=_budget(facts))

@@ -28,7 +28,12 @@ def attempts_table(attempts: Sequence[Attempt]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, title="What oomguard did", title_justify="left", padding=(0, 1))
     for name in ("", "changed", "result", "predicted -> measured", "time"):
-        table.add_column(name, justify="right" if name == "time" else "left", no_wrap=name == "time")
+        table.add_column(
+            name,
+            justify="right" if name == "time" else "left",
+            no_wrap=name == "time",
+            min_width=24 if name == "changed" else None,
+        )
     for attempt in attempts:
         table.add_row(
             str(attempt.number),

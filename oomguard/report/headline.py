@@ -10,7 +10,7 @@ from oomguard.incident import Incident
 # The first template whose facts are all known is used; the last of each kind needs none.
 _TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
     "kv_cache_too_small_for_max_len": (
-        "One request does not fit in the KV cache: {kv_cache_needed_bytes:GiB} needed, {kv_cache_available_bytes:GiB} available",
+        "One request needs {kv_cache_needed_bytes:GiB} of KV cache, {kv_cache_pool_bytes|kv_cache_available_bytes:GiB} is there",
         "One request does not fit in the KV cache: {max_model_len_tokens} tokens wanted, {kv_cache_capacity_tokens} fit",
     ),
     "kv_cache_none_left": (

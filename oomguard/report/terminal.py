@@ -24,24 +24,41 @@ Commands = Mapping[str, str]
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands | None = None) -> None:
-    """Print every incident of a diagnosis, or one line that says there is none."""
+    """Print every incident of a diagnosis, or one line that says there is none.
+
+    ``commands`` maps a setting to the full command with its patch applied; they are printed below the panel.
+    """
     if not diagnosis.incidents:
         console.print(
             f"{diagnosis.source or 'text'}: no memory failure found", markup=False, highlight=False, soft_wrap=True
         )
     for incident in diagnosis.incidents:
-        shown = panel(incident, commands or {}, source=diagnosis.source, ascii_only=_ascii(console))
+        shown = panel(incident, source=diagnosis.source, ascii_only=_ascii(console))
         console.print(shown, width=min(console.width, MAX_COLUMNS))
+        for what, command in _pasted(incident, commands or {}):
+            # Outside the box and never wrapped: a command is there to be copied.
+            console.print(f"# {what}", style="dim", markup=False, soft_wrap=True)
+            console.print(mask(command), style="green", markup=False, soft_wrap=True)
     for note in diagnosis.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _pasted(incident: Incident, commands: Commands) -> list[tuple[str, str]]:
+    """(what it does, the full command) of every patch and alternative that has one."""
+    patches = [(f"{p.setting} {p.new} [{p.effect}]", commands.get(p.setting)) for p in incident.plan]
+    others = [
+        (f"or {a.setting} {a.new}: {a.why_not}", commands.get(f"alternative:{a.setting}"))
+        for a in incident.alternatives
+    ]
+    return [(what, command) for what, command in [*patches, *others] if command is not None]
 
 
 def _ascii(console: Console) -> bool:
     return not (console.encoding or "").lower().startswith("utf")
 
 
-def panel(incident: Incident, commands: Commands, *, source: str = "", ascii_only: bool = False) -> RenderableType:
-    """One incident as a panel; ``commands`` maps a setting to the full command with its patch applied."""
+def panel(incident: Incident, *, source: str = "", ascii_only: bool = False) -> RenderableType:
+    """One incident as a panel."""
     from rich import box
     from rich.console import Group
     from rich.padding import Padding
@@ -62,13 +79,11 @@ def panel(incident: Incident, commands: Commands, *, source: str = "", ascii_onl
             parts += [Padding(Text(_short(mask(str(e))), style="dim"), (0, 0, 0, 2)) for e in printed]
     if incident.plan:
         parts.append(Text("\nWhat to change", style="bold"))
-        parts += [_patch(number, patch, commands) for number, patch in enumerate(incident.plan, 1)]
+        parts += [_patch(number, patch) for number, patch in enumerate(incident.plan, 1)]
     if incident.alternatives:
         parts.append(Text("\nInstead", style="bold"))
         for alternative in incident.alternatives:
-            paste = (
-                commands.get(f"alternative:{alternative.setting}") or alternative.as_flag or alternative.as_kwarg or ""
-            )
+            paste = alternative.as_flag or alternative.as_kwarg or ""
             parts.append(
                 Text(f"  {alternative.setting} = {alternative.new} ({alternative.why_not}, never raised by itself)")
             )
@@ -118,7 +133,7 @@ def _bar(budget: Budget, *, ascii_only: bool) -> list[RenderableType]:
     return [bar.append(f" {format_gib(total)}"), legend]
 
 
-def _patch(number: int, patch: Patch, commands: Commands) -> RenderableType:
+def _patch(number: int, patch: Patch) -> RenderableType:
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -133,7 +148,7 @@ def _patch(number: int, patch: Patch, commands: Commands) -> RenderableType:
         lines.append(Text(f"Cost: {patch.tradeoff}", style="dim"))
     if patch.new is not None and patch.blocked_by:
         lines.append(Text(f"Not done by itself: {patch.blocked_by}", style="yellow"))
-    paste = commands.get(patch.setting) or " or ".join(p for p in (patch.as_flag, patch.as_kwarg, patch.as_env) if p)
+    paste = " or ".join(p for p in (patch.as_flag, patch.as_kwarg, patch.as_env) if p)
     if patch.new is not None and paste:
         lines.append(Text(mask(paste), style="green"))
     return Padding(Group(first, Padding(Group(*lines), (0, 0, 0, 3))), (0, 0, 0, 2))

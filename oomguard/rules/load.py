@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import RuleError, SettingError
-from oomguard.facts import REGISTRY, Fact, coerce
+from oomguard.facts import PLACEHOLDER, REGISTRY, Fact, coerce
 from oomguard.incident import CAUSES, KINDS, PHASES, Effect
 from oomguard.rules.expressions import Expression, compile_expression, suggestion
 
@@ -376,7 +376,7 @@ def _rule(raw: dict[str, Any], path: Path) -> Rule:
         raise table.error("the first step of confidence is a base", "confidence")
     explain = _Table(table.get("explain"), path, "explain", "explain")
     for name in ("summary", "why", "confirm"):
-        for fact in re.findall(r"\{(\w+)(?::\w+)?\}", explain.get(name)):
+        for fact in (fact for names, _ in PLACEHOLDER.findall(explain.get(name)) for fact in names.split("|")):
             if fact not in REGISTRY:
                 raise explain.error(f"unknown fact {fact!r}", name, hint=suggestion(fact, REGISTRY))
     return Rule(

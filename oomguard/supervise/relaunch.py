@@ -91,11 +91,7 @@ class Supervision:
     def _attempt(self, signals: Signals, folder: Path) -> Attempt:
         log, number, patches = get_logger(), len(self._attempts) + 1, self._pending
         self._pending = ()
-        log.info(
-            "attempt started",
-            number=number,
-            command=Launch(tuple(mask_command(self.launch.argv)), self.launch.env).shell(),
-        )
+        log.info("attempt started", number=number, command=self._shown())
         row = self._begin(number, patches)
         free_before = free_by_device()
         scanner = Scanner(self.rules)
@@ -184,6 +180,10 @@ class Supervision:
                     self._first, {**self._settings, alternative.setting: alternative.new}
                 )
         return commands
+
+    def _shown(self) -> str:
+        """The attempt as a line a person can read and paste; what only this run needs is left out."""
+        return vllm.shown(Launch(tuple(mask_command(self._first.argv))), self._settings)
 
     def _apply(self, folder: Path) -> None:
         for patch in self._pending:

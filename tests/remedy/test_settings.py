@@ -1,0 +1,206 @@
+"""The registry of settings: effects as the design lists them, surfaces, values read from text, defaults by version."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oomguard.errors import SettingError
+from oomguard.incident import Effect
+from oomguard.remedy.settings import (
+    SETTINGS,
+    as_env,
+    as_flag,
+    as_kwarg,
+    default_value,
+    effect_of,
+    parse_assignment,
+    parse_value,
+    setting,
+)
+
+PRESERVES, REDUCES, CHANGES = Effect.OUTPUT_PRESERVING, Effect.REDUCES_CAPACITY, Effect.CHANGES_OUTPUTS
+
+# The table "Effects" of the design, one row for each patch that it lists and that the registry has a setting for.
+EFFECTS = [
+    ("gpu_memory_utilization", 0.8, 0.9, PRESERVES),
+    ("enforce_eager", False, True, PRESERVES),
+    ("cudagraph_capture_sizes", "1 2 4 8", "1 2", PRESERVES),
+    ("max_num_batched_tokens", 8192, 2048, PRESERVES),
+    ("enable_prefix_caching", True, False, PRESERVES),
+    ("batch_size", 16, 8, PRESERVES),
+    ("prefill_chunk_size", 8192, 512, PRESERVES),
+    ("attn_implementation", "eager", "sdpa", PRESERVES),
+    ("cache_implementation", "dynamic", "offloaded", PRESERVES),
+    ("allocator_options", "", "expandable_segments:True", PRESERVES),
+    ("device", "0", "1", PRESERVES),
+    ("logits_to_keep", 0, 1, PRESERVES),
+    ("gpu_memory_utilization", 0.9, 0.8, REDUCES),
+    ("max_num_seqs", 256, 64, REDUCES),
+    ("max_model_len", 32768, 8192, REDUCES),
+    ("limit_mm_per_prompt", '{"image": 4}', '{"image": 1}', REDUCES),
+    ("max_loras", 8, 2, REDUCES),
+    ("kv_cache_memory_bytes", 2**31, 2**30, REDUCES),
+    ("num_speculative_tokens", 5, 2, REDUCES),
+    ("kv_cache_dtype", "auto", "fp8", CHANGES),
+    ("quantization", "", "awq", CHANGES),
+    ("dtype", "float32", "float16", CHANGES),
+    ("max_new_tokens", 512, 128, CHANGES),
+    ("prompt_logprobs", 5, 0, CHANGES),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "effect"), EFFECTS)
+def test_effect_is_that_of_the_design(name, old, new, effect):
+    assert effect_of(name, old, new) == effect
+
+
+def test_every_setting_has_a_row_in_the_table_of_effects():
+    assert {row[0] for row in EFFECTS} == set(SETTINGS)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_unknown_old_value_counts_as_the_dearer_direction(name):
+    knob = SETTINGS[name]
+
+    assert effect_of(name, None, 1) == max(knob.raised, knob.lowered)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flag", "kwarg", "env"),
+    [
+        ("max_model_len", 8192, "--max-model-len 8192", "max_model_len=8192", None),
+        ("gpu_memory_utilization", 0.85, "--gpu-memory-utilization 0.85", "gpu_memory_utilization=0.85", None),
+        ("enforce_eager", True, "--enforce-eager", "enforce_eager=True", None),
+        ("enable_prefix_caching", False, "--no-enable-prefix-caching", "enable_prefix_caching=False", None),
+        ("kv_cache_dtype", "fp8", "--kv-cache-dtype fp8", "kv_cache_dtype='fp8'", None),
+        ("batch_size", 4, None, "batch_size=4", None),
+        ("num_speculative_tokens", 2, None, None, None),
+        ("device", "1", None, None, "CUDA_VISIBLE_DEVICES=1"),
+        ("allocator_options", "expandable_segments:True", None, None, "PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        ("max_model_len", None, None, None, None),
+    ],
+)
+def test_a_value_is_written_for_each_surface_that_the_setting_has(name, value, flag, kwarg, env):
+    assert (as_flag(name, value), as_kwarg(name, value), as_env(name, value)) == (flag, kwarg, env)
+
+
+@pytest.mark.xfail(strict=True, reason="a text value is pasted unquoted")
+def test_a_flag_can_be_pasted_into_a_shell():
+    import shlex
+
+    assert shlex.split(as_flag("limit_mm_per_prompt", '{"image": 1}')) == ["--limit-mm-per-prompt", '{"image": 1}']
+
+
+@pytest.mark.parametrize("name", [name for name, knob in SETTINGS.items() if knob.flag])
+def test_a_flag_is_the_setting_s_own_name(name):
+    assert SETTINGS[name].flag == f"--{name.replace('_', '-')}"
+
+
+@pytest.mark.parametrize("spelling", ["max_model_len", "max-model-len", "--max-model-len"])
+def test_a_setting_is_found_by_each_spelling(spelling):
+    assert setting(spelling).name == "max_model_len"
+
+
+def test_a_typo_in_a_setting_is_corrected():
+    with pytest.raises(SettingError, match="unknown setting: max_modle_len") as caught:
+        setting("max_modle_len")
+
+    assert caught.value.hint == "did you mean max_model_len?"
+
+
+def test_an_unknown_setting_lists_the_known():
+    with pytest.raises(SettingError) as caught:
+        setting("zzz")
+
+    assert "max_model_len" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("max_model_len", "8192", 8192),
+        ("gpu_memory_utilization", "0.85", 0.85),
+        ("enforce_eager", "TRUE", True),
+        ("enforce_eager", "no", False),
+        ("kv_cache_memory_bytes", "8GiB", 8 * 2**30),
+        ("kv_cache_memory_bytes", "1000000", 1_000_000),
+        ("dtype", "float16", "float16"),
+    ],
+)
+def test_a_text_is_read_as_the_setting_s_own_type(name, text, value):
+    read = parse_value(name, text)
+
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("max_model_len", "8k"),
+        ("max_model_len", "8192.0"),
+        ("max_model_len", ""),
+        ("gpu_memory_utilization", "much"),
+        ("enforce_eager", "perhaps"),
+        ("kv_cache_memory_bytes", "8 apples"),
+        pytest.param("gpu_memory_utilization", "nan", marks=pytest.mark.xfail(strict=True, reason="nan is taken")),
+        pytest.param("gpu_memory_utilization", "inf", marks=pytest.mark.xfail(strict=True, reason="inf is taken")),
+    ],
+)
+def test_a_text_of_another_type_is_refused(name, text):
+    with pytest.raises(SettingError):
+        parse_value(name, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("max_model_len=8192", ("max_model_len", 8192)),
+        (" --max-model-len = 8192 ", ("max_model_len", 8192)),
+        ("dtype=a=b", ("dtype", "a=b")),
+    ],
+)
+def test_an_assignment_is_read(text, expected):
+    assert parse_assignment(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "=", "max_model_len", "max_model_len=", "=8192", "max_model_len=a", "zzz=1"])
+def test_what_is_no_assignment_is_refused_with_a_message(text):
+    with pytest.raises(SettingError) as caught:
+        parse_assignment(text)
+
+    assert str(caught.value)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=30))
+def test_any_text_is_an_assignment_or_is_refused(text):
+    try:
+        name, _ = parse_assignment(text)
+    except SettingError:
+        return
+    assert name in SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("version", "value"),
+    [
+        ("0.19.1", 0.90),
+        ("0.8.5.post1", 0.90),
+        ("0.19.2.dev3+gabc", 0.90),
+        ("0.20.0", 0.92),
+        ("0.32.0+cpu", 0.92),
+        ("1.0", 0.92),
+        ("unknown", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_default_utilization_follows_from_the_version(version, value):
+    assert default_value("gpu_memory_utilization", version) == value
+
+
+def test_a_default_that_depends_on_more_than_the_version_is_unknown():
+    assert default_value("max_model_len", "0.32.0") is None

@@ -1,0 +1,104 @@
+"""Markdown for an issue tracker: tables that stay tables, fences that stay closed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oomguard.diagnosing import diagnose_lines
+from oomguard.incident import Alternative, Diagnosis, Effect, Evidence, Patch
+from oomguard.observe.source import Line
+from oomguard.report.markdown import to_markdown
+
+NONE_LEFT = (
+    "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
+)
+
+
+def diagnosis(*log: str, source: str = "error.log") -> Diagnosis:
+    return diagnose_lines([Line(number, 0, text) for number, text in enumerate(log, 1)], source)
+
+
+def with_patch(**changes) -> str:
+    patch = replace(Patch("dtype", "a", "b", Effect.CHANGES_OUTPUTS, "it fits", as_flag="--dtype b"), **changes)
+    return to_markdown(Diagnosis("", (replace(diagnosis(NONE_LEFT).incidents[0], plan=(patch,)),)))
+
+
+def rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.replace("\\|", "\0").strip("|").split("|")]
+
+
+def test_an_incident_has_a_headline_its_cause_and_its_evidence():
+    text = to_markdown(diagnosis(NONE_LEFT))
+
+    assert text.startswith("### ")
+    assert "`kv_cache_budget`" in text
+    assert f"```text\nline 1: {NONE_LEFT}\n```" in text
+
+
+def test_a_plan_is_a_table_of_six_columns():
+    table = rows(to_markdown(diagnosis(NONE_LEFT)))
+
+    assert len(table) > 2
+    assert {len(cells(row)) for row in table} == {6}
+
+
+@pytest.mark.parametrize("field", ["old", "new", "reason", "as_flag"])
+def test_a_bar_in_a_cell_is_escaped(field):
+    (*_, row) = rows(with_patch(**{field: "x | y"}))
+
+    assert "x \\| y" in row
+    assert len(cells(row)) == 6
+
+
+def test_a_line_break_in_a_cell_does_not_end_the_row():
+    assert len(rows(with_patch(reason="one\ntwo"))) == 3
+
+
+@pytest.mark.xfail(strict=True, reason="a backslash before the bar undoes its escape")
+def test_a_backslash_before_a_bar_is_escaped_too():
+    (*_, row) = rows(with_patch(reason="x \\| y"))
+
+    assert "x \\\\\\| y" in row
+
+
+def test_a_fence_in_the_evidence_does_not_close_the_block():
+    incident = replace(diagnosis(NONE_LEFT).incidents[0], evidence=(Evidence("```", 1), Evidence("after", 2)))
+
+    text = to_markdown(Diagnosis("", (incident,)))
+
+    assert text.count("```") == 2
+
+
+def test_a_patch_that_is_not_solved_says_so():
+    assert "| not solved |" in with_patch(new=None, as_flag=None)
+
+
+def test_a_blocked_patch_says_why():
+    assert "(not done by itself: you set it)" in with_patch(blocked_by="you set it")
+
+
+def test_alternatives_and_the_unknown_are_listed():
+    incident = replace(
+        diagnosis(NONE_LEFT).incidents[0],
+        alternatives=(Alternative("dtype", "b", "you set it", "--dtype b"),),
+        unknown=("total",),
+    )
+
+    text = to_markdown(Diagnosis("", (incident,)))
+
+    assert "- instead: `--dtype b` (you set it)" in text
+    assert "- unknown: total" in text
+
+
+def test_a_healthy_log_is_one_line():
+    assert to_markdown(diagnosis("all is well")) == "**error.log**: no memory failure found\n"
+
+
+def test_a_secret_in_the_evidence_is_hidden():
+    assert "abcdefgh" not in to_markdown(diagnosis(f"api_key='abcdefgh' {NONE_LEFT}"))

@@ -1,0 +1,207 @@
+"""The panel at any width, on any console, with nothing of the log's own able to act on the terminal."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from oomguard.diagnosing import diagnose_lines
+from oomguard.facts import GIB
+from oomguard.incident import Alternative, Budget, BudgetPart, Diagnosis, Effect, Patch
+from oomguard.observe.source import Line
+from oomguard.report.terminal import print_diagnosis
+
+CUDA = (
+    "(EngineCore_DP0 pid=771) ERROR 03-04 10:00:07 [core.py:708] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+    "allocate 2.00 GiB. GPU 0 has a total capacity of 23.69 GiB of which 512.00 MiB is free. Process 12 has 1.00 GiB "
+    "memory in use. Including non-PyTorch memory, this process has 22.10 GiB memory in use. Of the allocated memory "
+    "21.00 GiB is allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated. If reserved but "
+    "unallocated memory is large try this."
+)
+NONE_LEFT = (
+    "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
+)
+LOG = ["Available KV cache memory: -3.79 GiB", NONE_LEFT, "", CUDA]
+SHORT = CUDA.split(" Process 12", 1)[0]
+
+
+def diagnosis(*log: str, source: str = "error.log") -> Diagnosis:
+    return diagnose_lines([Line(number, 0, text) for number, text in enumerate(log, 1)], source)
+
+
+def shown(found: Diagnosis, *, width: int = 80, encoding: str = "utf-8", color: bool = False, commands=None) -> str:
+    """What a console of that width and encoding gets; a character the encoding does not have raises."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict", newline="")
+    console = Console(
+        file=stream, width=width, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
+    )
+    print_diagnosis(console, found, commands)
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def words(text: str) -> str:
+    """The panel's text without its frame and its line breaks."""
+    return " ".join(text.translate({ord(char): " " for char in "│|╭╮╰╯─+"}).split())
+
+
+def with_plan(**changes) -> Diagnosis:
+    patch = replace(
+        Patch(
+            "max_model_len",
+            40960,
+            26624,
+            Effect.REDUCES_CAPACITY,
+            "it fits",
+            as_flag="--max-model-len 26624",
+            tradeoff="Shorter.",
+        ),
+        **changes,
+    )
+    return Diagnosis("error.log", (replace(diagnosis(CUDA).incidents[0], plan=(patch,)),))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_no_line_is_wider_than_the_console(width, encoding):
+    lines = shown(diagnosis(*LOG[:3], SHORT), width=width, encoding=encoding).splitlines()
+
+    assert len(lines) > 10
+    assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_figure_is_lost_in_a_narrow_console(width):
+    text = words(shown(diagnosis(*LOG), width=width))
+
+    for figure in ("2.00 GiB", "23.69 GiB", "21.00 GiB", "-3.79 GiB", "100.00 MiB"):
+        assert figure in text
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_an_ascii_console_gets_ascii(width):
+    text = shown(diagnosis(*LOG[:3], SHORT), width=width, encoding="ascii")
+
+    assert text.isascii()
+    assert "+-" in text
+
+
+@pytest.mark.xfail(
+    strict=True, raises=UnicodeEncodeError, reason="evidence of more than 240 characters is cut with an ellipsis"
+)
+def test_an_ascii_console_gets_ascii_where_a_long_line_is_cut():
+    assert shown(diagnosis(CUDA), encoding="ascii").isascii()
+
+
+@pytest.mark.xfail(strict=True, raises=UnicodeEncodeError, reason="text of the log goes to an ASCII console as it is")
+def test_an_ascii_console_survives_a_log_of_another_script():
+    assert shown(diagnosis("显存 " + NONE_LEFT), encoding="ascii")
+
+
+def test_a_unicode_console_gets_a_drawn_box_and_bar():
+    text = shown(diagnosis(*LOG))
+
+    assert "╭" in text
+    assert "█" in text
+
+
+def test_the_bar_is_as_long_as_the_device_and_no_longer():
+    parts = tuple(BudgetPart(f"part {i}", 30 * GIB) for i in range(4))
+    crowded = replace(diagnosis(CUDA).incidents[0], budget=Budget(24 * GIB, parts))
+
+    bars = [line for line in shown(Diagnosis("", (crowded,)), width=100).splitlines() if "██" in line]
+
+    assert len(bars) == 1
+    assert bars[0].count("█") == 50
+
+
+def test_without_a_total_there_is_no_bar():
+    assert "█" not in shown(diagnosis("Model loading took 15.2683 GiB and 4.3 seconds", NONE_LEFT))
+
+
+def controls(text: str) -> set[str]:
+    return {char for char in text if ord(char) < 32 or 127 <= ord(char) < 160}
+
+
+@pytest.mark.parametrize(
+    "escape", ["\x1b[2J", "\x1b]0;pwned\x07", "\x1b]8;;http://evil\x1b\\", "\x9b31m", "\x07", "\x08", "\x7f"]
+)
+def test_an_escape_in_the_log_does_not_reach_the_terminal(escape):
+    text = shown(diagnosis(f"{escape}ValueError: {NONE_LEFT}{escape}"))
+
+    assert "ValueError" in text
+    assert controls(text) == {"\n"}
+    assert "pwned" not in text
+    assert "evil" not in text
+
+
+@pytest.mark.xfail(strict=True, reason="the path is printed as it is")
+@pytest.mark.parametrize("log", [["all is well"], [NONE_LEFT]], ids=["healthy", "oom"])
+def test_an_escape_in_the_name_of_the_log_does_not_reach_the_terminal(log):
+    assert "\x1b" not in shown(diagnosis(*log, source="\x1b[2J.log"))
+
+
+@pytest.mark.parametrize("markup", ["[red]", "[/red]", "[bold", "[link=http://x]", ":smile:"])
+def test_markup_of_the_log_is_shown_as_it_is(markup):
+    line = NONE_LEFT.replace("ValueError", f"{markup}ValueError")
+
+    assert f"{markup}ValueError" in words(shown(diagnosis(line), width=200))
+
+
+def test_a_healthy_log_is_one_line():
+    assert shown(diagnosis("all is well")) == "error.log: no memory failure found\n"
+
+
+def test_markup_in_the_name_of_a_healthy_log_is_shown_as_it_is():
+    assert shown(diagnosis("x", source="[red]a.log")) == "[red]a.log: no memory failure found\n"
+
+
+def test_notes_are_shown():
+    assert "note: a pattern [x] was left out" in shown(Diagnosis("a.log", notes=("a pattern [x] was left out",)))
+
+
+def test_a_repeated_failure_says_how_often():
+    assert "(seen 3 times)" in shown(diagnosis(NONE_LEFT, "", NONE_LEFT, "", NONE_LEFT))
+
+
+def test_a_patch_shows_its_change_its_cost_and_what_to_paste():
+    text = words(shown(with_plan()))
+
+    assert "1. max_model_len: 40960 -> 26624 [reduces-capacity]" in text
+    assert "Cost: Shorter." in text
+    assert "--max-model-len 26624" in text
+    assert "Not done by itself" not in text
+
+
+def test_a_blocked_patch_says_why():
+    assert "Not done by itself: you set it" in words(shown(with_plan(blocked_by="you set it")))
+
+
+def test_a_patch_that_is_not_solved_has_nothing_to_paste():
+    text = words(shown(with_plan(new=None, as_flag=None, blocked_by="you set it")))
+
+    assert "not solved" in text
+    assert "Not done by itself" not in text
+
+
+def test_the_full_command_is_pasted_where_it_is_known():
+    text = words(shown(with_plan(), commands={"max_model_len": "vllm serve m --max-model-len 26624"}))
+
+    assert "vllm serve m --max-model-len 26624" in text
+
+
+def test_an_alternative_says_why_it_is_none_of_the_plan():
+    incident = replace(
+        diagnosis(CUDA).incidents[0],
+        alternatives=(Alternative("kv_cache_memory_bytes", 5, "a byte count you set", "--x 5"),),
+    )
+
+    assert "kv_cache_memory_bytes = 5 (a byte count you set" in words(shown(Diagnosis("", (incident,))))
+
+
+def test_a_secret_in_the_evidence_is_hidden():
+    assert "abcdefgh" not in shown(diagnosis(f"api_key='abcdefgh' {NONE_LEFT}"))

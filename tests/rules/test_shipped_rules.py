@@ -1,0 +1,86 @@
+"""The rule files that come with oomguard: each file is one test, so a failure names the file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from oomguard.incident import CAUSES, KINDS, PHASES
+from oomguard.remedy.settings import SETTINGS
+from oomguard.remedy.solvers import SOLVERS
+from oomguard.rules.load import RuleSet, load_rules, shipped_root
+from oomguard.selftest import problems
+
+FILES = sorted(shipped_root().rglob("*.toml"))
+
+
+@cache
+def shipped() -> RuleSet:
+    return load_rules()
+
+
+@cache
+def shipped_problems() -> tuple[str, ...]:
+    return tuple(problems(shipped()))
+
+
+def test_there_are_shipped_rule_files():
+    assert len(FILES) > 10
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(shipped_root())))
+def test_file_has_no_problems(path: Path):
+    assert [text for text in shipped_problems() if text.startswith(f"{path}: ")] == []
+
+
+def test_no_problem_is_left_unattributed():
+    assert shipped_problems() == ()
+
+
+def test_every_file_is_loaded_as_a_rule_or_a_signature():
+    loaded = [rule.path for rule in shipped().rules] + [signature.path for signature in shipped().signatures]
+
+    assert sorted(loaded) == [str(path) for path in FILES]
+
+
+def test_codes_are_unique():
+    assert [code for code, count in Counter(rule.code for rule in shipped().rules).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("rule", shipped().rules, ids=lambda rule: rule.code)
+def test_rule_names_only_known_causes_kinds_settings_and_solvers(rule):
+    assert rule.cause in CAUSES
+    assert rule.kinds
+    assert set(rule.kinds) <= set(KINDS)
+    assert {fix.setting for fix in rule.fixes} <= set(SETTINGS)
+    assert {fix.solve for fix in rule.fixes if fix.solve} <= set(SOLVERS)
+
+
+@pytest.mark.parametrize("signature", shipped().signatures, ids=lambda signature: signature.name)
+def test_signature_names_a_known_kind_and_phase(signature):
+    assert signature.kind is None or signature.kind in KINDS
+    assert signature.phase in PHASES
+
+
+def test_rules_come_in_the_order_of_their_codes():
+    codes = [rule.code for rule in shipped().rules]
+
+    assert codes == sorted(codes)
+
+
+def test_problems_reports_a_rule_without_a_negative_test():
+    rules = shipped()
+    rule = rules.rules[0]
+    stripped = type(rule)(
+        **{
+            **{name: getattr(rule, name) for name in type(rule).__slots__},
+            "tests": tuple(test for test in rule.tests if not test.get("expect_no_match")),
+        }
+    )
+
+    found = problems(RuleSet(rules.signatures, (stripped,)))
+
+    assert any("no negative" in text for text in found)
