@@ -83,8 +83,15 @@ def diagnose(
     """
     if isinstance(source, BaseException):
         return diagnose_lines(exception_lines(source), type(source).__name__, rules=rules, policy=policy, given=given)
-    if isinstance(source, Path) or ("\n" not in source and len(source) < 1024 and Path(source).is_file()):
+    if isinstance(source, Path) or _names_a_file(source):
         with open_log(str(source)) as stream:
             return diagnose_lines(read_lines(stream), str(source), rules=rules, policy=policy, given=given)
     lines = (Line(number, 0, text) for number, text in enumerate(source.splitlines(), 1))
     return diagnose_lines(lines, rules=rules, policy=policy, given=given)
+
+
+def _names_a_file(text: str) -> bool:
+    try:
+        return "\n" not in text and len(text) < 1024 and Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or a null byte
+        return False

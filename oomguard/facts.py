@@ -142,12 +142,29 @@ def _finite(text: str) -> float:
     return value
 
 
+def _countable(text: str) -> int:
+    digits = text.replace(",", "")
+    if len(digits) > 18:  # more than any count has, and more than every double holds
+        raise ValueError(text)
+    return int(digits)
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """A size in bytes and half of its last printed digit, in bytes."""
 
     bytes: int
     slack_bytes: float
+
+
+def is_of_type(name: str, value: object) -> bool:
+    """Whether a value may stand in the fact ``name``: of its type, and finite."""
+    kind = REGISTRY[name].type
+    if isinstance(value, bool) or kind == "bool":
+        return isinstance(value, bool) and kind == "bool"
+    if kind == "str":
+        return isinstance(value, str)
+    return isinstance(value, int if kind == "int" else (int, float)) and abs(value) < 10**18
 
 
 def parse_size(text: str) -> Size:
@@ -181,7 +198,7 @@ def format_gib(size_bytes: float, digits: int = 2) -> str:
 def format_rounded(size_bytes: float, slack_bytes: float) -> str:
     """Write a printed size without claiming more digits than were printed: "0.0 GiB" is not zero."""
     if slack_bytes and size_bytes == 0:
-        return f"less than {slack_bytes / GIB:.2g} GiB"
+        return f"less than {f'{slack_bytes / GIB:.2g} GiB' if slack_bytes >= 0.001 * GIB else format_gib(slack_bytes)}"
     if slack_bytes > 0.1 * abs(size_bytes):
         return f"about {size_bytes / GIB:.2g} GiB"
     return format_gib(size_bytes)
@@ -200,7 +217,7 @@ def coerce(name: str, text: str) -> Fact:
         return Fact(name, size.bytes, slack=size.slack_bytes)
     try:
         if spec.type == "int":
-            return Fact(name, int(text.replace(",", "")))
+            return Fact(name, _countable(text))
         if spec.type == "float":
             return Fact(name, _finite(text), slack=0.5 * 10.0 ** -len(text.partition(".")[2]))
         if spec.type == "bool":

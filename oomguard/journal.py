@@ -67,6 +67,9 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._open() as database:
+                version = database.execute("PRAGMA user_version").fetchone()[0]
+                if version > SCHEMA_VERSION:
+                    raise sqlite3.DatabaseError(f"written by a newer oomguard (schema {version})")
                 database.execute(_TABLE)
                 database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         except (sqlite3.Error, OSError) as error:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "oomguard"
 # Lower rooms first; a room may import those before it and itself. Rooms of one row do not see each other.
 ROOMS = (
     {"_version"},
-    {"errors"},
+    {"errors", "escapes"},
     {"facts"},
     {"incident"},
     {"report", "rules", "log"},
@@ -65,7 +65,7 @@ def test_the_simulated_device_imports_errors_and_torch_only():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_no_file_is_longer_than_400_lines(path: Path):
-    assert len(path.read_text().splitlines()) <= 420
+    assert len(path.read_text().splitlines()) <= 400
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import subprocess
 import sys
@@ -114,7 +113,6 @@ def test_the_journal_says_its_schema(journal):
     assert version == SCHEMA_VERSION
 
 
-@pytest.mark.xfail(strict=True, reason="user_version is written without looking at what was there")
 def test_a_journal_of_a_later_version_is_not_marked_as_an_earlier_one(journal):
     with sqlite3.connect(journal.path) as database:
         database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
@@ -169,12 +167,11 @@ def test_a_file_of_another_kind_is_no_journal_and_is_left_alone(tmp_path):
     assert path.read_text() == "dear diary, " * 200
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_an_input_error(tmp_path):
-    tmp_path.chmod(0o500)
+def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path):
+    (tmp_path / "file").touch()
 
     with pytest.raises(InputError):
-        Journal(tmp_path / "journal.sqlite3")
+        Journal(tmp_path / "file" / "journal.sqlite3")
 
 
 def test_the_state_folder_of_the_user_is_respected(monkeypatch, tmp_path):

@@ -32,7 +32,10 @@ def test_every_rule_file_is_inside(wheel):
 
 
 def test_no_test_example_or_log_is_inside(wheel):
-    assert {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()} <= {"oomguard", f"{wheel.name.split('-py3')[0]}.dist-info"}
+    assert {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()} <= {
+        "oomguard",
+        f"{wheel.name.split('-py3')[0]}.dist-info",
+    }
 
 
 def test_the_entry_points_are_declared(wheel):
@@ -46,13 +49,17 @@ def test_the_entry_points_are_declared(wheel):
 def test_the_installed_wheel_diagnoses_with_its_own_rules(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     log = tmp_path / "error.log"
-    log.write_text("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when\n")
+    log.write_text(
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when\n"
+    )
     code = (
         f"import sys; sys.path[:] = [{str(tmp_path / 'site')!r}] + [p for p in sys.path if p != {str(ROOT)!r}];"
         "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in type(f).__module__.lower()];"
         "import oomguard; print(oomguard.__file__, file=sys.stderr);"
         f"from oomguard.cli import main; main(['diagnose', '--format', 'json', {str(log)!r}])"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
     assert str(tmp_path / "site") in ran.stderr
     assert json.loads(ran.stdout)["incidents"][0]["kind"] == "kv_cache_none_left"

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import SettingInForce
-from oomguard.remedy.settings import SETTINGS, Setting, as_flag, parse_value
+from oomguard.remedy.settings import SETTINGS, Setting, flag_words, parse_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,9 @@ def with_flag(launch: Launch, name: str, value: FactValue) -> Launch:
 
     Raises KeyError where the setting has no flag.
     """
-    flag = as_flag(name, value)
-    if flag is None:
+    new = flag_words(name, value)
+    if new is None:
         raise KeyError(name)
-    new = flag.split(" ", 1)
     spans = [
         (i, i + (2 if text is not None and "=" not in launch.argv[i] else 1))
         for i, found, text in _flags(launch.argv)

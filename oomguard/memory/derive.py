@@ -43,7 +43,7 @@ def derive(incident: Incident, *, local_models: bool = False) -> Incident:
     available, desired, free = number("kv_cache_available_bytes"), number("desired_bytes"), number("device_free_bytes")
     if desired is None and total is not None and ratio is not None:
         desired = total * ratio
-    if desired is not None and available is not None and available < 0:
+    if desired is not None and available is not None and available <= 0:
         facts["consumed_bytes"] = Fact(
             "consumed_bytes", round(desired - available), "solved", slack("desired_bytes", "kv_cache_available_bytes")
         )
@@ -84,9 +84,14 @@ def _add_kv_need(facts: dict[str, Fact]) -> None:
 
 def _budget(facts: dict[str, Fact]) -> Budget:
     total = facts.get("device_total_bytes")
-    parts = [
-        BudgetPart(label, int(facts[name].value), facts[name].source)
-        for name, label in _PARTS
-        if name in facts and not isinstance(facts[name].value, str) and int(facts[name].value) > 0
-    ]
+    sizes = {
+        name: int(fact.value)
+        for name, fact in facts.items()
+        if name.endswith("_bytes") and not isinstance(fact.value, str)
+    }
+    if "consumed_bytes" in sizes:  # what is in use before the KV cache contains these
+        sizes["consumed_bytes"] -= sum(
+            sizes.get(n, 0) for n in ("model_weights_bytes", "peak_activation_bytes", "non_torch_bytes")
+        )
+    parts = [BudgetPart(label, sizes[name], facts[name].source) for name, label in _PARTS if sizes.get(name, 0) > 0]
     return Budget(int(total.value) if total else None, tuple(parts))

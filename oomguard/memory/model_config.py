@@ -36,35 +36,42 @@ class ModelConfig:
 
 def from_mapping(config: Mapping[str, Any]) -> ModelConfig | None:
     """The shape in a parsed ``config.json``; None where it is missing a number or is not a plain decoder."""
-    if any(config.get(name) for name in _NOT_PLAIN) or (
-        config.get("sliding_window") and config.get("use_sliding_window", True)
-    ):
-        layer_types = config.get("layer_types")
-        # transformers 5 writes the layer types of plain models too: all full attention is plain
-        if not (
-            layer_types
-            and set(layer_types) == {"full_attention"}
-            and not any(config.get(n) for n in _NOT_PLAIN if n != "layer_types")
-        ):
-            return None
-    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    if not isinstance(heads, int) or not isinstance(hidden, int) or heads <= 0:
+    if not _is_plain(config):
         return None
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if not _is_count(heads) or not _is_count(hidden):
+        return None
+    assert isinstance(heads, int) and isinstance(hidden, int)  # noqa: S101, PT018 - just asked
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     values = (
         config.get("num_hidden_layers"), hidden, config.get("intermediate_size"), heads,
-        config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads, config.get("vocab_size"),
+        heads if config.get("num_key_value_heads") is None else config["num_key_value_heads"],
+        hidden // heads if config.get("head_dim") is None else config["head_dim"], config.get("vocab_size"),
         _DTYPE_BYTES.get(dtype),
     )  # fmt: skip
-    if not all(isinstance(value, int) and value > 0 for value in values):
+    if not all(_is_count(value) for value in values):
         return None
     return ModelConfig(*values)  # type: ignore[arg-type]
+
+
+def _is_plain(config: Mapping[str, Any]) -> bool:
+    """Whether every layer keeps every token: transformers 5 writes the layer types of plain models too."""
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        return False
+    if any(config.get(name) for name in _NOT_PLAIN if name != "layer_types"):
+        return False
+    types = config.get("layer_types")
+    return not types or (isinstance(types, list) and all(name == "full_attention" for name in types))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def read_model_config(model: str) -> ModelConfig | None:
     """The shape of a model in a local folder; None for a hub name, an unreadable file or an architecture that is not plain."""
     try:
         raw = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return from_mapping(raw) if isinstance(raw, dict) else None

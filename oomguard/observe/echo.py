@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from oomguard.facts import Fact, FactValue
+from oomguard.facts import Fact, FactValue, is_of_type
 from oomguard.incident import SettingInForce
 
 # Setting -> the fact that carries its value; the settings that a condition may ask "did the user set it" are below.
@@ -26,21 +27,41 @@ _ASKED: Final = (
     "gpu_memory_utilization", "max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override", "enable_prefix_caching",
 )  # fmt: skip
 _ENTRY = re.compile(r"'(\w+)': ('(?:[^'\\]|\\.)*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=[,}])")
+_BRACES = re.compile(r"'(?:[^'\\]|\\.)*'|[{}]")
+_MAX_DIGITS: Final = 18
 _ECHO_ANCHOR: Final = "non-default args: {"
 
 
-def read_echo(text: str) -> dict[str, SettingInForce] | None:
-    """The settings of a ``non-default args`` line, None where the line is not one.
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """Settings of one echo; ``complete`` where its end was seen, so that what is not in it was not set."""
+
+    settings: dict[str, SettingInForce]
+    complete: bool
+
+
+def read_echo(text: str) -> Echo | None:
+    """The settings of a ``non-default args`` line, None where the text holds none; a wrapped one is read to its end.
 
     Only plain values are read (numbers, text, True, False, None): objects print as ``<...>`` and say nothing.
     """
     start = text.find(_ECHO_ANCHOR)
     if start < 0:
         return None
-    return {
-        name: SettingInForce(name, _literal(raw), True, "printed")
-        for name, raw in _ENTRY.findall(text[start + len(_ECHO_ANCHOR) - 1 :])
-    }
+    body = text[start + len(_ECHO_ANCHOR) - 1 :]
+    end = _closing_brace(body)
+    entries = _ENTRY.findall(body[:end] if end else body)
+    return Echo({name: SettingInForce(name, _literal(raw), True, "printed") for name, raw in entries}, end is not None)
+
+
+def _closing_brace(body: str) -> int | None:
+    """Where the brace that opens ``body`` is closed, just behind it; braces inside quotes do not count."""
+    depth = 0
+    for match in _BRACES.finditer(body):
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        if depth == 0:
+            return match.end()
+    return None
 
 
 def _literal(raw: str) -> FactValue | None:
@@ -50,6 +71,8 @@ def _literal(raw: str) -> FactValue | None:
         return None
     if raw.startswith("'"):
         return raw[1:-1]
+    if len(raw) > _MAX_DIGITS:
+        return None  # no setting has that many digits, and not every double holds them
     return float(raw) if re.search(r"[.e]", raw) else int(raw)
 
 
@@ -58,7 +81,7 @@ def setting_facts(settings: Mapping[str, SettingInForce], *, complete: bool) -> 
     facts: dict[str, Fact] = {}
     for name, fact in SETTING_FACTS.items():
         setting = settings.get(name)
-        if setting is not None and setting.value is not None and not _wrong_type(fact, setting.value):
+        if setting is not None and setting.value is not None and is_of_type(fact, setting.value):
             facts[fact] = Fact(fact, setting.value, setting.source)
     for name in _ASKED:
         setting = settings.get(name)
@@ -67,10 +90,3 @@ def setting_facts(settings: Mapping[str, SettingInForce], *, complete: bool) -> 
         elif complete:
             facts[f"{name}_set"] = Fact(f"{name}_set", False, "printed")
     return facts
-
-
-def _wrong_type(fact: str, value: Any) -> bool:
-    from oomguard.facts import REGISTRY
-
-    numeric = REGISTRY[fact].type in {"int", "float"}
-    return numeric != (isinstance(value, (int, float)) and not isinstance(value, bool))

@@ -8,7 +8,7 @@ from oomguard.observe.source import Line
 
 # Out-of-memory arrives as one of these or a subclass; a KeyError that quotes such a message is a KeyError.
 _CARRIERS = (RuntimeError, MemoryError, ValueError)
-_MAX_LINKS = 10
+_MAX_LINKS = 100
 
 
 def may_be_oom(error: BaseException) -> bool:
@@ -17,13 +17,18 @@ def may_be_oom(error: BaseException) -> bool:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it was raised from, latest first, as a traceback would show them."""
-    link: BaseException | None = error
-    for _ in range(_MAX_LINKS):
-        if link is None:
-            return
+    """The exception and what it was raised from, latest first, as a traceback would show them, groups included."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MAX_LINKS:
+        link = waiting.pop(0)
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
         yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        if isinstance(link, BaseExceptionGroup):
+            waiting += reversed(link.exceptions)
+        waiting.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
 
 
 def exception_lines(error: BaseException) -> Iterator[Line]:
@@ -32,6 +37,14 @@ def exception_lines(error: BaseException) -> Iterator[Line]:
     for link in reversed(list(chain(error))):
         if not isinstance(link, _CARRIERS):
             continue
-        for text in f"{type(link).__module__}.{type(link).__qualname__}: {link}".splitlines():
+        for text in f"{type(link).__module__}.{type(link).__qualname__}: {_message(link)}".splitlines():
             yield Line(number, 0, text)
             number += 1
+
+
+def _message(link: BaseException) -> str:
+    """The exception's text; a ``__str__`` that fails must not take the exception's place."""
+    try:
+        return str(link)
+    except Exception:  # noqa: BLE001
+        return ""

@@ -32,40 +32,51 @@ class LineSplitter:
     comes in segments, so that no input makes memory grow.
     """
 
-    def __init__(self, encoding: str = "utf-8") -> None:
-        self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-        self._utf8 = encoding.startswith("utf-8")
+    def __init__(self, encoding: str = "utf-8", first_byte: int = 0) -> None:
+        # Invalid bytes are kept apart (surrogateescape) until their length has been counted.
+        self._wide = encoding.startswith("utf-16")
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace" if self._wide else "surrogateescape")
         self._pending = ""
-        self._number, self._byte, self._continued = 1, 0, False
+        self._number, self._byte, self._continued = 1, first_byte, False
 
     def feed(self, chunk: bytes, *, final: bool = False) -> Iterator[Line]:
         """Yield the lines that the chunk completes; with ``final`` also the last one, whether it ended or not."""
         self._pending += self._decoder.decode(chunk, final)
-        if len(self._pending) > MAX_SEGMENT_CHARS or "\n" in self._pending or "\r" in self._pending or final:
-            lines = self._pending.split("\n")
-            self._pending = lines.pop()
-            for line in lines:
-                yield from self._segments(line)
-                self._number += 1
-                self._byte += 1
-                self._continued = False
-            while len(self._pending) > MAX_SEGMENT_CHARS:
-                yield self._segment(self._pending[:MAX_SEGMENT_CHARS])
-                self._pending = self._pending[MAX_SEGMENT_CHARS:]
-                self._continued = True
-            if final and self._pending:
-                yield from self._segments(self._pending)
-                self._pending = ""
-
-    def _segments(self, line: str) -> Iterator[Line]:
-        for start in range(0, max(1, len(line)), MAX_SEGMENT_CHARS):
-            yield self._segment(line[start : start + MAX_SEGMENT_CHARS])
+        *lines, self._pending = self._pending.split("\n")
+        for line in lines:
+            yield from self._pieces(line)
+            self._number += 1
+            self._byte += 2 if self._wide else 1
+            self._continued = False
+        while len(self._pending) > MAX_SEGMENT_CHARS:
+            yield from self._pieces(self._pending[:MAX_SEGMENT_CHARS])
+            self._pending = self._pending[MAX_SEGMENT_CHARS:]
             self._continued = True
+        if final and self._pending:
+            yield from self._pieces(self._pending)
+            self._pending = ""
+
+    def _pieces(self, line: str) -> Iterator[Line]:
+        """One numbered line: what stands between carriage returns, and over-long pieces in segments."""
+        bars = line.split("\r")
+        for i, bar in enumerate(bars):
+            if bar or len(bars) == 1:
+                for start in range(0, max(1, len(bar)), MAX_SEGMENT_CHARS):
+                    yield self._segment(bar[start : start + MAX_SEGMENT_CHARS])
+                    self._continued = True
+            if i < len(bars) - 1:
+                self._byte += 2 if self._wide else 1
+                self._continued = False
 
     def _segment(self, text: str) -> Line:
-        line = Line(self._number, self._byte, text.rstrip("\r"), self._continued)
-        self._byte += len(text.encode("utf-8", "surrogatepass")) if self._utf8 and not text.isascii() else len(text)
-        return line
+        at, size = self._byte, len(text)
+        if self._wide:
+            size = len(text.encode("utf-16-le", "surrogatepass"))
+        elif not text.isascii():
+            raw = text.encode("utf-8", "surrogateescape")
+            size, text = len(raw), raw.decode("utf-8", "replace")
+        self._byte += size
+        return Line(self._number, at, text, self._continued)
 
 
 def open_log(path: str) -> IO[bytes]:
@@ -74,17 +85,16 @@ def open_log(path: str) -> IO[bytes]:
         if Path(path).is_dir():
             raise InputError(f"{path}: is a folder", hint=f"name the files in it: oomguard diagnose {path}/*")
         return Path(path).open("rb")
-    except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror or error}", hint="give the path of a log, or - for standard input"
-        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: {reason}", hint="give the path of a log, or - for standard input") from None
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[Line]:
     """The lines of a byte stream; UTF-16 (PowerShell's redirection) is told by its mark, anything else is UTF-8."""
     head = stream.read(CHUNK_BYTES)
-    encoding = next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
-    splitter = LineSplitter(encoding)
+    encoding, first_byte = next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), ("utf-8", 0))
+    splitter = LineSplitter(encoding, first_byte)
     while head:
         yield from splitter.feed(head)
         head = stream.read(CHUNK_BYTES)

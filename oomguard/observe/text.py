@@ -6,11 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-# CSI, OSC and two-byte escapes (ECMA-48), then every other control character but tab.
-_ESCAPES: Final = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
-_PROCESS: Final = re.compile(r"\s*\((?P<name>[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d*)* pid=\d+)\)\s?")
+from oomguard.escapes import strip_escapes
+
+_PROCESS: Final = re.compile(r"\s*\((?P<name>[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d*)* pid=\d+)(?:, ip=[\d.]+)?\)\s?")
 _RANK: Final = re.compile(r"\s*\[(?P<name>rank\d+)\]:\s?")
 _LOGGER: Final = re.compile(
     r"\s*(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[[^\]]{1,80}:\d+\]\s?"
@@ -23,11 +21,6 @@ class PlainLine:
 
     text: str
     process: str | None
-
-
-def strip_escapes(line: str) -> str:
-    """The line without terminal escapes and control characters: safe to print, safe to match."""
-    return _ESCAPES.sub("", line)
 
 
 def peel(line: str) -> PlainLine:

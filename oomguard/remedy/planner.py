@@ -36,6 +36,7 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) 
             continue
         rule = rules.rule(cause.rule)
         for fix in rule.fixes:
+            setting(fix.setting)  # a name that is none is the rule author's mistake, told before anything is solved
             if fix.setting in patches:
                 continue
             missing = _missing(fix, incident)
@@ -81,11 +82,11 @@ def _solve(fix: Fix, incident: Incident, missing: list[str]) -> Solution:
             None, f"not applicable: {', '.join(needed)} unknown", unknown=tuple(f"{n}: not known" for n in needed)
         )
     if fix.value is not None:
-        value = fix.value.evaluate(incident.facts)
+        value = _typed(fix.setting, fix.value.evaluate(incident.facts))
         if value is None:
             names = ", ".join(fix.value.missing(incident.facts))
-            return Solution(None, f"not applicable: {names} unknown")
-        return Solution(_typed(fix.setting, value), "")
+            return Solution(None, f"not applicable: {names} unknown" if names else f"not a value of {fix.setting}")
+        return Solution(value, "")
     if fix.lever:
         return Solution(None, f"{fix.lever}; by how much is not known ({fix.missing})", unknown=(fix.missing,))
     solver = SOLVERS.get(fix.solve or "")
@@ -94,11 +95,14 @@ def _solve(fix: Fix, incident: Incident, missing: list[str]) -> Solution:
     return solver(incident)
 
 
-def _typed(name: str, value: FactValue) -> FactValue:
+def _typed(name: str, value: FactValue | None) -> FactValue | None:
+    """A rule's value as the setting's own type, None where it cannot be one."""
     kind = setting(name).type
-    if kind == "bool":
-        return bool(value)
-    return int(value) if kind == "int" and not isinstance(value, str) else value
+    if value is None or isinstance(value, str) != (kind == "str"):
+        return None
+    if kind == "bool" or isinstance(value, (bool, str)):
+        return value if isinstance(value, bool) == (kind == "bool") else None
+    return int(value) if kind == "int" else value
 
 
 def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy: Policy) -> Patch:

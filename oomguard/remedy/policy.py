@@ -38,7 +38,7 @@ class Policy:
         floor = self.minimum.get(patch.setting)
         if floor is not None and patch.new is not None and _below(patch.new, floor):
             return f"below your floor of {floor}"
-        if knob.hard_limit and set_by_user and _below(patch.old, patch.new):
+        if knob.hard_limit and set_by_user and patch.new is not None and not _below(patch.new, patch.old):
             return "a byte count you set"
         if self.allow is not None:
             return None if patch.effect <= self.allow else f"--allow {self.allow} forbids what {patch.effect}"

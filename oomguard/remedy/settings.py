@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -81,14 +83,23 @@ def parse_value(name: str, text: str) -> FactValue:
     knob = setting(name)
     try:
         if knob.type == "int":
-            return parse_size(text).bytes if knob.name.endswith("_bytes") else int(text)
+            return _positive(name, parse_size(text).bytes if knob.name.endswith("_bytes") else int(text))
         if knob.type == "float":
-            return float(text)
+            return _positive(name, float(text))
         if knob.type == "bool":
             return YES_NO[text.lower()]
     except (ValueError, KeyError):
         raise SettingError(f"{knob.name} is {knob.type}, not {text!r}") from None
     return text
+
+
+def _positive(name: str, value: float) -> FactValue:
+    """A number that a setting can have: finite and above zero (-1 stands for "fit it" in max_model_len)."""
+    if not math.isfinite(value) or value <= 0:
+        if name.replace("-", "_") == "max_model_len" and value == -1:
+            return value
+        raise ValueError(name)
+    return value
 
 
 def parse_assignment(text: str) -> tuple[str, FactValue]:
@@ -116,7 +127,7 @@ def default_value(name: str, framework_version: str | None) -> FactValue | None:
     from packaging.version import InvalidVersion, Version
 
     try:
-        version = Version(framework_version.partition("+")[0])
+        version = Version(Version(framework_version).base_version)
     except InvalidVersion:
         return None
     return next(
@@ -125,14 +136,20 @@ def default_value(name: str, framework_version: str | None) -> FactValue | None:
     )
 
 
-def as_flag(name: str, value: FactValue | None) -> str | None:
-    """The setting as a command-line flag of the engine, None where it has none."""
+def flag_words(name: str, value: FactValue | None) -> list[str] | None:
+    """The setting as words of a command line, None where it has no flag."""
     flag = SETTINGS[name].flag
     if flag is None or value is None:
         return None
     if isinstance(value, bool):
-        return flag if value else f"--no-{flag.removeprefix('--')}"
-    return f"{flag} {value}"
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    return [flag, str(value)]
+
+
+def as_flag(name: str, value: FactValue | None) -> str | None:
+    """The setting as a flag to paste into a shell, None where it has none."""
+    words = flag_words(name, value)
+    return None if words is None else shlex.join(words)
 
 
 def as_kwarg(name: str, value: FactValue | None) -> str | None:
@@ -144,4 +161,4 @@ def as_kwarg(name: str, value: FactValue | None) -> str | None:
 def as_env(name: str, value: FactValue | None) -> str | None:
     """The setting as an environment variable, None where it has none."""
     env = SETTINGS[name].env
-    return None if env is None or value is None else f"{env}={value}"
+    return None if env is None or value is None else f"{env}={shlex.quote(str(value))}"

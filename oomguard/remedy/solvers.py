@@ -66,6 +66,8 @@ def printed_estimate(incident: Incident) -> Solution:
         return Solution(None, missing, unknown=(missing,))
     if value <= 0:
         return Solution(None, "not one block of tokens fits in the KV memory that is left")
+    if value >= length:
+        return Solution(None, f"{why}: {value} tokens fit, {int(length)} were asked for")
     freed = round(needed * (1 - value / length)) if needed is not None else None
     reason = f"{why}: one request of {value} tokens fits, {int(length)} does not"
     return Solution(value, reason, freed, predicts={"kv_cache_capacity_tokens": value})
@@ -128,7 +130,7 @@ def _raise_by(
     free = incident.number("device_free_bytes")
     smallest = incident.number("smallest_helpful_device_bytes")
     below = f"; no utilization up to 1.0 helps on a card below {format_gib(smallest)}" if smallest else ""
-    if total is None:
+    if not total:
         reason = f"would have to rise by {format_gib(bare_bytes)} / device total, which is not printed{below}"
         return Solution(None, reason, unknown=("device total: not printed",))
     desired = incident.number("desired_bytes")
@@ -164,17 +166,40 @@ def _raise_by(
 def utilization_within_free(incident: Incident) -> Solution:
     """Lower the utilization to what is free: (free - margin) / total."""
     free, total = incident.number("device_free_bytes"), incident.number("device_total_bytes")
-    if free is None or total is None:
+    if free is None or not total:
         return Solution(None, "free and total memory are not printed", unknown=("free memory: not printed",))
     margin = FREE_MARGIN_RATIO * total
     free_sure = free - incident.slack("device_free_bytes") - margin
     value = math.floor(100 * free_sure / (total + incident.slack("device_total_bytes"))) / 100
     if value <= 0:
         return Solution(None, f"only {format_gib(free)} of {format_gib(total)} is free")
-    desired = incident.number("desired_bytes")
+    ratio, desired = incident.number("gpu_memory_utilization_ratio"), incident.number("desired_bytes")
+    if ratio is not None and value >= ratio:
+        return Solution(
+            None, f"{format_gib(free)} of {format_gib(total)} is free, more than utilization {ratio} asks for"
+        )
     freed = round(desired - value * total) if desired is not None else None
     reason = f"{format_gib(free)} of {format_gib(total)} is free; margin {format_gib(margin)}"
     return Solution(value, reason, freed, predicts={"desired_bytes": value * total})
+
+
+def utilization_for_tried(incident: Incident) -> Solution:
+    """Lower the utilization so that a failed allocation beside vLLM's pool fits: by (tried - free + margin) / total."""
+    ratio, total = incident.number("gpu_memory_utilization_ratio"), incident.number("device_total_bytes")
+    tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
+    if ratio is None or not total or tried is None or free is None:
+        names = {"gpu_memory_utilization": ratio, "device total": total, "tried": tried, "device free": free}
+        missing = [f"{name}: not printed" for name, value in names.items() if not value]
+        return Solution(
+            None,
+            f"makes room beside the KV pool; by how much is not known ({', '.join(missing)})",
+            unknown=tuple(missing),
+        )
+    lacking = max(0.0, tried - free) + FREE_MARGIN_RATIO * total
+    value = math.floor(100 * (ratio - lacking / total)) / 100
+    if value <= 0:
+        return Solution(None, f"{format_gib(tried)} beside the KV pool does not fit in {format_gib(total)}")
+    return Solution(value, f"{format_gib(lacking)} more is left beside the KV pool", round((ratio - value) * total))
 
 
 def kv_bytes_within_free(incident: Incident) -> Solution:
@@ -186,6 +211,8 @@ def kv_bytes_within_free(incident: Incident) -> Solution:
     value = int(free - incident.slack("device_free_bytes") - FREE_MARGIN_RATIO * total)
     if value <= 0:
         return Solution(None, f"only {format_gib(free)} is free")
+    if value >= asked:
+        return Solution(None, f"{format_gib(free)} is free, {format_gib(asked)} was asked for")
     return Solution(value, f"{format_gib(free)} is free, {format_gib(asked)} was asked for", round(asked - value))
 
 
@@ -193,7 +220,7 @@ def rows_that_fit(incident: Incident) -> Solution:
     """Rows of a call that fit: (capacity - live before the call) / bytes of one row, measured in the failed attempt."""
     rows, row_bytes = incident.number("batch_size"), incident.number("row_bytes")
     base, total = incident.number("baseline_bytes"), incident.number("device_total_bytes")
-    if rows is None or row_bytes is None or base is None or total is None:
+    if rows is None or not row_bytes or base is None or not total:
         missing = [
             n for n in ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes") if n not in incident.facts
         ]
@@ -217,6 +244,7 @@ SOLVERS: Final[dict[str, Solver]] = {
     "utilization_for_max_len": utilization_for_max_len,
     "utilization_for_kv_cache": utilization_for_kv_cache,
     "utilization_within_free": utilization_within_free,
+    "utilization_for_tried": utilization_for_tried,
     "kv_bytes_within_free": kv_bytes_within_free,
     "rows_that_fit": rows_that_fit,
 }

@@ -15,7 +15,7 @@ def to_markdown(diagnosis: Diagnosis) -> str:
 
 
 def _cell(text: object) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")
+    return str(text).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def _incident(incident: Incident) -> str:

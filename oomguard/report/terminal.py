@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from oomguard.escapes import strip_escapes
 from oomguard.facts import format_gib
 from oomguard.incident import Budget, Diagnosis, Incident, Patch
 from oomguard.report.headline import headline
@@ -28,14 +29,22 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands |
 
     ``commands`` maps a setting to the full command with its patch applied; they are printed below the panel.
     """
+    if (console.encoding or "").lower().startswith("utf"):
+        _print(console, diagnosis, commands or {}, ascii_only=False)
+        return
+    with console.capture() as captured:
+        _print(console, diagnosis, commands or {}, ascii_only=True)
+    # A log may hold any script; what the console cannot write is replaced, not raised over.
+    console.file.write(captured.get().replace("…", "...").encode(console.encoding, "replace").decode(console.encoding))
+
+
+def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_only: bool) -> None:
+    source = strip_escapes(diagnosis.source)
     if not diagnosis.incidents:
-        console.print(
-            f"{diagnosis.source or 'text'}: no memory failure found", markup=False, highlight=False, soft_wrap=True
-        )
+        console.print(f"{source or 'text'}: no memory failure found", markup=False, highlight=False, soft_wrap=True)
     for incident in diagnosis.incidents:
-        shown = panel(incident, source=diagnosis.source, ascii_only=_ascii(console))
-        console.print(shown, width=min(console.width, MAX_COLUMNS))
-        for what, command in _pasted(incident, commands or {}):
+        console.print(panel(incident, source=source, ascii_only=ascii_only), width=min(console.width, MAX_COLUMNS))
+        for what, command in _pasted(incident, commands):
             # Outside the box and never wrapped: a command is there to be copied.
             console.print(f"# {what}", style="dim", markup=False, soft_wrap=True)
             console.print(mask(command), style="green", markup=False, soft_wrap=True)
@@ -51,10 +60,6 @@ def _pasted(incident: Incident, commands: Commands) -> list[tuple[str, str]]:
         for a in incident.alternatives
     ]
     return [(what, command) for what, command in [*patches, *others] if command is not None]
-
-
-def _ascii(console: Console) -> bool:
-    return not (console.encoding or "").lower().startswith("utf")
 
 
 def panel(incident: Incident, *, source: str = "", ascii_only: bool = False) -> RenderableType:

@@ -6,6 +6,7 @@ CEL always terminates and has no access to anything but the facts, so a rule fil
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,11 +41,17 @@ class Expression:
 
     def evaluate(self, facts: Mapping[str, Fact]) -> FactValue | None:
         """The value over the known facts, or None (unknown) where a fact it needs is missing."""
+        # Facts are doubles, and a double divided by zero is infinite, not unknown: so it is said here.
+        for divisor in re.findall(r"[/%]\s*([a-z]\w*)", _without_strings(self.source)):
+            if divisor in facts and facts[divisor].value == 0:
+                return None
         data = {name: float(f.value) if _is_number(f.value) else f.value for name, f in facts.items()}
         result = _compiled(self.source).eval(data=data)
         if result.type().name() == "ERROR":  # a fact it reads is missing, or a division by zero
             return None
         value = result.value()
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
         return value if isinstance(value, (bool, int, float, str)) else None
 
     def missing(self, facts: Mapping[str, Fact]) -> tuple[str, ...]:
@@ -58,7 +65,7 @@ def _is_number(value: FactValue) -> bool:
 
 
 def _without_strings(source: str) -> str:
-    return re.sub(r"'[^']*'|\"[^\"]*\"", "''", source)
+    return re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", "''", source)
 
 
 def compile_expression(source: object, *, path: str, key: str, result: str | None = "BOOL") -> Expression:
@@ -80,7 +87,9 @@ def compile_expression(source: object, *, path: str, key: str, result: str | Non
         hint = suggestion(unknown.group(1), REGISTRY) if unknown else None
         if "'(double, int)'" in message or "'(int, double)'" in message:
             hint = "numbers are doubles: write 1024.0, not 1024"
-        caret = f"\n  {source.splitlines()[0]}\n  {' ' * max(0, (column or 1) - 1)}^"
+        rows = source.splitlines()
+        row = rows[min(len(rows), int(match.group(1)) if match else 1) - 1]
+        caret = f"\n  {row}\n  {' ' * max(0, (column or 1) - 1)}^"
         raise RuleError(message + caret, path=path, key=key, column=column, hint=hint) from None
     found = compiled.return_type().name()
     if result is not None and found != result:

@@ -67,11 +67,11 @@ class Tee:
         if stream.sink_open:
             stream.sink_open = _write_all(stream.sink_fd, chunk)
         for line in stream.splitter.feed(chunk):
-            self._scanner.push(line)
+            self._scanner.push(line, str(stream.sink_fd))
 
     def _finish(self, stream: _Stream) -> None:
         for line in stream.splitter.feed(b"", final=True):
-            self._scanner.push(line)
+            self._scanner.push(line, str(stream.sink_fd))
         self._selector.unregister(stream.source)
         stream.source.close()
 

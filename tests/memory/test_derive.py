@@ -79,16 +79,12 @@ def test_nothing_follows_where_something_is_left():
         assert result.number(name) is None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="`available < 0`: at exactly 0 the break-even is not solved, though all is known"
-)
 def test_the_break_even_is_known_where_exactly_nothing_is_left():
     result = derived(device_total_bytes=40 * GIB, gpu_memory_utilization_ratio=0.5, kv_cache_available_bytes=0)
 
     assert result.number("break_even_utilization_ratio") == pytest.approx(0.5)
 
 
-@pytest.mark.xfail(strict=True, reason="OG204 is chosen by the missing break-even, not by the missing total")
 def test_a_given_total_is_not_said_to_be_missing():
     facts = incident(device_total_bytes=40 * GIB, gpu_memory_utilization_ratio=0.5, kv_cache_available_bytes=0)
 
@@ -161,7 +157,6 @@ def test_a_part_of_zero_bytes_is_left_out_of_the_budget():
     assert derived(model_weights_bytes=0).budget.parts == ()
 
 
-@pytest.mark.xfail(strict=True, reason="consumed_bytes contains the weights, and both are listed as parts")
 def test_the_parts_of_the_budget_do_not_count_the_weights_twice():
     budget = derived(
         device_total_bytes=24 * GIB,

@@ -150,9 +150,6 @@ def test_every_session_is_closed(library, mode):
     assert ask(library, mode)["sessions"] == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="nvidia-ml-py raises NVMLLibraryMismatchError, which is no NVMLError, and it escapes"
-)
 def test_a_driver_without_the_process_call_still_gives_sizes(tmp_path):
     first, _ = ask(build(tmp_path, "-DOLD_DRIVER"))["devices"]
 

@@ -108,7 +108,6 @@ def test_a_byte_count_the_user_wrote_may_be_lowered_where_that_is_allowed():
     assert blocks(Policy(allow=Effect.REDUCES_CAPACITY), change, set_by_user=True) is None
 
 
-@pytest.mark.xfail(strict=True, reason="_below(None, new) is False: an unknown old value is not taken as raised")
 @pytest.mark.parametrize("old", [None, "8G"])
 def test_a_byte_count_the_user_wrote_and_nobody_could_read_is_not_raised_either(old):
     change = ("kv_cache_memory_bytes", old, 2000)

@@ -1,0 +1,75 @@
+"""Patterns of signatures: compiled so that wrapped lines match, their groups named after facts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from oomguard.errors import RuleError, SettingError
+from oomguard.facts import REGISTRY, Fact, coerce
+from oomguard.rules.expressions import suggestion
+
+MAX_PATTERN_CHARS: Final = 4000
+
+
+def compile_pattern(text: str, *, path: str, key: str) -> Any:
+    """Compile a pattern of a signature: a plain space matches any white space, so that wrapped lines match too.
+
+    Groups are named after facts; a group without the ``_bytes`` of its fact holds a size with its unit. Raises RuleError.
+    """
+    import regex
+
+    if len(text) > MAX_PATTERN_CHARS:
+        raise RuleError(f"pattern longer than {MAX_PATTERN_CHARS} characters", path=path, key=key)
+    try:
+        regex.compile(text)  # first as it was written, so that the column of a mistake is the author's
+        compiled = regex.compile(_flexible_spaces(text))
+    except (regex.error, RecursionError, OverflowError, MemoryError) as error:
+        position = getattr(error, "pos", None)
+        raise RuleError(
+            f"not a pattern: {error}", path=path, key=key, column=None if position is None else position + 1
+        ) from None
+    for group in compiled.groupindex:
+        if group_fact(group) is None and not group.startswith("_"):
+            hint = suggestion(group, REGISTRY)
+            raise RuleError(f"the group {group!r} is no fact", path=path, key=key, hint=hint)
+    return compiled
+
+
+def group_fact(group: str) -> str | None:
+    """The fact that a named group fills: ``tried_bytes`` by itself, ``tried`` and ``tried_gib`` (a bare GiB figure) too.
+
+    A trailing ``__2`` lets one pattern fill the same fact from a second place.
+    """
+    group = re.sub(r"__\d+\Z", "", group)
+    if group in REGISTRY:
+        return group
+    name = f"{group.removesuffix('_gib')}_bytes"
+    return name if name in REGISTRY else None
+
+
+def group_value(group: str, text: str) -> Fact:
+    """The fact a captured group says; raises SettingError where the text is not of the fact's type."""
+    name = group_fact(group)
+    if name is None:
+        raise SettingError(f"the group {group!r} is no fact")
+    bare_gib = re.sub(r"__\d+\Z", "", group).endswith("_gib")
+    return coerce(name, f"{text} GiB" if bare_gib else text)
+
+
+def _flexible_spaces(text: str) -> str:
+    out, in_class, i = [], False, 0
+    while i < len(text):
+        char = text[i]
+        if char == "\\" and i + 1 < len(text):
+            escaped = text[i : i + 2]
+            out.append(r"\s+" if escaped == "\\ " and not in_class else escaped)
+            i += 2
+            continue
+        if char == "[":
+            in_class = True
+        elif char == "]":
+            in_class = False
+        out.append(r"\s+" if char == " " and not in_class else char)
+        i += 1
+    return "".join(out)
