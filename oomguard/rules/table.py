@@ -100,9 +100,7 @@ class Table:
         value = self.values.get(name, default)
         options = tuple(known)
         if value not in options:
-            raise self.error(
-                f"{value!r} is not a known {name}", name, hint=suggestion(str(value), options)
-            )
+            raise self.error(f"{value!r} is not a known {name}", name, hint=suggestion(str(value), options))
         return str(value)
 
     def tables(self, name: str, schema: str) -> list[Table]:

@@ -186,6 +186,27 @@ def test_a_reader_that_goes_away_gets_no_traceback(log):
     assert b"Traceback" not in ran.stderr
 
 
+LOGS = Path(__file__).parents[2] / "examples" / "logs"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "cause", "setting", "value"),
+    [
+        ("vllm_serve_kv_cache", "kv_cache_too_small_for_max_len", "max_model_len_too_large", "max_model_len", 1792),
+        ("vllm_script_utilization_too_low", "cpu_node_memory", "utilization_too_low", "gpu_memory_utilization", 0.19),
+        ("vllm_script_utilization_too_high", "cpu_node_memory", "utilization_too_high", "gpu_memory_utilization", 0.82),
+    ],
+)
+def test_logs_of_the_real_vllm_are_explained_and_solved(name, kind, cause, setting, value):
+    """The logs in examples/ come from the real engine; in the second one the KV need is not printed, only estimated."""
+    (incident,) = one(str(LOGS / f"{name}.log"))["incidents"]
+    assert incident["kind"] == kind
+    assert incident["framework_version"] == "0.32.0"
+    assert incident["causes"][0]["id"] == cause
+    assert incident["plan"][0]["setting"] == setting
+    assert incident["plan"][0]["to"] == value
+
+
 class TestSeeds:
     """The documents the project grew from: what their error texts say, and where their advice is wrong."""
 
