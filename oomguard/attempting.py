@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, TracebackType
 
+from oomguard.errors import SettingError
 from oomguard.facts import Fact, FactValue
 from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName
-from oomguard.incident import Attempt, Diagnosis, Effect, Patch, SettingInForce
+from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch, SettingInForce
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.settings import setting
 from oomguard.splitting import annotate, clear, diagnose_error, row_bytes
+from oomguard.switch import disabled
 
 
 class AttemptBlock:
@@ -56,11 +58,8 @@ class _Run:
         peak = torch_memory.peak_bytes()
         measured: dict[str, float] = {} if peak is None else {"peak_bytes": peak}
         incident = None
-        if error is not None and isinstance(error, Exception) and may_be_oom(error):
-            clear(error)
-            torch_memory.release()
-            self.diagnosis = diagnose_error(error, self.policy, self._tried, self._facts(error), self._in_force())
-            incident = self.diagnosis.first_cause
+        if isinstance(error, Exception) and may_be_oom(error) and not disabled():
+            incident = self._diagnose(error)
         name = "" if error is None else type(error).__name__
         self.attempts.append(
             Attempt(
@@ -84,6 +83,14 @@ class _Run:
         self._tried.add((patch.setting, patch.new))
         self.settings[patch.setting] = patch.new
         return True
+
+    def _diagnose(self, error: Exception) -> Incident | None:
+        if diagnose_error(error, self.policy).first_cause is None:
+            return None
+        clear(error)
+        torch_memory.release()
+        self.diagnosis = diagnose_error(error, self.policy, self._tried, self._facts(error), self._in_force())
+        return self.diagnosis.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:
         return {name: SettingInForce(name, value, True, "given") for name, value in self.settings.items()}
@@ -110,9 +117,15 @@ def attempts(
     ``settings`` are the values to begin with (``batch_size=64``). When nothing is left to change, the failure of the
     last attempt is raised with the diagnosis in its notes. Raises SettingError for an unknown setting.
     """
+    if allow is not None and allow not in {str(effect) for effect in Effect}:
+        raise SettingError(f"allow={allow!r}", hint=f"one of {', '.join(str(effect) for effect in Effect)}")
     start = {setting(name).name: value for name, value in settings.items()}
     minimum = {setting(name).name: value for name, value in (floors or {}).items()}
     run = _Run(Policy(Effect.parse(allow) if allow else None, minimum=minimum, max_relaunches=max_attempts - 1), start)
+    return _attempts(run)
+
+
+def _attempts(run: _Run) -> Iterator[AttemptBlock]:
     number = 1
     while not run.finished:
         yield AttemptBlock(run, number, run.settings)

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
 
+from oomguard.decorating import enter_around, is_special
 from oomguard.engines import transformers as hf
 from oomguard.engines.rows import RowsCall
+from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.settings import setting
 from oomguard.splitting import SplitRun, annotate, diagnose_error
+from oomguard.switch import disabled
 
 F = TypeVar("F", bound=Callable[..., Any])
 EffectName = Literal["output-preserving", "reduces-capacity", "changes-outputs"]
 DEFAULT_MAX_ATTEMPTS: Final = 8
 
-_in_force: ContextVar[Guard | None] = ContextVar("oomguard_guard", default=None)
+# The guards that are entered in this thread or task, innermost last.
+_entered: ContextVar[tuple[Guard, ...]] = ContextVar("oomguard_guards", default=())
 _inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False)
 
 
@@ -47,19 +52,22 @@ class Guard:
         self.attempts: tuple[Attempt, ...] = ()
         self.diagnosis: Diagnosis | None = None
         self._on_incident, self._on_patch = on_incident, on_patch
-        self._tokens: list[Any] = []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Guard:
-        if not _disabled():
+        if not disabled():
             hf.watch(_watched_generate)
-        self._tokens.append(_in_force.set(self))
+        _entered.set((*_entered.get(), self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _in_force.reset(self._tokens.pop())
-        if error is not None and not _disabled():
+        guards = list(_entered.get())
+        if self in guards:
+            del guards[len(guards) - 1 - guards[::-1].index(self)]
+            _entered.set(tuple(guards))
+        if error is not None and not disabled():
             self._explain(error)
 
     async def __aenter__(self) -> Guard:
@@ -78,7 +86,11 @@ class Guard:
         """Add the diagnosis to an exception that leaves the guard, once, and only where it is a memory failure."""
         if getattr(error, "__oomguard__", False) or not may_be_oom(error):
             return
-        diagnosis = diagnose_error(error, self.policy)
+        try:
+            diagnosis = diagnose_error(error, self.policy)
+        except Exception:
+            logging.getLogger("oomguard").exception("the diagnosis failed")
+            return
         if diagnosis.first_cause is not None:
             self.diagnosis = diagnosis
             annotate(error, diagnosis.first_cause)
@@ -88,19 +100,20 @@ class Guard:
         return Guard(self.policy, batch=self.batch, on_incident=self._on_incident, on_patch=self._on_patch)
 
     def record(self, attempt: Attempt) -> None:
-        """Add an attempt."""
-        self.attempts = (*self.attempts, attempt)
+        """Add an attempt; several threads may do so at once."""
+        with self._lock:
+            self.attempts = (*self.attempts, attempt)
 
     def incident(self, diagnosis: Diagnosis) -> None:
         """Note a diagnosis, and tell the callback."""
         self.diagnosis = diagnosis
         if self._on_incident is not None and diagnosis.first_cause is not None:
-            self._on_incident(diagnosis.first_cause)
+            _tell(self._on_incident, diagnosis.first_cause)
 
     def patched(self, patch: Patch) -> None:
         """Tell the callback of a patch that is applied now."""
         if self._on_patch is not None:
-            self._on_patch(patch)
+            _tell(self._on_patch, patch)
 
 
 @overload
@@ -148,8 +161,6 @@ def guard(
     added to its notes where it is a memory failure.
     """
     if allow is not None and allow not in {str(effect) for effect in Effect}:
-        from oomguard.errors import SettingError
-
         raise SettingError(f"allow={allow!r}", hint=f"one of {', '.join(str(effect) for effect in Effect)}")
     policy = Policy(
         Effect.parse(allow) if allow else None,
@@ -161,19 +172,26 @@ def guard(
     return made if function is None else made(function)
 
 
-def _disabled() -> bool:
-    return bool(os.environ.get("OOMGUARD_DISABLE"))
+def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:
+    """Call a user's callback; what it raises is logged, it must not take the place of the failure."""
+    try:
+        callback(record)
+    except Exception:
+        logging.getLogger("oomguard").exception("a callback failed")
 
 
 def _watched_generate(wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What every ``generate`` goes through: itself, unless a guard is in force and no watched call is around it."""
-    current = _in_force.get()
-    if current is None or _inside_call.get() or _disabled():
+    guards = _entered.get()
+    if not guards or _inside_call.get() or disabled():
         return wrapped(*args, **kwargs)
-    result, error = _run_split(current, wrapped, hf.GenerateCall.of(model, args, kwargs))
-    if error is not None:
-        raise error
-    return result
+    result, error = _run_split(guards[-1], wrapped, hf.GenerateCall.of(model, args, kwargs))
+    try:
+        if error is not None:
+            raise error
+        return result
+    finally:
+        del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
 
 
 def _run_split(owner: Guard, function: Callable[..., Any], call: Any) -> tuple[Any, BaseException | None]:
@@ -186,62 +204,26 @@ def _run_split(owner: Guard, function: Callable[..., Any], call: Any) -> tuple[A
 
 
 def _decorate(made: Guard, function: F) -> F:
-    if made.batch is not None and made.batch not in inspect.signature(function).parameters:
-        from oomguard.errors import SettingError
-
+    if made.batch is None:
+        entered = enter_around(function, made._fresh)
+        if entered is not None:
+            return entered
+    elif made.batch not in inspect.signature(function).parameters:
         raise SettingError(f"{function.__qualname__} has no argument {made.batch!r} to split")
-    if inspect.isasyncgenfunction(function):
-
-        @functools.wraps(function)
-        async def async_generator(*args: Any, **kwargs: Any) -> Any:
-            items = function(*args, **kwargs)
-            current = made._fresh()
-            try:
-                while True:
-                    with current:
-                        try:
-                            item = await anext(items)
-                        except StopAsyncIteration:
-                            return
-                    yield item
-            finally:
-                await items.aclose()
-
-        return async_generator  # type: ignore[return-value]
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            with made._fresh():
-                return await function(*args, **kwargs)
-
-        return coroutine  # type: ignore[return-value]
-    if inspect.isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            current, items = made._fresh(), function(*args, **kwargs)
-            try:
-                while True:
-                    with current:
-                        try:
-                            item = next(items)
-                        except StopIteration as end:
-                            return end.value  # type: ignore[no-any-return]  # a generator's own result
-                    yield item
-            finally:
-                items.close()
-
-        return generator  # type: ignore[return-value]
+    elif is_special(function):
+        raise SettingError(f"{function.__qualname__} cannot be split: only a plain function's result is put together")
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with made._fresh() as current:
-            if current.batch is None or _disabled():
+            if current.batch is None or disabled():
                 return function(*args, **kwargs)
             result, error = _run_split(current, function, RowsCall.of(function, current.batch, args, kwargs))
-            if error is not None:
-                raise error
-            return result
+            try:
+                if error is not None:
+                    raise error
+                return result
+            finally:
+                del error
 
     return call  # type: ignore[return-value]

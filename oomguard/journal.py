@@ -65,7 +65,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)  # commands are in it: masked, and still nobody else's business
             with self._open() as database:
                 version = database.execute("PRAGMA user_version").fetchone()[0]
                 if version > SCHEMA_VERSION:
@@ -85,7 +86,10 @@ class Journal:
             database.close()
 
     def begin(self, record: Record) -> int:
-        """Write a record of an attempt that starts now; its row's number is returned for ``end``."""
+        """Write a record of an attempt that starts now; its row's number is returned for ``end``.
+
+        Raises sqlite3.Error where the database is locked, full or gone.
+        """
         with self._open() as database:
             row = database.execute(
                 "INSERT INTO attempt (session, number, started_at, command, settings, patches, predicted, measured)"
@@ -100,7 +104,7 @@ class Journal:
     def end(
         self, row: int, *, exit_status: int, incident: Mapping[str, Any] | None, measured: Mapping[str, Any]
     ) -> None:
-        """Complete a record."""
+        """Complete a record; raises sqlite3.Error as ``begin`` does."""
         with self._open() as database:
             database.execute(
                 "UPDATE attempt SET ended_at = ?, exit_status = ?, incident = ?, measured = ? WHERE id = ?",

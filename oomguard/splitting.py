@@ -13,7 +13,7 @@ from oomguard.diagnosing import assess_all, default_rules
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch, SettingInForce
 from oomguard.observe import torch_memory
-from oomguard.observe.exceptions import exception_lines, may_be_oom
+from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
 from oomguard.observe.scan import scan
 from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy
@@ -36,11 +36,15 @@ class SplitRun:
 
     def __init__(self, owner: Owner, wrapped: Callable[..., Any], call: Any) -> None:
         self._owner, self._wrapped, self._call = owner, wrapped, call
+        self._rows: int = call.rows
+        self._size: int = call.rows
+        self._whole: Any = None
         self._done: list[Any] = []
         self._next_row = 0
-        self._size = call.rows
+        self._attempts: list[Attempt] = []
         self._pending: tuple[Patch, ...] = ()
         self._tried: set[tuple[str, FactValue]] = set()
+        self._not_splittable: str | None = call.not_splittable
         self._first_error: BaseException | None = None
         self._incident: Incident | None = None
 
@@ -53,106 +57,114 @@ class SplitRun:
             retry=tenacity.retry_if_result(lambda finished: not finished and bool(self._pending)),
             retry_error_callback=lambda _state: False,
         )
-        if retrying(self._attempt):
-            return self._call.merge(self._done), None
-        error, self._first_error = self._first_error, None
-        if error is not None and self._incident is not None:
-            annotate(error, self._incident, self._owner.attempts)
-        return None, error
+        try:
+            if retrying(self._attempt):
+                return (self._call.merge(self._done) if self._done else self._whole), None
+            if self._first_error is not None and self._incident is not None:
+                annotate(self._first_error, self._incident, self._attempts)
+            return None, self._first_error
+        finally:
+            # tenacity's own cycles keep this object until a collection: it must not keep the user's tensors as long.
+            self._whole = self._call = self._first_error = None
+            self._wrapped = _finished
+            self._done = []
 
     def _attempt(self) -> bool:
         """Run the rows that are left; False where one part failed."""
-        number, started = len(self._owner.attempts) + 1, time.monotonic()
+        started = time.monotonic()
         patches, self._pending = self._pending, ()
         settings: dict[str, FactValue] = {"batch_size": self._size}
         torch_memory.reset_peak()
-        failed = self._run_parts()
+        failed = self._run_whole() if self._size >= self._rows else self._run_parts()
         peak = torch_memory.peak_bytes()
         measured: dict[str, float] = {} if peak is None else {"peak_bytes": peak}
+        incident = None if failed is None else self._remedy(failed)
+        error = "" if failed is None else type(failed).__name__
         seconds = time.monotonic() - started
-        if failed is None:
-            self._owner.record(Attempt(number, settings, patches, seconds=seconds, measured=measured))
-            return True
-        incident = self._remedy(failed)
-        self._owner.record(
-            Attempt(
-                number, settings, patches, incident, error=type(failed).__name__, seconds=seconds, measured=measured
-            )
-        )
-        return False
+        number = len(self._attempts) + 1
+        attempt = Attempt(number, settings, patches, incident, error=error, seconds=seconds, measured=measured)
+        self._attempts.append(attempt)
+        self._owner.record(attempt)
+        return failed is None
+
+    def _run_whole(self) -> BaseException | None:
+        """The call as the user made it, its result as it is."""
+        self._whole, error = _guarded(self._wrapped, self._call.args, self._call.kwargs)
+        return error
 
     def _run_parts(self) -> BaseException | None:
-        while self._next_row < self._call.rows:
-            stop = min(self._call.rows, self._next_row + self._size)
-            args, kwargs = (
-                self._call.part(self._next_row, stop)
-                if stop - self._next_row < self._call.rows
-                else (self._call.args, self._call.kwargs)
-            )
-            try:
-                part = self._wrapped(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - judged below, and raised again unless it is remedied
-                # The traceback starts at the engine's own frames: ours say nothing to the user.
-                trace = error.__traceback__
-                error.__traceback__ = trace.tb_next if trace is not None else None
+        while self._next_row < self._rows:
+            stop = min(self._rows, self._next_row + self._size)
+            part, error = _guarded(self._wrapped, *self._call.part(self._next_row, stop))
+            if error is not None:
                 return error
+            problem = self._call.problem(part, stop - self._next_row)
+            if problem is not None:
+                # Its parts cannot be put together: what is raised is the failure that led here.
+                self._not_splittable = problem
+                return self._first_error
             self._done.append(part)
             self._next_row = stop
         return None
 
     def _remedy(self, error: BaseException) -> Incident | None:
         """Diagnose a failure and choose the next size; what is to be raised in the end is the first failure."""
-        self._first_error = self._first_error or error
-        if not may_be_oom(error):
-            self._first_error, self._incident = error, None
+        if not may_be_oom(error) or scan(exception_lines(error), default_rules()).first_cause is None:
+            self._first_error, self._incident = error, None  # no memory failure: not ours to explain or to replace
             return None
+        self._first_error = self._first_error or error
         clear(error)
         torch_memory.release()
         given = self._facts(error)
         in_force = {"batch_size": SettingInForce("batch_size", self._size, None, "given")}
         diagnosis = diagnose_error(error, self._owner.policy, self._tried, given, in_force)
-        incident = diagnosis.first_cause
-        self._incident = incident
-        if incident is None:
-            self._first_error = error
-            return None
-        if self._call.not_splittable is not None:
-            blocked = tuple(
-                replace(p, blocked_by=self._call.not_splittable) if p.setting == "batch_size" else p
-                for p in incident.plan
-            )
-            incident = replace(incident, plan=blocked)
+        incident = diagnosis.incidents[0]
+        if self._not_splittable is not None:
+            blocked = [
+                replace(p, blocked_by=self._not_splittable) if p.setting == "batch_size" else p for p in incident.plan
+            ]
+            incident = replace(incident, plan=tuple(blocked))
             diagnosis = replace(diagnosis, incidents=(incident, *diagnosis.incidents[1:]))
-            self._incident = incident
+        self._incident = incident
         self._owner.incident(diagnosis)
         patch = next_patch(incident)
-        if patch is not None and patch.setting == "batch_size" and isinstance(patch.new, int):
-            self._apply(patch, incident)
+        is_left = len(self._attempts) < self._owner.policy.max_relaunches
+        if is_left and patch is not None and patch.setting == "batch_size" and isinstance(patch.new, int):
+            self._apply(patch, patch.new, incident)
         return incident
 
-    def _apply(self, patch: Patch, incident: Incident) -> None:
+    def _apply(self, patch: Patch, size: int, incident: Incident) -> None:
         from oomguard.log import get_logger
 
         self._owner.patched(patch)
-        assert isinstance(patch.new, int)  # noqa: S101 - the caller looked
-        self._size, self._pending = patch.new, (patch,)
-        self._tried.add((patch.setting, patch.new))
-        get_logger().info(
-            "splitting the batch", rows=f"{patch.old} -> {patch.new}", kind=incident.kind, done=self._next_row
-        )
+        self._size, self._pending = size, (patch,)
+        self._tried.add((patch.setting, size))
+        rows = f"{patch.old} -> {size}"
+        get_logger().info("splitting the batch", rows=rows, kind=incident.kind, done=self._next_row)
 
     def _facts(self, error: BaseException) -> dict[str, Fact]:
         """What the call knows of itself, and the bytes of one row: by the model, at least what was live when it failed."""
-        call, rows = self._call, min(self._size, self._call.rows - self._next_row)
+        call, rows = self._call, min(self._size, self._rows - self._next_row)
+        base = torch_memory.live_bytes(call.model)
+        needed, at_failure = row_bytes(error, base, rows, call.modelled_row_bytes())
         values: dict[str, FactValue | None] = {
             "batch_size": rows, "prompt_tokens": call.prompt_tokens, "max_new_tokens": call.max_new_tokens,
+            "baseline_bytes": base, "row_bytes": needed, "row_bytes_at_failure": at_failure,
         }  # fmt: skip
-        base = torch_memory.live_bytes(self._call.model)
-        values["baseline_bytes"] = base
-        values["row_bytes"], values["row_bytes_at_failure"] = row_bytes(
-            error, base, rows, self._call.modelled_row_bytes()
-        )
         return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+
+
+def _finished() -> None:
+    """Stands where the function of a finished run was."""
+
+
+def _guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
+    """The function's result and None, or None and its exception, whose traceback starts at the function's own frames."""
+    try:
+        return function(*args, **kwargs), None
+    except Exception as error:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
+        trace = error.__traceback__
+        return None, error.with_traceback(trace.tb_next if trace is not None else None)
 
 
 def row_bytes(error: BaseException, base: int | None, rows: int, modelled: int | None) -> tuple[int | None, int | None]:
@@ -183,10 +195,8 @@ def diagnose_error(
 
 def clear(error: BaseException) -> None:
     """Drop the locals of the frames in an exception's traceback and its chain: they hold the failed call's tensors."""
-    link: BaseException | None = error
-    while link is not None:
+    for link in chain(error):
         traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
 
 
 def annotate(error: BaseException, incident: Incident, attempts: Sequence[Attempt] = ()) -> None:

@@ -59,3 +59,17 @@ def test_settings_cannot_be_changed_by_the_body():
 def test_an_unknown_setting_is_refused():
     with pytest.raises(SettingError):
         next(oomguard.attempts(bach_size=4))
+
+
+def test_disabled_means_that_the_first_failure_is_raised(monkeypatch):
+    monkeypatch.setenv("OOMGUARD_DISABLE", "1")
+    with limit_memory("16 MiB"), pytest.raises(torch.OutOfMemoryError):
+        for attempt in oomguard.attempts(batch_size=64):
+            with attempt:
+                work(attempt.settings["batch_size"])
+    assert attempt.number == 1
+
+
+def test_an_unknown_effect_is_refused():
+    with pytest.raises(SettingError):
+        oomguard.attempts(allow="reduce", batch_size=4)

@@ -305,3 +305,170 @@ def test_no_tensor_of_the_failed_attempt_is_kept(model, batch):
         held = result.nbytes + sum(v.nbytes for v in batch.values())
         assert device.live_bytes <= weights + held + 2**20
     assert g.attempts
+
+
+def test_an_empty_batch_is_the_functions_own_business():
+    assert oomguard.guard(batch="xs")(lambda xs: ("called", len(xs)))([]) == ("called", 0)
+
+
+@pytest.mark.parametrize(
+    "result", [lambda rows: {"n": rows}, lambda rows: None, lambda rows: [1], lambda rows: ([1], [2])]
+)
+def test_a_result_without_one_entry_per_row_is_never_put_together(result):
+    @oomguard.guard(batch="xs")
+    def work(xs):
+        torch.zeros(len(xs), 2**18).exp()
+        return result(len(xs))
+
+    with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        work(list(range(100)))
+    assert "its result" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"])
+def test_arguments_that_see_the_whole_batch_prevent_a_split(model, batch, name):
+    class Nothing:
+        def __call__(self, ids, scores=None, **_):
+            return scores if name == "logits_processor" else torch.zeros(len(ids), dtype=torch.bool)
+
+    value = {"prefix_allowed_tokens_fn": lambda row, ids: [10 + row]}.get(name, [Nothing()])
+    with limit_memory(CAPACITY), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard():
+        generate(model, batch, **{name: value})
+    assert f"{name} belongs to the whole batch" in caught.value.__notes__[0]
+
+
+def test_lists_of_tensors_of_unknown_names_prevent_a_split():
+    from oomguard.engines.transformers import GenerateCall
+
+    kwargs = {"input_ids": torch.zeros(4, 5, dtype=torch.long), "pixel_values": [torch.zeros(1)] * 4}
+    assert "pixel_values" in GenerateCall.of(None, (), kwargs).not_splittable
+
+
+def test_one_guard_serves_two_tasks_at_once():
+    shared = oomguard.guard()
+
+    async def job(seconds):
+        async with shared:
+            await asyncio.sleep(seconds)
+
+    async def both():
+        await asyncio.gather(job(0.02), job(0.05))
+
+    asyncio.run(both())
+
+
+def test_send_and_throw_reach_the_generator():
+    @oomguard.guard
+    def echo():
+        said = yield "ready"
+        try:
+            yield said
+        except KeyError:
+            yield "caught"
+
+    items = echo()
+    assert next(items) == "ready"
+    assert items.send("hello") == "hello"
+    assert items.throw(KeyError("x")) == "caught"
+
+
+def test_splitting_a_coroutine_is_refused():
+    with pytest.raises(SettingError, match="cannot be split"):
+
+        @oomguard.guard(batch="xs")
+        async def work(xs):
+            return xs
+
+
+def test_a_callback_that_fails_does_not_take_the_failures_place(model, batch, expected, caplog):
+    def broken(_incident):
+        raise ZeroDivisionError
+
+    with limit_memory(CAPACITY), oomguard.guard(on_incident=broken):
+        assert torch.equal(generate(model, batch), expected)
+    assert "a callback failed" in caplog.text
+
+
+def test_a_chain_of_causes_that_is_a_circle_ends():
+    one, two = RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB."), RuntimeError("b")
+    one.__cause__, two.__cause__ = two, one
+    with pytest.raises(RuntimeError), oomguard.guard():
+        raise one
+
+
+def test_the_locals_of_another_failure_are_left_alone():
+    @oomguard.guard(batch="xs")
+    def work(xs):
+        seen = len(xs)
+        raise ValueError(seen)
+
+    with pytest.raises(ValueError, match="3") as caught:
+        work([1, 2, 3])
+    assert caught.traceback[-1].frame.f_locals["seen"] == 3
+
+
+def test_results_are_not_kept_alive_by_the_guard(model, batch):
+    import gc
+    import weakref
+
+    gc.collect()
+    gc.disable()
+    try:
+        with oomguard.guard():
+            result = generate(model, {k: v[:2] for k, v in batch.items()})
+        storage = weakref.ref(result.untyped_storage())
+        del result
+        assert storage() is None
+    finally:
+        gc.enable()
+
+
+def test_the_note_tells_only_the_attempts_of_its_own_call(model, batch):
+    one = {k: v[:1] for k, v in batch.items()}
+    with limit_memory(CAPACITY) as device, oomguard.guard():
+        generate(model, batch)
+        device.capacity_bytes = device.live_bytes + 2**20
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            generate(model, one)
+    assert "tried:" not in caught.value.__notes__[0]
+
+
+def test_a_patch_that_is_not_applied_any_more_is_not_announced(model, batch):
+    patches = []
+    with (
+        limit_memory(CAPACITY),
+        pytest.raises(torch.OutOfMemoryError),
+        oomguard.guard(max_attempts=1, on_patch=patches.append),
+    ):
+        generate(model, batch)
+    assert patches == []
+
+
+def test_encoder_decoder_models_are_split_alike():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=512,
+        d_model=128,
+        d_ff=512,
+        num_layers=2,
+        num_heads=4,
+        d_kv=32,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    t5 = transformers.T5ForConditionalGeneration(config).eval()
+    rows = torch.randint(3, 512, (64, 128))
+    options = {"max_new_tokens": 8, "do_sample": False}
+    with limit_memory("1 GiB") as device:
+        whole = t5.generate(input_ids=rows, **options)
+        capacity = device.peak_bytes // 2
+    with limit_memory(capacity), oomguard.guard() as g:
+        assert torch.equal(t5.generate(input_ids=rows, **options), whole)
+    assert len(g.attempts) > 1
+
+
+def test_zero_leaves_the_guard_on(model, batch, expected, monkeypatch):
+    monkeypatch.setenv("OOMGUARD_DISABLE", "0")
+    with limit_memory(CAPACITY), oomguard.guard():
+        assert torch.equal(generate(model, batch), expected)

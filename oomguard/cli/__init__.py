@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
+import traceback
 from typing import Any, Final
 
 import click
@@ -11,6 +14,7 @@ import click
 from oomguard._version import __version__
 from oomguard.cli.config import defaults_from_pyproject
 from oomguard.errors import OomguardError, UsageError
+from oomguard.switch import disabled
 
 # Name -> (module, one line for --help): the help page needs no sub-command's imports.
 _COMMANDS: Final = {
@@ -53,6 +57,9 @@ def _group(ctx: click.Context) -> None:
 
 def main(argv: list[str] | None = None) -> Any:
     """Run the command line and exit; a user's mistake is one message and status 2, never a traceback."""
+    words = sys.argv[1:] if argv is None else argv
+    if disabled() and words[:1] == ["run"] and "--" in words[:-1]:
+        sys.exit(become(words[words.index("--") + 1 :]))
     try:
         status = _group.main(args=argv, prog_name="oomguard", standalone_mode=False)
     except click.exceptions.Abort:
@@ -62,9 +69,7 @@ def main(argv: list[str] | None = None) -> Any:
         status = 2
     except BrokenPipeError:
         # The reader of our output has gone (| head): nothing to say, and nothing that Python should say at exit.
-        import os
-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         status = 141
     except UsageError as error:
         show_error(error)
@@ -72,12 +77,30 @@ def main(argv: list[str] | None = None) -> Any:
     except OomguardError as error:
         show_error(error)
         status = getattr(error, "exit_status", 125)
+    except Exception as error:  # noqa: BLE001 - our own failure has a status of its own, so that nobody takes it for the command's
+        show_error(OomguardError(f"internal error: {type(error).__name__}: {error}"))
+        if "-v" in words or "--verbose" in words:
+            traceback.print_exc()
+        status = 125
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def become(command: list[str]) -> int:
+    """OOMGUARD_DISABLE: become the command, as if oomguard were not there; the exit status where that fails."""
+    try:
+        os.execvp(command[0], command)  # noqa: S606
+    except FileNotFoundError:
+        show_error(OomguardError(f"{command[0]}: command not found"))
+        return 127
+    except OSError as error:
+        show_error(OomguardError(f"{command[0]}: {error.strerror}"))
+        return 126
 
 
 def show_error(error: OomguardError) -> None:
     """Print one of our errors on standard error: what happened, then what to do."""
-    click.echo(f"oomguard: {error}", err=True)
     hint = getattr(error, "hint", None)
-    if hint:
-        click.echo(f"  {hint}", err=True)
+    with contextlib.suppress(OSError, AttributeError):  # nobody reads: the exit status still says it
+        click.echo(f"oomguard: {error}", err=True)
+        if hint:
+            click.echo(f"  {hint}", err=True)

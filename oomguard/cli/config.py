@@ -12,6 +12,9 @@ OPTIONS: Final = (
     "allow", "pin", "min", "max_relaunches", "deadline", "dry_run", "report", "journal", "rules", "set", "gpu_memory",
     "format", "quiet", "verbose", "grace", "exit_code", "color", "log_format",
 )  # fmt: skip
+_REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
+_SWITCHES: Final = frozenset({"dry_run", "quiet", "verbose", "exit_code"})
+_NUMBERS: Final = frozenset({"max_relaunches", "deadline", "grace"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "minimum", "set": "given"}
 
@@ -23,7 +26,8 @@ def defaults_from_pyproject(start: Path | None = None) -> dict[str, Any]:
         if not path.is_file():
             continue
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("oomguard")
+            tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
+            table = tool.get("oomguard") if isinstance(tool, dict) else None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise UsageError(f"{path}: {error}", hint="oomguard reads [tool.oomguard] there") from None
         if table is not None:
@@ -31,7 +35,9 @@ def defaults_from_pyproject(start: Path | None = None) -> dict[str, Any]:
     return {}
 
 
-def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:
+def _checked(table: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: [tool.oomguard] is a {type(table).__name__}, not a table")
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_")
@@ -41,6 +47,18 @@ def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:
             near = difflib.get_close_matches(name, OPTIONS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"options: {', '.join(OPTIONS)}"
             raise UsageError(f"{path}, [tool.oomguard]: unknown option {key!r}", hint=hint)
-        name = _PARAMETERS.get(name, name)
-        values[name] = [str(v) for v in value] if isinstance(value, list) else value
+        values[_PARAMETERS.get(name, name)] = _value(name, value, path)
     return values
+
+
+def _value(name: str, value: Any, path: Path) -> Any:
+    """A value as the command line would have it: several for a repeatable option, one for any other."""
+    if name in _REPEATABLE:
+        if isinstance(value, dict):
+            return [f"{key}={entry}" for key, entry in value.items()]
+        return [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
+    wanted: type | tuple[type, ...] = bool if name in _SWITCHES else (int, float) if name in _NUMBERS else str
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        kind = "true or false" if name in _SWITCHES else "a number" if name in _NUMBERS else "text"
+        raise UsageError(f"{path}, [tool.oomguard]: {name} is {kind}, not {value!r}")
+    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -68,12 +68,12 @@ def read_rules(folders: Iterable[str]) -> RuleSet:
     return load_rules([Path(folder) for folder in folders])
 
 
-def console(color: str, *, stderr: bool = False) -> Console:
+def console(color: str, *, file: TextIO | None = None) -> Console:
     """A rich console that respects --color, NO_COLOR and the terminal's width."""
     from rich.console import Console
 
     return Console(
-        stderr=stderr,
+        file=file,
         force_terminal=True if color == "always" else None,
         no_color=True if color == "never" else None,
         highlight=False,

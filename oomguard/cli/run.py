@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import click
 
 from oomguard.cli.options import console, option, output_options, policy_options, read_policy, read_rules
-from oomguard.errors import LaunchError, UsageError
+from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES
 from oomguard.supervise.process import DEFAULT_GRACE_S
+
+if TYPE_CHECKING:
+    from oomguard.journal import Journal
+    from oomguard.supervise.relaunch import Outcome
+
+
+class _Seconds(click.FloatRange):
+    """A number of seconds; nan, which compares with nothing, is refused too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+SECONDS: Final = _Seconds(min=0, max=10**9)
 
 
 class _CommandAfterDashes(click.Command):
@@ -49,7 +68,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     show_default=True,
     help="Attempts after the first, at most.",
 )
-@option("--deadline", type=float, metavar="SECONDS", help="Start no attempt after this many seconds.")
+@option("--deadline", type=SECONDS, metavar="SECONDS", help="Start no attempt after this many seconds.")
 @option(
     "--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again."
 )
@@ -64,7 +83,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
 )
 @option(
     "--grace",
-    type=float,
+    type=SECONDS,
     default=DEFAULT_GRACE_S,
     show_default=True,
     metavar="SECONDS",
@@ -89,10 +108,7 @@ def command(
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
-    if os.environ.get("OOMGUARD_DISABLE"):
-        _replace_by(argv)
     from oomguard.engines.command import Launch
-    from oomguard.journal import Journal, default_path
     from oomguard.report.attempts import attempts_table, reduced
     from oomguard.report.terminal import print_diagnosis
     from oomguard.supervise.process import become_subreaper
@@ -103,8 +119,10 @@ def command(
     rule_set = read_rules(rules)
     if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
         raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
+    if report is not None and not os.access(Path(report).parent, os.W_OK):
+        raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
     configure_log(log_format, quiet=quiet, verbose=verbose)
-    screen = console(color, stderr=True)
+    screen = console(color, file=cast("TextIO", _Errors()))
 
     def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
         if not quiet:
@@ -116,7 +134,7 @@ def command(
         Launch(tuple(argv)),
         policy,
         rule_set,
-        Journal(Path(journal) if journal else default_path()),
+        _journal(journal),
         dry_run,
         grace,
         on_failure,
@@ -132,14 +150,43 @@ def command(
     return outcome.status
 
 
-def _replace_by(argv: tuple[str, ...]) -> None:
-    """OOMGUARD_DISABLE: become the command, as if oomguard were not there."""
+def _journal(path: str | None) -> Journal | None:
+    """The journal at ``path``, an error where it cannot be used; the default one is done without where it cannot."""
+    from oomguard.journal import Journal, default_path
+    from oomguard.log import get_logger
+
+    if path is not None:
+        return Journal(Path(path))
     try:
-        os.execvp(argv[0], argv)  # noqa: S606
-    except FileNotFoundError:
-        raise LaunchError(f"{argv[0]}: command not found", exit_status=127) from None
-    except OSError as error:
-        raise LaunchError(f"{argv[0]}: {error.strerror}", exit_status=126) from None
+        return Journal(default_path())
+    except InputError as error:
+        get_logger().warning("no journal is kept", reason=str(error))
+        return None
+
+
+class _Errors:
+    """Standard error that cannot fail: what nobody reads any more is dropped, the run goes on."""
+
+    encoding = getattr(sys.stderr, "encoding", "utf-8")
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        """Whether a person reads it."""
+        return sys.stderr is not None and sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        """The descriptor, for the terminal's width."""
+        return 2
 
 
 def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
@@ -153,7 +200,7 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Errors())),
         cache_logger_on_first_use=False,
     )
 
@@ -163,14 +210,14 @@ def _console_line(_logger: Any, _name: str, event: dict[str, Any]) -> str:
     return f"oomguard: {event['event']}" + (f": {extra}" if extra else "")
 
 
-def _write_report(path: Path, outcome: Any) -> None:
-    from oomguard.report.html import to_html
-    from oomguard.report.json import to_json
-    from oomguard.report.markdown import to_markdown
+def _write_report(path: Path, outcome: Outcome) -> None:
+    """Write the report; a failure by now is told and leaves the command's own exit status alone."""
+    from oomguard.log import get_logger
+    from oomguard.report.attempts import report_text
 
-    diagnosis = outcome.diagnosis or Diagnosis("")
-    text = {".json": to_json, ".md": to_markdown, ".html": to_html}[path.suffix](diagnosis)
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(
+            report_text(path.suffix, outcome.diagnosis or Diagnosis(""), outcome.attempts), encoding="utf-8"
+        )
     except OSError as error:
-        raise UsageError(f"--report {path}: {error.strerror}") from None
+        get_logger().warning("the report could not be written", path=str(path), reason=error.strerror)

@@ -43,7 +43,7 @@ def settings_given(argv: tuple[str, ...]) -> dict[str, SettingInForce]:
     for i, name, text in _flags(argv):
         knob = SETTINGS[name]
         if knob.type == "bool":
-            value: FactValue | None = not argv[i].startswith("--no-")
+            value: FactValue | None = not argv[i].replace("_", "-").startswith("--no-")
         else:
             try:
                 value = parse_value(name, text) if text is not None else None

@@ -46,19 +46,28 @@ class RowsCall:
         part = inspect.BoundArguments(self.bound.signature, arguments)
         return part.args, part.kwargs
 
+    def problem(self, part: Any, rows: int) -> str | None:
+        """Why the result of a part cannot be put together with others, None where it can: one entry for each row."""
+        if isinstance(part, (list, tuple)):
+            size = len(part)
+        elif hasattr(part, "shape") and len(part.shape) > 0:
+            size = part.shape[0]
+        else:
+            return f"its result is a {type(part).__name__}: a list, tuple, tensor or array with one entry per row is needed"
+        return None if size == rows else f"its result has {size} entries for {rows} rows"
+
     def merge(self, parts: list[Any]) -> Any:
-        """The results of all parts, in order; raises TypeError where they are neither lists nor tensors."""
-        if len(parts) == 1:
-            return parts[0]
-        if all(isinstance(part, (list, tuple)) for part in parts):
-            return type(parts[0])(row for part in parts for row in part)
-        if all(hasattr(part, "untyped_storage") for part in parts):
+        """The results of all parts, in order; each has passed ``problem``."""
+        if isinstance(parts[0], (list, tuple)):
+            rows = [row for part in parts for row in part]
+            return rows if isinstance(parts[0], list) else tuple(rows)
+        if hasattr(parts[0], "untyped_storage"):
             import torch
 
             return torch.cat(parts)
-        raise TypeError(
-            f"a guard that splits {self.name!r} needs a function that returns a list, tuple or tensor of rows"
-        )
+        import numpy as np
+
+        return np.concatenate(parts)
 
     def modelled_row_bytes(self) -> int | None:
         """None: nothing is known of what the function does."""

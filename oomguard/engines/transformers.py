@@ -15,7 +15,11 @@ _ROW_ARGUMENTS: Final = frozenset({
     "inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "decoder_input_ids",
     "decoder_attention_mask", "input_features",
 })  # fmt: skip
-_UNSPLITTABLE: Final = ("streamer", "past_key_values", "assistant_model", "encoder_outputs")
+# Arguments that see the whole batch, or count its rows.
+_UNSPLITTABLE: Final = (
+    "streamer", "past_key_values", "assistant_model", "encoder_outputs", "prefix_allowed_tokens_fn", "logits_processor",
+    "stopping_criteria", "custom_generate", "negative_prompt_ids",
+)  # fmt: skip
 
 Handler = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -54,13 +58,16 @@ class GenerateCall:
             return cls(model, args, kwargs, 1, None, None, "no rows to split: the call has no tensor of inputs")
         rows = main.shape[0]
         for name, value in kwargs.items():
-            if isinstance(value, torch.Tensor) and (name not in _ROW_ARGUMENTS or value.shape[:1] != (rows,)):
+            known = name in _ROW_ARGUMENTS and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
+            if name == "position_ids" and known and value.dim() > 2:
+                known = False  # some models put an axis of three before the rows
+            if not known and _holds_tensors(value):
                 reason = f"the argument {name} is not known to hold one row per input"
         for name in _UNSPLITTABLE:
-            if kwargs.get(name) is not None:
+            if kwargs.get(name) is not None and kwargs[name] != []:
                 reason = f"the argument {name} belongs to the whole batch"
-        if len(args) > 1 and any(isinstance(a, torch.Tensor) for a in args[1:]):
-            reason = "a second positional tensor"
+        if any(argument is not None for argument in args[2:]) or (len(args) > 1 and _holds_tensors(args[1])):
+            reason = "positional arguments after the configuration belong to the whole batch"
         if _option(model, args, kwargs, "return_dict_in_generate"):
             reason = "return_dict_in_generate: parts cannot be put together again"
         prompt = main.shape[1]
@@ -77,12 +84,18 @@ class GenerateCall:
         }
         return args, kwargs
 
+    def problem(self, part: Any, rows: int) -> str | None:
+        """Why the result of a part cannot be put together with others, None where it can."""
+        import torch
+
+        if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
+            return None
+        return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
+
     def merge(self, parts: list[Any]) -> Any:
         """The rows of all parts in order; a part that ended earlier is padded on the right, as one batch would have been."""
         import torch
 
-        if len(parts) == 1:
-            return parts[0]
         longest = max(part.shape[1] for part in parts)
         padded = [
             torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=self._pad_token())
@@ -133,7 +146,18 @@ def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], pr
     if new is not None:
         return int(new)
     total = _option(model, args, kwargs, "max_length")
-    return None if total is None else max(0, int(total) - prompt_tokens)
+    if total is None:
+        return None
+    encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return int(total) if encoder_decoder else max(0, int(total) - prompt_tokens)
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds_tensors(entry) for entry in value)
+    if isinstance(value, dict):
+        return any(_holds_tensors(entry) for entry in value.values())
+    return hasattr(value, "untyped_storage")
 
 
 _watched: list[Handler] = []

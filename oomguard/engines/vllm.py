@@ -28,6 +28,11 @@ def settings_in_force(launch: Launch) -> dict[str, SettingInForce]:
     return found
 
 
+def carries(name: str) -> bool:
+    """Whether a setting is one of vLLM's, so that a flag or the plugin can change it."""
+    return SETTINGS[name].flag is not None and SETTINGS[name].kwarg is not None
+
+
 def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
     """The launch with these settings: as flags on vLLM's own command, else as overrides for the plugin.
 

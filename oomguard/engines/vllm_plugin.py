@@ -17,7 +17,7 @@ ACKNOWLEDGE = "OOMGUARD_VLLM_ACKNOWLEDGE"
 def register() -> None:
     """Hook vLLM's engine arguments where overrides are set; never raises."""
     raw = os.environ.get(OVERRIDES)
-    if not raw or os.environ.get("OOMGUARD_DISABLE"):
+    if not raw or os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on"):
         return
     try:
         _hook(json.loads(raw))

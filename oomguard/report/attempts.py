@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.facts import REGISTRY, format_gib
-from oomguard.incident import Attempt, Effect
+from oomguard.incident import Attempt, Diagnosis, Effect
+from oomguard.report.html import to_html
+from oomguard.report.json import patch_dict, to_dict
+from oomguard.report.markdown import to_markdown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,6 +56,28 @@ def reduced(attempts: Sequence[Attempt]) -> str | None:
         return None
     changes = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in patches)
     return f"Ran with reduced settings: {changes}. {' '.join(dict.fromkeys(p.tradeoff for p in patches if p.tradeoff))}"
+
+
+def attempt_dict(attempt: Attempt) -> dict[str, Any]:
+    """One attempt for the JSON report."""
+    return {
+        "number": attempt.number, "settings": dict(attempt.settings), "patches": [patch_dict(p) for p in attempt.patches],
+        "kind": attempt.incident.kind if attempt.incident else None, "exit_status": attempt.exit_status,
+        "seconds": round(attempt.seconds, 3), "measured": dict(attempt.measured),
+    }  # fmt: skip
+
+
+def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) -> str:
+    """The report of a run as ``.json``, ``.md`` or ``.html``: the diagnosis, the attempts, and what was reduced."""
+    sentence = reduced(attempts)
+    if form == ".json":
+        answer = to_dict(diagnosis) | {"attempts": [attempt_dict(a) for a in attempts], "reduced": sentence}
+        return json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n"
+    if form == ".md":
+        rows = [f"| {a.number} | {_changed(a)} | {_result(a)} | {_check(a)} |".replace("\n", "; ") for a in attempts]
+        table = ["| attempt | changed | result | predicted -> measured |", "|---|---|---|---|", *rows]
+        return "\n".join([to_markdown(diagnosis), *table, *(["", sentence] if sentence else []), ""])
+    return to_html(diagnosis, table=attempts_table(attempts), sentence=sentence)
 
 
 def _changed(attempt: Attempt) -> str:

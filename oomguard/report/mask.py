@@ -34,7 +34,9 @@ def mask_command(argv: Sequence[str]) -> list[str]:
     """A command with the values of its secret flags replaced by ``***``."""
     masked, hide = [], False
     for word in argv:
-        masked.append(MASK if hide else mask(word))
+        flag, equals, _ = word.partition("=")
+        joined = equals and _FLAG.match(flag) and not _VOCABULARY.search(flag)
+        masked.append(MASK if hide else f"{flag}={MASK}" if joined else mask(word))
         hide = bool(_FLAG.match(word)) and not _VOCABULARY.search(word)
     return masked
 

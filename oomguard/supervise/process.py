@@ -55,15 +55,16 @@ def run_once(launch: Launch, scanner: Scanner, signals: Signals, *, grace_s: flo
     try:
         tee = Tee(scanner)
         assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018 - both are PIPE
-        tee.add(process.stdout, sys.stdout.fileno())
-        tee.add(process.stderr, sys.stderr.fileno())
+        tee.add(process.stdout, 1)
+        tee.add(process.stderr, 2)
 
         def check_grace() -> None:
+            signals.send_again()
             late = signals.stopped_at_s is not None and time.monotonic() - signals.stopped_at_s > grace_s
             if (late or signals.count >= 3) and process.poll() is None:
                 process.kill()
 
-        tee.pump(lambda: process.poll() is not None, check_grace)
+        tee.pump(lambda: process.poll() is not None, check_grace, lambda: signals.stopped_by is not None)
         while process.poll() is None:  # it closed its output and goes on
             check_grace()
             time.sleep(0.05)

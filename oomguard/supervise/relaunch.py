@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sqlite3
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from oomguard.diagnosing import assess_all
 from oomguard.engines import vllm
@@ -20,7 +21,6 @@ from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch, Setti
 from oomguard.journal import Journal, Record
 from oomguard.log import get_logger
 from oomguard.observe.scan import Scanner
-from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy
 from oomguard.report.headline import headline
 from oomguard.report.json import incident_dict, patch_dict
@@ -32,6 +32,8 @@ from oomguard.supervise.signals import Signals
 
 if TYPE_CHECKING:
     import tenacity
+
+T = TypeVar("T")
 
 # A failure last printed longer ago than this before the end did not end the run: a server that recovered an hour ago
 # and dies of something else is not run again for it.
@@ -59,6 +61,7 @@ class Supervision:
     grace_s: float = DEFAULT_GRACE_S
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
     _first: Launch = field(init=False)
+    _began_s: float = field(init=False, default_factory=time.monotonic)
     _session: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
     _settings: dict[str, FactValue] = field(init=False, default_factory=dict)
     _pending: tuple[Patch, ...] = field(init=False, default=())
@@ -86,6 +89,8 @@ class Supervision:
             )
             last: Attempt = retrying(lambda: self._attempt(signals, folder))
         status = last.exit_status if last.exit_status is not None else 125
+        if signals.stopped_between_runs and signals.stopped_by is not None:
+            status = 128 + signals.stopped_by
         return Outcome(status, tuple(self._attempts), self._diagnosis)
 
     def _attempt(self, signals: Signals, folder: Path) -> Attempt:
@@ -103,24 +108,24 @@ class Supervision:
             ended.seconds, _comparable(scanner.measured, patches),
         )  # fmt: skip
         self._attempts.append(attempt)
-        if self.journal is not None and row is not None:
-            self.journal.end(
-                row,
-                exit_status=ended.status,
-                incident=incident_dict(incident) if incident else None,
-                measured=attempt.measured,
-            )
+        self._end(row, attempt)
         log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._diagnosis = diagnosis
             self._after_failure(diagnosis, incident, signals, folder)
-            if self._pending:
+            if self._pending and self._may_run_again():
                 held = wait_until_free(free_before, lambda: signals.stopped_by is not None)
                 if held:
                     log.warning("memory is still held after the failed attempt", held=held)
             if signals.stopped_by is not None:
                 self._pending = ()
         return attempt
+
+    def _may_run_again(self) -> bool:
+        """Whether the policy leaves an attempt: relaunches and time."""
+        spent = time.monotonic() - self._began_s
+        in_time = self.policy.deadline_s is None or spent < self.policy.deadline_s
+        return in_time and len(self._attempts) <= self.policy.max_relaunches
 
     def _diagnose(self, scanner: Scanner, status: int) -> Diagnosis:
         if status == 0:
@@ -158,27 +163,29 @@ class Supervision:
         )
         if self._settings and not is_vllm_command(self.launch.argv) and not vllm.acknowledged(folder):
             log.warning("the change did not reach the engine: no vLLM in the command's Python took it")
-        patch = next_patch(incident) if incident.is_oom else None
+        patch = (
+            next((p for p in incident.plan if p.applicable and vllm.carries(p.setting)), None)
+            if incident.is_oom
+            else None
+        )
         self.on_failure(diagnosis, self._commands(incident))
         if patch is None:
             log.info("nothing more to change by itself")
         elif self.dry_run:
-            log.info("dry run: nothing is run again", would_run=self._commands(incident).get(patch.setting, ""))
+            log.info("dry run: nothing is run again", would_change=f"{patch.setting} {patch.old} -> {patch.new}")
         elif signals.stopped_by is None:
             self._pending = (patch,)
 
     def _commands(self, incident: Incident) -> dict[str, str]:
-        """The full command with each solved patch and alternative applied, to paste."""
-        commands = {
-            patch.setting: vllm.shown(self._first, {**self._settings, patch.setting: patch.new})
-            for patch in incident.plan
-            if patch.new is not None and (patch.as_kwarg or patch.as_flag) and incident.framework == "vllm"
-        }
-        for alternative in incident.alternatives:
-            if alternative.new is not None:
-                commands[f"alternative:{alternative.setting}"] = vllm.shown(
-                    self._first, {**self._settings, alternative.setting: alternative.new}
-                )
+        """The full command with each solved patch and alternative applied, to paste; secrets are masked."""
+        first = Launch(tuple(mask_command(self._first.argv)))
+        solved = {patch.setting: patch.new for patch in incident.plan}
+        solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
+        commands = {}
+        for key, value in solved.items():
+            name = key.removeprefix("alternative:")
+            if value is not None and vllm.carries(name):
+                commands[key] = vllm.shown(first, {**self._settings, name: value})
         return commands
 
     def _shown(self) -> str:
@@ -204,19 +211,29 @@ class Supervision:
         return self._attempts[-1]
 
     def _begin(self, number: int, patches: tuple[Patch, ...]) -> int | None:
+        predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
+        command = mask_command(self.launch.argv)
+        dicts = [patch_dict(patch) for patch in patches]
+        return self._keep(
+            lambda kept: kept.begin(Record(self._session, number, command, self._settings, dicts, predicted=predicted))
+        )
+
+    def _end(self, row: int | None, attempt: Attempt) -> None:
+        incident = incident_dict(attempt.incident) if attempt.incident else None
+        if row is not None:
+            status = attempt.exit_status if attempt.exit_status is not None else 125
+            self._keep(lambda kept: kept.end(row, exit_status=status, incident=incident, measured=attempt.measured))
+
+    def _keep(self, write: Callable[[Journal], T]) -> T | None:
+        """Write to the journal; where that fails the run goes on without it, and says so once."""
         if self.journal is None:
             return None
-        predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
-        return self.journal.begin(
-            Record(
-                self._session,
-                number,
-                mask_command(self.launch.argv),
-                self._settings,
-                [patch_dict(p) for p in patches],
-                predicted=predicted,
-            )
-        )
+        try:
+            return write(self.journal)
+        except (sqlite3.Error, OSError) as error:
+            get_logger().warning("the journal is left out", path=str(self.journal.path), error=str(error))
+            self.journal = None
+            return None
 
 
 def _comparable(measured: dict[str, float], patches: tuple[Patch, ...]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+RESEND_S: Final = 5.0
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
 
@@ -16,14 +17,17 @@ _PASSED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCON
 class Signals:
     """While entered, keep what arrives and forward it to the running child, if there is one.
 
-    ``stopped_by`` is the first signal that asked to stop. On a terminal the child shares our process group, so the
-    terminal's Ctrl-C reaches it by itself and is not sent twice; a second one, or ``kill -INT``, is passed on.
+    ``stopped_by`` is the first signal that asked to stop; ``stopped_between_runs``: no child was there to end of it.
+    On a terminal the child shares our process group, so the terminal's Ctrl-C reaches it by itself and is not sent
+    twice; where the child is still there ``RESEND_S`` later (``kill -INT`` of us alone), and at a second one, it is.
     """
 
     def __init__(self) -> None:
         self.stopped_by: signal.Signals | None = None
         self.stopped_at_s: float | None = None
         self.count = 0
+        self.stopped_between_runs = False
+        self._unsent: signal.Signals | None = None
         self._child_pid: int | None = None
         self._own_group = False
         self._before: dict[signal.Signals, Any] = {}
@@ -36,7 +40,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         for number in (*_STOPS, *_PASSED):
-            self._before[number] = signal.signal(number, self._handle)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and jobs of a script: ignored stays ignored
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -51,9 +56,21 @@ class Signals:
             self.count += 1
             if self.stopped_by is None:
                 self.stopped_by, self.stopped_at_s = received, time.monotonic()
+                self.stopped_between_runs = self._child_pid is None
             if received == signal.SIGINT and self.count == 1 and not self._own_group and terminal_foreground():
-                return  # the terminal has sent it to the child already
+                self._unsent = received  # a terminal has sent it to the child already; kill -INT has not
+                return
         self._send(received)
+
+    def send_again(self) -> None:
+        """Send what a terminal should have sent to the child, a moment later, where the child is still there."""
+        if (
+            self._unsent is not None
+            and self.stopped_at_s is not None
+            and time.monotonic() - self.stopped_at_s > RESEND_S
+        ):
+            unsent, self._unsent = self._unsent, None
+            self._send(unsent)
 
     def _send(self, received: signal.Signals) -> None:
         if self._child_pid is None:

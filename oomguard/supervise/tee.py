@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import time
 from collections.abc import Callable
@@ -23,7 +24,6 @@ class _Stream:
     source: IO[bytes]
     sink_fd: int
     splitter: LineSplitter = field(default_factory=LineSplitter)
-    sink_open: bool = True
 
 
 class Tee:
@@ -32,14 +32,21 @@ class Tee:
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
         self._selector = selectors.DefaultSelector()
+        self._tick: Callable[[], None] = lambda: None
+        self._stopping: Callable[[], bool] = lambda: False
 
     def add(self, source: IO[bytes], sink_fd: int) -> None:
         """Read ``source`` and write what comes, as it comes, to ``sink_fd``."""
         os.set_blocking(source.fileno(), False)
         self._selector.register(source, selectors.EVENT_READ, _Stream(source, sink_fd))
 
-    def pump(self, ended: Callable[[], bool], tick: Callable[[], None]) -> None:
-        """Copy until every pipe is at its end; ``ended`` says that the child has exited, ``tick`` runs between reads."""
+    def pump(self, ended: Callable[[], bool], tick: Callable[[], None], stopping: Callable[[], bool]) -> None:
+        """Copy until every pipe is at its end.
+
+        ``ended`` says that the child has exited, ``tick`` runs between reads and while a reader of ours is slow; once
+        ``stopping``, output that nobody reads is dropped, so that a paused reader cannot hold up the end.
+        """
+        self._tick, self._stopping = tick, stopping
         quiet_since: float | None = None
         while self._selector.get_map():
             events = self._selector.select(POLL_S)
@@ -64,8 +71,10 @@ class Tee:
         if not chunk:
             self._finish(stream)
             return
-        if stream.sink_open:
-            stream.sink_open = _write_all(stream.sink_fd, chunk)
+        if not self._write_all(stream.sink_fd, chunk):
+            # Nobody reads any more (``| head``): the child finds its pipe closed, as it would without us.
+            self._finish(stream)
+            return
         for line in stream.splitter.feed(chunk):
             self._scanner.push(line, str(stream.sink_fd))
 
@@ -75,15 +84,19 @@ class Tee:
         self._selector.unregister(stream.source)
         stream.source.close()
 
-
-def _write_all(fd: int, chunk: bytes) -> bool:
-    """Write a chunk whole; False when nobody reads any more (``| head``): the child goes on, unheard."""
-    view = memoryview(chunk)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:
-            time.sleep(0.01)
-        except OSError:
-            return False
-    return True
+    def _write_all(self, fd: int, chunk: bytes) -> bool:
+        """Write a chunk whole; False when the reader has gone."""
+        view = memoryview(chunk)
+        while view:
+            try:
+                _, ready, _ = select.select([], [fd], [], POLL_S)
+                if ready:
+                    # A pipe that is ready takes at least PIPE_BUF bytes without blocking.
+                    view = view[os.write(fd, view[: select.PIPE_BUF]) :]
+                    continue
+            except OSError:
+                return False
+            self._tick()
+            if self._stopping():
+                return True
+        return True

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +64,64 @@ def test_an_unknown_command_is_status_2():
 def test_secrets_of_the_command_are_not_printed():
     ran = oomguard("run", "--", "sh", "-c", "exit 1", "--api-key", "abcdefgh12345")
     assert "abcdefgh12345" not in ran.stderr
+
+
+def test_secrets_are_masked_in_what_there_is_to_paste(tmp_path):
+    engine = str(Path(__file__).parents[1] / "supervise" / "fake_engine.py")
+    journal = tmp_path / "journal.sqlite3"
+    words = (
+        "--dry-run",
+        "--journal",
+        str(journal),
+        "--",
+        sys.executable,
+        engine,
+        "--count",
+        "/dev/null",
+        "--api-key=xy",
+        "--password",
+        "abc",
+    )
+    ran = oomguard("run", "--log-format", "json", *words)
+    assert "dry run" in ran.stderr
+    assert "--api-key='***'" in ran.stderr or "--api-key=***" in ran.stderr
+    assert "--api-key=xy" not in ran.stderr
+    assert "--password abc" not in ran.stderr
+    assert b"--api-key=xy" not in journal.read_bytes()
+    assert journal.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool]\noomguard = 5\n", "is a int, not a table"),
+        ("[tool.oomguard]\nreport = ['a']\n", "report is text"),
+        ("[tool.oomguard]\ndeadline = true\n", "deadline is a number"),
+        ("[tool.oomguard]\ndry-run = 'yes'\n", "dry_run is true or false"),
+        ("tool = 5\n", None),
+    ],
+)
+def test_a_wrong_type_in_pyproject_is_one_message(tmp_path, text, said):
+    (tmp_path / "pyproject.toml").write_text(text)
+    command = [sys.executable, "-m", "oomguard", "run", "-q", "--", "echo", "hi"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert "Traceback" not in ran.stderr
+    assert (ran.returncode, ran.stdout) == ((0, "hi\n") if said is None else (2, ""))
+    assert said is None or said in ran.stderr
+
+
+def test_one_value_of_a_repeatable_option_needs_no_list(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.oomguard]\npin = 'max_model_len'\nmin = { max_model_len = 8192 }\n")
+    command = [sys.executable, "-m", "oomguard", "run", "-q", "--", "echo", "hi"]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "soon"])
+def test_a_deadline_that_is_no_time_is_refused(value):
+    assert oomguard("run", "--deadline", value, "--", "echo").returncode == 2
+
+
+def test_a_report_in_a_folder_that_does_not_exist_is_told_before_anything_runs(tmp_path):
+    ran = oomguard("run", "--report", str(tmp_path / "no" / "report.json"), "--", "touch", str(tmp_path / "ran"))
+    assert ran.returncode == 2
+    assert not (tmp_path / "ran").exists()

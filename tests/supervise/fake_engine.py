@@ -16,7 +16,7 @@ parser.add_argument("--fits", type=int, default=1792)
 parser.add_argument("--estimate", type=int)
 parser.add_argument("--mode", default="")
 parser.add_argument("--count", default="")
-args = parser.parse_args()
+args, _ = parser.parse_known_args()
 
 overrides = json.loads(os.environ.get("OOMGUARD_VLLM_OVERRIDES", "{}"))
 length = overrides.get("max_model_len", args.max_model_len or 32768)

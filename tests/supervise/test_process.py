@@ -84,19 +84,77 @@ def test_output_arrives_while_the_command_runs():
         process.communicate(timeout=20)
 
 
-def test_a_reader_that_goes_away_does_not_stop_the_command(tmp_path):
-    done = tmp_path / "done"
-    code = f"import pathlib\nfor i in range(20000): print('line', i)\npathlib.Path({str(done)!r}).touch()"
-    command = " ".join(f"'{w}'" if " " not in w and "\n" not in w else '"$CODE"' for w in [*OOMGUARD, *py(code)])
+def test_a_reader_that_goes_away_ends_the_command_as_it_would_without_us():
+    """``yes | head -1`` ends because yes finds its pipe closed; with oomguard between them it must too."""
+    command = " ".join([*OOMGUARD, "yes"])
+    ran = subprocess.run(["bash", "-c", f"{command} | head -1"], capture_output=True, timeout=30, check=False)
+    assert ran.stdout == b"y\n"
+    assert b"Traceback" not in ran.stderr
+
+
+def test_a_reader_of_errors_that_goes_away_costs_nothing():
+    read, write = os.pipe()
+    os.close(read)
     ran = subprocess.run(
-        ["bash", "-c", f"{command} | head -1"],
-        env={**os.environ, "CODE": code},
-        capture_output=True,
-        timeout=60,
-        check=False,
+        [word for word in OOMGUARD if word != "-q"] + ["sh", "-c", "exit 7"], stderr=write, timeout=30, check=False
     )
-    assert ran.stdout == b"line 0\n"
-    assert done.exists()
+    os.close(write)
+    assert ran.returncode == 7
+
+
+def test_a_paused_reader_does_not_hold_up_a_stop():
+    command = [sys.executable, "-m", "oomguard", "run", "-q", "--grace", "1", "--", "yes"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(1.5)  # nobody reads: the pipe is full
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+        assert process.returncode == 143
+
+
+def test_an_ignored_hangup_stays_ignored():
+    code = "import time; print('ready', flush=True); time.sleep(1); print('done', flush=True)"
+    command = ["nohup", *OOMGUARD, *py(code)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGHUP)
+        output, _ = process.communicate(timeout=20)
+        assert (process.returncode, output) == (0, b"done\n")
+
+
+def test_a_failure_of_our_own_is_125_and_no_traceback(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import oomguard.supervise.relaunch as r\ndef broken(*_): raise ZeroDivisionError('ours')\nr.Supervision._diagnose = broken\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = run("sh", "-c", "exit 3", env=env)
+    assert ran.returncode == 125
+    assert b"internal error: ZeroDivisionError: ours" in ran.stderr
+    assert b"Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("place", ["/proc/no/such", "/dev/null/x"])
+def test_a_state_folder_that_cannot_be_written_does_not_stop_the_run(place):
+    ran = run("echo", "hi", env={**os.environ, "XDG_STATE_HOME": place})
+    assert (ran.returncode, ran.stdout) == (0, b"hi\n")
+
+
+def test_a_journal_that_locks_in_the_middle_does_not_stop_the_run(tmp_path):
+    import sqlite3
+
+    path = tmp_path / "journal.sqlite3"
+    go, locked = tmp_path / "go", tmp_path / "locked"
+    script = f"touch {go}; while [ ! -e {locked} ]; do sleep 0.1; done; exit 7"
+    command = [sys.executable, "-m", "oomguard", "run", "--journal", str(path), "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not go.exists():
+            time.sleep(0.05)
+        database = sqlite3.connect(path, isolation_level=None)
+        database.execute("BEGIN EXCLUSIVE")
+        locked.touch()
+        _, errors = process.communicate(timeout=60)
+        database.close()
+    assert process.returncode == 7
+    assert b"the journal is left out" in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -131,6 +189,12 @@ def test_an_orphan_in_its_own_session_is_ended_and_does_not_hold_us_up(tmp_path)
     assert run(*py(code)).returncode == 0
     assert time.monotonic() - began < 30
     assert not psutil.pid_exists(int(Path(file).read_text()))
+
+
+def test_disabled_comes_before_every_option(tmp_path):
+    env = {**os.environ, "OOMGUARD_DISABLE": "1", "OOMGUARD_MAX_RELAUNCHES": "abc"}
+    assert run("sh", "-c", "exit 5", env=env).returncode == 5
+    assert run("no-such-command", env=env).returncode == 127
 
 
 def test_disabled_means_the_command_alone():

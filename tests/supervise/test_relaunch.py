@@ -128,7 +128,10 @@ def test_a_report_is_written(tmp_path, form):
     text = path.read_text()
     assert "1792" in text
     if form == "json":
-        assert json.loads(text)["incidents"][0]["kind"] == "kv_cache_too_small_for_max_len"
+        answer = json.loads(text)
+        assert answer["incidents"][0]["kind"] == "kv_cache_too_small_for_max_len"
+        assert [attempt["exit_status"] for attempt in answer["attempts"]] == [1, 0]
+    assert "Ran with reduced settings" in text
 
 
 def test_events_are_one_json_object_a_line():

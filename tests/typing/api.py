@@ -20,7 +20,7 @@ def options(prompt: str) -> str:
 
 
 @oomguard.guard(batch="papers")
-async def split(papers: list[str]) -> list[str]:
+def split(papers: list[str]) -> list[str]:
     return papers
 
 
