@@ -6,14 +6,13 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, TracebackType
 
-from oomguard.errors import SettingError
 from oomguard.facts import Fact, FactValue
 from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName
-from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch, SettingInForce
+from oomguard.incident import Attempt, Diagnosis, Incident, Patch, SettingInForce
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.planner import next_patch
-from oomguard.remedy.policy import Policy
+from oomguard.remedy.policy import Policy, make_policy
 from oomguard.remedy.settings import setting
 from oomguard.splitting import annotate, clear, diagnose_error, row_bytes
 from oomguard.switch import disabled
@@ -117,11 +116,8 @@ def attempts(
     ``settings`` are the values to begin with (``batch_size=64``). When nothing is left to change, the failure of the
     last attempt is raised with the diagnosis in its notes. Raises SettingError for an unknown setting.
     """
-    if allow is not None and allow not in {str(effect) for effect in Effect}:
-        raise SettingError(f"allow={allow!r}", hint=f"one of {', '.join(str(effect) for effect in Effect)}")
     start = {setting(name).name: value for name, value in settings.items()}
-    minimum = {setting(name).name: value for name, value in (floors or {}).items()}
-    run = _Run(Policy(Effect.parse(allow) if allow else None, minimum=minimum, max_relaunches=max_attempts - 1), start)
+    run = _Run(make_policy(allow, minimum=floors, max_relaunches=max_attempts - 1), start)
     return _attempts(run)
 
 

@@ -20,10 +20,9 @@ from oomguard.engines import transformers as hf
 from oomguard.engines.rows import RowsCall
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
-from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
+from oomguard.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.observe.exceptions import may_be_oom
-from oomguard.remedy.policy import Policy
-from oomguard.remedy.settings import setting
+from oomguard.remedy.policy import Policy, make_policy
 from oomguard.splitting import SplitRun, annotate, diagnose_error
 from oomguard.switch import disabled
 
@@ -160,14 +159,7 @@ def guard(
     Raises SettingError for an unknown setting. What the guarded code raises is raised unchanged, with the diagnosis
     added to its notes where it is a memory failure.
     """
-    if allow is not None and allow not in {str(effect) for effect in Effect}:
-        raise SettingError(f"allow={allow!r}", hint=f"one of {', '.join(str(effect) for effect in Effect)}")
-    policy = Policy(
-        Effect.parse(allow) if allow else None,
-        frozenset(setting(name).name for name in pin),
-        {setting(name).name: value for name, value in (floors or {}).items()},
-        max_relaunches=max_attempts - 1,
-    )
+    policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
     made = Guard(policy, batch=batch, on_incident=on_incident, on_patch=on_patch)
     return made if function is None else made(function)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from oomguard.facts import FactValue, parse_size
+from oomguard.facts import parse_size
 from oomguard.incident import Effect
-from oomguard.remedy.policy import Policy
-from oomguard.remedy.settings import parse_assignment, setting
+from oomguard.remedy.policy import Policy, make_policy
+from oomguard.remedy.settings import parse_assignment
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,9 +56,7 @@ def output_options(function: F) -> F:
 
 def read_policy(allow: str | None, pin: Iterable[str], minimum: Iterable[str], **limits: Any) -> Policy:
     """The policy that the options say; raises SettingError for an unknown setting."""
-    floors: dict[str, FactValue] = dict(parse_assignment(text) for text in minimum)
-    pinned = frozenset(setting(name).name for name in pin)
-    return Policy(Effect.parse(allow) if allow else None, pinned, floors, **limits)
+    return make_policy(allow, pin, dict(parse_assignment(text) for text in minimum), **limits)
 
 
 def read_rules(folders: Iterable[str]) -> RuleSet:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Effect, Incident, Patch
-from oomguard.remedy.settings import SETTINGS
+from oomguard.remedy.settings import SETTINGS, setting
 
 DEFAULT_MAX_RELAUNCHES: Final = 3
 
@@ -50,6 +51,27 @@ class Policy:
             return None
         reason = "you set it" if set_by_user else "not known whether you set it"
         return f"{reason}: --allow {patch.effect} permits it"
+
+
+def make_policy(
+    allow: str | None = None,
+    pinned: Iterable[str] = (),
+    minimum: Mapping[str, FactValue] | None = None,
+    *,
+    max_relaunches: int = DEFAULT_MAX_RELAUNCHES,
+    deadline_s: float | None = None,
+) -> Policy:
+    """The policy that a user's words say; raises SettingError for an unknown effect or setting."""
+    names = [str(effect) for effect in Effect]
+    if allow is not None and allow not in names:
+        raise SettingError(f"allow={allow!r}", hint=f"one of {', '.join(names)}")
+    return Policy(
+        None if allow is None else Effect.parse(allow),
+        frozenset(setting(name).name for name in pinned),
+        {setting(name).name: value for name, value in (minimum or {}).items()},
+        max_relaunches,
+        deadline_s,
+    )
 
 
 def _below(a: FactValue | None, b: FactValue | None) -> bool:

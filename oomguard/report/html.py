@@ -11,7 +11,7 @@ from oomguard.report.terminal import print_diagnosis
 if TYPE_CHECKING:
     from rich.table import Table
 
-PAGE_COLUMNS = 110
+PAGE_COLUMNS = 100
 
 
 def to_html(diagnosis: Diagnosis, *, table: Table | None = None, sentence: str | None = None) -> str:
