@@ -146,7 +146,9 @@ class SplitRun:
         """What the call knows of itself, and the bytes of one row: by the model, at least what was live when it failed."""
         call, rows = self._call, min(self._size, self._rows - self._next_row)
         base = torch_memory.live_bytes(call.model)
-        needed, at_failure = row_bytes(error, base, rows, call.modelled_row_bytes())
+        # Where a size that the model gave has failed, the model is wrong for this call: what was measured counts.
+        modelled = None if self._tried else call.modelled_row_bytes()
+        needed, at_failure = row_bytes(error, base, rows, modelled)
         values: dict[str, FactValue | None] = {
             "batch_size": rows, "prompt_tokens": call.prompt_tokens, "max_new_tokens": call.max_new_tokens,
             "baseline_bytes": base, "row_bytes": needed, "row_bytes_at_failure": at_failure,

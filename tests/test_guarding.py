@@ -472,3 +472,20 @@ def test_zero_leaves_the_guard_on(model, batch, expected, monkeypatch):
     monkeypatch.setenv("OOMGUARD_DISABLE", "0")
     with limit_memory(CAPACITY), oomguard.guard():
         assert torch.equal(generate(model, batch), expected)
+
+
+def test_a_model_that_the_closed_form_does_not_know_takes_one_failed_attempt_all_the_same():
+    """GPT-2's configuration has other names: what was live when it failed is all there is to go by."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=512, n_embd=128, n_layer=2, n_head=4, eos_token_id=None, bos_token_id=1, pad_token_id=0
+    )
+    gpt2 = transformers.GPT2LMHeadModel(config).eval()
+    rows = torch.randint(3, 512, (48, 256))
+    options = {"attention_mask": torch.ones_like(rows), "max_new_tokens": 4, "do_sample": False}
+    with limit_memory("4 GiB") as device:
+        whole = gpt2.generate(input_ids=rows, **options)
+        capacity = device.peak_bytes // 2
+    with limit_memory(capacity), oomguard.guard() as g:
+        assert torch.equal(gpt2.generate(input_ids=rows, **options), whole)
+    assert [a.succeeded for a in g.attempts] == [False, True]

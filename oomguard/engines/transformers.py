@@ -21,6 +21,8 @@ _UNSPLITTABLE: Final = (
     "stopping_criteria", "custom_generate", "negative_prompt_ids",
 )  # fmt: skip
 
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+
 Handler = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -116,7 +118,10 @@ class GenerateCall:
 
     def modelled_row_bytes(self) -> int | None:
         """Bytes of one row by the closed form; None where the architecture or a length is not known."""
-        config = from_mapping(self.model.config.to_dict()) if hasattr(self.model, "config") else None
+        raw = self.model.config.to_dict() if hasattr(self.model, "config") else {}
+        config = from_mapping(raw)
+        if any(raw.get(name) for name in _EXPERTS):
+            return None  # the closed form has no experts' workspace
         if config is None or self.prompt_tokens is None or self.max_new_tokens is None:
             return None
         element = getattr(getattr(self.model, "dtype", None), "itemsize", None)
@@ -126,7 +131,9 @@ class GenerateCall:
         returned = int(_option(self.model, self.args, self.kwargs, "num_return_sequences") or 1)
         mask = self.kwargs.get("attention_mask")
         padded = mask is not None and bool((mask == 0).any())
-        return generate_row_bytes(config, self.prompt_tokens, self.max_new_tokens, padded=padded) * max(beams, returned)
+        eager = getattr(self.model.config, "_attn_implementation", None) == "eager"
+        row = generate_row_bytes(config, self.prompt_tokens, self.max_new_tokens, padded=padded, eager=eager)
+        return row * max(beams, returned)
 
 
 def _option(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:

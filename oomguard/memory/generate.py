@@ -11,12 +11,20 @@ from __future__ import annotations
 from oomguard.memory.model_config import ModelConfig
 
 
-def generate_row_bytes(config: ModelConfig, prompt_tokens: int, max_new_tokens: int, *, padded: bool = False) -> int:
-    """Peak bytes of one row at the larger of prefill and the last decoding step; ``padded`` rows carry a [T, T] mask."""
+def generate_row_bytes(
+    config: ModelConfig, prompt_tokens: int, max_new_tokens: int, *, padded: bool = False, eager: bool = False
+) -> int:
+    """Peak bytes of one row at the larger of prefill and the last decoding step; ``padded`` rows carry a [T, T] mask.
+
+    ``eager`` attention keeps its scores: masked, copied to fp32 and through the softmax, 10 bytes each in bf16.
+    """
     size = config.dtype_bytes
     kv_token = 2 * config.layers * config.kv_heads * config.head_dim * size
     repeated = 2 * config.heads * config.head_dim * size
-    prefill = prompt_tokens * (kv_token + size * (3 * config.intermediate + 4 * config.hidden) + repeated)
+    # The MLP's peak and eager attention's do not come at the same time: the larger counts.
+    mlp = prompt_tokens * size * (3 * config.intermediate + 4 * config.hidden)
+    scores = config.heads * prompt_tokens * prompt_tokens * max(10, 3 * size) if eager else 0
+    prefill = prompt_tokens * (kv_token + repeated) + max(mlp, scores)
     if padded:
         prefill += prompt_tokens * prompt_tokens
     total_tokens = prompt_tokens + max_new_tokens

@@ -7,7 +7,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -27,26 +28,36 @@ def run(
 def node_memory() -> tuple[int, int]:
     """Total and available bytes of NUMA node 0, as vLLM's CPU backend reads them."""
     text = Path("/sys/devices/system/node/node0/meminfo").read_text()
-    values = {name: int(kib) * 1024 for name, kib in re.findall(r"Node 0 (\w+):\s+(\d+) kB", text)}
-    return values["MemTotal"], values["MemFree"] + values.get("Inactive", 0)
+    values = {name: int(kib) * 1024 for name, kib in re.findall(r"Node 0 ([\w()]+):\s+(\d+) kB", text)}
+    return values["MemTotal"], sum(values.get(name, 0) for name in ("MemFree", "Active(file)", "Inactive(file)"))
 
 
 def run_while_the_node_stands_still(
-    script: str, folder: Path, env: dict[str, str], tmp_path: Path
-) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Run, and again where the node's total moved meanwhile: on this kind of machine it does so by itself."""
-    for number in range(4):
-        before, _ = node_memory()
-        journal = tmp_path / f"j{number}.sqlite3"
-        ran = run(script, folder, env, journal)
-        after, _ = node_memory()
-        if abs(after - before) < 0.02 * before:
+    script: str,
+    folder: Path,
+    env: dict[str, str],
+    tmp_path: Path,
+    beside: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> tuple[subprocess.CompletedProcess[str], Path, int]:
+    """Run, and again where it went otherwise than it should while the node's memory moved under it.
+
+    On this kind of machine a node's total and what is free of it change by themselves from minute to minute; a run
+    that fails while nothing moved is a failure. Also returned: how far the total moved, in bytes.
+    """
+    for number in range(5):
+        with beside():
+            total, available = node_memory()
+            journal = tmp_path / f"j{number}.sqlite3"
+            ran = run(script, folder, env, journal)
+            total_after, available_after = node_memory()
+        moved = max(abs(total_after - total), abs(available_after - available)) > 0.01 * total
+        if (ran.returncode == 0 and len(Journal(journal).records()) == 2) or not moved:
             break
-    return ran, journal
+    return ran, journal, abs(total_after - total)
 
 
 def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(folder, vllm_env, tmp_path):
-    ran, journal = run_while_the_node_stands_still("low_utilization.py", folder, vllm_env, tmp_path)
+    ran, journal, moved = run_while_the_node_stands_still("low_utilization.py", folder, vllm_env, tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "RESULT [8, 8]" in ran.stdout
     first, second = Journal(journal).records()
@@ -61,7 +72,7 @@ def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(folder,
     # What was predicted came true: the engine's own line says how much became KV cache.
     assert second.measured["kv_cache_available_bytes"] > 0
     assert second.predicted["kv_cache_available_bytes"] == pytest.approx(
-        second.measured["kv_cache_available_bytes"], abs=0.25 * GIB
+        second.measured["kv_cache_available_bytes"], abs=0.25 * GIB + value * moved
     )
 
 
@@ -91,14 +102,7 @@ def ballast() -> Iterator[None]:
 
 
 def test_a_default_that_a_neighbour_leaves_no_room_for_is_lowered_to_what_is_free(folder, vllm_env, tmp_path):
-    for number in range(4):
-        with ballast():
-            before, _ = node_memory()
-            journal = tmp_path / f"j{number}.sqlite3"
-            ran = run("default_utilization.py", folder, vllm_env, journal)
-            after, _ = node_memory()
-        if abs(after - before) < 0.02 * before:
-            break  # else the node moved under the run, and it says nothing about us
+    ran, journal, _ = run_while_the_node_stands_still("default_utilization.py", folder, vllm_env, tmp_path, ballast)
     assert ran.returncode == 0, ran.stderr
     assert "RESULT [8, 8]" in ran.stdout
     first, second = Journal(journal).records()
