@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, TracebackType
 
+from oomguard.diagnosing import assess_all, default_rules
 from oomguard.facts import Fact, FactValue
 from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch, SettingInForce
 from oomguard.observe import torch_memory
-from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.remedy.settings import setting
-from oomguard.splitting import annotate, clear, diagnose_error, row_bytes
+from oomguard.splitting import annotate, clear, row_bytes, scan_error
 from oomguard.switch import disabled
 
 
@@ -57,7 +57,7 @@ class _Run:
         peak = torch_memory.peak_bytes()
         measured: dict[str, float] = {} if peak is None else {"peak_bytes": peak}
         incident = None
-        if isinstance(error, Exception) and may_be_oom(error) and not disabled():
+        if isinstance(error, Exception) and not disabled():
             incident = self._diagnose(error)
         name = "" if error is None else type(error).__name__
         self.attempts.append(
@@ -84,22 +84,24 @@ class _Run:
         return True
 
     def _diagnose(self, error: Exception) -> Incident | None:
-        if diagnose_error(error, self.policy).first_cause is None:
+        scanned = scan_error(error, self._in_force())
+        if scanned.first_cause is None:
             return None
         clear(error)
         torch_memory.release()
-        self.diagnosis = diagnose_error(error, self.policy, self._tried, self._facts(error), self._in_force())
+        given = self._facts(scanned.first_cause)
+        self.diagnosis = assess_all(scanned, default_rules(), self.policy, self._tried, given=given)
         return self.diagnosis.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:
         return {name: SettingInForce(name, value, True, "given") for name, value in self.settings.items()}
 
-    def _facts(self, error: BaseException) -> dict[str, Fact]:
+    def _facts(self, failure: Incident) -> dict[str, Fact]:
         rows = self.settings.get("batch_size")
         if not isinstance(rows, int) or isinstance(rows, bool):
             return {}
         base = torch_memory.live_bytes()
-        needed, at_failure = row_bytes(error, base, rows, None)
+        needed, at_failure = row_bytes(failure, base, rows, None)
         values = {"batch_size": rows, "baseline_bytes": base, "row_bytes": needed, "row_bytes_at_failure": at_failure}
         return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
 
 from oomguard.decorating import enter_around, is_special
+from oomguard.diagnosing import assess_all, default_rules
 from oomguard.engines import transformers as hf
 from oomguard.engines.rows import RowsCall
 from oomguard.errors import SettingError
@@ -23,7 +24,7 @@ from oomguard.facts import FactValue
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.splitting import SplitRun, annotate, diagnose_error
+from oomguard.splitting import SplitRun, annotate, scan_error
 from oomguard.switch import disabled
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,7 +87,7 @@ class Guard:
         if getattr(error, "__oomguard__", False) or not may_be_oom(error):
             return
         try:
-            diagnosis = diagnose_error(error, self.policy)
+            diagnosis = assess_all(scan_error(error), default_rules(), self.policy)
         except Exception:
             logging.getLogger("oomguard").exception("the diagnosis failed")
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -109,15 +109,16 @@ class SplitRun:
 
     def _remedy(self, error: BaseException) -> Incident | None:
         """Diagnose a failure and choose the next size; what is to be raised in the end is the first failure."""
-        if not may_be_oom(error) or scan(exception_lines(error), default_rules()).first_cause is None:
+        in_force = {"batch_size": SettingInForce("batch_size", self._size, None, "given")}
+        scanned = scan_error(error, in_force)
+        if scanned.first_cause is None:
             self._first_error, self._incident = error, None  # no memory failure: not ours to explain or to replace
             return None
         self._first_error = self._first_error or error
         clear(error)
         torch_memory.release()
-        given = self._facts(error)
-        in_force = {"batch_size": SettingInForce("batch_size", self._size, None, "given")}
-        diagnosis = diagnose_error(error, self._owner.policy, self._tried, given, in_force)
+        given = self._facts(scanned.first_cause)
+        diagnosis = assess_all(scanned, default_rules(), self._owner.policy, self._tried, given=given)
         incident = diagnosis.incidents[0]
         if self._not_splittable is not None:
             blocked = [
@@ -142,13 +143,13 @@ class SplitRun:
         rows = f"{patch.old} -> {size}"
         get_logger().info("splitting the batch", rows=rows, kind=incident.kind, done=self._next_row)
 
-    def _facts(self, error: BaseException) -> dict[str, Fact]:
+    def _facts(self, failure: Incident) -> dict[str, Fact]:
         """What the call knows of itself, and the bytes of one row: by the model, at least what was live when it failed."""
         call, rows = self._call, min(self._size, self._rows - self._next_row)
         base = torch_memory.live_bytes(call.model)
         # Where a size that the model gave has failed, the model is wrong for this call: what was measured counts.
         modelled = None if self._tried else call.modelled_row_bytes()
-        needed, at_failure = row_bytes(error, base, rows, modelled)
+        needed, at_failure = row_bytes(failure, base, rows, modelled)
         values: dict[str, FactValue | None] = {
             "batch_size": rows, "prompt_tokens": call.prompt_tokens, "max_new_tokens": call.max_new_tokens,
             "baseline_bytes": base, "row_bytes": needed, "row_bytes_at_failure": at_failure,
@@ -169,30 +170,24 @@ def _guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any,
         return None, error.with_traceback(trace.tb_next if trace is not None else None)
 
 
-def row_bytes(error: BaseException, base: int | None, rows: int, modelled: int | None) -> tuple[int | None, int | None]:
+def row_bytes(failure: Incident, base: int | None, rows: int, modelled: int | None) -> tuple[int | None, int | None]:
     """Bytes that one row needs and those it held when the call failed, from the live bytes in the message.
 
     Without a model the call's end is unknown: it had not finished, so its need is taken as twice what was live.
     """
-    scanned = scan(exception_lines(error), default_rules()).first_cause
-    tried = scanned.number("tried_bytes") if scanned else None
-    live = (scanned.number("allocated_bytes") or scanned.number("process_in_use_bytes")) if scanned else None
+    tried = failure.number("tried_bytes")
+    live = failure.number("allocated_bytes") or failure.number("process_in_use_bytes")
     if base is None or tried is None or live is None:
         return modelled, None
     at_failure = max(1, round((live + tried - base) / rows))
     return (max(at_failure, modelled) if modelled is not None else 2 * at_failure), at_failure
 
 
-def diagnose_error(
-    error: BaseException,
-    policy: Policy,
-    tried: Collection[tuple[str, FactValue]] = (),
-    given: Mapping[str, Fact] | None = None,
-    settings: Mapping[str, SettingInForce] | None = None,
-) -> Diagnosis:
-    """The diagnosis of an exception, with the facts that a guarded call knows of itself."""
-    scanned = scan(exception_lines(error), default_rules(), type(error).__name__, given=settings)
-    return assess_all(scanned, default_rules(), policy, tried, given=given)
+def scan_error(error: BaseException, settings: Mapping[str, SettingInForce] | None = None) -> Diagnosis:
+    """What an exception's messages say, not yet explained; no incidents where its type cannot be a memory failure."""
+    if not may_be_oom(error):
+        return Diagnosis(type(error).__name__)
+    return scan(exception_lines(error), default_rules(), type(error).__name__, given=settings)
 
 
 def clear(error: BaseException) -> None:

@@ -29,7 +29,6 @@ class Exit:
 
     status: int
     seconds: float
-    started_s: float
 
 
 def become_subreaper() -> bool:
@@ -75,7 +74,7 @@ def run_once(launch: Launch, scanner: Scanner, signals: Signals, *, grace_s: flo
             process.wait()
         end_tree(process.pid if own_group else None)
     code = process.returncode
-    return Exit(128 - code if code < 0 else code, time.monotonic() - started, started)
+    return Exit(128 - code if code < 0 else code, time.monotonic() - started)
 
 
 def _start(launch: Launch, *, own_group: bool) -> subprocess.Popen[bytes]:

@@ -142,14 +142,11 @@ class Supervision:
         first = vllm.settings_in_force(self._first)
         settings = dict(incident.settings)
         for name, value in self._settings.items():
-            chosen = first.get(name)
-            by_user = (
-                chosen.set_by_user
-                if chosen
-                else (
-                    settings[name].set_by_user if name in settings and "command" not in settings[name].source else False
-                )
-            )
+            chosen, echoed = first.get(name), settings.get(name)
+            if chosen is not None:
+                by_user = chosen.set_by_user
+            else:  # a flag that only the changed command has is ours
+                by_user = echoed.set_by_user if echoed is not None and echoed.source != "command" else False
             settings[name] = SettingInForce(name, value, by_user, "patched")
         return replace(incident, settings=settings)
 

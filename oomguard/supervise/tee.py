@@ -27,7 +27,7 @@ class _Stream:
 
 
 class Tee:
-    """Copy pipes to file descriptors and to a scanner until they end, or until the child has and they are quiet."""
+    """Copy pipes to file descriptors and to a scanner until they end, or until ``DRAIN_S`` after the child has."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -47,17 +47,15 @@ class Tee:
         ``stopping``, output that nobody reads is dropped, so that a paused reader cannot hold up the end.
         """
         self._tick, self._stopping = tick, stopping
-        quiet_since: float | None = None
+        ended_s: float | None = None
         while self._selector.get_map():
             events = self._selector.select(POLL_S)
             for key, _ in events:
                 self._copy(key.data)
             tick()
-            if not ended():
-                quiet_since = None
-            elif events or quiet_since is None:
-                quiet_since = quiet_since or time.monotonic()
-            if quiet_since is not None and time.monotonic() - quiet_since > DRAIN_S:
+            if ended_s is None and ended():
+                ended_s = time.monotonic()
+            if ended_s is not None and time.monotonic() - ended_s > DRAIN_S:
                 break
         for key in list(self._selector.get_map().values()):
             self._finish(key.data)
