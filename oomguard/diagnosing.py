@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from oomguard.facts import Fact
 from oomguard.incident import Diagnosis, Incident, SettingInForce
@@ -69,6 +70,19 @@ def diagnose_lines(
     return assess_all(scan(lines, rules, source, given=settings), rules, policy or Policy(), given=given)
 
 
+def diagnose_stream(
+    stream: IO[bytes],
+    source: str = "",
+    *,
+    rules: RuleSet | None = None,
+    policy: Policy | None = None,
+    given: Mapping[str, Fact] | None = None,
+    settings: Mapping[str, SettingInForce] | None = None,
+) -> Diagnosis:
+    """Diagnose a stream of bytes of any size in constant memory, see ``diagnose_lines``."""
+    return diagnose_lines(read_lines(stream), source, rules=rules, policy=policy, given=given, settings=settings)
+
+
 def diagnose(
     source: str | Path | BaseException,
     *,
@@ -85,7 +99,7 @@ def diagnose(
         return diagnose_lines(exception_lines(source), type(source).__name__, rules=rules, policy=policy, given=given)
     if isinstance(source, Path) or _names_a_file(source):
         with open_log(str(source)) as stream:
-            return diagnose_lines(read_lines(stream), str(source), rules=rules, policy=policy, given=given)
+            return diagnose_stream(stream, str(source), rules=rules, policy=policy, given=given)
     lines = (Line(number, 0, text) for number, text in enumerate(source.splitlines(), 1))
     return diagnose_lines(lines, rules=rules, policy=policy, given=given)
 

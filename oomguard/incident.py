@@ -152,6 +152,8 @@ class Incident:
     """One memory failure: what was printed, and, once diagnosed and planned, why and what to do.
 
     ``settings_complete``: ``settings`` lists all that the user set, so a setting that is not there was left alone.
+    ``start`` counts the engine's starts within one input, ``also_in`` names the other processes that printed the same
+    failure, ``wrappers`` are the lines of parents that only passed it on.
     """
 
     kind: str
@@ -170,6 +172,9 @@ class Incident:
     alternatives: tuple[Alternative, ...] = ()
     budget: Budget = field(default_factory=Budget)
     unknown: tuple[str, ...] = ()
+    start: int = 1
+    also_in: tuple[str, ...] = ()
+    wrappers: tuple[Evidence, ...] = ()
 
     @property
     def is_oom(self) -> bool:
@@ -213,12 +218,27 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class StartUp:
+    """What one engine start printed of itself, failed or not: versions, settings, and where the bytes went."""
+
+    number: int
+    framework: str = "unknown"
+    framework_version: str | None = None
+    line: int | None = None
+    facts: Mapping[str, Fact] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, SettingInForce] = field(default_factory=lambda: MappingProxyType({}))
+    settings_complete: bool = False
+    budget: Budget = field(default_factory=Budget)
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Everything found in one input, in the order of time; ``source`` is the path exactly as it was given."""
 
     source: str
     incidents: tuple[Incident, ...] = ()
     notes: tuple[str, ...] = ()
+    starts: tuple[StartUp, ...] = ()
 
     @property
     def verdict(self) -> str:
