@@ -102,6 +102,38 @@ def _specs() -> dict[str, FactSpec]:
         ("prefix_caching", "bool", "prefix caching is on"),
         ("multimodal", "bool", "the model takes images, audio or video"),
         ("enforce_eager", "bool", "CUDA graphs are off"),
+        ("mem_fraction_static_ratio", "float", "share of the device that SGLang may use for weights and KV cache"),
+        ("mamba_cache_blocks", "int", "state blocks that fit, one for each running sequence"),
+        ("encoder_item_tokens", "int", "tokens of one image, audio or video"),
+        ("encoder_budget_tokens", "int", "tokens that the encoder may take in one step"),
+        ("kv_slots_needed_tokens", "int", "KV cache tokens that a step asked for"),
+        ("kv_slots_free_tokens", "int", "KV cache tokens that were free"),
+        ("max_concurrency", "float", "requests of the full length that the KV cache holds together"),
+        ("kv_cache_blocks", "int", "blocks of the KV cache"),
+        ("speculative", "bool", "a draft model or other speculation is on"),
+        ("lora", "bool", "LoRA adapters are on"),
+        ("quantized", "bool", "the weights are quantised"),
+        ("engines_built", "int", "engines that the program builds one after the other in one process"),
+        # what the lines beside a failure tell, and what follows from all of it
+        ("phase", "str", "what the engine was doing"),
+        ("framework", "str", "the engine that hosts the failed code"),
+        ("multimodal_frames", "bool", "the traceback goes through an encoder of images, audio or video"),
+        ("attention_frames", "bool", "the traceback goes through attention"),
+        ("logits_frames", "bool", "the traceback goes through the output layer"),
+        ("forward_frames", "bool", "the traceback goes through a model's forward"),
+        ("prompt_long", "bool", "the text says that the prompt or the context is long"),
+        ("buffer", "str", "what the failed buffer was for"),
+        ("own_bytes", "int", "device memory that the failed process held"),
+        ("own_ratio", "float", "share of the device that the failed process held"),
+        ("others_bytes", "int", "device memory that is neither free nor of the failed process"),
+        ("others_ratio", "float", "share of the device that is neither free nor of the failed process"),
+        ("tried_ratio", "float", "the failed allocation as a share of the device"),
+        ("unused_bytes", "int", "memory that torch held and no tensor used, whatever the message calls it"),
+        ("unused_ratio", "float", "share of the device that torch held and no tensor used"),
+        ("device_share_ratio", "float", "share of the device that the engine may take, whatever the engine calls it"),
+        ("model_parameters", "float", "parameters of the model, from its name"),
+        ("estimated_weights_bytes", "int", "weights of one rank, from the model's name and data type"),
+        ("estimated_weights_4bit_bytes", "int", "weights of one rank at four bits, from the model's name"),
         # a guarded call
         ("batch_size", "int", "rows of the failed call"),
         ("prompt_tokens", "int", "prompt length of the failed call, padding included"),
@@ -164,7 +196,7 @@ def is_of_type(name: str, value: object) -> bool:
         return isinstance(value, bool) and kind == "bool"
     if kind == "str":
         return isinstance(value, str)
-    return isinstance(value, int if kind == "int" else (int, float)) and abs(value) < 10**18
+    return isinstance(value, int if kind == "int" else (int, float)) and abs(value) < 2**65
 
 
 def parse_size(text: str) -> Size:

@@ -29,7 +29,7 @@ _ASKED: Final = (
 _ENTRY = re.compile(r"'(\w+)': ('(?:[^'\\]|\\.)*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=[,}])")
 _BRACES = re.compile(r"'(?:[^'\\]|\\.)*'|[{}]")
 _MAX_DIGITS: Final = 18
-_ECHO_ANCHOR: Final = "non-default args: {"
+ECHO_ANCHOR: Final = "non-default args: {"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ def read_echo(text: str) -> Echo | None:
 
     Only plain values are read (numbers, text, True, False, None): objects print as ``<...>`` and say nothing.
     """
-    start = text.find(_ECHO_ANCHOR)
+    start = text.find(ECHO_ANCHOR)
     if start < 0:
         return None
-    body = text[start + len(_ECHO_ANCHOR) - 1 :]
+    body = text[start + len(ECHO_ANCHOR) - 1 :]
     end = _closing_brace(body)
     entries = _ENTRY.findall(body[:end] if end else body)
     return Echo({name: SettingInForce(name, _literal(raw), True, "printed") for name, raw in entries}, end is not None)

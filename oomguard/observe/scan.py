@@ -5,280 +5,273 @@ The scanner is fed line by line and keeps a bounded state, so the same code read
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from oomguard.errors import SettingError
 from oomguard.escapes import strip_escapes
 from oomguard.facts import Fact
-from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
-from oomguard.observe.echo import read_echo, setting_facts
-from oomguard.observe.source import MAX_SEGMENT_CHARS, Line
-from oomguard.observe.text import PlainLine, peel
-from oomguard.rules.load import RuleSet, Signature, Wording
-from oomguard.rules.pattern import group_value
+from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce, StartUp
+from oomguard.observe.context import NEAR_AFTER_LINES, Context, nearest_phase
+from oomguard.observe.echo import ECHO_ANCHOR, setting_facts
+from oomguard.observe.found import MAX_INCIDENTS, Found, FoundIncidents
+from oomguard.observe.hits import Hit, match, quoted
+from oomguard.observe.skim import Gap
+from oomguard.observe.source import Line
+from oomguard.observe.window import Candidate, Window, open_window
+from oomguard.rules.load import RuleSet
 
-WINDOW_LINES: Final = 8
-WINDOW_CHARS: Final = 6000
-LOOK_BACK_LINES: Final = 3
+LOOK_BACK_LINES: Final = 6
+SEAM_LINES: Final = 2
 SEAM_CHARS: Final = 120
-MAX_INCIDENTS: Final = 1000
 MAX_EVIDENCE_CHARS: Final = 400
-SEARCH_TIMEOUT_S: Final = 0.5
-
-
-@dataclass(slots=True)
-class _Window:
-    """The lines around one that holds an anchor, still being collected."""
-
-    candidates: list[tuple[Signature, Wording]]
-    process: str | None
-    anchor: int
-    lines: list[Line]
-    orders: list[int]
-    texts: list[str]
-    full: bool = False
-
-    @property
-    def anchor_span(self) -> tuple[int, int]:
-        """Where the anchor's line begins and ends in the joined text."""
-        start = sum(map(len, self.texts[: self.anchor]))
-        return start, start + len(self.texts[self.anchor])
-
-    def index(self, position: int) -> int:
-        """Which of the lines holds a position of the joined text."""
-        end = 0
-        for i, text in enumerate(self.texts):
-            end += len(text)
-            if position < end:
-                return i
-        return len(self.texts) - 1
+MAX_STARTS: Final = 100
+__all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
+_ECHO_ANCHORS: Final = frozenset({ECHO_ANCHOR})
+# Figures that only an engine's start prints: a text that holds one is the log of a start.
+_START_FACTS: Final = frozenset(
+    {"model_weights_bytes", "kv_cache_available_bytes", "kv_cache_capacity_tokens", "framework_version"}
+)
 
 
 @dataclass(slots=True)
 class _Stream:
     """What the scanner remembers of one stream: its open windows and its last lines."""
 
-    windows: list[_Window] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
     last: deque[tuple[int, Line]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK_LINES))
     taken: dict[str | None, tuple[int, int]] = field(default_factory=dict)
     order: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Hit:
-    signature: Signature
-    wording: Wording
-    first: int
-    last: int
-    span: int
-    message: str
-    facts: dict[str, Fact]
-
-
-@dataclass(slots=True)
-class Found:
-    """One incident as scanned, and when it was last seen (``time.monotonic`` seconds)."""
-
-    incident: Incident
-    seen_s: float
 
 
 def _quote(line: Line) -> Evidence:
     return Evidence(strip_escapes(line.text).strip()[:MAX_EVIDENCE_CHARS], line.number)
 
 
+def _words(text: str) -> str:
+    """A line's words as anchors see them: single spaces, without marks of quotation or comment between them."""
+    return " ".join(text.split())
+
+
+def _best(hits: list[Hit]) -> Hit:
+    """The wording that says most: a bare headline is part of the whole message, and a wrapper stands for what it wraps."""
+    best = max(hits, key=lambda hit: (len(hit.facts), hit.span))
+    outer = next((hit for hit in hits if best.kind in hit.signature.wraps), None)
+    return best if outer is None else replace(outer, facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
+
+
 class Scanner:
     """Feed lines with ``push``; ``diagnosis`` closes the stream and returns what was found, in the order of time."""
 
     def __init__(self, rules: RuleSet) -> None:
-        self._anchors = [(w.anchor, s, w) for s in rules.signatures for w in s.wordings]
+        self._anchors = [(w.anchor, (s, w)) for s in rules.signatures for w in s.wordings]
+        self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
-        self._found: dict[tuple[object, ...], Found] = {}
-        self._context: dict[str, Fact] = {}
-        self._context_lines: dict[str, Evidence] = {}
-        self._later: dict[str, Fact] = {}
-        self._settings: dict[str, SettingInForce] = {}
-        self._echo_seen = False
+        self._found = FoundIncidents()
+        self._contexts = [Context(1)]
         self._slow: set[str] = set()
 
-    def push(self, line: Line, stream: str = "") -> None:
-        """Take one line; lines of several streams (standard output and error) may come in turn."""
+    @property
+    def _context(self) -> Context:
+        return self._contexts[-1]
+
+    def push(self, line: Line | Gap, stream: str = "") -> None:
+        """Take one line; lines of several streams (standard output and error) may come in turn.
+
+        A ``Gap`` says that lines were left out: what comes next does not continue what came before.
+        """
         state = self._streams.setdefault(stream, _Stream())
+        if isinstance(line, Gap):
+            self._close_all(state)
+            state.last.clear()
+            return
         state.order += 1
-        text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         for window in state.windows[:]:
-            self._extend(state, window, line)
-        candidates = [(s, w) for anchor, s, w in self._anchors if anchor in text]
-        if state.last:
-            # An anchor may be cut by a wrapped line or by a segment's end: look at the seam.
-            before = state.last[-1][1].text
-            seam = before[-SEAM_CHARS:].rstrip() + ("" if line.continued else " ") + text[:SEAM_CHARS].lstrip()
-            across = [
-                (s, w)
-                for anchor, s, w in self._anchors
-                if anchor in seam and anchor not in before and anchor not in text
-            ]
-            if across:
-                self._open(state, list(state.last), across)
-                self._extend(state, state.windows[-1], line)
+            if window.extend(line, state.order):
+                state.windows.remove(window)
+                self._close(state, window)
+        text = strip_escapes(line.text) if "\x1b" in line.text else line.text
+        candidates = [candidate for anchor, candidate in self._anchors if anchor in text]
+        across = self._across_the_seam(state, line, text)
+        if across:
+            # The message begins on the lines before: the window opens there and takes this line as its next.
+            window = open_window(list(state.last), across)
+            state.windows.append(window)
+            if window.extend(line, state.order):
+                state.windows.remove(window)
+                self._close(state, window)
         state.last.append((state.order, line))
         if candidates:
-            self._open(state, list(state.last), candidates)
+            state.windows.append(open_window(list(state.last), candidates))
 
-    def _open(self, state: _Stream, lines: list[tuple[int, Line]], candidates: list[tuple[Signature, Wording]]) -> None:
-        """Open a window on the last of ``lines``; those before it belong to it where the same process wrote them."""
-        plain = [(order, line, peel(line.text[:MAX_SEGMENT_CHARS])) for order, line in lines]
-        process = plain[-1][2].process
-        same = [row for row in plain if row[2].process == process]
-        texts = [("" if line.continued or i == 0 else "\n") + text.text for i, (_, line, text) in enumerate(same)]
-        window = _Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
-        state.windows.append(window)
+    def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
+        """Wordings whose anchor is cut by a wrapped line or by a segment's end."""
+        if not state.last:
+            return []
+        before = [previous.text for _, previous in state.last][-SEAM_LINES:]
+        head = text[:SEAM_CHARS].lstrip(" \t#>|*")
+        glue = "" if line.continued else " "
+        seam = _words(" ".join(part[-SEAM_CHARS:].strip() for part in before)) + glue + _words(head)
+        words, inside = _words(text), [_words(part) for part in before]
+        return [
+            candidate
+            for anchor, candidate in self._anchors
+            if anchor in seam and anchor not in words and not any(anchor in part for part in inside)
+        ]
 
-    def _extend(self, state: _Stream, window: _Window, line: Line) -> None:
-        plain: PlainLine = peel(line.text[:WINDOW_CHARS])
-        if plain.process == window.process:
-            window.texts.append(plain.text if line.continued else "\n" + plain.text)
-            window.lines.append(line)
-            window.orders.append(state.order)
-        elif plain.process is None and plain.text.strip():
-            window.full = True  # an unprefixed line after a prefixed one starts something else
-        own = window.texts[window.anchor + 1 :]
-        if window.full or len(own) >= WINDOW_LINES or sum(map(len, own)) >= WINDOW_CHARS:
-            state.windows.remove(window)
-            self._close(state, window)
+    def _close_all(self, state: _Stream) -> None:
+        while state.windows:
+            self._close(state, state.windows.pop(0))
 
-    def _close(self, state: _Stream, window: _Window) -> None:
-        text = "".join(window.texts)
-        hits = [hit for s, w in window.candidates if (hit := self._match(s, w, text, window)) is not None]
-        for hit in hits:
-            if hit.signature.kind is None:
-                self._note_context(hit, _quote(window.lines[hit.first]))
-        echo = read_echo(text)
-        if echo is not None:
-            self._settings.update(echo.settings)
-            self._echo_seen = self._echo_seen or echo.complete
-        failures = [hit for hit in hits if hit.signature.kind is not None]
+    def _close(self, state: _Stream, window: Window) -> None:
+        hits = [hit for candidate in window.candidates if (hit := self._match(candidate, window)) is not None]
+        told = [hit for hit in hits if hit.kind is None]
+        for hit in told:
+            self._note(hit, window)
+        if any(hit.wording.anchor in _ECHO_ANCHORS for hit in told):
+            self._context.note_echo(window.text)
+        failures = [hit for hit in hits if hit.kind is not None]
         if not failures:
             return
-        best = max(failures, key=lambda hit: hit.span)
+        best = _best(failures)
         first, last = window.orders[best.first], window.orders[best.last]
         # A line of a message that is already taken may hold another wording's anchor: it is the same message.
         taken = state.taken.get(window.process)
-        if taken is None or not taken[0] <= first <= taken[1]:
-            state.taken[window.process] = (first, last)
-            self._record(best, window.lines[best.first], window.process)
+        if taken is not None and taken[0] <= first <= taken[1]:
+            return
+        if quoted(best, window, self._quotations) is not None:
+            return
+        state.taken[window.process] = (first, last)
+        line = window.lines[best.first]
+        evidence = _quote(line)
+        location = Location(line.number, line.byte, window.process)
+        found = self._found.take(best, location, evidence, self._context)
+        if found is not None:
+            self._attach(found, window.lines[best.last].number)
 
-    def _match(self, signature: Signature, wording: Wording, text: str, window: _Window) -> _Hit | None:
+    def _match(self, candidate: Candidate, window: Window) -> Hit | None:
+        signature, wording = candidate
         if wording.anchor in self._slow:
             return None
-        begin, end = window.anchor_span
         try:
-            match = next((m for m in wording.pattern.finditer(text, timeout=SEARCH_TIMEOUT_S) if m.end() > begin), None)
+            return match(signature, wording, window)
         except TimeoutError:
             self._slow.add(wording.anchor)
             return None
-        if match is None or match.start() >= max(1, end):
-            return None  # what does not touch the anchor's line belongs to another window
-        facts: dict[str, Fact] = {}
-        for group, captured in match.capturesdict().items():
-            if not captured or group.startswith("_"):
-                continue
-            try:
-                parts = [group_value(group, part) for part in captured]
-            except SettingError:
-                continue
-            fact = parts[0]
-            if len(parts) > 1 and fact.name.endswith("_bytes"):  # "Process 1 has …. Process 2 has …."
-                fact = replace(fact, value=sum(int(p.value) for p in parts), slack=sum(p.slack for p in parts))
-            facts[fact.name] = fact
-        for name, value in wording.facts.items():
-            facts[name] = Fact(name, value, "printed")
-        first, last = window.index(match.start()), window.index(match.end() - 1)
-        return _Hit(
-            signature, wording, first, last, match.end() - match.start(), " ".join(match.group(0).split()), facts
-        )
 
-    def _note_context(self, hit: _Hit, evidence: Evidence) -> None:
-        for name, fact in hit.facts.items():
-            placed = replace(fact, line=evidence.line)
-            if self._found:
-                self._later.setdefault(name, placed)
-            self._context[name] = placed
-            self._context_lines[name] = evidence
+    def _note(self, hit: Hit, window: Window) -> None:
+        if hit.wording.starts and self._context.failed and len(self._contexts) < MAX_STARTS:
+            self._contexts.append(self._context.next())
+        evidence = _quote(window.lines[hit.first])
+        near = self._context.note(hit, window.process, evidence)
+        if near is None:
+            return
+        for found in self._found.all[-3:]:
+            after = near.line - found.last_line
+            if found.context is self._context and 0 <= after <= NEAR_AFTER_LINES and near.of(found.process):
+                found.near.append(near)
 
-    def _record(self, hit: _Hit, line: Line, process: str | None) -> None:
-        evidence = _quote(line)
-        key = (hit.signature.kind, *sorted((name, fact.value) for name, fact in hit.facts.items()))
-        now = time.monotonic()
-        known = self._found.get(key)
-        if known is not None:
-            known.incident = replace(known.incident, repeated=known.incident.repeated + 1)
-            known.seen_s = now
-            return
-        if len(self._found) >= MAX_INCIDENTS:
-            return
-        facts = {name: replace(fact, line=line.number) for name, fact in hit.facts.items()}
-        context = {name: fact for name, fact in self._context.items() if name not in facts}
-        lines = dict.fromkeys(self._context_lines[name] for name in context)
-        incident = Incident(
-            kind=hit.signature.kind or "other",
-            message=hit.message,
-            framework=hit.signature.framework,
-            phase=hit.wording.phase or hit.signature.phase,
-            location=Location(line.number, line.byte, process),
-            facts={**context, **facts},
-            evidence=(evidence, *(quoted for quoted in lines if quoted != evidence)),
+    def _attach(self, found: Found, last_line: int) -> None:
+        """What is known at this moment of the process that failed."""
+        context, process = found.context, found.process
+        before = [f.last_line for f in self._found.all[:-1] if f.context is context and f.process == process]
+        found.last_line = last_line
+        found.near = context.beside(found.incident.location.line or 0, last_line, process, max(before, default=0))
+        known = {k: v for k, v in context.facts_for(process).items() if k not in found.incident.facts}
+        quotes = (context.evidence_for(process, name) for name in known)
+        lines = dict.fromkeys(q for q in quotes if q is not None and q not in found.incident.evidence)
+        found.incident = replace(
+            found.incident,
+            facts={**known, **found.incident.facts},
+            evidence=(*found.incident.evidence, *lines),
+            phase=found.incident.phase
+            if found.incident.phase != "unknown"
+            else context.phase_for(process) or "unknown",
         )
-        self._found[key] = Found(incident, now)
 
     @property
     def measured(self) -> dict[str, float]:
         """The numbers of the lines that are no failure, as last printed: what the run itself measured."""
-        numbers = {name: fact.value for name, fact in self._context.items()}
+        facts: dict[str, Fact] = {}
+        for said in self._context.by_process.values():
+            facts.update(said)
         return {
-            name: value
-            for name, value in numbers.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
+            name: fact.value
+            for name, fact in facts.items()
+            if isinstance(fact.value, (int, float)) and not isinstance(fact.value, bool)
         }
 
     def flush(self) -> None:
         """Close the windows that are still open: what follows is not part of them."""
         for state in self._streams.values():
-            while state.windows:
-                self._close(state, state.windows.pop(0))
+            self._close_all(state)
 
     def diagnosis(
         self, source: str = "", *, given: Mapping[str, SettingInForce] | None = None, newer_than_s: float | None = None
     ) -> Diagnosis:
         """Close the stream; ``given`` settings win over echoed ones, ``newer_than_s`` drops what was last seen before."""
         self.flush()
-        settings = {**self._settings, **(given or {})}
-        # A command line lists all that the user set as surely as the engine's own echo does.
-        complete = self._echo_seen or any(s.source == "command" for s in settings.values())
-        incidents = [
-            self._finish(found.incident, settings, complete=complete)
-            for found in self._found.values()
-            if newer_than_s is None or found.seen_s >= newer_than_s
-        ]
+        found = [f for f in self._found.all if newer_than_s is None or f.seen_s >= newer_than_s]
         # A wrapper ("See root cause above") is no incident of its own beside its cause.
-        if any(incident.kind != "engine_dead" for incident in incidents):
-            incidents = [incident for incident in incidents if incident.kind != "engine_dead"]
+        causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
+        kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
         notes = tuple(f"a pattern for {anchor!r} ran out of time and was left out" for anchor in sorted(self._slow))
-        return Diagnosis(source, tuple(incidents), notes)
+        starts = tuple(start for c in self._contexts if (start := self._start(c, given)) is not None)
+        return Diagnosis(source, tuple(self._finish(f, given) for f in kept), notes, starts)
 
-    def _finish(self, incident: Incident, settings: Mapping[str, SettingInForce], *, complete: bool) -> Incident:
-        # What the message itself says wins, then what the caller gave, the engine's echo, and loose text last.
-        own = {name: fact for name, fact in incident.facts.items() if fact.line == incident.location.line}
-        facts = {**self._later, **incident.facts, **setting_facts(settings, complete=complete), **own}
+    @staticmethod
+    def _settings(
+        context: Context, given: Mapping[str, SettingInForce] | None
+    ) -> tuple[Mapping[str, SettingInForce], bool]:
+        settings = {**context.settings, **(given or {})}
+        # A command line lists all that the user set as surely as the engine's own echo does.
+        return settings, context.settings_complete or any(s.source == "command" for s in settings.values())
+
+    def _start(self, context: Context, given: Mapping[str, SettingInForce] | None) -> StartUp | None:
+        """What one start printed of itself, None where it printed nothing that tells it from any text."""
+        facts: dict[str, Fact] = {}
+        for said in context.by_process.values():
+            facts.update(said)
+        if not context.announced and not facts.keys() & _START_FACTS:
+            return None
+        settings, complete = self._settings(context, given)
+        facts = {**facts, **setting_facts(settings, complete=complete)}
         version = facts.get("framework_version")
+        return StartUp(
+            context.number, next(iter(context.frameworks.values()), "unknown"), str(version.value) if version else None,
+            context.first_line, MappingProxyType(facts), MappingProxyType(dict(settings)), complete,
+        )  # fmt: skip
+
+    def _finish(self, found: Found, given: Mapping[str, SettingInForce] | None) -> Incident:
+        incident, context = found.incident, found.context
+        settings, complete = self._settings(context, given)
+        near = found.near
+        beside = {name: fact for n in near for name, fact in n.facts.items()}
+        # What the message itself says wins, then what the caller gave, the engine's echo, and loose text last.
+        facts = {
+            **context.later_for(found.process), **incident.facts, **beside,
+            **setting_facts(settings, complete=complete), **found.own,
+        }  # fmt: skip
+        phase = incident.phase if found.phase_is_told else nearest_phase(near) or incident.phase
+        kind = found.becomes.get(phase, incident.kind)
+        framework = incident.framework
+        if framework == "torch":
+            framework = (
+                next((n.framework for n in near if n.framework), None)
+                or context.framework_for(found.process)
+                or framework
+            )
+        version = facts.get("framework_version")
+        frames = dict.fromkeys(n.evidence for n in near if n.phase or n.facts)
         return replace(
             incident,
+            kind=kind,
+            phase=phase,
+            framework=framework,
             facts=MappingProxyType(facts),
+            evidence=(*incident.evidence, *(f for f in frames if f not in incident.evidence)),
             settings=MappingProxyType(dict(settings)),
             settings_complete=complete,
             framework_version=str(version.value) if version else incident.framework_version,
@@ -286,7 +279,7 @@ class Scanner:
 
 
 def scan(
-    lines: Iterable[Line], rules: RuleSet, source: str = "", *, given: Mapping[str, SettingInForce] | None = None
+    lines: Iterable[Line | Gap], rules: RuleSet, source: str = "", *, given: Mapping[str, SettingInForce] | None = None
 ) -> Diagnosis:
     """Scan a finite stream of lines; see ``Scanner``."""
     scanner = Scanner(rules)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+import io
+import os
+import select
+import stat
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
 from oomguard.errors import InputError
+from oomguard.escapes import strip_escapes
+from oomguard.observe.compressed import HEAD_BYTES, Unpacked, format_of
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 CHUNK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 4 << 20
 MAX_SEGMENT_CHARS: Final = 1 << 16
 _BOMS: Final = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
@@ -32,12 +43,14 @@ class LineSplitter:
     comes in segments, so that no input makes memory grow.
     """
 
-    def __init__(self, encoding: str = "utf-8", first_byte: int = 0) -> None:
+    def __init__(
+        self, encoding: str = "utf-8", first_byte: int = 0, *, first_line: int = 1, inside: bool = False
+    ) -> None:
         # Invalid bytes are kept apart (surrogateescape) until their length has been counted.
         self._wide = encoding.startswith("utf-16")
         self._decoder = codecs.getincrementaldecoder(encoding)("replace" if self._wide else "surrogateescape")
         self._pending = ""
-        self._number, self._byte, self._continued = 1, first_byte, False
+        self._number, self._byte, self._continued = first_line, first_byte, inside
 
     def feed(self, chunk: bytes, *, final: bool = False) -> Iterator[Line]:
         """Yield the lines that the chunk completes; with ``final`` also the last one, whether it ended or not."""
@@ -79,21 +92,123 @@ class LineSplitter:
         return Line(self._number, at, text, self._continued)
 
 
-def open_log(path: str) -> IO[bytes]:
-    """Open a log for reading; raises InputError with the reason where that cannot be done."""
+def open_log(path: str, on_read: Callable[[int], None] | None = None) -> IO[bytes]:
+    """Open a log for reading, unpacked where it is compressed; raises InputError with the reason where that fails.
+
+    ``on_read`` is told how many bytes of the file each read took. What was wrong inside is asked with ``damage_of``.
+    """
     try:
-        if Path(path).is_dir():
-            raise InputError(f"{path}: is a folder", hint=f"name the files in it: oomguard diagnose {path}/*")
-        return Path(path).open("rb")
+        about = Path(path).stat()
+        _check_kind(about.st_mode, about.st_rdev, path)
+        raw = io.FileIO(path)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: {reason}", hint="give the path of a log, or - for standard input") from None
+        raise InputError(f"{shown(path)}: {reason}", hint="give the path of a log, or - for standard input") from None
+    return _unpacked(raw, path, on_read)
+
+
+def open_standard_input(on_read: Callable[[int], None] | None = None) -> IO[bytes]:
+    """Standard input, unpacked where it is compressed; raises InputError where it is closed or no log."""
+    return _unpacked(raw_standard_input(), "-", on_read)
+
+
+def raw_standard_input() -> io.FileIO:
+    """Standard input as it comes, unbuffered; raises InputError where it is closed or no log."""
+    try:
+        about = os.fstat(0)
+    except OSError as error:
+        raise InputError(f"-: standard input: {error.strerror}", hint="name a log instead") from None
+    _check_kind(about.st_mode, about.st_rdev, "-")
+    return io.FileIO(0, "rb", closefd=False)
+
+
+def damage_of(stream: IO[bytes]) -> str | None:
+    """Why a compressed stream ended before its end, None where it did not."""
+    return stream.damage if isinstance(stream, Unpacked) else None
+
+
+def shown(path: str) -> str:
+    """A path as it may be printed on a terminal: one line, no escapes, no undecodable bytes."""
+    text = strip_escapes(path.replace("\n", "\\n"))
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _check_kind(mode: int, device: int, path: str) -> None:
+    """Refuse what is no log: folders, disks, and devices that never end (/dev/zero); pipes and terminals may be read."""
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{shown(path)}: is a folder", hint=f"name the files in it: oomguard diagnose {shown(path)}/*")
+    terminal = path == "-" and os.isatty(0)
+    if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not terminal and device != Path(os.devnull).stat().st_rdev):
+        raise InputError(f"{shown(path)}: is a device, not a log", hint="give the path of a log")
+
+
+def _unpacked(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
+    """The stream itself where it is plain; the first bytes, read to tell, are given back."""
+    try:
+        start = raw.tell() if raw.seekable() else None
+        head = b""
+        while len(head) < HEAD_BYTES and (more := _next(raw, HEAD_BYTES - len(head))):
+            head += more
+        form = format_of(head, path)
+        if start is not None:
+            raw.seek(start)
+        if start is None or on_read is not None:
+            raw = cast("IO[bytes]", _Handed(raw, head if start is None else b"", on_read))
+        return raw if form is None else cast("IO[bytes]", Unpacked(raw, form, shown(path)))
+    except BaseException:
+        raw.close()
+        raise
+
+
+class _Handed(io.RawIOBase):
+    """A stream whose first bytes have been read already; full blocks come from a pipe too, and reads are told."""
+
+    def __init__(self, raw: IO[bytes], head: bytes, on_read: Callable[[int], None] | None) -> None:
+        super().__init__()
+        self._raw, self._head, self._on_read = raw, head, on_read
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        wanted = size if size >= 0 else sys.maxsize
+        parts, self._head = [self._head[:wanted]], self._head[wanted:]
+        size_bytes = len(parts[0])
+        while size_bytes < wanted and (more := _next(self._raw, min(wanted - size_bytes, _BLOCK_BYTES))):
+            parts.append(more)
+            size_bytes += len(more)
+        if self._on_read is not None:
+            self._on_read(size_bytes)
+        return b"".join(part for part in parts if part)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        block = self.read(len(view))
+        view[: len(block)] = block
+        return len(block)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+def _next(raw: IO[bytes], size: int) -> bytes:
+    """Some bytes, none at the end; standard input that another program made non-blocking is waited for."""
+    while (block := raw.read(size)) is None:
+        select.select([raw], [], [])
+    return block
+
+
+def encoding_of(head: bytes) -> tuple[str, int]:
+    """The encoding that the first bytes tell, and the length of their mark in bytes."""
+    return next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), ("utf-8", 0))
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[Line]:
     """The lines of a byte stream; UTF-16 (PowerShell's redirection) is told by its mark, anything else is UTF-8."""
     head = stream.read(CHUNK_BYTES)
-    encoding, first_byte = next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), ("utf-8", 0))
+    encoding, first_byte = encoding_of(head)
     splitter = LineSplitter(encoding, first_byte)
     while head:
         yield from splitter.feed(head)

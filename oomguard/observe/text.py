@@ -1,17 +1,61 @@
-"""One raw line made comparable: terminal escapes and logger prefixes peeled, the process they name kept."""
+"""One raw line made comparable: wrappers of log collectors, terminal escapes and logger prefixes peeled.
+
+A log may come through Docker, kubectl, journald, SLURM or a launcher; each puts something before the engine's words.
+What names a process is kept, the rest is dropped. Evidence always quotes the raw line.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Final
 
 from oomguard.escapes import strip_escapes
 
-_PROCESS: Final = re.compile(r"\s*\((?P<name>[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d*)* pid=\d+)(?:, ip=[\d.]+)?\)\s?")
-_RANK: Final = re.compile(r"\s*\[(?P<name>rank\d+)\]:\s?")
-_LOGGER: Final = re.compile(
-    r"\s*(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[[^\]]{1,80}:\d+\]\s?"
+_STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_LEVEL = r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|[Dd]ebug|[Ii]nfo|[Ww]arning|[Ee]rror)"
+
+# What may stand before the words of a line. A group ``name`` is the process that wrote it.
+_PREFIXES: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # vLLM (EngineCore_DP0 pid=812) and Ray (RayWorkerWrapper pid=7, ip=10.0.0.2) [repeated 3x across cluster]
+        r"\s*\((?P<name>[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d*)* pid=\d+)(?:, ip=[\w.:]+)?\)(?: \[repeated \d+x[^\]]*\])?\s?",
+        # torchrun, mpirun, accelerate
+        r"\s*\[(?P<name>(?:rank|default)\d+)\]:\s?",
+        r"\s*\[(?P<name>\d+,\d+)\]<std(?:out|err)>:\s?",
+        # vLLM's logger: "INFO 11-21 07:14:52 [core.py:133]", V0 "INFO 01-01 00:00:00 worker.py:267]"
+        rf"\s*{_LEVEL}:?\s+\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]{{1,80}}:\d+\]|[\w/.-]+\.py:\d+\])\s?",
+        r"\s*\[[\w/.-]+\.py:\d+\]\s?",
+        # SGLang: "[2026-04-26 14:38:11 TP0]", "[2026-04-26 14:38:11 DP0 TP1 EP0]"
+        rf"\s*\[{_STAMP}(?: (?P<name>(?:[DTPEA]{{1,3}}P\d+ ?)+))?\]\s?",
+        # container runtimes: "2026-01-01T00:00:00.123456789Z stdout F ", kubectl --timestamps, Python's logging
+        rf"\s*{_STAMP}\s+std(?:out|err) [FP]\s?",
+        rf"\s*{_STAMP}(?:\s*[|-])?(?:\s+{_LEVEL}\b)?(?:\s+[\w.:]+)?(?:\s*[|-])\s?",
+        rf"\s*{_STAMP}\s+(?:{_LEVEL}\s+)?",
+        # kubectl --prefix and docker compose
+        r"\s*\[pod/[\w./-]+\]\s?",
+        r"[\w.-]{1,60}\s{1,30}\|\s?(?=\S)",
+        # journald and syslog
+        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./@-]+(?:\[\d+\])?: ",
+        # glog: "[E509 16:18:30.801728316 ProcessGroupNCCL.cpp:1895]"
+        r"\s*\[?[IWEF]\d{3,4} \d\d:\d\d:\d\d\.\d+(?:\s+\d+)? [\w.]+:\d+\]\s?",
+        # SLURM's srun --label
+        r"\d{1,4}: (?=\S)",
+        # a quotation, a comment, a bullet
+        r"\s*(?:[>#]+|//)\s(?=\s*\S)",
+    )
+)
+_MAX_PREFIXES: Final = 8
+# The fields in which collectors keep the line, and those that show that an object is a collector's.
+_TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "text", "line")
+_RECORD_FIELDS: Final = frozenset({
+    "stream", "time", "timestamp", "ts", "@timestamp", "level", "severity", "lvl", "logger", "kubernetes", "levelname",
+    "asctime", "PRIORITY", "_PID", "SYSLOG_IDENTIFIER", "__REALTIME_TIMESTAMP", "container_name", "labels",
+})  # fmt: skip
+_CHAT_FIELDS: Final = frozenset(
+    {"role", "content", "prompt", "messages", "prompts", "question", "answer", "body", "title"}
 )
 
 
@@ -24,15 +68,37 @@ class PlainLine:
 
 
 def peel(line: str) -> PlainLine:
-    """Peel escapes, then process, rank and logger prefixes in any order, until none is left."""
-    text, process = strip_escapes(line), None
-    for _ in range(4):
-        for pattern in (_PROCESS, _RANK, _LOGGER):
+    """Peel a collector's wrapping, escapes, then process, rank and logger prefixes in any order, until none is left."""
+    text, process = strip_escapes(unwrap(line)), None
+    for _ in range(_MAX_PREFIXES):
+        for pattern in _PREFIXES:
             match = pattern.match(text)
-            if match:
+            if match and match.end():
                 text = text[match.end() :]
-                process = process or match.groupdict().get("name")
+                process = process or (match.groupdict().get("name") or "").strip() or None
                 break
         else:
             break
     return PlainLine(text, process)
+
+
+def unwrap(line: str) -> str:
+    """The line inside a log collector's JSON object (Docker, CRI, journald, a JSON logger); any other line as it is."""
+    if not line.lstrip().startswith("{") or '"' not in line:
+        return line
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    if not isinstance(record, dict) or _CHAT_FIELDS & record.keys() or not _RECORD_FIELDS & record.keys():
+        return line
+    for name in _TEXT_FIELDS:
+        value = record.get(name)
+        if isinstance(value, str):
+            return value.rstrip("\n")
+    return line
+
+
+def without_escaped_breaks(text: str) -> str:
+    """Line breaks that a JSON body or a ``repr`` wrote as two characters, as breaks."""
+    return text.replace("\\r\\n", "\n").replace("\\n", "\n") if "\\n" in text else text

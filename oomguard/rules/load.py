@@ -28,11 +28,37 @@ class Wording:
     versions: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     phase: str | None = None
+    near: bool = False
+    starts: bool = False
+    framework: str | None = None
+    kind: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quotation:
+    """How a text shows that it quotes an error and does not report one.
+
+    ``part`` is where the pattern is looked for: ``line`` the whole line, ``before`` and ``after`` what stands on it
+    before and after the message.
+    """
+
+    name: str
+    pattern: Any
+    part: str
+    quoted: tuple[str, ...]
+    real: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What was printed: one kind, or (``context``) a line that is no failure and only carries facts."""
+    """What was printed: one kind, or (``context``) a line that is no failure and only carries facts.
+
+    ``clauses`` are parts of the message that come and go with version and platform, each read by itself wherever it
+    stands behind the wording. ``wraps`` names kinds that this message only passes on: it takes over their facts.
+    ``becomes`` names the kind that the same words have in another phase. A ``near`` wording speaks of the failure
+    beside it only (a traceback's frame), any other of all that follows; ``starts`` marks an engine's start. A wording
+    may have a kind or a framework of its own: one allocator prints for several devices.
+    """
 
     path: str
     kind: str | None
@@ -40,6 +66,9 @@ class Signature:
     phase: str
     wordings: tuple[Wording, ...]
     tests: tuple[Mapping[str, Any], ...]
+    clauses: tuple[Any, ...] = ()
+    wraps: tuple[str, ...] = ()
+    becomes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -102,6 +131,12 @@ class RuleSet:
 
     signatures: tuple[Signature, ...]
     rules: tuple[Rule, ...]
+    quotations: tuple[Quotation, ...] = ()
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """The anchors of all signatures, each once, sorted."""
+        return tuple(sorted({wording.anchor for signature in self.signatures for wording in signature.wordings}))
 
     def rule(self, code: str) -> Rule:
         """The rule with this code; raises KeyError where there is none."""
@@ -121,6 +156,7 @@ def load_rules(extra: Iterable[Path] = ()) -> RuleSet:
     """
     signatures: list[Signature] = []
     rules: dict[str, Rule] = {}
+    quotations: list[Quotation] = []
     for root in (shipped_root(), *extra):
         if not _is_folder(root):
             raise RuleError("no such folder of rules", path=str(root), hint="--rules takes a folder of .toml files")
@@ -133,9 +169,11 @@ def load_rules(extra: Iterable[Path] = ()) -> RuleSet:
                     raise RuleError(f"code {rule.code} is taken by {seen[rule.code]}", path=str(path), key="code")
                 seen[rule.code] = path.name
                 rules[rule.code] = rule
+            elif "quotation" in table:
+                quotations += _quotations(table, path)
             else:
                 signatures.append(_signature(table, path))
-    return RuleSet(tuple(signatures), tuple(rules[code] for code in sorted(rules)))
+    return RuleSet(tuple(signatures), tuple(rules[code] for code in sorted(rules)), tuple(quotations))
 
 
 def _is_folder(path: Path) -> bool:
@@ -168,10 +206,35 @@ def _signature(raw: dict[str, Any], path: Path) -> Signature:
             _check_versions(versions, row)
         own_phase = row.choice("phase", PHASES) if row.get("phase") else None
         wordings.append(
-            Wording(row.get("anchor"), pattern, row.get("source"), versions, row.get("facts", {}), own_phase)
-        )
+            Wording(
+                row.get("anchor"), pattern, row.get("source"), versions, row.get("facts", {}), own_phase,
+                bool(row.get("near", False)), bool(row.get("starts", False)), row.get("framework"),
+                row.choice("kind", KINDS) if row.get("kind") else None,
+            )
+        )  # fmt: skip
+    clauses = tuple(
+        compile_pattern(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
+        for row in table.tables("clause", "clause")
+    )
     tests = tuple(t.values for t in table.tables("test", "signature test"))
-    return Signature(str(path), kind, table.get("framework"), phase, tuple(wordings), tests)
+    wraps, becomes = tuple(table.get("wraps", ())), dict(table.get("becomes", {}))
+    for name, known in [
+        *((k, KINDS) for k in wraps),
+        *((k, PHASES) for k in becomes),
+        *((k, KINDS) for k in becomes.values()),
+    ]:
+        if name not in known:
+            raise table.error(f"{name!r} is neither a kind nor a phase", "wraps" if name in wraps else "becomes")
+    return Signature(str(path), kind, table.get("framework"), phase, tuple(wordings), tests, clauses, wraps, becomes)
+
+
+def _quotations(raw: dict[str, Any], path: Path) -> list[Quotation]:
+    found = []
+    for row in Table(raw, path, "", "quotations").tables("quotation", "quotation"):
+        pattern = compile_pattern(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
+        part = row.choice("part", ("line", "before", "after"))
+        found.append(Quotation(row.get("name"), pattern, part, tuple(row.get("quoted")), tuple(row.get("real", ()))))
+    return found
 
 
 def _check_versions(versions: str, row: Table) -> None:

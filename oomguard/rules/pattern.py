@@ -12,8 +12,14 @@ from oomguard.rules.expressions import suggestion
 MAX_PATTERN_CHARS: Final = 4000
 
 
+# What a pattern may name in place of writing it out: a size with its unit, as any engine prints one.
+SIZE: Final = r"-?\d[\d,]*(?:\.\d+)?(?:\s?(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)\b)?"
+
+
 def compile_pattern(text: str, *, path: str, key: str) -> Any:
     """Compile a pattern of a signature: a plain space matches any white space, so that wrapped lines match too.
+
+    ``{size}`` stands for a number and its unit ("24.56 MiB", "1000000").
 
     Groups are named after facts; a group without the ``_bytes`` of its fact holds a size with its unit. Raises RuleError.
     """
@@ -21,6 +27,7 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
 
     if len(text) > MAX_PATTERN_CHARS:
         raise RuleError(f"pattern longer than {MAX_PATTERN_CHARS} characters", path=path, key=key)
+    text = text.replace("{size}", SIZE) if isinstance(text, str) else text
     try:
         regex.compile(text)  # first as it was written, so that the column of a mistake is the author's
         compiled = regex.compile(_flexible_spaces(text))
@@ -70,6 +77,11 @@ def _flexible_spaces(text: str) -> str:
             in_class = True
         elif char == "]":
             in_class = False
-        out.append(r"\s+" if char == " " and not in_class else char)
+        if char == " " and not in_class:
+            quantifier = text[i + 1 : i + 2]
+            out.append(r"\s*" if quantifier in {"?", "*"} else r"\s+")
+            i += 1 + (quantifier != "" and quantifier in "?*+")
+            continue
+        out.append(char)
         i += 1
     return "".join(out)

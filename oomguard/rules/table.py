@@ -18,11 +18,18 @@ MAX_FILE_BYTES: Final = 1 << 20
 _KEYS: Final[dict[str, dict[str, tuple[type | tuple[type, ...], bool]]]] = {
     "signature": {
         "schema": (int, True), "kind": (str, False), "context": (bool, False), "framework": (str, True),
-        "phase": (str, False), "wording": (list, True), "test": (list, True),
+        "phase": (str, False), "wording": (list, True), "clause": (list, False), "wraps": (list, False),
+        "becomes": (dict, False), "test": (list, True),
     },
     "wording": {
         "anchor": (str, True), "pattern": (str, True), "versions": (str, False), "source": (str, True),
-        "facts": (dict, False), "phase": (str, False),
+        "facts": (dict, False), "phase": (str, False), "near": (bool, False), "starts": (bool, False),
+        "framework": (str, False), "kind": (str, False),
+    },
+    "clause": {"pattern": (str, True)},
+    "quotations": {"schema": (int, True), "quotation": (list, True)},
+    "quotation": {
+        "name": (str, True), "pattern": (str, True), "part": (str, True), "quoted": (list, True), "real": (list, False),
     },
     "signature test": {"log": (str, True), "expect": (dict, False), "expect_no_match": (bool, False)},
     "rule": {

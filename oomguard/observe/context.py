@@ -1,0 +1,173 @@
+"""What the lines that are no failure say of the engine: settings, memory figures, phases; by process and by start."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from oomguard.facts import Fact
+from oomguard.incident import Evidence, SettingInForce
+from oomguard.observe.echo import SETTING_FACTS, read_echo
+from oomguard.observe.hits import Hit
+
+# A traceback's frames stand before its message, within this many lines; a summary may name them just behind.
+NEAR_BEFORE_LINES: Final = 250
+NEAR_AFTER_LINES: Final = 12
+MAX_NEAR: Final = 400
+# Of several frames near one failure the most telling one gives the phase.
+PHASE_RANK: Final = (
+    "training", "prompt_logprobs", "sampling_logits", "cudagraph_capture", "profile_run", "kv_cache_init",
+    "load_weights", "generate", "prefill", "decode",
+)  # fmt: skip
+# Who prints a message without being the engine that runs the model.
+_NO_ENGINE: Final = frozenset({"torch", "any"})
+_ROLE: Final = re.compile(r"[A-Za-z]+")
+_ENGINE_ROLES: Final = frozenset(
+    {"EngineCore", "Worker", "VllmWorker", "VllmWorkerProcess", "APIServer", "RayWorkerWrapper"}
+)
+# What the user decided outlives an engine's start; what the engine measured does not.
+_DECIDED: Final = frozenset(
+    {*SETTING_FACTS.values(), "mem_fraction_static_ratio", "speculative", "multimodal", "quantized"}
+)
+
+
+def role(process: str | None) -> str | None:
+    """What a process is (``Worker`` of ``Worker_TP3 pid=2081``), None where nothing names it."""
+    found = _ROLE.match(process) if process else None
+    return found.group() if found else None
+
+
+def related(one: str | None, other: str | None) -> bool:
+    """Whether what one process prints can speak of another: not where both are of one kind and still two."""
+    return one is None or other is None or one == other or role(one) != role(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """A line that speaks of the failure beside it: a traceback's frame, a clause of a report."""
+
+    line: int
+    process: str | None
+    facts: Mapping[str, Fact]
+    phase: str | None
+    framework: str | None
+    evidence: Evidence
+
+    def of(self, process: str | None) -> bool:
+        """Whether it may speak of a failure of ``process``."""
+        return self.process == process or self.process is None or process is None
+
+
+@dataclass(slots=True)
+class Context:
+    """All that one engine start has said so far."""
+
+    number: int
+    first_line: int | None = None
+    by_process: dict[str | None, dict[str, Fact]] = field(default_factory=dict)
+    later: dict[str | None, dict[str, Fact]] = field(default_factory=dict)
+    lines: dict[tuple[str | None, str], Evidence] = field(default_factory=dict)
+    settings: dict[str, SettingInForce] = field(default_factory=dict)
+    settings_complete: bool = False
+    frameworks: dict[str | None, str] = field(default_factory=dict)
+    phases: dict[str | None, str] = field(default_factory=dict)
+    near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
+    failed: bool = False
+    announced: bool = False
+
+    def next(self) -> Context:
+        """The context of the start that follows: what the user decided stays, what was measured does not."""
+        kept = {name: fact for name, fact in self.by_process.get(None, {}).items() if name in _DECIDED}
+        lines = {key: line for key, line in self.lines.items() if key[0] is None and key[1] in kept}
+        return Context(self.number + 1, by_process={None: kept}, lines=lines, frameworks=dict(self.frameworks))
+
+    def note(self, hit: Hit, process: str | None, evidence: Evidence) -> Near | None:
+        """Take one line that is no failure; what speaks only of the failure beside it is returned."""
+        line = evidence.line or 0
+        wording = hit.wording
+        facts = {name: replace(fact, line=evidence.line) for name, fact in hit.facts.items()}
+        framework = hit.framework if hit.framework not in _NO_ENGINE else None
+        if wording.near:
+            near = Near(line, process, facts, wording.phase, framework, evidence)
+            self.near.append(near)
+            return near
+        if framework:
+            self.frameworks[process] = framework
+        if wording.phase:
+            self.phases.pop(process, None)  # the last one told stands last
+            self.phases[process] = wording.phase
+        if wording.starts:
+            self.announced = True
+        if self.first_line is None:
+            self.first_line = evidence.line
+        mine = self.by_process.setdefault(process, {})
+        for name, fact in facts.items():
+            if self.failed:
+                self.later.setdefault(process, {}).setdefault(name, fact)
+            mine[name] = fact
+            self.lines[process, name] = evidence
+        return None
+
+    def note_echo(self, text: str) -> None:
+        """Take the settings that the engine itself listed."""
+        echo = read_echo(text)
+        if echo is not None:
+            self.settings.update(echo.settings)
+            self.settings_complete = self.settings_complete or echo.complete
+
+    def facts_for(self, process: str | None) -> dict[str, Fact]:
+        """What is known at this moment to an incident of ``process``: its own words over those of others."""
+        merged: dict[str, Fact] = {}
+        for _, facts in self._from_far_to_near(process, self.by_process):
+            merged.update(facts)
+        return merged
+
+    def later_for(self, process: str | None) -> dict[str, Fact]:
+        """What was said after the first incident, for what it left open."""
+        merged: dict[str, Fact] = {}
+        for _, facts in self._from_far_to_near(process, self.later):
+            merged.update(facts)
+        return merged
+
+    def evidence_for(self, process: str | None, name: str) -> Evidence | None:
+        """The line that a fact was read from."""
+        for other in [process, None, *self.by_process]:
+            if related(other, process) and (other, name) in self.lines:
+                return self.lines[other, name]
+        return None
+
+    def framework_for(self, process: str | None) -> str | None:
+        """The engine that hosts a process, as its lines tell."""
+        if role(process) in _ENGINE_ROLES:
+            return "vllm"
+        own = self.frameworks.get(process)
+        return own or next((f for p, f in self.frameworks.items() if related(p, process)), None)
+
+    def phase_for(self, process: str | None) -> str | None:
+        """The phase that the start had reached, by the last line that told one."""
+        return next((phase for p, phase in reversed(self.phases.items()) if related(p, process)), None)
+
+    def beside(self, first_line: int, last_line: int, process: str | None, since: int) -> list[Near]:
+        """The frames that belong to a failure printed on these lines; ``since``: the failure before it."""
+        return [
+            n
+            for n in self.near
+            if max(since, first_line - NEAR_BEFORE_LINES - 1) < n.line <= last_line + NEAR_AFTER_LINES and n.of(process)
+        ]
+
+    @staticmethod
+    def _from_far_to_near(
+        process: str | None, sources: Mapping[str | None, dict[str, Fact]]
+    ) -> Iterator[tuple[str | None, dict[str, Fact]]]:
+        # Loose text first, then other processes in the order they spoke, then its own words.
+        order = sorted(sources, key=lambda p: 2 if p == process and p is not None else 0 if p is None else 1)
+        return ((p, sources[p]) for p in order if related(p, process))
+
+
+def nearest_phase(near: list[Near]) -> str | None:
+    """The most telling phase of the frames beside a failure."""
+    told = {n.phase for n in near if n.phase}
+    return next((phase for phase in PHASE_RANK if phase in told), None)

@@ -1,0 +1,92 @@
+"""Matching one wording on a window: where it stands, and the facts that it and its clauses carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from oomguard.errors import SettingError
+from oomguard.facts import Fact
+from oomguard.observe.window import Window
+from oomguard.rules.load import Quotation, Signature, Wording
+from oomguard.rules.pattern import group_value
+
+SEARCH_TIMEOUT_S: Final = 0.5
+# How far behind its wording a message's clauses are looked for: the longest allocator message has about 1000 characters.
+CLAUSE_CHARS: Final = 2500
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One wording found: its lines within the window, its length, its text and its facts."""
+
+    signature: Signature
+    wording: Wording
+    first: int
+    last: int
+    span: int
+    message: str
+    facts: dict[str, Fact]
+    position: int
+
+    @property
+    def kind(self) -> str | None:
+        """The kind that was printed, None for a line that is no failure."""
+        return self.wording.kind or self.signature.kind
+
+    @property
+    def framework(self) -> str:
+        """Who printed it."""
+        return self.wording.framework or self.signature.framework
+
+
+def match(signature: Signature, wording: Wording, window: Window) -> Hit | None:
+    """The wording where it touches the anchor's line, None where it does not; raises TimeoutError past its limit."""
+    text = window.text
+    begin, end = window.anchor_span
+    found = next((m for m in wording.pattern.finditer(text, timeout=SEARCH_TIMEOUT_S) if m.end() > begin), None)
+    if found is None or found.start() >= max(1, end):
+        return None  # what does not touch the anchor's line belongs to another window
+    facts = _captured(found)
+    start, stop = found.span()
+    if signature.clauses:
+        again = wording.pattern.search(text, pos=stop, timeout=SEARCH_TIMEOUT_S)
+        limit = min(start + CLAUSE_CHARS, again.start() if again else len(text))
+        for clause in signature.clauses:
+            part = clause.search(text, pos=start, endpos=limit, timeout=SEARCH_TIMEOUT_S)
+            if part is not None:
+                facts = {**_captured(part), **facts}
+                stop = max(stop, part.end())
+    for name, value in wording.facts.items():
+        facts[name] = Fact(name, value, "printed")
+    message = " ".join(text[start:stop].split())
+    return Hit(signature, wording, window.index(start), window.index(stop - 1), stop - start, message, facts, start)
+
+
+def _captured(found: Any) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {}
+    for group, captured in found.capturesdict().items():
+        if not captured or group.startswith("_"):
+            continue
+        try:
+            parts = [group_value(group, part) for part in captured]
+        except SettingError:
+            continue
+        fact = parts[0]
+        if len(parts) > 1 and fact.name.endswith("_bytes"):  # "Process 1 has …. Process 2 has …."
+            fact = replace(fact, value=sum(int(p.value) for p in parts), slack=sum(p.slack for p in parts))
+        facts[fact.name] = fact
+    return facts
+
+
+def quoted(hit: Hit, window: Window, quotations: tuple[Quotation, ...]) -> str | None:
+    """The name of the quotation that the message stands in (source code, a prompt, advice), None where it is real."""
+    line, at = window.line_around(hit.position)
+    parts = {"line": line, "before": line[:at], "after": line[at:]}
+    for quotation in quotations:
+        try:
+            if quotation.pattern.search(parts[quotation.part], timeout=SEARCH_TIMEOUT_S):
+                return quotation.name
+        except TimeoutError:
+            continue
+    return None

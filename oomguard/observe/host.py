@@ -1,0 +1,232 @@
+"""Reads about the host: cgroup limits, WSL, containers, NUMA nodes, what an exit status means.
+
+Every read takes the folder to start from, so that it can be pointed at a copy of another machine's files, and gives
+None where the answer cannot be known: a file that is missing or may not be read is never taken for zero.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path("/")
+# A v1 limit nobody set is the largest multiple of the page size below 2^63.
+_NO_LIMIT_BYTES: Final = 1 << 62
+_CONTAINER_FILES: Final = (
+    ("Docker", ".dockerenv"),
+    ("Podman", "run/.containerenv"),
+    ("Kubernetes", "var/run/secrets/kubernetes.io/serviceaccount"),
+)
+_CONTAINER_VARIABLES: Final = (
+    ("Kubernetes", "KUBERNETES_SERVICE_HOST"),
+    ("Apptainer", "APPTAINER_CONTAINER"),
+    ("Singularity", "SINGULARITY_CONTAINER"),
+)
+# What the names of the first process's cgroups say where a container leaves no file.
+_CONTAINER_CGROUPS: Final = (
+    ("Kubernetes", "kubepods"),
+    ("Docker", "docker"),
+    ("containerd", "containerd"),
+    ("LXC", "lxc"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """The memory controller of this process; sizes in bytes, None where nothing is written or nothing is limited.
+
+    ``limited`` is None where no limit could be read, which is not the same as there being none. ``oom_kills`` counts
+    the processes of the group that the kernel killed for memory.
+    """
+
+    version: int
+    limited: bool | None
+    limit_bytes: int | None
+    current_bytes: int | None
+    oom_kills: int | None
+
+
+def read_cgroup(root: Path = ROOT) -> Cgroup | None:
+    """The memory limit in force, the least of the group's own and those above it; None without a memory controller."""
+    listed = read_text(root / "proc/self/cgroup")
+    if listed is None:
+        return None
+    groups = [line.split(":", 2) for line in listed.splitlines() if line.count(":") >= 2]
+    for _, controllers, path in groups:
+        if "memory" in controllers.split(","):
+            found = _read_v1(_folders(root / "sys/fs/cgroup/memory", path))
+            if found is not None:
+                return found
+    for number, controllers, path in groups:
+        if number == "0" and not controllers:
+            for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
+                found = _read_v2(_folders(root / mount, path))
+                if found is not None:
+                    return found
+    return None
+
+
+def _folders(mount: Path, path: str) -> list[Path]:
+    """The group's folder and those above it; inside a container the path may be the host's, then the mount alone."""
+    parts = [part for part in path.strip("/").split("/") if part and part != ".."]
+    chain = [mount.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
+    return [folder for folder in chain if is_folder(folder)]
+
+
+def _read_v2(folders: list[Path]) -> Cgroup | None:
+    limits = [text.strip() for folder in folders if (text := read_text(folder / "memory.max")) is not None]
+    sizes = [int(text) for text in limits if text.isdecimal()]
+    current = _first(folders, "memory.current", r"\s*(\d+)")
+    kills = _first(folders, "memory.events", r"(?m)^oom_kill (\d+)$")
+    if not limits and current is None and kills is None:
+        return None
+    return Cgroup(2, bool(sizes) if limits else None, min(sizes, default=None), current, kills)
+
+
+def _read_v1(folders: list[Path]) -> Cgroup | None:
+    limits = [text.strip() for folder in folders if (text := read_text(folder / "memory.limit_in_bytes")) is not None]
+    sizes = [int(text) for text in limits if text.isdecimal() and int(text) < _NO_LIMIT_BYTES]
+    current = _first(folders, "memory.usage_in_bytes", r"\s*(\d+)")
+    kills = _first(folders, "memory.oom_control", r"(?m)^oom_kill (\d+)$")
+    if not limits and current is None and kills is None:
+        return None
+    return Cgroup(1, bool(sizes) if limits else None, min(sizes, default=None), current, kills)
+
+
+def _first(folders: list[Path], name: str, pattern: str) -> int | None:
+    """The number in the nearest group that has the file: a group's own count holds what its children did."""
+    for folder in folders:
+        match = re.search(pattern, read_text(folder / name) or "")
+        if match:
+            return int(match.group(1))
+    return None
+
+
+def read_text(path: Path) -> str | None:
+    """A small file's text, None where it is missing or may not be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return None
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder of this name; no for one that may not be looked at."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def wsl_version(root: Path = ROOT) -> int | None:
+    """1 or 2 under the Windows Subsystem for Linux, 0 elsewhere, None where the kernel's name cannot be read."""
+    texts = [text for name in ("version", "sys/kernel/osrelease") if (text := read_text(root / "proc" / name))]
+    if not texts:
+        return None
+    text = " ".join(texts).lower()
+    if "microsoft" not in text:
+        # A kernel built by the user has any name; the door to Windows programs is still there.
+        return 2 if (root / "proc/sys/fs/binfmt_misc/WSLInterop").exists() else 0
+    return 2 if "wsl2" in text or "microsoft-standard" in text else 1
+
+
+def containers(root: Path = ROOT, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """What this process is contained in, by the marks that Docker, Podman, Kubernetes and others leave; () for none."""
+    names = [name for name, path in _CONTAINER_FILES if _exists(root / path)]
+    names += [name for name, variable in _CONTAINER_VARIABLES if (environ or {}).get(variable)]
+    groups = read_text(root / "proc/1/cgroup") or ""
+    names += [name for name, word in _CONTAINER_CGROUPS if word in groups]
+    return tuple(dict.fromkeys(names))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def nvidia_driver(root: Path = ROOT) -> str | None:
+    """The version of the loaded NVIDIA kernel driver, None where there is none or it cannot be seen."""
+    match = re.search(r"\b(\d{3,}\.[\d.]+)\b", read_text(root / "proc/driver/nvidia/version") or "")
+    return match.group(1) if match else None
+
+
+def nvml_failure() -> str | None:
+    """Why NVML does not answer, in one line; None where it does."""
+    try:
+        import pynvml
+    except Exception as error:  # noqa: BLE001 - a broken installation raises anything, and all of it is the answer
+        return f"nvidia-ml-py cannot be imported: {error}"
+    nvml: Any = pynvml
+    try:
+        nvml.nvmlInit()
+        try:
+            nvml.nvmlDeviceGetCount()
+        finally:
+            nvml.nvmlShutdown()
+    except Exception as error:  # noqa: BLE001 - the binding has exceptions of several families
+        return str(error) or type(error).__name__
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One node of the host's memory; sizes in bytes, None where the kernel does not say."""
+
+    number: int
+    total_bytes: int | None
+    free_bytes: int | None
+
+
+def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...] | None:
+    """The host's NUMA nodes, None where the kernel lists none."""
+    folder = root / "sys/devices/system/node"
+    try:
+        found = {int(m.group(1)): child for child in folder.iterdir() if (m := re.fullmatch(r"node(\d+)", child.name))}
+    except OSError:
+        return None
+    return tuple(_numa_node(number, found[number]) for number in sorted(found)) or None
+
+
+def _numa_node(number: int, folder: Path) -> NumaNode:
+    text = read_text(folder / "meminfo") or ""
+    total, free = (re.search(rf"{name}:\s+(\d+) kB", text) for name in ("MemTotal", "MemFree"))
+    return NumaNode(number, int(total.group(1)) * 1024 if total else None, int(free.group(1)) * 1024 if free else None)
+
+
+def address_space_limit_bytes() -> float | None:
+    """The limit that ``ulimit -v`` sets on this process; infinite where there is none, None where it cannot be asked."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    except (ImportError, AttributeError, OSError, ValueError):
+        return None
+    return math.inf if soft == resource.RLIM_INFINITY else soft
+
+
+def signal_of(status: int) -> str | None:
+    """The signal that an exit status stands for (137 and -9: SIGKILL), None where it stands for none."""
+    number = -status if status < 0 else status - 128
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def killed_for_memory(status: int, before: Cgroup | None, after: Cgroup | None) -> bool | None:
+    """Whether the kernel ended a process for memory: its status says SIGKILL and the group's count rose meanwhile.
+
+    None where the status says SIGKILL and no count tells the kernel's kill from a person's.
+    """
+    if signal_of(status) != "SIGKILL":
+        return False
+    if before is None or after is None or before.oom_kills is None or after.oom_kills is None:
+        return None
+    return after.oom_kills > before.oom_kills

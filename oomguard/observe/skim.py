@@ -1,0 +1,154 @@
+"""Only the lines that matter of a huge input: those around an anchor, with their true line numbers and offsets.
+
+Blocks of bytes are searched before they are cut into lines; lines far from any anchor are counted and dropped.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import IO, Final, cast
+
+from oomguard.observe.anchors import Finder
+from oomguard.observe.source import Line, LineSplitter, read_lines
+
+BLOCK_BYTES: Final = 4 << 20
+LINES_BEFORE: Final = 6
+LINES_AFTER: Final = 24
+# How far a line is looked for around an anchor: a longer one is cut, as everywhere.
+REACH_BYTES: Final = 1 << 16
+_WIDE_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Lines were left out here: what follows does not belong to what came before."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far the input has been counted: the line that is next, the offset of its first byte, and whether it began."""
+
+    line: int = 1
+    byte: int = 0
+    inside: bool = False
+
+
+def skim(stream: IO[bytes], finder: Finder) -> Iterator[Line | Gap]:
+    """The lines near an anchor, a ``Gap`` before each group; memory stays constant whatever the input's size."""
+    head = stream.read(BLOCK_BYTES)
+    if head.startswith(_WIDE_MARKS):
+        yield from read_lines(cast(IO[bytes], _Rest(head, stream)))
+        return
+    place = _Place()
+    if head.startswith(codecs.BOM_UTF8):
+        head, place.byte = head[3:], 3
+    block, owed = head, 0
+    while block:
+        more = stream.read(BLOCK_BYTES)
+        keep = _tail(block) if more else 0
+        owed = yield from _block(block, len(block) - keep, place, finder, owed)
+        block = (block[len(block) - keep :] if keep else b"") + more
+
+
+def _tail(block: bytes) -> int:
+    """Bytes at the end of a block that are looked at again with the next one: the last lines, whole where possible."""
+    end = len(block)
+    for _ in range(LINES_BEFORE + 1):
+        at = block.rfind(b"\n", max(0, len(block) - REACH_BYTES), end)
+        if at < 0:
+            break
+        end = at
+    cut = end + 1 if end < len(block) else max(0, len(block) - REACH_BYTES)
+    return min(len(block) - cut, len(block) // 2)
+
+
+def _block(block: bytes, limit: int, place: _Place, finder: Finder, owed: int) -> Generator[Line | Gap, None, int]:
+    """Yield the wanted lines that begin before ``limit``; return how many lines the next block owes.
+
+    What lies behind ``limit`` comes again at the head of the next block.
+    """
+    done = 0
+    regions = _regions(block, finder.ends(block))
+    if owed:
+        regions = _merged([(0, _forward(block, 0, owed)), *regions])
+    for start, stop in regions:
+        if start >= limit:
+            break
+        if start > done:
+            _count(block, done, start, place)
+            done = start
+        if not (owed and start == 0):
+            yield Gap()
+        end = min(stop, limit)
+        yield from _lines(block[done:end], place)
+        done = end
+    # Lines still wanted behind the limit: counted from the last region that reaches over it.
+    left = next((stop for start, stop in reversed(regions) if start < limit < stop), None)
+    if done < limit:
+        _count(block, done, limit, place)
+    return 0 if left is None else block.count(b"\n", limit, left) + 1
+
+
+def _regions(block: bytes, ends: list[int]) -> list[tuple[int, int]]:
+    return _merged([(_backward(block, end, LINES_BEFORE), _forward(block, end, LINES_AFTER)) for end in ends])
+
+
+def _merged(regions: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(regions):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _backward(block: bytes, end: int, lines: int) -> int:
+    """Where the line ``lines`` before the one that holds ``end`` begins."""
+    at = max(0, end - 1)
+    for _ in range(lines + 1):
+        found = block.rfind(b"\n", max(0, at - REACH_BYTES), at)
+        if found < 0:
+            return max(0, at - REACH_BYTES)
+        at = found
+    return at + 1
+
+
+def _forward(block: bytes, start: int, lines: int) -> int:
+    """Just behind the line that comes ``lines`` after the one at ``start``."""
+    at = start
+    for _ in range(lines + 1):
+        found = block.find(b"\n", at, at + REACH_BYTES)
+        if found < 0:
+            return min(len(block), at + REACH_BYTES)
+        at = found + 1
+    return at
+
+
+def _count(block: bytes, start: int, stop: int, place: _Place) -> None:
+    """Pass over bytes without looking into them."""
+    if stop > start:
+        place.line += block.count(b"\n", start, stop)
+        place.byte += stop - start
+        place.inside = block[stop - 1 : stop] != b"\n"
+
+
+def _lines(region: bytes, place: _Place) -> Iterator[Line]:
+    splitter = LineSplitter("utf-8", place.byte, first_line=place.line, inside=place.inside)
+    yield from splitter.feed(region, final=True)
+    _count(region, 0, len(region), place)
+
+
+class _Rest:
+    """A stream whose first bytes have been read already."""
+
+    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
+        self._head, self._stream = head, stream
+
+    def read(self, size: int) -> bytes:
+        if self._head:
+            head, self._head = self._head[:size], self._head[size:]
+            return head
+        return self._stream.read(size)

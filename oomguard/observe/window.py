@@ -1,0 +1,81 @@
+"""The few lines around an anchor, joined into one text that a pattern can be matched on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oomguard.observe.source import MAX_SEGMENT_CHARS, Line
+from oomguard.observe.text import peel, without_escaped_breaks
+from oomguard.rules.load import Signature, Wording
+
+WINDOW_LINES = 16
+WINDOW_CHARS = 6000
+
+Candidate = tuple[Signature, Wording]
+
+
+@dataclass(slots=True)
+class Window:
+    """The lines of one process around one that holds an anchor, still being collected."""
+
+    candidates: list[Candidate]
+    process: str | None
+    anchor: int
+    lines: list[Line]
+    orders: list[int]
+    texts: list[str]
+    full: bool = False
+
+    @property
+    def text(self) -> str:
+        """All lines, peeled and joined."""
+        return "".join(self.texts)
+
+    @property
+    def anchor_span(self) -> tuple[int, int]:
+        """Where the anchor's line begins and ends in the joined text."""
+        start = sum(map(len, self.texts[: self.anchor]))
+        return start, start + len(self.texts[self.anchor])
+
+    def index(self, position: int) -> int:
+        """Which of the lines holds a position of the joined text."""
+        end = 0
+        for i, text in enumerate(self.texts):
+            end += len(text)
+            if position < end:
+                return i
+        return len(self.texts) - 1
+
+    def line_around(self, position: int) -> tuple[str, int]:
+        """The joined line that holds a position, and the position within it."""
+        text = self.text
+        start = text.rfind("\n", 0, position) + 1
+        end = text.find("\n", position)
+        return text[start : len(text) if end < 0 else end], position - start
+
+    def extend(self, line: Line, order: int) -> bool:
+        """Take the next line of the stream where it belongs here; whether the window is complete."""
+        plain = peel(line.text[:WINDOW_CHARS])
+        text = without_escaped_breaks(plain.text)
+        # A document wraps a prefixed line onto indented ones without a prefix.
+        wrapped = plain.process is None and len(text) - len(text.lstrip()) >= 2
+        if plain.process == self.process or wrapped:
+            self.texts.append(text if line.continued else "\n" + text)
+            self.lines.append(line)
+            self.orders.append(order)
+        elif plain.process is None and plain.text.strip():
+            self.full = True  # an unprefixed line after a prefixed one starts something else
+        own = self.texts[self.anchor + 1 :]
+        return self.full or len(own) >= WINDOW_LINES or sum(map(len, own)) >= WINDOW_CHARS
+
+
+def open_window(lines: list[tuple[int, Line]], candidates: list[Candidate]) -> Window:
+    """A window on the last of ``lines``; those before it belong to it where the same process wrote them."""
+    plain = [(order, line, peel(line.text[:MAX_SEGMENT_CHARS])) for order, line in lines]
+    process = plain[-1][2].process
+    same = [row for row in plain if row[2].process == process]
+    texts = [
+        ("" if line.continued or i == 0 else "\n") + without_escaped_breaks(text.text)
+        for i, (_, line, text) in enumerate(same)
+    ]
+    return Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
