@@ -1,15 +1,28 @@
-"""``oomguard rules``: look at the rules in force, check a file, run the rules' own tests."""
+"""``oomguard rules``: look at the rules in force, check a file, run the rules' own tests, write their pages."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
 import click
 
-from oomguard.cli.options import option, read_rules
+from oomguard.cli.options import console, option, read_rules
+from oomguard.errors import InputError, OomguardError, RuleError, UsageError
+
+if TYPE_CHECKING:
+    from oomguard.rules.load import Rule, RuleSet, Signature
+
+_INDEX: Final = "README.md"
+_MAX_COLUMNS: Final = 100
 
 
 @click.group("rules")
 def command() -> None:
-    """List, check and test rule files."""
+    """List, show, check and test rule files."""
 
 
 _RULES = option(
@@ -18,19 +31,200 @@ _RULES = option(
 
 
 @command.command("list")
+@option("--signatures", is_flag=True, help="List the signatures too: name, kind, wordings.")
 @_RULES
-def list_rules(rules: tuple[str, ...]) -> int:
+def list_rules(signatures: bool, rules: tuple[str, ...]) -> int:
     """List every rule: code, cause, title."""
-    for rule in read_rules(rules).rules:
-        click.echo(f"{rule.code}  {rule.cause:<36}{rule.title}")
+    found = _read(rules)
+    for rule in found.rules:
+        _say(f"{rule.code}  {rule.cause:<36}{rule.title}")
+    for signature in found.signatures if signatures else ():
+        count = len(signature.wordings)
+        kind = signature.kind or "context"
+        _say(f"{signature.name:<44}{kind:<40}{count} wording{'s' if count != 1 else ''}")
     return 0
+
+
+@command.command("show")
+@click.argument("name", metavar="CODE|SIGNATURE")
+@_RULES
+@option(
+    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour. NO_COLOR is respected."
+)
+def show(name: str, rules: tuple[str, ...], color: str) -> int:
+    """Show one rule or signature in full: cause, conditions, explanation, fixes with their cost, tests.
+
+    CODE is a rule's code (OG201) or a cause (all its rules), SIGNATURE a name such as vllm/kv_cache_none_left or a kind.
+    """
+    rule_set = _read(rules)
+    pages = [_rule_page(rule, rule_set) for rule in rule_set.rules if name.lower() in {rule.code.lower(), rule.cause}]
+    pages = pages or [_signature_page(s) for s in rule_set.signatures if name in {s.name, Path(s.path).stem, s.kind}]
+    if not pages:
+        from oomguard.rules.expressions import suggestion
+
+        known = [rule.code for rule in rule_set.rules] + [rule.cause for rule in rule_set.rules]
+        known += [s.name for s in rule_set.signatures] + [Path(s.path).stem for s in rule_set.signatures]
+        hint = suggestion(name.upper(), tuple(known)) or suggestion(name, tuple(dict.fromkeys(known)))
+        raise UsageError(
+            f"no rule and no signature is named {name!r}", hint=hint or "oomguard rules list --signatures names all"
+        )
+    text = "\n".join(pages)
+    out = console(color)
+    if out.is_terminal and out.encoding.lower().startswith("utf"):
+        from rich.markdown import Markdown
+
+        from oomguard.report.rule_page import MARK
+
+        out.print(Markdown(text.replace(MARK, "")), width=min(out.width, _MAX_COLUMNS))
+    else:
+        _say(text)
+    return 0
+
+
+@command.command("pages")
+@click.argument("folder", metavar="DIR", type=click.Path())
+@option("--check", is_flag=True, help="Write nothing; exit with 1 when a page differs from what would be written.")
+@_RULES
+def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
+    """Write one Markdown page for each rule, and an index, into DIR; pages of rules that are gone are removed.
+
+    The same rules always give the same pages. A file that was not made by this command is never replaced or removed.
+    """
+    wanted = rule_pages(_read(rules))
+    root = Path(folder)
+    try:
+        there = {path.name: path.read_text(encoding="utf-8") for path in _made(root)}
+        differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+        if check:
+            for name in differing:
+                click.echo(f"{root / name} is not up to date")
+            return 1 if differing else 0
+        kept = [root / name for name in differing if name not in there and (root / name).exists()]
+        if kept:
+            hint = "give a folder of the pages' own"
+            raise InputError(f"{kept[0]} was not made by this command and is not replaced", hint=hint)
+        root.mkdir(parents=True, exist_ok=True)
+        for name in differing:
+            if name in wanted:
+                (root / name).write_text(wanted[name], encoding="utf-8")
+            else:
+                (root / name).unlink()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: {getattr(error, 'strerror', None) or error}", hint="DIR is a folder") from None
+    click.echo(f"{len(wanted)} pages in {folder}, {len(differing)} changed")
+    return 0
+
+
+def _read(folders: tuple[str, ...]) -> RuleSet:
+    """The rules in force, their tests' values checked too: a run does not need those, and this command does.
+
+    Raises RuleError with the file and the key.
+    """
+    from oomguard.facts import REGISTRY, is_of_type
+
+    found = read_rules(folders)
+    for rule in found.rules:
+        for i, test in enumerate(rule.tests):
+            for name, value in test["facts"].items():
+                # A name that is no fact is told by the test's own run, with all else that is wrong there.
+                if name in REGISTRY and not is_of_type(name, value):
+                    kind = REGISTRY[name].type
+                    raise RuleError(f"expected {kind}, found {value!r}", path=rule.path, key=f"test[{i}].facts.{name}")
+            _check_expected(test.get("expect", {}), rule.path, f"test[{i}].expect")
+    return found
+
+
+def _check_expected(expect: Mapping[str, Any], path: str, key: str) -> None:
+    for name in ("cause", "text"):
+        if not isinstance(expect.get(name, ""), str):
+            raise RuleError("expected text", path=path, key=f"{key}.{name}")
+    for name in ("plan", "alternatives"):
+        rows = expect.get(name, [])
+        if not isinstance(rows, list) or not all(map(_is_expected_row, rows)):
+            raise RuleError("expected a list of { setting = ..., to = ... }", path=path, key=f"{key}.{name}")
+
+
+def _is_expected_row(row: Any) -> bool:
+    if not isinstance(row, dict) or "to" not in row:
+        return False
+    return isinstance(row.get("setting"), str) and isinstance(row.get("reason", ""), str)
+
+
+def rule_pages(rules: RuleSet) -> dict[str, str]:
+    """File name -> text of every page: one a rule, and the index."""
+    from oomguard.report.rule_page import index_page
+
+    found = {f"{rule.code}.md": _rule_page(rule, rules) for rule in rules.rules}
+    return {**found, _INDEX: index_page(rules.rules, rules.signatures)}
+
+
+def _made(root: Path) -> list[Path]:
+    """The pages in a folder that this command made."""
+    from oomguard.report.rule_page import MARK
+
+    if not root.exists():
+        return []
+    return [
+        path for path in sorted(root.iterdir()) if path.suffix == ".md" and MARK in path.read_text(encoding="utf-8")
+    ]
+
+
+def _rule_page(rule: Rule, rules: RuleSet) -> str:
+    from oomguard.diagnosing import assess
+    from oomguard.remedy.policy import Policy
+    from oomguard.remedy.solvers import SOLVERS
+    from oomguard.report.rule_page import Example, rule_page
+    from oomguard.selftest import incident_from
+
+    # By this rule alone, so that its page stays the same when another rule is added.
+    alone = replace(rules, rules=(rule,))
+    examples = []
+    for i, test in enumerate(rule.tests):
+        try:
+            incident = assess(incident_from(test["kind"], test["facts"]), alone, Policy())
+        except OomguardError as error:  # a fix that names no setting or no solver
+            raise RuleError(str(error), path=rule.path, key=f"test[{i}]") from None
+        examples.append(Example(test["kind"], test["facts"], incident))
+    solvers = {name: _in_words(solver.__doc__ or name) for name, solver in SOLVERS.items()}
+    return rule_page(rule, examples, file=_file(rule.path), solvers=solvers)
+
+
+def _signature_page(signature: Signature) -> str:
+    from oomguard.report.rule_page import signature_page
+    from oomguard.rules.pattern import group_fact
+
+    groups = [group for wording in signature.wordings for group in wording.pattern.groupindex]
+    facts = {group: fact for group in groups if (fact := group_fact(group))}
+    return signature_page(signature, file=_file(signature.path), group_facts=facts)
+
+
+def _in_words(docstring: str) -> str:
+    """The first paragraph of a docstring, which is one sentence."""
+    return " ".join(docstring.partition("\n\n")[0].split()).rstrip(".").replace("``", "`")
+
+
+def _file(path: str) -> str:
+    """A shipped file by its place in the repository, which is the same everywhere; another as it was given."""
+    from oomguard.rules.load import shipped_root
+
+    found, root = Path(path), shipped_root()
+    return f"rules/{found.relative_to(root).as_posix()}" if found.is_relative_to(root) else path
+
+
+def _say(text: str) -> None:
+    """Print lines without what a terminal would obey; what the terminal's encoding lacks is replaced."""
+    from oomguard.escapes import strip_escapes
+
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    for line in text.split("\n"):
+        click.echo(strip_escapes(line).rstrip().encode(encoding, "replace").decode(encoding))
 
 
 @command.command("check")
 @_RULES
 def check(rules: tuple[str, ...]) -> int:
     """Load every rule file and say the first mistake with its file, key and column."""
-    rule_set = read_rules(rules)
+    rule_set = _read(rules)
     click.echo(f"{len(rule_set.signatures)} signature files and {len(rule_set.rules)} rules: no mistakes")
     return 0
 
@@ -41,10 +235,10 @@ def test(rules: tuple[str, ...]) -> int:
     """Run the tests inside the rule files; exit status 1 when one fails."""
     from oomguard.selftest import problems
 
-    rule_set = read_rules(rules)
+    rule_set = _read(rules)
     found = problems(rule_set)
     for text in found:
-        click.echo(text)
+        _say(text)
     tests = sum(len(s.tests) for s in rule_set.signatures) + sum(len(r.tests) for r in rule_set.rules)
     click.echo(
         f"{tests} tests in {len(rule_set.signatures)} signature files and {len(rule_set.rules)} rules: {len(found)} problems"

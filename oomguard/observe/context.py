@@ -29,9 +29,9 @@ _ENGINE_ROLES: Final = frozenset(
     {"EngineCore", "Worker", "VllmWorker", "VllmWorkerProcess", "APIServer", "RayWorkerWrapper"}
 )
 # What the user decided outlives an engine's start; what the engine measured does not.
-_DECIDED: Final = frozenset(
-    {*SETTING_FACTS.values(), "mem_fraction_static_ratio", "speculative", "multimodal", "quantized"}
-)
+_DECIDED: Final = frozenset({
+    *SETTING_FACTS.values(), "mem_fraction_static_ratio", "speculative", "multimodal", "quantized", "lora", "device_share_ratio",
+})  # fmt: skip
 
 
 def role(process: str | None) -> str | None:

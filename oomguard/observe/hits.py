@@ -84,6 +84,8 @@ def quoted(hit: Hit, window: Window, quotations: tuple[Quotation, ...]) -> str |
     line, at = window.line_around(hit.position)
     parts = {"line": line, "before": line[:at], "after": line[at:]}
     for quotation in quotations:
+        if len(hit.facts) >= quotation.below_facts:
+            continue
         try:
             if quotation.pattern.search(parts[quotation.part], timeout=SEARCH_TIMEOUT_S):
                 return quotation.name

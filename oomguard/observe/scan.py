@@ -215,6 +215,7 @@ class Scanner:
         self.flush()
         found = [f for f in self._found.all if newer_than_s is None or f.seen_s >= newer_than_s]
         # A wrapper ("See root cause above") is no incident of its own beside its cause.
+        found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
         notes = tuple(f"a pattern for {anchor!r} ran out of time and was left out" for anchor in sorted(self._slow))

@@ -29,7 +29,7 @@ _PREFIXES: Final = tuple(
         rf"\s*{_LEVEL}:?\s+\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]{{1,80}}:\d+\]|[\w/.-]+\.py:\d+\])\s?",
         r"\s*\[[\w/.-]+\.py:\d+\]\s?",
         # SGLang: "[2026-04-26 14:38:11 TP0]", "[2026-04-26 14:38:11 DP0 TP1 EP0]"
-        rf"\s*\[{_STAMP}(?: (?P<name>(?:[DTPEA]{{1,3}}P\d+ ?)+))?\]\s?",
+        rf"\s*\[{_STAMP}(?: [IWEF] \d+ \d+)?(?: (?P<name>(?:[DTPEA]{{1,3}}P\d+ ?)+))?\]\s?",
         # container runtimes: "2026-01-01T00:00:00.123456789Z stdout F ", kubectl --timestamps, Python's logging
         rf"\s*{_STAMP}\s+std(?:out|err) [FP]\s?",
         rf"\s*{_STAMP}(?:\s*[|-])?(?:\s+{_LEVEL}\b)?(?:\s+[\w.:]+)?(?:\s*[|-])\s?",
@@ -47,6 +47,8 @@ _PREFIXES: Final = tuple(
         r"\s*(?:[>#]+|//)\s(?=\s*\S)",
     )
 )
+# Colours that a collector wrote out: syslog's "#033[2m", a repr's "\\x1b[0m".
+_WRITTEN_ESCAPE: Final = re.compile(r"(?:#033|\\x1b|\\u001b|\\033|␛)\[[\d;]*m")
 _MAX_PREFIXES: Final = 8
 # The fields in which collectors keep the line, and those that show that an object is a collector's.
 _TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "text", "line")
@@ -70,6 +72,8 @@ class PlainLine:
 def peel(line: str) -> PlainLine:
     """Peel a collector's wrapping, escapes, then process, rank and logger prefixes in any order, until none is left."""
     text, process = strip_escapes(unwrap(line)), None
+    if "[" in text and _WRITTEN_ESCAPE.search(text):
+        text = _WRITTEN_ESCAPE.sub("", text)
     for _ in range(_MAX_PREFIXES):
         for pattern in _PREFIXES:
             match = pattern.match(text)

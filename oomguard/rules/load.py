@@ -39,7 +39,7 @@ class Quotation:
     """How a text shows that it quotes an error and does not report one.
 
     ``part`` is where the pattern is looked for: ``line`` the whole line, ``before`` and ``after`` what stands on it
-    before and after the message.
+    before and after the message. A message with ``below_facts`` figures or more is a report whatever stands around it.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Quotation:
     part: str
     quoted: tuple[str, ...]
     real: tuple[str, ...]
+    below_facts: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,7 @@ def _quotations(raw: dict[str, Any], path: Path) -> list[Quotation]:
     for row in Table(raw, path, "", "quotations").tables("quotation", "quotation"):
         pattern = compile_pattern(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
         part = row.choice("part", ("line", "before", "after"))
-        found.append(Quotation(row.get("name"), pattern, part, tuple(row.get("quoted")), tuple(row.get("real", ()))))
+        found.append(Quotation(row.get("name"), pattern, part, tuple(row.get("quoted")), tuple(row.get("real", ())), row.get("below_facts", 1000)))
     return found
 
 

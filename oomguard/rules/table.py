@@ -30,6 +30,7 @@ _KEYS: Final[dict[str, dict[str, tuple[type | tuple[type, ...], bool]]]] = {
     "quotations": {"schema": (int, True), "quotation": (list, True)},
     "quotation": {
         "name": (str, True), "pattern": (str, True), "part": (str, True), "quoted": (list, True), "real": (list, False),
+        "below_facts": (int, False),
     },
     "signature test": {"log": (str, True), "expect": (dict, False), "expect_no_match": (bool, False)},
     "rule": {

@@ -1,0 +1,207 @@
+"""One page for each rule and signature, in Markdown: what it means, how to confirm it, what to change and what it costs.
+
+The pages are made from the rule files alone, examples included, so the same files always give the same pages. Rules
+and signatures come as they were loaded; this room stands below the one that loads them and reads only their fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.escapes import strip_escapes
+from oomguard.facts import PLACEHOLDER, REGISTRY, format_gib, render
+from oomguard.incident import Alternative, Cause, Incident, Patch
+
+MARK: Final = "<!-- made by `oomguard rules pages`: change the rule file, not this page -->"
+_EFFECTS: Final = {
+    "output-preserving": "the same sampling semantics",
+    "reduces-capacity": "less fits, runs together or is accepted",
+    "changes-outputs": "the answers may differ; needs your permission",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One test of a rule, assessed by that rule alone; ``incident`` has no cause where the rule does not speak."""
+
+    kind: str
+    facts: Mapping[str, Any]
+    incident: Incident
+
+
+def rule_page(rule: Any, examples: Sequence[Example], *, file: str, solvers: Mapping[str, str]) -> str:
+    """The page of one rule; ``file`` is where it is written, ``solvers`` says in words how each solver finds a value."""
+    spoken = [(example, cause) for example in examples if (cause := _cause(rule, example))]
+    silent = [example for example in examples if not _cause(rule, example)]
+    lines = [f"# {rule.code}: {_text(rule.title)}", "", MARK, ""]
+    lines += [f"Cause `{rule.cause}`, {_text(rule.status)}, since {_text(rule.since)}, from `{_code(file)}`.", ""]
+    lines += ["## What it means", "", _text(_named(rule.why)), ""]
+    summary = render(rule.summary, spoken[0][0].incident.facts) if spoken else _named(rule.summary)
+    lines += [f"> {_text(summary)}", ""]
+    lines += ["## When it is said", "", f"One of these was printed: {', '.join(f'`{kind}`' for kind in rule.kinds)}."]
+    lines += _conditions(rule)
+    lines += ["", "## How sure it is", "", *(f"- {_step(step)}" for step in rule.confidence), ""]
+    lines += ["## How to confirm it", "", _text(_named(rule.confirm)), ""]
+    lines += ["## What to change, and what it costs", "", *_fixes(rule, solvers), ""]
+    for number, (example, cause) in enumerate(spoken, 1):
+        lines += [f"## Example {number}" if len(spoken) > 1 else "## Example", "", *_example(example, cause), ""]
+    if silent:
+        lines += ["## When it is not said", ""]
+        lines += [f"- `{example.kind}` with {_facts_inline(example.facts)}" for example in silent]
+        lines += [""]
+    lines += ["## References", "", *(f"- {_reference(row)}" for row in rule.references), ""]
+    return "\n".join(lines)
+
+
+def signature_page(signature: Any, *, file: str, group_facts: Mapping[str, str]) -> str:
+    """The page of one signature; ``group_facts`` maps a pattern's group to the fact that it fills."""
+    lines = [f"# {_text(signature.name)}", "", MARK, ""]
+    what = f"Kind `{signature.kind}`" if signature.kind else "Context (a line that is no failure and carries facts)"
+    lines += [f"{what}, framework {_text(signature.framework)}, phase `{signature.phase}`, from `{_code(file)}`."]
+    for number, wording in enumerate(signature.wordings, 1):
+        groups = dict.fromkeys(group_facts[g] for g in wording.pattern.groupindex if g in group_facts)
+        lines += ["", f"## Wording {number}", "", f"- versions: {_text(wording.versions or 'any')}"]
+        lines += [f"- anchor: `{_code(wording.anchor)}`", f"- source: {_text(wording.source)}"]
+        if wording.phase:
+            lines += [f"- phase: `{wording.phase}`"]
+        if groups:
+            lines += [f"- reads: {', '.join(f'`{name}`' for name in groups)}"]
+        if wording.facts:
+            lines += [f"- says: {_facts_inline(wording.facts)}"]
+        lines += ["", *_fenced([wording.pattern.pattern])]
+    for number, test in enumerate(signature.tests, 1):
+        lines += ["", f"## Test {number}: {'no match' if test.get('expect_no_match') else 'a match'}", ""]
+        lines += _fenced(test["log"].splitlines())
+        if test.get("expect"):
+            lines += ["", f"gives {_facts_inline(test['expect'])}"]
+    return "\n".join([*lines, ""])
+
+
+def index_page(rules: Iterable[Any], signatures: Iterable[Any]) -> str:
+    """The list of all rules, each linked to its page, and of all signatures."""
+    lines = ["# Rules", "", MARK, "", "Why memory ran out, and what to do: one rule a page.", ""]
+    lines += ["| code | cause | title | kinds |", "|---|---|---|---|"]
+    for rule in rules:
+        kinds = ", ".join(f"`{kind}`" for kind in rule.kinds)
+        lines.append(f"| [{rule.code}]({rule.code}.md) | `{rule.cause}` | {_cell(rule.title)} | {kinds} |")
+    lines += ["", "# Signatures", "", "What was printed: `oomguard rules show NAME` shows one in full.", ""]
+    lines += ["| name | kind | wordings |", "|---|---|---|"]
+    for signature in signatures:
+        kind = f"`{signature.kind}`" if signature.kind else "context"
+        lines.append(f"| {_cell(signature.name)} | {kind} | {len(signature.wordings)} |")
+    return "\n".join([*lines, ""])
+
+
+def _cause(rule: Any, example: Example) -> Cause | None:
+    return next((cause for cause in example.incident.causes if cause.rule == rule.code), None)
+
+
+def _conditions(rule: Any) -> list[str]:
+    conditions = [condition.source for condition in rule.when if condition.source != "true"]
+    lines = ["", "And all of this holds:", "", *(f"- `{_code(source)}`" for source in conditions)] if conditions else []
+    if rule.unknown:
+        lines += ["", f"And nothing is known of {', '.join(f'`{name}`' for name in rule.unknown)}."]
+    named = dict.fromkeys(name for source in conditions for name in re.findall(r"\b[a-z]\w*\b", source))
+    meanings = [f"| `{name}` | {_cell(REGISTRY[name].meaning)} |" for name in named if name in REGISTRY]
+    return [*lines, "", "| fact | meaning |", "|---|---|", *meanings] if meanings else lines
+
+
+def _step(step: Any) -> str:
+    where = f" where `{_code(step.when.source)}`" if step.when is not None else ""
+    if step.base is not None:
+        return f"{step.base:.2f}{where or ' to begin with'}"
+    return f"{abs(step.add):.2f} {'more' if step.add >= 0 else 'less'}{where}"
+
+
+def _fixes(rule: Any, solvers: Mapping[str, str]) -> list[str]:
+    if not rule.fixes:
+        return ["Nothing that oomguard knows how to change."]
+    lines: list[str] = []
+    for number, fix in enumerate(rule.fixes, 1):
+        lines.append(f"{number}. `{fix.setting}` ({fix.effect}{', as an alternative only' if fix.alternative else ''})")
+        if fix.lever:
+            lines.append(f"   - {_text(fix.lever)}; by how much is not known ({_text(fix.missing)})")
+        elif fix.solve:
+            lines.append(f"   - value: {_text(solvers.get(fix.solve, fix.solve))}")
+        elif fix.value is not None:
+            lines.append(f"   - value: `{_code(fix.value.source)}`")
+        if fix.when:
+            lines.append(f"   - only where {' and '.join(f'`{_code(condition.source)}`' for condition in fix.when)}")
+        lines.append(f"   - cost: {_text(fix.tradeoff) or 'none known'}")
+    effects = sorted({fix.effect for fix in rule.fixes})
+    meanings = "; ".join(f"*{effect}*: {_EFFECTS[str(effect)]}" for effect in effects)
+    return [*lines, "", f"{meanings}."]
+
+
+def _example(example: Example, cause: Cause) -> list[str]:
+    lines = [f"`{example.kind}`, with these facts:", ""]
+    lines += [f"- `{name} = {_code(_value(name, value))}`" for name, value in example.facts.items()]
+    lines += ["", "is explained so:", ""]
+    shown = [f"{cause.title} ({cause.id}, confidence {cause.confidence:.2f}, {cause.rule})", cause.explanation]
+    for number, patch in enumerate(example.incident.plan, 1):
+        shown += ["", *_patch(number, patch)]
+    shown += (
+        ["", *(_alternative(row) for row in example.incident.alternatives)] if example.incident.alternatives else []
+    )
+    if example.incident.unknown:
+        shown += ["", f"unknown: {'; '.join(example.incident.unknown)}"]
+    return [*lines, *_fenced(shown)]
+
+
+def _patch(number: int, patch: Patch) -> list[str]:
+    old = "" if patch.old is None else f"{patch.old} -> "
+    lines = [f"{number}. {patch.setting}: {old}{'not solved' if patch.new is None else patch.new}  [{patch.effect}]"]
+    lines.append(f"   {patch.reason}")
+    paste = " or ".join(text for text in (patch.as_flag, patch.as_kwarg, patch.as_env) if text)
+    if patch.tradeoff:
+        lines.append(f"   cost: {patch.tradeoff}")
+    if patch.new is not None and patch.blocked_by:
+        lines.append(f"   not done by itself: {patch.blocked_by}")
+    return [*lines, f"   {paste}"] if patch.new is not None and paste else lines
+
+
+def _alternative(row: Alternative) -> str:
+    return f"instead: {row.as_flag or row.as_kwarg or f'{row.setting} = {row.new}'} ({row.why_not})"
+
+
+def _value(name: str, value: Any) -> str:
+    size = isinstance(value, int) and not isinstance(value, bool) and name.endswith("_bytes") and value >= 1024
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{text} ({format_gib(value)})" if size else text
+
+
+def _facts_inline(facts: Mapping[str, Any]) -> str:
+    return (
+        ", ".join(f"`{name} = {_code(_value(name, value))}`" for name, value in facts.items()) or "nothing else known"
+    )
+
+
+def _reference(row: Mapping[str, Any]) -> str:
+    note = _text(row["note"])
+    return f"{note} <{_text(row['url'])}>" if row.get("url") else note
+
+
+def _named(template: str) -> str:
+    """A template with its placeholders as names of facts, for where there are no values."""
+    return PLACEHOLDER.sub(lambda match: f"`{match.group(1).split('|')[0]}`", template)
+
+
+def _text(text: str) -> str:
+    """Running text on one line, without what a terminal would obey."""
+    return strip_escapes(" ".join(str(text).split()))
+
+
+def _code(text: str) -> str:
+    """Text for a code span: a backtick would end it."""
+    return _text(text).replace("`", "'")
+
+
+def _cell(text: str) -> str:
+    return _text(text).replace("|", "\\|")
+
+
+def _fenced(lines: Iterable[str]) -> list[str]:
+    return ["```text", *(strip_escapes(line).replace("```", "'''").rstrip() for line in lines), "```"]

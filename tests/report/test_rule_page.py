@@ -1,0 +1,152 @@
+"""The page of a rule: every section, real rendered text, and Markdown that stays whole whatever a rule file holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.markdown import Markdown
+
+from oomguard.diagnosing import assess
+from oomguard.facts import REGISTRY
+from oomguard.remedy.policy import Policy
+from oomguard.report.rule_page import MARK, Example, index_page, rule_page, signature_page
+from oomguard.rules.load import Rule, RuleSet, load_rules
+from oomguard.selftest import incident_from
+
+RULES = load_rules()
+SECTIONS = (
+    "What it means",
+    "When it is said",
+    "How sure it is",
+    "How to confirm it",
+    "What to change, and what it costs",
+)
+
+
+def examples(rule: Rule) -> list[Example]:
+    alone = RuleSet((), (rule,))
+    return [
+        Example(t["kind"], t["facts"], assess(incident_from(t["kind"], t["facts"]), alone, Policy()))
+        for t in rule.tests
+    ]
+
+
+def page(rule: Rule, **changes: object) -> str:
+    changed = replace(rule, **changes)
+    return rule_page(changed, examples(changed), file="rules/x.toml", solvers={"printed_estimate": "in words"})
+
+
+def section(text: str, title: str) -> str:
+    return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+@pytest.mark.parametrize("rule", RULES.rules, ids=lambda rule: rule.code)
+def test_every_shipped_rule_has_every_section_in_order(rule):
+    text = page(rule)
+    places = [text.index(f"\n## {title}\n") for title in (*SECTIONS, "References")]
+
+    assert places == sorted(places)
+    assert text.startswith(f"# {rule.code}: {rule.title}\n")
+    assert MARK in text
+    assert text.count("```") % 2 == 0
+    assert "{" not in section(text, "What it means").replace("`", "")
+
+
+@pytest.mark.parametrize("rule", RULES.rules, ids=lambda rule: rule.code)
+def test_every_fix_is_there_with_its_effect_and_its_cost(rule):
+    fixes = section(page(rule), "What to change, and what it costs")
+
+    for fix in rule.fixes:
+        assert f"`{fix.setting}` ({fix.effect}" in fixes
+        assert " ".join(fix.tradeoff.split()) in fixes
+
+
+def test_the_meaning_and_the_example_are_rendered_from_the_rule_s_own_test():
+    text = page(RULES.rule("OG201"))
+
+    said = "One request of 32768 tokens needs 20.48 MiB of KV cache; 0.95 MiB is there, enough for 1792 tokens."
+    assert said in section(text, "What it means")
+    first = section(text, "Example 1")
+    assert "- `kv_cache_needed_bytes = 21474836 (20.48 MiB)`" in first
+    assert "1. max_model_len: 32768 -> 1792  [reduces-capacity]" in first
+    assert "instead: --kv-cache-memory-bytes 18285715 (a byte count you set)" in first
+
+
+def test_a_test_that_does_not_match_is_listed_as_such():
+    assert section(page(RULES.rule("OG201")), "When it is not said").strip() == (
+        "- `kv_cache_none_left` with `max_model_len_tokens = 32768`"
+    )
+
+
+def test_the_steps_of_the_confidence_are_in_words():
+    assert section(page(RULES.rule("OG201")), "How sure it is").strip().splitlines() == [
+        "- 0.80 to begin with",
+        "- 0.10 more where `estimated_max_model_len_tokens < max_model_len_tokens`",
+    ]
+
+
+def test_the_facts_of_the_conditions_are_explained():
+    meaning = REGISTRY["max_model_len_tokens"].meaning
+
+    assert f"| `max_model_len_tokens` | {meaning} |" in page(RULES.rule("OG201"))
+
+
+def test_a_solver_is_told_in_words_and_one_without_words_by_name():
+    fixes = section(page(RULES.rule("OG201")), "What to change, and what it costs")
+
+    assert "value: in words" in fixes
+    assert "value: utilization_for_max_len" in fixes
+
+
+def test_a_rule_without_tests_and_fixes_still_has_a_page():
+    text = page(RULES.rule("OG201"), tests=(), fixes=())
+
+    assert "> One request of `max_model_len_tokens` tokens needs `kv_cache_needed_bytes`" in text
+    assert "Nothing that oomguard knows how to change." in text
+    assert "## Example" not in text
+
+
+@pytest.mark.parametrize("field", ["title", "why", "confirm", "since", "status"])
+def test_no_text_of_a_rule_file_reaches_a_terminal_with_escapes_or_breaks_the_page(field):
+    text = page(RULES.rule("OG201"), **{field: "\x1b[31mred\x1b[0m\n## Example\n```"})
+
+    assert "\x1b" not in text
+    assert text.count("\n## Example\n") == 0
+    assert [line for line in text.splitlines() if line.startswith("```")].count("```text") == 2
+
+
+def test_a_reference_has_its_address():
+    text = page(RULES.rule("OG201"), references=({"note": "the manual", "url": "https://example.org/a"},))
+
+    assert section(text, "References").strip() == "- the manual <https://example.org/a>"
+
+
+def test_the_same_rule_gives_the_same_page():
+    assert page(RULES.rule("OG203")) == page(RULES.rule("OG203"))
+
+
+def test_the_index_links_each_rule_and_names_each_signature():
+    text = index_page([replace(RULES.rule("OG201"), title="a | b")], RULES.signatures)
+
+    assert "| [OG201](OG201.md) | `max_model_len_too_large` | a \\| b | `kv_cache_too_small_for_max_len` |" in text
+    for signature in RULES.signatures:
+        assert f"| {signature.name} | " in text
+
+
+@pytest.mark.parametrize("signature", RULES.signatures, ids=lambda signature: Path(signature.path).stem)
+def test_every_signature_is_shown_with_its_wordings_and_its_tests(signature):
+    text = signature_page(signature, file="rules/x.toml", group_facts={})
+
+    assert text.count("\n## Wording ") == len(signature.wordings)
+    assert text.count("\n## Test ") == len(signature.tests)
+    assert "\x1b" not in text
+    assert Markdown(text).parsed
+
+
+def test_the_groups_of_a_pattern_are_shown_as_the_facts_they_fill():
+    signature = next(s for s in RULES.signatures if s.name == "vllm/kv_cache_too_small_for_max_len")
+    text = signature_page(signature, file="x", group_facts={"kv_cache_needed": "kv_cache_needed_bytes"})
+
+    assert "- reads: `kv_cache_needed_bytes`" in text
