@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import IO
 
 from oomguard.facts import Fact
-from oomguard.incident import Diagnosis, Incident, SettingInForce
-from oomguard.memory.derive import derive
+from oomguard.incident import DRAWINGS, Diagnosis, Incident, SettingInForce
+from oomguard.memory.derive import budget_of_start, derive
+from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
 from oomguard.observe.scan import scan
-from oomguard.observe.source import Line, open_log, read_lines
+from oomguard.observe.skim import Gap, skim
+from oomguard.observe.source import Line, damage_of, open_log
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
 from oomguard.rules.load import RuleSet, load_rules
@@ -53,11 +55,12 @@ def assess_all(
     incidents = tuple(
         assess(i, rules, policy, tried, given=given, local_models=local_models) for i in diagnosis.incidents
     )
-    return replace(diagnosis, incidents=incidents)
+    starts = tuple(replace(start, budget=budget_of_start(start.facts)) for start in diagnosis.starts)
+    return replace(diagnosis, incidents=incidents, starts=starts)
 
 
 def diagnose_lines(
-    lines: Iterable[Line],
+    lines: Iterable[Line | Gap],
     source: str = "",
     *,
     rules: RuleSet | None = None,
@@ -79,8 +82,15 @@ def diagnose_stream(
     given: Mapping[str, Fact] | None = None,
     settings: Mapping[str, SettingInForce] | None = None,
 ) -> Diagnosis:
-    """Diagnose a stream of bytes of any size in constant memory, see ``diagnose_lines``."""
-    return diagnose_lines(read_lines(stream), source, rules=rules, policy=policy, given=given, settings=settings)
+    """Diagnose a stream of bytes of any size in constant memory, see ``diagnose_lines``.
+
+    A compressed stream that is damaged is read as far as it goes, and a note says so.
+    """
+    rules = rules or default_rules()
+    lines = skim(stream, finder(rules.anchors))
+    diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings)
+    damage = damage_of(stream)
+    return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))
 
 
 def diagnose(
@@ -102,6 +112,15 @@ def diagnose(
             return diagnose_stream(stream, str(source), rules=rules, policy=policy, given=given)
     lines = (Line(number, 0, text) for number, text in enumerate(source.splitlines(), 1))
     return diagnose_lines(lines, rules=rules, policy=policy, given=given)
+
+
+def _as_html(diagnosis: Diagnosis) -> str:
+    from oomguard.report.notebook import notebook_html
+
+    return notebook_html(diagnosis)
+
+
+DRAWINGS["html"] = _as_html
 
 
 def _names_a_file(text: str) -> bool:

@@ -121,6 +121,7 @@ def _specs() -> dict[str, FactSpec]:
         ("attention_frames", "bool", "the traceback goes through attention"),
         ("logits_frames", "bool", "the traceback goes through the output layer"),
         ("forward_frames", "bool", "the traceback goes through a model's forward"),
+        ("tensor_rows", "int", "first dimension of the tensor that was being made"),
         ("recovered", "bool", "the engine went on after the refusal"),
         ("prompt_long", "bool", "the text says that the prompt or the context is long"),
         ("buffer", "str", "what the failed buffer was for"),

@@ -6,7 +6,7 @@ Each step returns a copy with more filled in (``dataclasses.replace``); nothing 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -31,6 +31,10 @@ PHASES: Final = (
     "load_weights", "profile_run", "kv_cache_init", "cudagraph_capture", "prefill", "decode", "sampling_logits",
     "prompt_logprobs", "generate", "training", "unknown",
 )  # fmt: skip
+
+
+# How to draw a diagnosis, by form: a room above registers it, since records cannot import what shows them.
+DRAWINGS: Final[dict[str, Callable[[Diagnosis], str]]] = {}
 
 
 class Effect(enum.IntEnum):
@@ -128,6 +132,7 @@ class Alternative:
     why_not: str
     as_flag: str | None = None
     as_kwarg: str | None = None
+    tradeoff: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +244,10 @@ class Diagnosis:
     incidents: tuple[Incident, ...] = ()
     notes: tuple[str, ...] = ()
     starts: tuple[StartUp, ...] = ()
+
+    def _repr_html_(self) -> str | None:
+        """The diagnosis for a notebook's cell, None where nothing that draws is loaded."""
+        return DRAWINGS["html"](self) if "html" in DRAWINGS else None
 
     @property
     def verdict(self) -> str:

@@ -87,7 +87,10 @@ def incident_from(kind: str, values: Mapping[str, Any]) -> Incident:
         setting = name.removesuffix("_set")
         if name.endswith("_set") and setting in SETTINGS:
             settings[setting] = SettingInForce(setting, values.get(setting), value, "given")
-    return Incident(kind=kind, message="", facts=facts, settings=settings)
+    return Incident(
+        kind=kind, message="", facts=facts, settings=settings, phase=str(values.get("phase", "unknown")),
+        framework=str(values.get("framework", "unknown")),
+    )  # fmt: skip
 
 
 def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:  # noqa: PLR0912 - one lint after another

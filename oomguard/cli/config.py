@@ -10,10 +10,10 @@ from oomguard.errors import UsageError
 
 OPTIONS: Final = (
     "allow", "pin", "min", "max_relaunches", "deadline", "dry_run", "report", "journal", "rules", "set", "gpu_memory",
-    "format", "quiet", "verbose", "grace", "exit_code", "color", "log_format",
+    "format", "jobs", "follow", "output", "no_mask", "quiet", "verbose", "grace", "exit_code", "color", "log_format",
 )  # fmt: skip
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
-_SWITCHES: Final = frozenset({"dry_run", "quiet", "verbose", "exit_code"})
+_SWITCHES: Final = frozenset({"dry_run", "quiet", "verbose", "exit_code", "follow", "no_mask"})
 _NUMBERS: Final = frozenset({"max_relaunches", "deadline", "grace"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "minimum", "set": "given"}

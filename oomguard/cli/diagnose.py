@@ -1,30 +1,43 @@
-"""``oomguard diagnose``: saved logs in, panel, JSON lines, Markdown or HTML out."""
+"""``oomguard diagnose``: saved or growing logs in, panel, JSON lines, Markdown or HTML out."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.options import console, option, output_options, policy_options, read_policy, read_rules, size_bytes
-from oomguard.errors import InputError, SettingError
-from oomguard.facts import Fact
-from oomguard.incident import Diagnosis, SettingInForce
-from oomguard.remedy.settings import parse_assignment
+from oomguard.cli.options import color_option, console, option, policy_options
+from oomguard.errors import InputError, UsageError
+from oomguard.observe.source import shown
+
+if TYPE_CHECKING:
+    from oomguard.cli.rendering import Outcome, Work
+
+FORMS: Final = ("terminal", "json", "markdown", "html")
+_FORM_BY_SUFFIX: Final = {".json": "json", ".jsonl": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
+
+
+class _Jobs(click.IntRange):
+    """A number of processes; 0 stands for ``auto``."""
+
+    name = "number of processes, or auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return 0 if value == "auto" else int(super().convert(value, param, ctx))
 
 
 @click.command("diagnose")
 @click.argument("paths", nargs=-1, metavar="[PATH …|-]")
 @option(
-    "--format",
-    "form",
-    type=click.Choice(["terminal", "json", "markdown", "html"]),
-    default="terminal",
-    show_default=True,
-    help="Output form.",
+    "--format", "form", type=click.Choice(FORMS), help="Output form. [default: by the name of --output, else terminal]"
 )
+@option("--output", metavar="FILE", help="Write there instead of to standard output (-).")
 @option("--gpu-memory", metavar="SIZE", help="The device's total memory, where the log leaves it out: 24GiB.")
 @option(
     "--set",
@@ -33,90 +46,176 @@ from oomguard.remedy.settings import parse_assignment
     metavar="SETTING=VALUE",
     help="A setting in force that the log leaves out. Repeatable.",
 )
+@option(
+    "--follow",
+    is_flag=True,
+    help="Read on as the log grows, also when it is cut or replaced; each incident is told once. Ctrl-C ends it.",
+)
+@option(
+    "--jobs", type=_Jobs(0, 1024), default="auto", metavar="N|auto", help="Processes that read inputs. [default: auto]"
+)
 @option("--exit-code", is_flag=True, help="Exit with 1 when an out-of-memory was found.")
 @policy_options
-@output_options
+@option("--no-mask", is_flag=True, help="Print secrets, prompts and home folders as they stand in the log.")
+@option("-q", "--quiet", is_flag=True, help="Print incidents only: nothing for a clean input, except in JSON.")
+@option(
+    "-v", "--verbose", is_flag=True, help="On the terminal, also the settings in force and the facts, with sources."
+)
+@color_option
 def command(
-    paths: tuple[str, ...], form: str, gpu_memory: str | None, given: tuple[str, ...], exit_code: bool, allow: str | None,
-    pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...], quiet: bool, verbose: bool, color: str,
+    paths: tuple[str, ...], form: str | None, output: str | None, gpu_memory: str | None, given: tuple[str, ...], follow: bool, jobs: int,
+    exit_code: bool, allow: str | None, pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...], no_mask: bool, quiet: bool,
+    verbose: bool, color: str,
 ) -> int:  # fmt: skip
     """Say why memory ran out: each incident with its numbers, its cause, and what to change.
 
-    PATH is a log, a folder of logs, or - for standard input. Exit status: 0 ran, 2 bad usage or an unreadable input
-    (after all the rest is done), 1 with --exit-code when an out-of-memory was found.
+    PATH is a log, a folder, or - for standard input. A folder means the files in it, sorted, not those in its
+    sub-folders. gzip, zstd, xz and bzip2 are read directly. Results come in the order of the inputs.
+
+    Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage or an unreadable or damaged input (told after all
+    the rest is done), 1 with --exit-code when an out-of-memory was found.
     """
-    from oomguard.cli import show_error
-    from oomguard.diagnosing import diagnose_lines
-    from oomguard.observe.source import open_log, read_lines
+    from oomguard.cli.rendering import Screen, Work
 
     if not paths:
-        if sys.stdin.isatty():
+        if sys.stdin is not None and sys.stdin.isatty():
             raise click.UsageError("name a log, a folder, or - for standard input: oomguard diagnose error.log")
         paths = ("-",)
-    policy, rule_set = read_policy(allow, pin, minimum), read_rules(rules)
-    facts, settings = _given(gpu_memory, given)
-    failed = found = False
-    for path in _expand(paths):
-        try:
-            if path == "-":
-                diagnosis = diagnose_lines(
-                    read_lines(sys.stdin.buffer), "-", rules=rule_set, policy=policy, given=facts, settings=settings
-                )
-            else:
-                with open_log(path) as stream:
-                    diagnosis = diagnose_lines(
-                        read_lines(stream), path, rules=rule_set, policy=policy, given=facts, settings=settings
-                    )
-        except InputError as error:
-            show_error(error)
-            failed = True
-            continue
-        except OSError as error:
-            show_error(InputError(f"{path}: {error.strerror or error}"))
-            failed = True
-            continue
-        found = found or diagnosis.verdict == "oom"
-        show(diagnosis, form, color)
-    if failed:
+    form = form or _FORM_BY_SUFFIX.get(Path(output or "").suffix.lower(), "terminal")
+    inputs, errors = ([paths[0]], []) if follow else _expand(paths)
+    if follow:
+        _check_follow(paths, form)
+    with _sink(output, inputs, form) as write:
+        screen = Screen.of(_console(output, color)) if form == "terminal" else None
+        work = Work(
+            form, screen, allow, pin, minimum, rules, gpu_memory, given, masked=not no_mask, quiet=quiet, verbose=verbose
+        )  # fmt: skip
+        found = _follow(inputs[0], work, write) if follow else _diagnose(inputs, work, jobs, write, errors)
+    from oomguard.cli import show_error
+
+    for error in errors:
+        show_error(error)
+    if errors:
         return 2
     return 1 if exit_code and found else 0
 
 
-def _given(gpu_memory: str | None, assignments: tuple[str, ...]) -> tuple[dict[str, Fact], dict[str, SettingInForce]]:
-    total = size_bytes(gpu_memory)
-    if total is not None and total <= 0:
-        raise SettingError(f"--gpu-memory is {gpu_memory}", hint="give the device's total memory, for example 24GiB")
-    facts = {} if total is None else {"device_total_bytes": Fact("device_total_bytes", total, "given")}
-    settings = {}
-    for text in assignments:
-        name, value = parse_assignment(text)
-        settings[name] = SettingInForce(name, value, None, "given")
-    return facts, settings
-
-
-def _expand(paths: tuple[str, ...]) -> Iterator[str]:
+def _expand(paths: tuple[str, ...]) -> tuple[list[str], list[InputError]]:
+    """The inputs: a folder stands for the regular files in it, sorted; and the folders that cannot be read."""
+    inputs: list[str] = []
+    errors = []
     for path in paths:
-        if path != "-" and Path(path).is_dir():
-            yield from (str(child) for child in sorted(Path(path).iterdir()) if child.is_file())
-        else:
-            yield path
+        try:
+            if path == "-" or not Path(path).is_dir():
+                inputs.append(path)
+            else:
+                inputs += [str(child) for child in sorted(Path(path).iterdir()) if child.is_file()]
+        except OSError as error:
+            errors.append(InputError(f"{shown(path)}: {error.strerror}"))
+        except ValueError:  # a null byte in the name: the reading says so
+            inputs.append(path)
+    return inputs, errors
 
 
-def show(diagnosis: Diagnosis, form: str, color: str) -> None:
-    """Print one diagnosis in one of the forms."""
-    if form == "json":
-        from oomguard.report.json import to_json
+def _sizes(inputs: list[str]) -> dict[str, int]:
+    """The bytes of the inputs that are files."""
+    sizes = {}
+    for path in inputs:
+        with contextlib.suppress(OSError, ValueError):
+            about = Path(path).stat()
+            if path != "-" and stat.S_ISREG(about.st_mode):
+                sizes[path] = about.st_size
+    return sizes
 
-        click.echo(to_json(diagnosis))
-    elif form == "markdown":
-        from oomguard.report.markdown import to_markdown
 
-        click.echo(to_markdown(diagnosis))
-    elif form == "html":
-        from oomguard.report.html import to_html
+def _diagnose(inputs: list[str], work: Work, jobs: int, write: Callable[[str], None], errors: list[InputError]) -> bool:
+    """Diagnose every input and write what comes out, in their order; whether an out-of-memory was found."""
+    from oomguard.cli.progress import Bar
+    from oomguard.cli.rendering import Bench, OnePage
+    from oomguard.cli.workers import automatic_jobs, in_parallel
 
-        click.echo(to_html(diagnosis))
-    else:
-        from oomguard.report.terminal import print_diagnosis
+    bench, sizes, page, found = Bench(work), _sizes(inputs), OnePage(), False
+    jobs = min(jobs or automatic_jobs(sizes), len(inputs))
+    with Bar(len(inputs), sum(sizes.get(path, 0) for path in inputs), write) as bar:
+        on_read = bar.read if bar.shown else None
 
-        print_diagnosis(console(color), diagnosis)
+        def own(path: str) -> Outcome:
+            return bench.diagnose(path, on_read)
+
+        outcomes: Generator[Outcome]
+        outcomes = in_parallel(work, inputs, jobs, own, on_read) if jobs > 1 else (own(path) for path in inputs)
+        with contextlib.closing(outcomes):
+            for outcome in outcomes:
+                bar.finish(page.add(outcome.text) if work.form == "html" and outcome.text else outcome.text)
+                found = found or outcome.found
+                if outcome.error:
+                    errors.append(InputError(outcome.error, hint=outcome.hint))
+    write(page.end())
+    return found
+
+
+def _check_follow(paths: tuple[str, ...], form: str) -> None:
+    if len(paths) > 1:
+        raise UsageError(f"--follow reads one log, not {len(paths)}", hint="start one oomguard for each log")
+    if form == "html":
+        raise UsageError("--follow cannot write a page: it has no end", hint="--format json, markdown or terminal")
+    if paths[0] != "-" and os.path.isdir(paths[0]):  # noqa: PTH112 - takes any name, also one with a null byte
+        raise UsageError(f"{shown(paths[0])}: a folder cannot be followed", hint="name the log in it")
+
+
+def _follow(path: str, work: Work, write: Callable[[str], None]) -> bool:
+    """Follow one log until it ends or Ctrl-C; whether an out-of-memory was found."""
+    from oomguard.cli.following import follow_input
+    from oomguard.cli.rendering import Bench
+
+    def say(text: str) -> None:
+        if not work.quiet:
+            click.echo(f"oomguard: {text}", err=True)
+
+    found = False
+    with contextlib.suppress(KeyboardInterrupt):  # the way a follow ends, not a failure
+        for oom in follow_input(path, Bench(work), write, say):
+            found = found or oom
+    return found
+
+
+def _console(output: str | None, color: str) -> Any:
+    """The console that the panels are for; a file is no terminal and gets plain text."""
+    if output is None or output == "-":
+        return console(color)
+    import io
+
+    return console(color, file=io.StringIO())
+
+
+@contextlib.contextmanager
+def _sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[[str], None]]:
+    """Where the text goes: a function that writes it out at once. Raises UsageError for a file that cannot be."""
+    to_file = output is not None and output != "-"
+    standard = sys.stdout.buffer if sys.stdout is not None else None
+    stream = _open_output(str(output), inputs) if to_file else standard
+    # What other programs read is UTF-8 whatever the terminal speaks; a name's undecodable bytes become \udcNN, which
+    # is how JSON writes them too.
+    encoding = "utf-8" if to_file or form != "terminal" or sys.stdout is None else sys.stdout.encoding
+
+    def write(text: str) -> None:
+        if text and stream is not None:
+            stream.write(text.encode(encoding, "backslashreplace"))
+            stream.flush()
+
+    try:
+        yield write
+    finally:
+        if to_file and stream is not None:
+            stream.close()
+
+
+def _open_output(output: str, inputs: list[str]) -> IO[bytes]:
+    try:
+        for path in inputs:
+            if path != "-" and Path(output).exists() and Path(path).exists() and Path(path).samefile(output):
+                raise UsageError(f"--output {shown(output)}: is one of the inputs", hint="name another file")
+        return Path(output).open("wb")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--output {shown(output)}: {reason}", hint="name a file in a folder that exists") from None

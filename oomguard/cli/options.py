@@ -43,13 +43,21 @@ def policy_options(function: F) -> F:
     return function
 
 
+def color_option(function: F) -> F:
+    """--color."""
+    kinds = click.Choice(["auto", "always", "never"])
+    return option("--color", type=kinds, default="auto", help="Colour. NO_COLOR is respected.")(function)
+
+
 def output_options(function: F) -> F:
     """-q, -v and --color."""
-    for decorate in reversed((
-        option("-q", "--quiet", is_flag=True, help="Print only errors."),
-        option("-v", "--verbose", is_flag=True, help="Print every event."),
-        option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour. NO_COLOR is respected."),
-    )):  # fmt: skip
+    for decorate in reversed(
+        (
+            option("-q", "--quiet", is_flag=True, help="Print only errors."),
+            option("-v", "--verbose", is_flag=True, help="Print every event."),
+            color_option,
+        )
+    ):
         function = decorate(function)
     return function
 

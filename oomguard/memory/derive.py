@@ -7,6 +7,7 @@ resident bytes): the slope is the device's total, so a lower utilization always 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -15,6 +16,8 @@ from oomguard.facts import Fact
 from oomguard.incident import Budget, BudgetPart, Incident
 from oomguard.memory.kv_cache import kv_bytes_per_token
 from oomguard.memory.model_config import read_model_config
+from oomguard.memory.model_name import bits_from_name, bits_of_dtype, parameters_from_name
+from oomguard.memory.shares import add_shares
 
 _PARTS: Final = (
     ("model_weights_bytes", "weights"), ("peak_activation_bytes", "activations"), ("cudagraph_bytes", "CUDA graphs"),
@@ -66,7 +69,33 @@ def derive(incident: Incident, *, local_models: bool = False) -> Incident:
         facts["kv_cache_pool_bytes"] = Fact("kv_cache_pool_bytes", int(pool), facts["kv_cache_memory_bytes"].source)
     if local_models:
         _add_kv_need(facts)
+    facts["phase"] = Fact("phase", incident.phase, "solved")
+    facts["framework"] = Fact("framework", incident.framework, "solved")
+    share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
+    if share is not None:
+        facts.setdefault("device_share_ratio", Fact("device_share_ratio", share.value, share.source))
+    add_shares(facts)
+    _add_named_weights(facts)
     return replace(incident, facts=MappingProxyType(facts), budget=_budget(facts))
+
+
+def _add_named_weights(facts: dict[str, Fact]) -> None:
+    """Weights of one rank as the model's name and data type tell, where nothing printed them."""
+    model = facts.get("model")
+    parameters = parameters_from_name(str(model.value)) if model else None
+    if model is None or parameters is None:
+        return
+    ranks = int(facts["tensor_parallel_size"].value) if "tensor_parallel_size" in facts else 1
+    dtype = facts.get("dtype")
+    quantized = facts.get("quantized")
+    bits = bits_from_name(str(model.value)) or (4.5 if quantized and quantized.value else None)
+    if bits is None and dtype is None and facts["framework"].value == "transformers":
+        bits = 32.0  # what transformers loads where nothing is said, before 5.0
+    bits = bits or bits_of_dtype(str(dtype.value) if dtype else None)
+    facts["model_parameters"] = Fact("model_parameters", parameters, "solved", 0.05 * parameters)
+    for name, width in (("estimated_weights_bytes", bits), ("estimated_weights_4bit_bytes", 4.5)):
+        size = round(parameters * width / 8 / max(1, ranks))
+        facts[name] = Fact(name, size, "solved", 0.1 * size)
 
 
 def _add_kv_need(facts: dict[str, Fact]) -> None:
@@ -80,6 +109,34 @@ def _add_kv_need(facts: dict[str, Fact]) -> None:
     ranks = facts.get("tensor_parallel_size")
     per_token = kv_bytes_per_token(config, int(ranks.value) if ranks else 1)
     facts["kv_bytes_per_token"] = Fact("kv_bytes_per_token", per_token, "config")
+
+
+_START_PARTS: Final = (
+    ("model_weights_bytes", "weights"), ("peak_activation_bytes", "activations"), ("cudagraph_bytes", "CUDA graphs"),
+    ("kv_cache_available_bytes", "KV cache"), ("non_torch_bytes", "non-torch"),
+)  # fmt: skip
+
+
+def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
+    """Where an engine's start put the device's bytes, as far as it printed them; the rest of the device is free."""
+    sizes = {
+        name: int(fact.value)
+        for name, fact in facts.items()
+        if name.endswith("_bytes") and not isinstance(fact.value, str)
+    }
+    consumed, weights = sizes.get("consumed_bytes"), sizes.get("model_weights_bytes")
+    if consumed is not None and weights is not None and "non_torch_bytes" not in sizes and consumed >= weights:
+        sizes["non_torch_bytes"] = consumed - weights  # 0.27 and later print the two together
+    parts = [
+        BudgetPart(label, sizes[name], facts[name].source if name in facts else "solved")
+        for name, label in _START_PARTS
+        if sizes.get(name, 0) > 0
+    ]
+    total = sizes.get("device_total_bytes")
+    if total is not None and {"weights", "KV cache"} <= {part.name for part in parts}:
+        free = total - sum(part.bytes for part in parts)
+        parts += [BudgetPart("free", free, "solved")] if free > 0 else []
+    return Budget(total, tuple(parts))
 
 
 def _budget(facts: dict[str, Fact]) -> Budget:

@@ -28,6 +28,7 @@ _ROLE: Final = re.compile(r"[A-Za-z]+")
 _ENGINE_ROLES: Final = frozenset(
     {"EngineCore", "Worker", "VllmWorker", "VllmWorkerProcess", "APIServer", "RayWorkerWrapper"}
 )
+_ALONE: Final = frozenset({"EngineCore", "APIServer"})
 # What the user decided outlives an engine's start; what the engine measured does not.
 _DECIDED: Final = frozenset({
     *SETTING_FACTS.values(), "mem_fraction_static_ratio", "speculative", "multimodal", "quantized", "lora", "device_share_ratio",
@@ -73,7 +74,7 @@ class Context:
     settings: dict[str, SettingInForce] = field(default_factory=dict)
     settings_complete: bool = False
     frameworks: dict[str | None, str] = field(default_factory=dict)
-    phases: dict[str | None, str] = field(default_factory=dict)
+    phases: dict[str | None, tuple[int, str]] = field(default_factory=dict)
     near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
     failed: bool = False
     announced: bool = False
@@ -97,8 +98,8 @@ class Context:
         if framework:
             self.frameworks[process] = framework
         if wording.phase:
-            self.phases.pop(process, None)  # the last one told stands last
-            self.phases[process] = wording.phase
+            # Windows close in another order than their lines were printed in: the line decides.
+            self.phases[process] = max(self.phases.get(process, (0, "")), (line, wording.phase))
         if wording.starts:
             self.announced = True
         if self.first_line is None:
@@ -121,6 +122,8 @@ class Context:
     def facts_for(self, process: str | None) -> dict[str, Fact]:
         """What is known at this moment to an incident of ``process``: its own words over those of others."""
         merged: dict[str, Fact] = {}
+        for facts in self.by_process.values():  # ranks run under the same settings, whoever printed them
+            merged.update({name: fact for name, fact in facts.items() if name in _DECIDED})
         for _, facts in self._from_far_to_near(process, self.by_process):
             merged.update(facts)
         return merged
@@ -135,7 +138,7 @@ class Context:
     def evidence_for(self, process: str | None, name: str) -> Evidence | None:
         """The line that a fact was read from."""
         for other in [process, None, *self.by_process]:
-            if related(other, process) and (other, name) in self.lines:
+            if (related(other, process) or name in _DECIDED) and (other, name) in self.lines:
                 return self.lines[other, name]
         return None
 
@@ -148,7 +151,10 @@ class Context:
 
     def phase_for(self, process: str | None) -> str | None:
         """The phase that the start had reached, by the last line that told one."""
-        return next((phase for p, phase in reversed(self.phases.items()) if related(p, process)), None)
+        told = [at for p, at in self.phases.items() if related(p, process)]
+        if not told and role(process) not in _ALONE:  # ranks go through a start together
+            told = list(self.phases.values())
+        return max(told)[1] if told else None
 
     def beside(self, first_line: int, last_line: int, process: str | None, since: int) -> list[Near]:
         """The frames that belong to a failure printed on these lines; ``since``: the failure before it."""

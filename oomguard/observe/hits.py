@@ -50,8 +50,7 @@ def match(signature: Signature, wording: Wording, window: Window) -> Hit | None:
     facts = _captured(found)
     start, stop = found.span()
     if signature.clauses:
-        again = wording.pattern.search(text, pos=stop, timeout=SEARCH_TIMEOUT_S)
-        limit = min(start + CLAUSE_CHARS, again.start() if again else len(text))
+        limit = min(start + CLAUSE_CHARS, _next_message(signature, wording, text, stop))
         for clause in signature.clauses:
             part = clause.search(text, pos=start, endpos=limit, timeout=SEARCH_TIMEOUT_S)
             if part is not None:
@@ -61,6 +60,13 @@ def match(signature: Signature, wording: Wording, window: Window) -> Hit | None:
         facts[name] = Fact(name, value, "printed")
     message = " ".join(text[start:stop].split())
     return Hit(signature, wording, window.index(start), window.index(stop - 1), stop - start, message, facts, start)
+
+
+def _next_message(signature: Signature, own: Wording, text: str, position: int) -> int:
+    """Where the next message of this signature begins: clauses behind it are not of this one."""
+    headlines = [w.pattern for w in signature.wordings if "tried" in w.pattern.groupindex]
+    later = (p.search(text, pos=position, timeout=SEARCH_TIMEOUT_S) for p in (headlines or [own.pattern]))
+    return min((m.start() for m in later if m is not None), default=len(text))
 
 
 def _captured(found: Any) -> dict[str, Fact]:

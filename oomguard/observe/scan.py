@@ -59,7 +59,9 @@ def _best(hits: list[Hit]) -> Hit:
     """The wording that says most: a bare headline is part of the whole message, and a wrapper stands for what it wraps."""
     best = max(hits, key=lambda hit: (len(hit.facts), hit.span))
     outer = next((hit for hit in hits if best.kind in hit.signature.wraps), None)
-    return best if outer is None else replace(outer, facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
+    return (
+        best if outer is None else replace(outer, facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
+    )
 
 
 class Scanner:

@@ -39,7 +39,7 @@ def skim(stream: IO[bytes], finder: Finder) -> Iterator[Line | Gap]:
     """The lines near an anchor, a ``Gap`` before each group; memory stays constant whatever the input's size."""
     head = stream.read(BLOCK_BYTES)
     if head.startswith(_WIDE_MARKS):
-        yield from read_lines(cast(IO[bytes], _Rest(head, stream)))
+        yield from read_lines(cast("IO[bytes]", _Rest(head, stream)))
         return
     place = _Place()
     if head.startswith(codecs.BOM_UTF8):

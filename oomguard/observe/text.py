@@ -49,6 +49,8 @@ _PREFIXES: Final = tuple(
 )
 # Colours that a collector wrote out: syslog's "#033[2m", a repr's "\\x1b[0m".
 _WRITTEN_ESCAPE: Final = re.compile(r"(?:#033|\\x1b|\\u001b|\\033|␛)\[[\d;]*m")
+# In "C:\\lib\\torch\\nn" the two characters are part of a name.
+_WINDOWS_PATH: Final = re.compile(r"\b[A-Za-z]:\\\\?\w|site-packages\\\\?\w|custom_nodes\\")
 _MAX_PREFIXES: Final = 8
 # The fields in which collectors keep the line, and those that show that an object is a collector's.
 _TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "text", "line")
@@ -105,4 +107,6 @@ def unwrap(line: str) -> str:
 
 def without_escaped_breaks(text: str) -> str:
     """Line breaks that a JSON body or a ``repr`` wrote as two characters, as breaks."""
-    return text.replace("\\r\\n", "\n").replace("\\n", "\n") if "\\n" in text else text
+    if "\\n" not in text or _WINDOWS_PATH.search(text):
+        return text
+    return text.replace("\\r\\n", "\n").replace("\\n", "\n")

@@ -52,7 +52,8 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) 
             if fix.alternative or patch.blocked_by == "a byte count you set":
                 why = patch.blocked_by or patch.reason
                 alternatives.setdefault(
-                    patch.setting, Alternative(patch.setting, patch.new, why, patch.as_flag, patch.as_kwarg)
+                    patch.setting,
+                    Alternative(patch.setting, patch.new, why, patch.as_flag, patch.as_kwarg, patch.tradeoff),
                 )
                 continue
             patches[patch.setting] = patch

@@ -52,6 +52,10 @@ _ROWS: Final = (
     Setting("quantization", "str", _CHANGES, _CHANGES, "--quantization", "quantization"),
     Setting("dtype", "str", _CHANGES, _CHANGES, "--dtype", "dtype"),
     Setting("prompt_logprobs", "int", _CHANGES, _CHANGES, None, "prompt_logprobs"),
+    Setting("tensor_parallel_size", "int", _PRESERVES, _PRESERVES, "--tensor-parallel-size", "tensor_parallel_size"),
+    # SGLang, llama.cpp
+    Setting("mem_fraction_static", "float", _PRESERVES, _REDUCES, "--mem-fraction-static", "mem_fraction_static"),
+    Setting("ctx_size", "int", _REDUCES, _REDUCES, "--ctx-size", "n_ctx"),
     # transformers
     Setting("batch_size", "int", _PRESERVES, _PRESERVES, None, "batch_size"),
     Setting("prefill_chunk_size", "int", _PRESERVES, _PRESERVES, None, "prefill_chunk_size"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.facts import REGISTRY, format_gib
 from oomguard.incident import Attempt, Diagnosis, Effect
 from oomguard.report.html import to_html
-from oomguard.report.json import patch_dict, to_dict
-from oomguard.report.markdown import to_markdown
+from oomguard.report.json import json_line, patch_dict, plain_value, to_dict
+from oomguard.report.markdown import cell, inline, to_markdown
+from oomguard.report.records import drawn, masked
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,23 +30,24 @@ def attempts_table(attempts: Sequence[Attempt]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    headings, *rows = attempt_rows(attempts)
     table = Table(box=box.SIMPLE_HEAD, title="What oomguard did", title_justify="left", padding=(0, 1))
-    for name in ("", "changed", "result", "predicted -> measured", "time"):
+    for name in headings:
         table.add_column(
-            name,
+            "" if name == "attempt" else name,
             justify="right" if name == "time" else "left",
             no_wrap=name == "time",
             min_width=24 if name == "changed" else None,
         )
-    for attempt in attempts:
-        table.add_row(
-            str(attempt.number),
-            Text(_changed(attempt)),
-            Text(_result(attempt)),
-            Text(_check(attempt)),
-            f"{attempt.seconds:.1f} s",
-        )
+    for row in rows:
+        table.add_row(*(Text(text) for text in row))
     return table
+
+
+def attempt_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+    """The table as texts fit to show, its headings first."""
+    rows = [(str(a.number), _changed(a), _result(a), _check(a), f"{a.seconds:.1f} s") for a in drawn(tuple(attempts))]
+    return [("attempt", "changed", "result", "predicted -> measured", "time"), *rows]
 
 
 def reduced(attempts: Sequence[Attempt]) -> str | None:
@@ -59,25 +60,28 @@ def reduced(attempts: Sequence[Attempt]) -> str | None:
 
 
 def attempt_dict(attempt: Attempt) -> dict[str, Any]:
-    """One attempt for the JSON report."""
-    return {
-        "number": attempt.number, "settings": dict(attempt.settings), "patches": [patch_dict(p) for p in attempt.patches],
-        "kind": attempt.incident.kind if attempt.incident else None, "exit_status": attempt.exit_status,
-        "seconds": round(attempt.seconds, 3), "measured": dict(attempt.measured),
+    """One attempt for the JSON report, its texts masked."""
+    shown = masked(attempt)
+    row = {
+        "number": shown.number, "settings": shown.settings, "patches": [patch_dict(p) for p in shown.patches],
+        "kind": shown.incident.kind if shown.incident else None, "exit_status": shown.exit_status,
+        "seconds": round(shown.seconds, 3), "measured": shown.measured,
     }  # fmt: skip
+    return {key: plain_value(value) for key, value in row.items()}
 
 
 def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) -> str:
     """The report of a run as ``.json``, ``.md`` or ``.html``: the diagnosis, the attempts, and what was reduced."""
-    sentence = reduced(attempts)
+    sentence = drawn(reduced(attempts))
     if form == ".json":
         answer = to_dict(diagnosis) | {"attempts": [attempt_dict(a) for a in attempts], "reduced": sentence}
-        return json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n"
+        return json_line(answer) + "\n"
+    rows = attempt_rows(attempts)
     if form == ".md":
-        rows = [f"| {a.number} | {_changed(a)} | {_result(a)} | {_check(a)} |".replace("\n", "; ") for a in attempts]
-        table = ["| attempt | changed | result | predicted -> measured |", "|---|---|---|---|", *rows]
-        return "\n".join([to_markdown(diagnosis), *table, *(["", sentence] if sentence else []), ""])
-    return to_html(diagnosis, table=attempts_table(attempts), sentence=sentence)
+        lines = [f"| {' | '.join(map(cell, row))} |" for row in rows]
+        lines.insert(1, f"|{'---|' * len(rows[0])}")
+        return "\n".join([to_markdown(diagnosis), *lines, *(["", inline(sentence)] if sentence else []), ""])
+    return to_html(diagnosis, table=rows, sentence=sentence)
 
 
 def _changed(attempt: Attempt) -> str:

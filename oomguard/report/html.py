@@ -1,30 +1,49 @@
-"""A diagnosis as one self-contained HTML page: the terminal's panel, rendered by rich."""
+"""A diagnosis as one self-contained HTML page: no file from elsewhere, every text escaped, good without its script."""
 
 from __future__ import annotations
 
-import io
-from typing import TYPE_CHECKING
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import Final
 
 from oomguard.incident import Diagnosis
-from oomguard.report.terminal import print_diagnosis
+from oomguard.report.html_parts import attempts_section, diagnosis_sections, element, escaped
+from oomguard.report.html_style import DARK, PAGE_STYLE, SCRIPT, STYLE
+from oomguard.report.records import drawn
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-PAGE_COLUMNS = 100
+_VERDICTS: Final = {"oom": "out of memory", "no_oom": "no out-of-memory"}
 
 
-def to_html(diagnosis: Diagnosis, *, table: Table | None = None, sentence: str | None = None) -> str:
-    """The panel as a page without scripts or outside files; every text is escaped by the renderer.
+def to_html(
+    diagnosis: Diagnosis,
+    *more: Diagnosis,
+    table: Sequence[Sequence[str]] | None = None,
+    sentence: str | None = None,
+) -> str:
+    """The page of one diagnosis or several.
 
-    ``table`` and ``sentence`` (the attempts, what was reduced) stand below it.
+    ``table`` (the attempts, headings first) and ``sentence`` (what was reduced) stand below them.
     """
-    from rich.console import Console
+    body = []
+    for shown in drawn([diagnosis, *more]):
+        title = f"oomguard: {shown.source}" if shown.source else "oomguard"
+        body.append(element("h1", f"{title}: {_VERDICTS[shown.verdict]}"))
+        body += diagnosis_sections(shown, level=2)
+    if table is not None or sentence is not None:
+        body.append(attempts_section(drawn(list(table or ())), drawn(sentence or ""), level=2))
+    name = drawn(diagnosis.source)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">\n'
+        f"<title>{escaped(f'{name} - oomguard' if name else 'oomguard')}</title>\n"
+        f"<style>{STYLE}{DARK}{PAGE_STYLE}</style>\n</head>\n"
+        f'<body>\n<main class="oomguard">\n{"".join(body)}</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
+    )
 
-    console = Console(record=True, file=io.StringIO(), width=PAGE_COLUMNS, force_terminal=True, highlight=False)
-    print_diagnosis(console, diagnosis)
-    if table is not None:
-        console.print(table)
-    if sentence is not None:
-        console.print(sentence, markup=False)
-    return console.export_html(inline_styles=True)
+
+def _policy() -> str:
+    """What a browser may do for the page: its own styles, its own script, nothing from anywhere."""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -3,67 +3,137 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Mapping
 from typing import Any, Final
 
-from oomguard.incident import Diagnosis, Incident, Patch
-from oomguard.report.mask import mask
+from oomguard.incident import Budget, Diagnosis, Evidence, Incident, Patch, StartUp
+from oomguard.report.records import masked, well_formed
 
 SCHEMA: Final = 1
+# What JSON may hold bare and a terminal or a strict reader may not: DEL, C1 controls, turned text, lone surrogates.
+_ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """The diagnosis as the contract's object; texts are masked, ``source`` is exactly as it was given."""
+    shown = masked(diagnosis)
     return {
         "schema": SCHEMA,
         "source": diagnosis.source,
         "verdict": diagnosis.verdict,
-        "incidents": [incident_dict(incident) for incident in diagnosis.incidents],
-        **({"notes": list(diagnosis.notes)} if diagnosis.notes else {}),
+        "incidents": [_incident(incident) for incident in shown.incidents],
+        "starts": [_start(start) for start in shown.starts],
+        **({"notes": [plain_value(note) for note in shown.notes]} if shown.notes else {}),
     }
 
 
 def incident_dict(incident: Incident) -> dict[str, Any]:
-    """One incident as the contract's object."""
-    return {
+    """One incident as the contract's object, its texts masked."""
+    return _incident(masked(incident))
+
+
+def patch_dict(patch: Patch) -> dict[str, Any]:
+    """One patch as the contract's object, its texts masked."""
+    return _patch(masked(patch))
+
+
+def to_json(diagnosis: Diagnosis) -> str:
+    """The diagnosis as one line of JSON."""
+    return json_line(to_dict(diagnosis))
+
+
+def json_line(value: Mapping[str, Any]) -> str:
+    """Any object of the contract as one line of JSON that every reader and every terminal can take."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def plain_value(value: object) -> Any:
+    """A value as JSON can hold it: no NaN, no infinity, no number beyond a double, no lone surrogate."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)):
+        return value if _is_finite(value) else None
+    if isinstance(value, Mapping):
+        return {well_formed(str(key)): plain_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_value(item) for item in value]
+    return well_formed(str(value))
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _incident(incident: Incident) -> dict[str, Any]:
+    place = incident.location
+    row = {
         "kind": incident.kind,
         "is_oom": incident.is_oom,
         "framework": incident.framework,
         "framework_version": incident.framework_version,
         "phase": incident.phase,
-        "message": mask(incident.message),
-        "location": {"line": incident.location.line, "byte": incident.location.byte, "process": incident.location.process},
+        "message": incident.message,
+        "location": {"line": place.line, "byte": place.byte, "process": place.process},
         "repeated": incident.repeated,
-        "facts": {name: mask(f.value) if isinstance(f.value, str) else f.value for name, f in sorted(incident.facts.items())},
+        "start": incident.start,
+        "also_in": incident.also_in,
+        "wrappers": _evidence(incident.wrappers),
+        "facts": {name: fact.value for name, fact in sorted(incident.facts.items())},
         "causes": [
             {
                 "id": cause.id, "rule": cause.rule, "confidence": cause.confidence,
-                "evidence": [mask(str(e)) for e in cause.evidence], "explanation": mask(cause.explanation), "title": cause.title,
+                "evidence": _evidence(cause.evidence), "explanation": cause.explanation, "title": cause.title,
             }
             for cause in incident.causes
         ],
-        "plan": [patch_dict(patch) for patch in incident.plan],
-        "budget": {
-            "device_total_bytes": incident.budget.device_total_bytes,
-            "parts": [{"name": p.name, "bytes": p.bytes, "source": p.source} for p in incident.budget.parts],
-        },
+        "plan": [_patch(patch) for patch in incident.plan],
+        "budget": _budget(incident.budget),
         "alternatives": [
             {"setting": a.setting, "to": a.new, "why_not": a.why_not, "as_flag": a.as_flag, "as_kwarg": a.as_kwarg}
             for a in incident.alternatives
         ],
-        "unknown": list(incident.unknown),
+        "unknown": incident.unknown,
     }  # fmt: skip
+    return {key: plain_value(value) for key, value in row.items()}
 
 
-def patch_dict(patch: Patch) -> dict[str, Any]:
-    """One patch as the contract's object."""
-    return {
+def _start(start: StartUp) -> dict[str, Any]:
+    row = {
+        "start": start.number,
+        "framework": start.framework,
+        "framework_version": start.framework_version,
+        "line": start.line,
+        "facts": {name: fact.value for name, fact in sorted(start.facts.items())},
+        "settings": {
+            name: {"value": setting.value, "set_by_user": setting.set_by_user, "source": setting.source}
+            for name, setting in sorted(start.settings.items())
+        },
+        "settings_complete": start.settings_complete,
+        "budget": _budget(start.budget),
+    }
+    return {key: plain_value(value) for key, value in row.items()}
+
+
+def _patch(patch: Patch) -> dict[str, Any]:
+    row = {
         "setting": patch.setting, "from": patch.old, "to": patch.new, "effect": str(patch.effect),
         "as_flag": patch.as_flag, "as_kwarg": patch.as_kwarg, "as_env": patch.as_env, "reason": patch.reason,
         "predicted_freed_bytes": patch.predicted_freed_bytes, "applicable": patch.applicable,
-        "blocked_by": patch.blocked_by, "predicts": dict(patch.predicts), "tradeoff": patch.tradeoff, "rule": patch.rule,
+        "blocked_by": patch.blocked_by, "predicts": patch.predicts, "tradeoff": patch.tradeoff, "rule": patch.rule,
     }  # fmt: skip
+    return {key: plain_value(value) for key, value in row.items()}
 
 
-def to_json(diagnosis: Diagnosis) -> str:
-    """The diagnosis as one line of JSON."""
-    return json.dumps(to_dict(diagnosis), ensure_ascii=False, allow_nan=False)
+def _budget(budget: Budget) -> dict[str, Any]:
+    parts = [{"name": part.name, "bytes": part.bytes, "source": part.source} for part in budget.parts]
+    return {"device_total_bytes": budget.device_total_bytes, "parts": parts}
+
+
+def _evidence(evidence: tuple[Evidence, ...]) -> list[str]:
+    return [str(line) for line in evidence]

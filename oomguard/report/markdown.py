@@ -1,50 +1,135 @@
-"""A diagnosis as Markdown for an issue tracker."""
+"""A diagnosis as Markdown for an issue tracker: no text of the log becomes markup, a mention or a reference."""
 
 from __future__ import annotations
 
-from oomguard.incident import Diagnosis, Incident
+import re
+from typing import Final
+
+from oomguard.facts import format_gib
+from oomguard.incident import Budget, Diagnosis, Incident, Patch, StartUp
+from oomguard.report.bar import percent, segments
 from oomguard.report.headline import headline
-from oomguard.report.mask import mask
+from oomguard.report.records import drawn
+from oomguard.report.wording import (
+    Shown,
+    amount,
+    blocked,
+    capacity,
+    change,
+    echoes,
+    pastes,
+    place,
+    settings_of_note,
+    shown_once,
+    start_title,
+    tradeoff,
+    why,
+)
+
+_MARKUP: Final = re.compile(r"[\\`*\[\]<~|&]|(?<![^\W_])_|_(?![^\W_])|^>|^(?:[#+-]|\d+[.)])(?=\s)")
+_AS_ENTITIES: Final = {"<": "&lt;", "&": "&amp;"}
+# A mention or a reference is broken by a space of no width behind its sign.
+_REFERENCE: Final = re.compile(r"@(?=\w)|#(?=\d)|\bGH-(?=\d)", re.IGNORECASE)
+_BACKTICKS: Final = re.compile(r"`+")
 
 
 def to_markdown(diagnosis: Diagnosis) -> str:
-    """The diagnosis as Markdown: headline, cause with evidence, plan as a table, what is unknown."""
-    if not diagnosis.incidents:
-        return f"**{diagnosis.source or 'text'}**: no memory failure found\n"
-    return "\n".join(_incident(incident) for incident in diagnosis.incidents)
+    """The diagnosis as Markdown: headline, cause, budget and plan as tables, the log's own lines folded away."""
+    shown = drawn(diagnosis)
+    if shown.incidents:
+        text = "\n".join(_incident(group, shown.source) for group in shown_once(shown))
+    else:
+        text = f"**{inline(shown.source or 'text')}**: no memory failure found\n"
+        text += "".join(f"\n{_start(start)}" for start in shown.starts)
+    return text + "".join(f"\n- note: {inline(note)}\n" for note in shown.notes)
 
 
-def _cell(text: object) -> str:
-    return str(text).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+def inline(text: object) -> str:
+    """Text within a paragraph: shown as it is, whatever it holds."""
+    words = " ".join(str(text).split())
+    marked = _MARKUP.sub(lambda m: _AS_ENTITIES.get(m.group(), f"{m.group()[:-1]}\\{m.group()[-1]}"), words)
+    return _REFERENCE.sub(lambda m: f"{m.group()}&#8203;", marked)
 
 
-def _incident(incident: Incident) -> str:
-    version = f" {incident.framework_version}" if incident.framework_version else ""
-    lines = [
-        f"### {headline(incident)}",
-        "",
-        f"`{incident.kind}` in {incident.framework}{version}, {incident.phase}",
-        "",
-    ]
+def cell(text: object) -> str:
+    """Text within a cell of a table, its line breaks kept."""
+    return "<br>".join(inline(line) for line in str(text).split("\n"))
+
+
+def code(text: str) -> str:
+    """Text as code within a paragraph or a cell; nothing in it mentions or refers to anything."""
+    words = " ".join(text.split())
+    if not words:
+        return ""
+    if set(words) & set("|`\\"):  # a cell's bars are read before its code: only entities are safe
+        return f"<code>{''.join(c if c.isalnum() or c in ' .=' else f'&#{ord(c)};' for c in words)}</code>"
+    return f"`{words}`"
+
+
+def fenced(text: str) -> list[str]:
+    """Text as a block, its fence longer than any run of backticks within."""
+    longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}text", *text.split("\n"), fence]
+
+
+def _incident(shown: Shown, source: str) -> str:
+    incident = shown.incident
+    lines = [f"### {inline(headline(incident))}", "", f"{code(incident.kind)} {inline(place(incident, source))}"]
+    if text := echoes(shown):
+        lines += ["", inline(text)]
+    lines += ["", *_budget(incident.budget)]
     for cause in incident.causes:
-        lines.append(f"**{cause.title}** (`{cause.id}`, confidence {cause.confidence:.2f}). {mask(cause.explanation)}")
-        lines.append("")
-    if incident.evidence:
-        lines += ["```text", *(mask(str(e)).replace("```", "'''") for e in incident.evidence), "```", ""]
+        name = f"{code(cause.id)}, confidence {cause.confidence:.2f}"
+        lines += [f"**{inline(cause.title)}** ({name}). {inline(cause.explanation)}", ""]
     if incident.plan:
-        lines += ["| setting | from | to | effect | why | paste |", "|---|---|---|---|---|---|"]
-        for patch in incident.plan:
-            new = "not solved" if patch.new is None else patch.new
-            why = patch.reason + (
-                f" (not done by itself: {patch.blocked_by})" if patch.blocked_by and patch.new is not None else ""
-            )
-            paste = patch.as_flag or patch.as_kwarg or ""
-            old = "" if patch.old is None else patch.old
-            lines.append(
-                f"| {patch.setting} | {_cell(old)} | {_cell(new)} | {patch.effect} | {_cell(why)} | `{_cell(paste)}` |"
-            )
+        lines += ["| setting | change | effect | why | cost | paste |", "|---|---|---|---|---|---|"]
+        lines += [_plan_row(patch) for patch in incident.plan]
         lines.append("")
-    lines += [f"- instead: `{a.as_flag or a.setting}` ({a.why_not})" for a in incident.alternatives]
+    for other in incident.alternatives:
+        paste = " or ".join(code(text) for text in pastes(other))
+        cost = f" Cost: {inline(tradeoff(other))}" if tradeoff(other) else ""
+        what = paste or inline(f"{other.setting} = {amount(other.setting, other.new)}")
+        lines.append(f"- instead: {what} ({inline(other.why_not)}){cost}")
     if incident.unknown:
-        lines.append(f"- unknown: {'; '.join(incident.unknown)}")
-    return "\n".join(lines) + "\n"
+        lines.append(f"- unknown: {'; '.join(inline(text) for text in incident.unknown)}")
+    return "\n".join([*lines, *_evidence(incident)]) + "\n"
+
+
+def _plan_row(patch: Patch) -> str:
+    reason = why(patch) + (f" (not done by itself: {blocked(patch)})" if blocked(patch) else "")
+    paste = "<br>".join(code(text) for text in pastes(patch))
+    texts = [code(patch.setting), cell(change(patch)), str(patch.effect), cell(reason), cell(patch.tradeoff), paste]
+    return f"| {' | '.join(texts)} |"
+
+
+def _budget(budget: Budget) -> list[str]:
+    parts, total = segments(budget), budget.device_total_bytes
+    if not parts:
+        return []
+    whole = f"share of {format_gib(total)}" if total else "share"
+    rows = [f"| where the bytes went | size | {whole} |", "|---|---:|---:|"]
+    rows += [f"| {cell(p.name)} | {format_gib(p.bytes)} | {cell(percent(p.ratio)) if total else ''} |" for p in parts]
+    return [*rows, ""]
+
+
+def _evidence(incident: Incident) -> list[str]:
+    seen = {
+        line.text if line.line is None else line.line: line
+        for line in (*incident.wrappers, *(e for cause in incident.causes for e in cause.evidence), *incident.evidence)
+    }
+    if not seen:
+        return []
+    lines = sorted(seen.values(), key=lambda line: (line.line is None, line.line or 0))
+    summary = f"<details><summary>Evidence ({len(lines)})</summary>"
+    return ["", summary, "", *fenced("\n".join(str(line) for line in lines)), "", "</details>"]
+
+
+def _start(start: StartUp) -> str:
+    lines = [f"### {inline(start_title(start))}", ""]
+    if settings := settings_of_note(start):
+        lines += [", ".join(f"{code(name)} {inline(value)}" for name, value in settings), ""]
+    lines += _budget(start.budget)
+    if text := capacity(start):
+        lines += [inline(text), ""]
+    return "\n".join(lines)

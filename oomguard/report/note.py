@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from oomguard.incident import Attempt, Incident
 from oomguard.report.headline import headline
-from oomguard.report.mask import mask
+from oomguard.report.records import drawn
+from oomguard.report.wording import blocked
 
 
 def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
     """What happened, why, what was tried, what to change and what is unknown, one thing a line."""
+    incident, attempts = drawn(incident), drawn(tuple(attempts))
     lines = [f"oomguard: {headline(incident)}"]
     if incident.causes:
         cause = incident.causes[0]
@@ -22,8 +24,8 @@ def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
     ]
     for patch in incident.plan:
         to = "not solved" if patch.new is None else patch.as_kwarg or patch.as_flag or f"{patch.setting}={patch.new}"
-        blocked = f" [not done by itself: {patch.blocked_by}]" if patch.blocked_by and patch.new is not None else ""
-        lines.append(f"  change: {patch.setting}: {to} ({patch.effect}): {patch.reason}{blocked}")
+        why = f" [not done by itself: {blocked(patch)}]" if blocked(patch) else ""
+        lines.append(f"  change: {patch.setting}: {to} ({patch.effect}): {patch.reason}{why}")
     if incident.unknown:
         lines.append(f"  unknown: {'; '.join(incident.unknown)}")
-    return mask("\n".join(lines))
+    return "\n".join(lines)

@@ -5,137 +5,145 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from oomguard.escapes import strip_escapes
-from oomguard.facts import format_gib
-from oomguard.incident import Budget, Diagnosis, Incident, Patch
+from oomguard.incident import Alternative, Cause, Diagnosis, Patch, StartUp
 from oomguard.report.headline import headline
 from oomguard.report.mask import mask
+from oomguard.report.records import drawn, plain
+from oomguard.report.terminal_bar import Bar
+from oomguard.report.wording import (
+    Shown,
+    amount,
+    blocked,
+    capacity,
+    change,
+    confidence,
+    echoes,
+    pastes,
+    place,
+    settings_of_note,
+    shown_once,
+    start_title,
+    tradeoff,
+    why,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-BAR_CELLS: Final = 50
 SHOWN_CAUSES: Final = 2
 SHOWN_EVIDENCE: Final = 2
 EVIDENCE_CHARS: Final = 240
 MAX_COLUMNS: Final = 100
-_BAR_STYLES: Final = ("red", "yellow", "magenta", "cyan", "blue", "green")
 
 Commands = Mapping[str, str]
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands | None = None) -> None:
-    """Print every incident of a diagnosis, or one line that says there is none.
+    """Print every incident of a diagnosis, or one line that says there is none and a panel for each start.
 
     ``commands`` maps a setting to the full command with its patch applied; they are printed below the panel.
     """
+    shown = drawn(diagnosis)
+    pasted = {setting: mask(plain(command)) for setting, command in (commands or {}).items()}
     if (console.encoding or "").lower().startswith("utf"):
-        _print(console, diagnosis, commands or {}, ascii_only=False)
+        _print(console, shown, pasted, ascii_only=False)
         return
     with console.capture() as captured:
-        _print(console, diagnosis, commands or {}, ascii_only=True)
+        _print(console, shown, pasted, ascii_only=True)
     # A log may hold any script; what the console cannot write is replaced, not raised over.
     console.file.write(captured.get().replace("…", "...").encode(console.encoding, "replace").decode(console.encoding))
 
 
 def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_only: bool) -> None:
-    source = strip_escapes(diagnosis.source)
-    if not diagnosis.incidents:
-        console.print(f"{source or 'text'}: no memory failure found", markup=False, highlight=False, soft_wrap=True)
-    for incident in diagnosis.incidents:
-        console.print(panel(incident, source=source, ascii_only=ascii_only), width=min(console.width, MAX_COLUMNS))
-        for what, command in _pasted(incident, commands):
+    width = min(console.width, MAX_COLUMNS)
+    for group in shown_once(diagnosis):
+        console.print(panel(group, source=diagnosis.source, ascii_only=ascii_only), width=width)
+        for what, command in _pasted(group, commands):
             # Outside the box and never wrapped: a command is there to be copied.
             console.print(f"# {what}", style="dim", markup=False, soft_wrap=True)
-            console.print(mask(command), style="green", markup=False, soft_wrap=True)
+            console.print(command, style="green", markup=False, soft_wrap=True)
+    if not diagnosis.incidents:
+        line = f"{diagnosis.source or 'text'}: no memory failure found"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for start in diagnosis.starts:
+            console.print(start_panel(start, ascii_only=ascii_only), width=width)
     for note in diagnosis.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
 
 
-def _pasted(incident: Incident, commands: Commands) -> list[tuple[str, str]]:
+def _pasted(group: Shown, commands: Commands) -> list[tuple[str, str]]:
     """(what it does, the full command) of every patch and alternative that has one."""
-    patches = [(f"{p.setting} {p.new} [{p.effect}]", commands.get(p.setting)) for p in incident.plan]
+    patches = [(f"{p.setting} {p.new} [{p.effect}]", commands.get(p.setting)) for p in group.incident.plan]
     others = [
         (f"or {a.setting} {a.new}: {a.why_not}", commands.get(f"alternative:{a.setting}"))
-        for a in incident.alternatives
+        for a in group.incident.alternatives
     ]
     return [(what, command) for what, command in [*patches, *others] if command is not None]
 
 
-def panel(incident: Incident, *, source: str = "", ascii_only: bool = False) -> RenderableType:
-    """One incident as a panel."""
-    from rich import box
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.panel import Panel
+def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> RenderableType:
+    """One incident as a panel; its texts are drawn as they are, so they must be fit for a screen (``drawn``)."""
     from rich.text import Text
 
+    incident = shown.incident
     parts: list[RenderableType] = [Text(headline(incident), style="bold")]
-    parts.append(Text(_where(incident, source), style="dim"))
-    if len(incident.budget.parts) > 0 and incident.budget.device_total_bytes:
-        parts += [Text(), *_bar(incident.budget, ascii_only=ascii_only)]
-    for cause in incident.causes[:SHOWN_CAUSES]:
-        label = "Why" if cause is incident.causes[0] else "Or"
-        title = Text(f"\n{label}: ", style="bold").append(f"{cause.title} ", style="bold")
-        title.append(f"({cause.id}, confidence {cause.confidence:.2f}, {cause.rule or 'no rule'})", style="dim")
-        parts += [title, Text(mask(cause.explanation))]
-        if cause is incident.causes[0]:
-            printed = [e for e in cause.evidence if e.line is not None][:SHOWN_EVIDENCE]
-            parts += [Padding(Text(_short(mask(str(e))), style="dim"), (0, 0, 0, 2)) for e in printed]
+    parts += [Text(text, style="dim") for text in (place(incident, source), echoes(shown)) if text]
+    if incident.budget.parts:
+        parts += [Text(), Bar(incident.budget, ascii_only=ascii_only)]
+    for number, cause in enumerate(incident.causes[:SHOWN_CAUSES]):
+        parts += _cause(cause, first=number == 0)
     if incident.plan:
         parts.append(Text("\nWhat to change", style="bold"))
         parts += [_patch(number, patch) for number, patch in enumerate(incident.plan, 1)]
     if incident.alternatives:
         parts.append(Text("\nInstead", style="bold"))
-        for alternative in incident.alternatives:
-            paste = alternative.as_flag or alternative.as_kwarg or ""
-            parts.append(
-                Text(f"  {alternative.setting} = {alternative.new} ({alternative.why_not}, never raised by itself)")
-            )
-            if paste:
-                parts.append(Padding(Text(mask(paste), style="green"), (0, 0, 0, 5)))
+        parts += [_alternative(alternative) for alternative in incident.alternatives]
     if incident.unknown:
-        parts.append(Text("\nUnknown: ", style="bold").append("; ".join(incident.unknown), style="dim"))
-    seen = f" (seen {incident.repeated} times)" if incident.repeated > 1 else ""
-    return Panel(
-        Group(*parts),
-        title=f"{incident.kind}{seen}",
-        title_align="left",
-        border_style="red",
-        box=box.ASCII if ascii_only else box.ROUNDED,
-    )
+        parts.append(Text("\nUnknown: ", style="bold").append("; ".join(incident.unknown), style="not bold dim"))
+    return _boxed(parts, incident.kind, "red" if incident.is_oom else "yellow", ascii_only=ascii_only)
+
+
+def start_panel(start: StartUp, *, ascii_only: bool = False) -> RenderableType:
+    """One engine start as a panel: what ran, with which settings, and where the bytes went."""
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    if settings := settings_of_note(start):
+        line = Text()
+        for i, (name, value) in enumerate(settings):
+            line.append(f"{', ' if i else ''}{name} ", style="dim").append(value)
+        parts.append(line)
+    if start.budget.parts:
+        parts += [*([Text()] if parts else []), Bar(start.budget, ascii_only=ascii_only, table=True)]
+    if text := capacity(start):
+        parts += [*([Text()] if parts else []), Text(text, style="bold")]
+    if not parts:
+        parts.append(Text("no setting and no part of the memory was printed", style="dim"))
+    return _boxed(parts, start_title(start), "green", ascii_only=ascii_only)
+
+
+def _boxed(parts: list[RenderableType], title: str, style: str, *, ascii_only: bool) -> RenderableType:
+    from rich import box
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    frame = box.ASCII if ascii_only else box.ROUNDED
+    return Panel(Group(*parts), title=Text(title), title_align="left", border_style=style, box=frame)
+
+
+def _cause(cause: Cause, *, first: bool) -> list[RenderableType]:
+    from rich.text import Text
+
+    title = Text(f"\n{'Why' if first else 'Or'}: {cause.title} ", style="bold")
+    title.append(f"({cause.id}, {confidence(cause.confidence)}, {cause.rule or 'no rule'})", style="not bold dim")
+    lines: list[RenderableType] = [title, Text(cause.explanation)]
+    printed = [e for e in cause.evidence if e.line is not None] if first else []
+    return lines + [_indented(_short(str(e)), 2, "dim") for e in printed[:SHOWN_EVIDENCE]]
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= EVIDENCE_CHARS else f"{text[: EVIDENCE_CHARS - 1].rstrip()}…"
-
-
-def _where(incident: Incident, source: str) -> str:
-    version = f" {incident.framework_version}" if incident.framework_version else ""
-    place = [f"{incident.framework}{version}", incident.phase.replace("_", " ")]
-    if incident.location.process:
-        place.append(incident.location.process)
-    if incident.location.line is not None:
-        place.append(f"{source + ' ' if source else ''}line {incident.location.line}")
-    return ", ".join(place)
-
-
-def _bar(budget: Budget, *, ascii_only: bool) -> list[RenderableType]:
-    from rich.text import Text
-
-    total = budget.device_total_bytes or 1
-    bar, legend = Text(), Text()
-    used = 0
-    marks = "#=+*o%" if ascii_only else "██████"
-    for i, part in enumerate(budget.parts):
-        cells = min(BAR_CELLS - used, max(1, round(BAR_CELLS * part.bytes / total)))
-        style = "dim" if part.name == "free" else _BAR_STYLES[i % len(_BAR_STYLES)]
-        glyph = ("." if ascii_only else "░") if part.name == "free" else marks[i % len(marks)]
-        bar.append(glyph * max(0, cells), style=style)
-        used += max(0, cells)
-        legend.append(f"{glyph} ", style=style).append(f"{part.name} {format_gib(part.bytes)}  ")
-    bar.append(("-" if ascii_only else "·") * max(0, BAR_CELLS - used), style="dim")
-    return [bar.append(f" {format_gib(total)}"), legend]
+    return text if len(text) <= EVIDENCE_CHARS else f"{text[: EVIDENCE_CHARS - 3].rstrip()}..."
 
 
 def _patch(number: int, patch: Patch) -> RenderableType:
@@ -143,17 +151,34 @@ def _patch(number: int, patch: Patch) -> RenderableType:
     from rich.padding import Padding
     from rich.text import Text
 
-    old = "" if patch.old is None else f"{patch.old} -> "
-    new = "not solved" if patch.new is None else str(patch.new)
-    first = Text(f"{number}. {patch.setting}: {old}{new}", style="bold" if patch.applicable else "")
-    first.append(f"  [{patch.effect}]", style="dim")
-    freed = patch.predicted_freed_bytes or 0
-    lines = [Text(patch.reason + (f" (frees {format_gib(freed)})" if freed > 0 else ""))]
+    first = Text(f"{number}. {patch.setting}: {change(patch)}", style="bold" if patch.applicable else "")
+    first.append(f"  [{patch.effect}]", style="not bold dim")
+    lines: list[RenderableType] = [_indented(why(patch), 3)]
     if patch.tradeoff:
-        lines.append(Text(f"Cost: {patch.tradeoff}", style="dim"))
-    if patch.new is not None and patch.blocked_by:
-        lines.append(Text(f"Not done by itself: {patch.blocked_by}", style="yellow"))
-    paste = " or ".join(p for p in (patch.as_flag, patch.as_kwarg, patch.as_env) if p)
-    if patch.new is not None and paste:
-        lines.append(Text(mask(paste), style="green"))
-    return Padding(Group(first, Padding(Group(*lines), (0, 0, 0, 3))), (0, 0, 0, 2))
+        lines.append(_indented(f"Cost: {patch.tradeoff}", 3, "dim"))
+    if text := blocked(patch):
+        lines.append(_indented(f"Not done by itself: {text}", 3, "yellow"))
+    if paste := pastes(patch):
+        lines.append(_indented(" or ".join(paste), 3, "green"))
+    return Padding(Group(first, *lines), (0, 0, 0, 2))
+
+
+def _alternative(alternative: Alternative) -> RenderableType:
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    first = Text(f"{alternative.setting} = {amount(alternative.setting, alternative.new)} ({alternative.why_not})")
+    lines: list[RenderableType] = []
+    if cost := tradeoff(alternative):
+        lines.append(_indented(f"Cost: {cost}", 3, "dim"))
+    if paste := pastes(alternative):
+        lines.append(_indented(" or ".join(paste), 3, "green"))
+    return Padding(Group(first, *lines), (0, 0, 0, 2))
+
+
+def _indented(text: str, columns: int, style: str = "") -> RenderableType:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text(text, style=style), (0, 0, 0, columns))

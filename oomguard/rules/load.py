@@ -234,7 +234,16 @@ def _quotations(raw: dict[str, Any], path: Path) -> list[Quotation]:
     for row in Table(raw, path, "", "quotations").tables("quotation", "quotation"):
         pattern = compile_pattern(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
         part = row.choice("part", ("line", "before", "after"))
-        found.append(Quotation(row.get("name"), pattern, part, tuple(row.get("quoted")), tuple(row.get("real", ())), row.get("below_facts", 1000)))
+        found.append(
+            Quotation(
+                row.get("name"),
+                pattern,
+                part,
+                tuple(row.get("quoted")),
+                tuple(row.get("real", ())),
+                row.get("below_facts", 1000),
+            )
+        )
     return found
 
 

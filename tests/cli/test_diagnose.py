@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import pty
+import random
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+import oomguard
+from oomguard.report.html import to_html
 
 LOG = """(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {'model': './tiny', 'max_model_len': 32768, 'kv_cache_memory_bytes': 1000000}
 (EngineCore pid=2) INFO 11-21 07:14:43 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='./tiny'
@@ -86,7 +94,8 @@ def test_a_missing_file_is_one_message_and_the_rest_is_done(tmp_path, log):
 def test_an_empty_file_is_a_clean_no(tmp_path):
     path = tmp_path / "empty.log"
     path.touch()
-    assert one(str(path)) == {"schema": 1, "source": str(path), "verdict": "no_oom", "incidents": []}
+    answer = one(str(path))
+    assert (answer["source"], answer["verdict"], answer["incidents"]) == (str(path), "no_oom", [])
 
 
 def test_a_binary_file_is_a_clean_no(tmp_path):
@@ -184,6 +193,204 @@ def test_a_reader_that_goes_away_gets_no_traceback(log):
     command = f"'{sys.executable}' -m oomguard diagnose {' '.join([str(log)] * 50)} | head -1"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=False)
     assert b"Traceback" not in ran.stderr
+
+
+def test_a_compressed_log_is_read_by_name_and_on_standard_input(tmp_path):
+    path = tmp_path / "error.log.gz"
+    path.write_bytes(gzip.compress(LOG.encode()))
+    assert one(str(path))["verdict"] == "oom"
+    assert one("-", stdin=path.read_bytes())["verdict"] == "oom"
+
+
+def test_a_damaged_archive_gives_what_could_be_read_then_an_error_that_names_it(tmp_path, log):
+    path = tmp_path / "cut.log.gz"
+    numbers = random.Random(1)
+    noise = b"".join(b"%f\n" % numbers.random() for _ in range(20_000))
+    path.write_bytes(gzip.compress(LOG.encode() + noise)[:-1000])
+    ran = diagnose("--format", "json", str(path), str(log))
+    first, second = map(json.loads, ran.stdout.splitlines())
+    assert ran.returncode == 2
+    assert (first["verdict"], second["verdict"]) == ("oom", "oom")
+    assert "the gzip data ends early" in first["notes"][-1]
+    assert re.search(rb"cut.log.gz: the gzip data ends early: \d+ unpacked bytes were read", ran.stderr)
+
+
+def test_errors_come_after_all_results(tmp_path, log):
+    ran = subprocess.run(
+        [sys.executable, "-m", "oomguard", "diagnose", "--format", "json", str(tmp_path / "no.log"), str(log)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.stdout.splitlines()[0].startswith(b"{")
+    assert b"no.log: No such file" in ran.stdout.splitlines()[1]
+
+
+def test_a_folder_means_its_regular_files_only(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "inner.log").write_text(LOG)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "a.log").write_text("fine\n")
+    assert one(str(tmp_path))["source"] == str(tmp_path / "a.log")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_told_and_the_rest_is_done(tmp_path, log):
+    (tmp_path / "shut").mkdir(mode=0)
+    (tmp_path / "mine.log").touch(mode=0)
+    ran = diagnose("--format", "json", str(tmp_path / "shut"), str(tmp_path / "mine.log"), str(log))
+    assert ran.returncode == 2
+    assert len(ran.stdout.splitlines()) == 1
+    assert ran.stderr.count(b"Permission denied") == 2
+
+
+def test_a_fifo_is_read_to_its_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, "-m", "oomguard", "diagnose", "--format", "json", str(tmp_path / "pipe")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        (tmp_path / "pipe").write_text(LOG)
+        assert json.loads(process.communicate(timeout=60)[0])["verdict"] == "oom"
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
+def test_a_device_that_never_ends_is_refused(device):
+    for words in (f"diagnose {device}", f"diagnose - < {device}"):
+        line = f"'{sys.executable}' -m oomguard {words}"
+        ran = subprocess.run(["bash", "-c", line], capture_output=True, timeout=20, check=False)
+        assert ran.returncode == 2
+        assert b"is a device, not a log" in ran.stderr
+
+
+def test_the_null_device_and_closed_standard_input_do_no_harm():
+    assert one("/dev/null")["verdict"] == "no_oom"
+    ran = subprocess.run(["bash", "-c", f"'{sys.executable}' -m oomguard diagnose - <&-"], capture_output=True, timeout=20, check=False)  # fmt: skip
+    assert ran.returncode == 2
+    assert b"standard input: Bad file descriptor" in ran.stderr
+
+
+@pytest.mark.parametrize("name", [b"new\nline.log", b"bad\xff.log", b"esc\x1b[31m.log", "é 🚀.log".encode()])
+def test_any_name_is_given_back_as_it_was_and_harms_no_terminal(tmp_path, name):
+    path = os.fsencode(tmp_path) + b"/" + name
+    with open(path, "w") as file:
+        file.write(LOG)
+    for words in (b"", b"missing"):
+        for form in ("json", "terminal", "markdown", "html"):
+            ran = subprocess.run([sys.executable, "-m", "oomguard", "diagnose", "--format", form, path + words], capture_output=True, timeout=60, check=False)  # fmt: skip
+            assert ran.returncode == (2 if words else 0)
+            assert b"Traceback" not in ran.stderr
+            assert b"\x1b" not in ran.stderr
+            if form == "json" and not words:
+                assert os.fsencode(json.loads(ran.stdout.decode())["source"]) == path
+            if form == "terminal":
+                assert b"\x1b" not in ran.stdout
+
+
+def test_the_same_file_twice_is_two_results(log):
+    first, second = diagnose("--format", "json", str(log), str(log)).stdout.splitlines()
+    assert first == second
+
+
+def test_five_thousand_small_files_in_a_folder_take_seconds(tmp_path):
+    for i in range(5000):
+        (tmp_path / f"{i:04}.log").write_text(f"INFO line {i}\n")
+    (tmp_path / "4321.log").write_text(LOG)
+    began = time.monotonic()
+    lines = diagnose("--format", "json", str(tmp_path)).stdout.splitlines()
+    assert [i for i, line in enumerate(lines) if json.loads(line)["verdict"] == "oom"] == [4321]
+    assert len(lines) == 5000
+    assert time.monotonic() - began < 30
+
+
+def test_quiet_prints_nothing_for_a_clean_input_except_in_json(tmp_path, log):
+    fine = tmp_path / "fine.log"
+    fine.write_text("INFO fine\n")
+    for form in ("terminal", "markdown", "html"):
+        assert diagnose("-q", "--format", form, str(fine)).stdout == b""
+        assert diagnose("-q", "--format", form, str(fine), str(log)).stdout
+    assert diagnose("-q", "--format", "json", str(fine)).stdout
+
+
+def test_verbose_lists_settings_and_facts_with_their_sources(log):
+    text = diagnose("-v", "--set", "max_num_seqs=64", str(log)).stdout.decode()
+    assert "settings in force" in text
+    assert "  max_num_seqs = 64 (given)" in text
+    assert re.search(r"  estimated_max_model_len_tokens = 1792 \(printed, line 3\)", text)
+
+
+def test_a_secret_is_masked_unless_it_is_asked_for(tmp_path):
+    path = tmp_path / "error.log"
+    path.write_text(LOG.replace("ValueError: To", "HF_TOKEN=hf_abcdefghijklmnopqrstuv ValueError: To"))
+    secret = b"hf_abcdefghijklmnopqrstuv"
+    for form in ("terminal", "json", "markdown", "html"):
+        assert secret not in diagnose("-v", "--format", form, str(path)).stdout
+    assert secret in diagnose("--no-mask", "--format", "json", str(path)).stdout
+
+
+@pytest.mark.parametrize(("name", "begins"), [("r.json", b"{"), ("r.jsonl", b"{"), ("r.md", b"###"), ("r.html", b"<!doctype"), ("r.txt", "╭".encode())])  # fmt: skip
+def test_output_goes_to_a_file_in_the_form_of_its_name(tmp_path, log, name, begins):
+    ran = diagnose("--output", str(tmp_path / name), str(log))
+    assert (ran.returncode, ran.stdout) == (0, b"")
+    written = (tmp_path / name).read_bytes()
+    assert written.startswith(begins)
+    assert b"\x1b" not in written
+
+
+def test_an_output_named_dash_is_standard_output(log):
+    assert diagnose("--output", "-", "--format", "json", str(log)).stdout.startswith(b"{")
+
+
+def test_an_output_that_would_overwrite_an_input_or_cannot_be_written_is_refused(tmp_path, log):
+    for name in (str(log), str(tmp_path / "no" / "r.json")):
+        ran = diagnose("--output", name, str(log))
+        assert ran.returncode == 2
+        assert b"--output" in ran.stderr
+    assert log.read_text() == LOG
+
+
+def test_several_inputs_are_one_html_page(tmp_path, log):
+    fine = tmp_path / "fine.log"
+    fine.write_text("INFO fine\n")
+    paths = [log, fine, log]
+    expected = to_html(*(oomguard.diagnose(path) for path in paths))
+    assert diagnose("--format", "html", *map(str, paths)).stdout.decode() == expected
+    assert expected.count("<body") == 1
+
+
+def on_a_terminal(*arguments: str) -> str:
+    """What a person sees, escapes included."""
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "oomguard", "diagnose", *arguments])
+    seen = b""
+    while True:
+        try:
+            block = os.read(screen, 1 << 16)
+        except OSError:
+            break
+        if not block:
+            break
+        seen += block
+    os.close(screen)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    return seen.decode()
+
+
+def test_a_bar_over_several_files_is_shown_on_a_terminal_and_gone_at_the_end(tmp_path, log):
+    fine = tmp_path / "fine.log"
+    fine.write_text("INFO fine\n" * 1000)
+    seen = on_a_terminal(str(log), str(fine))
+    assert "of 2 inputs" in seen
+    last = seen.rindex("of 2 inputs")
+    assert "\x1b[2K" in seen[last:]
+    assert "no memory failure found" in seen[last:]
+
+
+def test_one_small_file_gets_no_bar(log):
+    assert "inputs" not in on_a_terminal(str(log)).replace("Inputs", "")
+
+
+def test_a_pipe_gets_no_bar(log):
+    ran = diagnose(str(log), str(log))
+    assert ran.stderr == b""
 
 
 LOGS = Path(__file__).parents[2] / "examples" / "logs"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oomguard.observe.scan as scan_module
+import oomguard.observe.hits as hits_module
 from oomguard.diagnosing import default_rules
 from oomguard.facts import GIB
 from oomguard.incident import Diagnosis, Incident, SettingInForce
@@ -94,7 +94,7 @@ def test_the_same_failure_of_several_processes_is_told_once():
 
 
 def test_failures_with_other_numbers_are_told_each():
-    diagnosis = look(CUDA, "", CUDA.replace("2.00 GiB", "3.00 GiB"))
+    diagnosis = look(CUDA, "", CUDA.replace("allocate 2.00 GiB", "allocate 3.00 GiB"))
 
     assert [incident.facts["tried_bytes"].value for incident in diagnosis.incidents] == [2 * GIB, 3 * GIB]
     assert [incident.repeated for incident in diagnosis.incidents] == [1, 1]
@@ -187,9 +187,11 @@ def test_messages_of_interleaved_processes_are_kept_apart():
         zero + first, one + first.replace("GPU 0", "GPU 1"), f"{zero}of which {second}", f"{one}of which {second}"
     )
 
-    assert [incident.location.process for incident in diagnosis.incidents] == ["Worker_TP0 pid=10", "Worker_TP1 pid=11"]
-    assert [incident.facts["gpu_index"].value for incident in diagnosis.incidents] == [0, 1]
-    assert all(incident.facts["allocated_bytes"].value == 22 * GIB for incident in diagnosis.incidents)
+    incident = only(diagnosis)  # ranks of one job fail together: one incident, the others named
+    assert incident.location.process == "Worker_TP0 pid=10"
+    assert incident.also_in == ("Worker_TP1 pid=11",)
+    assert incident.facts["gpu_index"].value == 0
+    assert incident.facts["allocated_bytes"].value == 22 * GIB
 
 
 def test_windows_line_ends_change_nothing():
@@ -393,7 +395,7 @@ def test_measured_holds_the_numbers_of_healthy_lines():
 
 
 def test_a_pattern_that_takes_too_long_is_left_out_and_noted(monkeypatch):
-    monkeypatch.setattr(scan_module, "SEARCH_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(hits_module, "SEARCH_TIMEOUT_S", 0.02)
     slow = compile_pattern("slow: (?:a|a|aa)+b", path="slow.toml", key="pattern")
     fast = compile_pattern("boom (?P<tried_bytes>[0-9]+)", path="fast.toml", key="pattern")
     rules = RuleSet(

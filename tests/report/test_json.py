@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from oomguard.diagnosing import diagnose_lines
 from oomguard.facts import Fact
-from oomguard.incident import Alternative, Diagnosis, Incident
+from oomguard.incident import Alternative, Diagnosis, Effect, Incident, Patch, SettingInForce, StartUp
 from oomguard.observe.source import Line
 from oomguard.report.json import to_dict, to_json
 
@@ -33,7 +35,7 @@ CUDA = (
 
 # Every key of the contract and the types of its values, as the design writes them.
 NUMBER = (int, float)
-TOP = {"schema": int, "source": str, "verdict": str, "incidents": list}
+TOP = {"schema": int, "source": str, "verdict": str, "incidents": list, "starts": list}
 INCIDENT = {
     "kind": str,
     "is_oom": bool,
@@ -49,6 +51,9 @@ INCIDENT = {
     "budget": dict,
     "alternatives": list,
     "unknown": list,
+    "start": int,
+    "also_in": list,
+    "wrappers": list,
 }
 LOCATION = {"line": (int, type(None)), "byte": (int, type(None)), "process": (str, type(None))}
 CAUSE = {"id": str, "rule": str, "confidence": NUMBER, "evidence": list, "explanation": str}
@@ -132,7 +137,8 @@ def test_a_patch_that_is_not_solved_has_no_value():
 
 
 def test_a_healthy_log_has_no_incident():
-    assert parsed("all is well") == {"schema": 1, "source": "error.log", "verdict": "no_oom", "incidents": []}
+    expected = {"schema": 1, "source": "error.log", "verdict": "no_oom", "incidents": [], "starts": []}
+    assert parsed("all is well") == expected
 
 
 @pytest.mark.parametrize("source", ["a b.log", "-", "", "日本.log", "api_key=abcdefgh.log", 'quote".log'])
@@ -178,3 +184,54 @@ def test_text_of_the_log_cannot_break_out_of_the_json():
     line = f'{CUDA} "}}]}} \u2028 \\" end'
 
     assert parsed(line)["incidents"][0]["causes"][0]["evidence"][0].endswith('"}]} \u2028 \\" end')
+
+
+def test_the_new_keys_of_an_incident_hold_its_start_its_ranks_and_its_parents(diagnosis_of_all):
+    (incident,) = json.loads(to_json(diagnosis_of_all))["incidents"]
+
+    assert incident["start"] == 2
+    assert incident["also_in"] == ["Worker_TP1", "Worker_TP2"]
+    assert incident["wrappers"] == ["line 120: See root cause above"]
+
+
+VALUES = st.one_of(
+    st.text(st.characters(), max_size=40),  # lone surrogates among them
+    st.floats(),
+    st.integers(),
+    st.sampled_from([10**400, -(10**5000), float("nan"), float("-inf"), 2**64]),
+    st.booleans(),
+)
+
+
+def refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=st.text(st.characters()), value=VALUES, notes=st.lists(st.text(st.characters()), max_size=2))
+def test_the_output_is_valid_json_whatever_the_log_holds(text, value, notes):
+    patch = Patch("dtype", value, value, Effect.CHANGES_OUTPUTS, text, predicts={"peak_bytes": value})
+    incident = Incident(text, text, facts={"model": Fact("model", value)}, plan=(patch,), unknown=(text,))
+    in_force = {text: SettingInForce(text, value, None, "given")}
+
+    line = to_json(Diagnosis(text, (incident,), tuple(notes), (StartUp(1, settings=in_force),)))
+
+    assert json.loads(line.encode("utf-8"), parse_constant=refuse)["source"] == text
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, -(10**5000)], ids=["nan", "inf", "400", "5000"])
+def test_a_number_that_json_cannot_hold_is_null(value):
+    incident = Incident("cuda_oom", "boom", facts={"tried_bytes": Fact("tried_bytes", value)})
+
+    assert to_dict(Diagnosis("", (incident,)))["incidents"][0]["facts"] == {"tried_bytes": None}
+
+
+def test_an_underflowed_size_keeps_every_digit():
+    incident = Incident("cuda_oom", "boom", facts={"tried_bytes": Fact("tried_bytes", 2**64 - 2**20)})
+
+    assert json.loads(to_json(Diagnosis("", (incident,))))["incidents"][0]["facts"]["tried_bytes"] == 2**64 - 2**20
+
+
+def test_a_source_that_is_no_text_can_be_read_back():
+    assert json.loads(to_json(Diagnosis("\udcff.log")))["source"] == "\udcff.log"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import re
 from dataclasses import replace
 
 import pytest
+from markdown_it import MarkdownIt
 
 from oomguard.diagnosing import diagnose_lines
 from oomguard.incident import Alternative, Diagnosis, Effect, Evidence, Patch
@@ -48,7 +51,7 @@ def test_a_plan_is_a_table_of_six_columns():
     assert {len(cells(row)) for row in table} == {6}
 
 
-@pytest.mark.parametrize("field", ["old", "new", "reason", "as_flag"])
+@pytest.mark.parametrize("field", ["old", "new", "reason", "tradeoff"])
 def test_a_bar_in_a_cell_is_escaped(field):
     (*_, row) = rows(with_patch(**{field: "x | y"}))
 
@@ -69,13 +72,13 @@ def test_a_backslash_before_a_bar_is_escaped_too():
 def test_a_fence_in_the_evidence_does_not_close_the_block():
     incident = replace(diagnosis(NONE_LEFT).incidents[0], evidence=(Evidence("```", 1), Evidence("after", 2)))
 
-    text = to_markdown(Diagnosis("", (incident,)))
+    fences = [line for line in to_markdown(Diagnosis("", (incident,))).splitlines() if line.startswith("```")]
 
-    assert text.count("```") == 2
+    assert fences == ["````text", "````"]
 
 
 def test_a_patch_that_is_not_solved_says_so():
-    assert "| not solved |" in with_patch(new=None, as_flag=None)
+    assert "| a -> not solved |" in with_patch(new=None)
 
 
 def test_a_blocked_patch_says_why():
@@ -101,3 +104,49 @@ def test_a_healthy_log_is_one_line():
 
 def test_a_secret_in_the_evidence_is_hidden():
     assert "abcdefgh" not in to_markdown(diagnosis(f"api_key='abcdefgh' {NONE_LEFT}"))
+
+
+@pytest.mark.parametrize("text", ["@user", "#123", "org/repo#123", "GH-123", "@org/team"])
+def test_nobody_is_mentioned_and_nothing_is_referred_to(text):
+    written = with_patch(reason=f"see {text}", tradeoff=text)
+    prose = html.unescape(re.sub(r"`[^`]*`", "", written))
+
+    assert not re.search(r"@\w|#\d|GH-\d", prose)
+    assert text in with_patch(reason=text).replace("&#8203;", "")
+
+
+HOSTILE = (
+    "<script>alert(1)</script>", "</details>", "**bold**", "_x_", "`code`", "[a](http://b)", "![a](http://b)", "~~x~~", "&lt;",
+    "a | b", "a \\| b", "\\", "# x", "1. x", "> x", "- x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["old", "new", "reason", "tradeoff", "as_flag", "as_kwarg"])
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_of_the_log_is_shown_as_it_is(field, text):
+    written = with_patch(**{field: text})
+    page = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(written)
+    shown = html.unescape(re.sub(r"<[^>]*>", "", page))
+
+    assert "<script" not in page
+    assert page.count("</details>") == 1
+    assert len(re.findall("<td", page)) == 6
+    assert not re.search(r"<(?:em|strong|a|img|s|del|blockquote|h1)\b", page.split("<table>")[1])
+    assert text in shown
+
+
+@pytest.mark.parametrize("text", ["```", "````", "</details>", "`````\n```"])
+def test_evidence_stays_in_its_block(text):
+    incident = replace(diagnosis(NONE_LEFT).incidents[0], evidence=(Evidence(f"{text} <b>x</b>", 1),))
+    page = MarkdownIt("commonmark").render(to_markdown(Diagnosis("", (incident,))))
+
+    assert page.count("<pre>") == 1
+    assert "<b>" not in page
+    assert page.rstrip().endswith("</details>")
+
+
+@pytest.mark.parametrize("source", ["@user.log", "<b>.log", "a_b_.log", "**x**"])
+def test_the_name_of_the_log_is_no_markup(source):
+    page = MarkdownIt("commonmark").render(to_markdown(diagnosis("all is well", source=source)))
+
+    assert html.unescape(re.sub(r"<[^>]*>", "", page)).replace("\u200b", "").startswith(f"{source}: no memory failure")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.report.mask import MASK, mask, mask_command
+from oomguard.report.mask import MASK, mask, mask_command, mask_value, unmasked
 
 
 @pytest.mark.parametrize(
@@ -103,3 +106,165 @@ def test_a_masked_command_keeps_its_words(argv):
 )
 def test_no_secret_after_an_equals_sign_is_left(name, secret):
     assert mask(f"{name}={secret}") == f"{name}={MASK}"
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ('password="two words"', 'password="***"'),
+        ("api_key='it'\"'\"'s' --port 1", "api_key='***' --port 1"),
+        ("api_key=SecretStr('abcdefgh')", "api_key=***"),
+        ("redis://:abcdefgh@host", "redis://:***@host"),
+        ("https://user:p@ss@host/x", "https://user:***@host/x"),
+        ("https://abcdefghijklmnop1234@host", "https://***@host"),
+        ("Cookie: session=abc; other=def", "Cookie: ***"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "***"),
+        ('os.environ["HF_TOKEN"] = "abc"', 'os.environ["HF_TOKEN"] = "***"'),
+        ('{"name": "HF_TOKEN", "value": "abc"}', '{"name": "HF_TOKEN", "value": "***"}'),
+        ("auth_token=12345678", "auth_token=***"),
+    ],
+)
+def test_a_secret_is_hidden_to_its_end(text, hidden):
+    assert mask(text) == hidden
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kv_bytes_per_token=98304",
+        "Time per output token: 35.2ms",
+        "throughput per token: 1,024.5 tokens/s",
+        "http://localhost:8000/v1",
+        "ssh://git@github.com/x",
+        "limit_mm_per_prompt={'image': 4}",
+        "prompt: 4096 tokens, prompt_logprobs=[5]",
+        "--prompt 512",
+        "prompt_token_ids: None",
+        "content-length: 12",
+        '{"message": "CUDA out of memory"}',
+        "/root/models/x /homework/x /usr/home.d https://host/home/x ~/home/x",
+    ],
+)
+def test_what_names_nobody_and_opens_nothing_is_left_alone(text):
+    assert mask(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("/home/alice/models", "~/models"),
+        ("/home/alice", "~"),
+        ('File "/Users/alice/x.py", line 3', 'File "~/x.py", line 3'),
+        (r"C:\Users\John Smith\x", r"~\x"),
+        (r"C:\\Users\\bob\\x", r"~\\x"),
+        ("PATH=/bin:/home/a/bin:/home/b/bin", "PATH=/bin:~/bin:~/bin"),
+        ("file:///home/alice/x", "file://~/x"),
+        ("/mnt/c/Users/alice/x and /gpfs/home/bob", "~/x and ~"),
+    ],
+)
+def test_a_home_folder_is_a_tilde(text, hidden):
+    assert mask(text) == hidden
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        (
+            ("Received request cmpl-1: prompt: 'It\\'s me, \"you\"', params: SamplingParams(n=1, max_tokens=16), "
+            "prompt_token_ids: [1, 2], lora_request: None."),
+            ("Received request cmpl-1: prompt: '***', params: SamplingParams(n=1, max_tokens=16), "
+            "prompt_token_ids: [***], lora_request: None."),
+        ),
+        ('{"model": "m", "messages": [{"content": "[x]"}], "n": 1}', '{"model": "m", "messages": [***], "n": 1}'),
+        (r'{"log": "{\"prompt\": \"say \\\"x\\\"\", \"n\": 1}"}', r'{"log": "{\"prompt\": \"***\", \"n\": 1}"}'),
+        ("Prompt: 'a', Generated text: 'b'", "Prompt: '***', Generated text: '***'"),
+        ('{"type": "text", "text": "hello"}', '{"type": "text", "text": "***"}'),
+        ("GenerateReqInput(text='hello', n=1)", "GenerateReqInput(text='***', n=1)"),
+        ("Generated response cmpl-1: output: 'hello', output_token_ids: [5]", "Generated response cmpl-1: output: '***', output_token_ids: [***]"),
+        ('prompt="cut off', 'prompt="***'),
+        ("--prompt 'two words' --n 1", "--prompt '***' --n 1"),
+        ("prompt=''", "prompt=''"),
+    ],
+)  # fmt: skip
+def test_the_text_of_a_prompt_is_hidden(text, hidden):
+    assert mask(text) == hidden
+
+
+@pytest.mark.parametrize(
+    ("argv", "masked"),
+    [
+        (["x", "--prompt", "hello"], ["x", "--prompt", MASK]),
+        (["x", "--prompt=hello you"], ["x", f"--prompt={MASK}"]),
+        (["x", "--prompt", "512"], ["x", "--prompt", "512"]),
+        (["env", "HF_TOKEN=two words"], ["env", f"HF_TOKEN={MASK}"]),
+        (["x", "/home/alice/m", "https://u:pw@h"], ["x", "~/m", f"https://u:{MASK}@h"]),
+    ],
+)
+def test_the_prompts_and_homes_of_a_command_are_hidden(argv, masked):
+    assert mask_command(argv) == masked
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hidden"),
+    [
+        ("api_key", "abc", MASK),
+        ("hf_token", 12345678, MASK),
+        ("max_num_batched_tokens", 8192, 8192),
+        ("model", "/home/alice/m", "~/m"),
+        ("prompt", "hello", MASK),
+        ("enforce_eager", True, True),
+        ("api_key", None, None),
+    ],
+)
+def test_the_value_of_a_setting_is_hidden_by_its_name(name, value, hidden):
+    assert mask_value(name, value) == hidden
+
+
+def test_masking_is_off_only_inside_unmasked():
+    with unmasked():
+        assert mask("api_key=abc") == "api_key=abc"
+        assert mask_command(["--api-key", "abc"]) == ["--api-key", "abc"]
+        assert mask_value("api_key", "abc") == "abc"
+
+    assert mask("api_key=abc") == "api_key=***"
+
+
+SIZE = st.builds("{:.2f} {}".format, st.floats(0, 10**6), st.sampled_from(["GiB", "MiB", "KiB", "bytes"]))
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(SIZE, min_size=7, max_size=7), st.integers(0, 10**7), st.sampled_from(["", "/home/alice/", "prompt: 'x' "])
+)
+def test_masking_never_changes_the_numbers_of_an_allocator_s_message(sizes, pid, before):
+    message = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {0}. GPU 0 has a total capacity of {1} of which {2} is "
+        "free. Process {pid} has {3} memory in use. Including non-PyTorch memory, this process has {4} memory in use. Of the "
+        "allocated memory {5} is allocated by PyTorch, and {6} is reserved by PyTorch but unallocated."
+    ).format(*sizes, pid=pid)
+
+    assert NUMBER.findall(mask(f"{before}{message}")) == NUMBER.findall(message)
+    assert mask(message) == message
+
+
+PIECES = st.sampled_from(
+    ["api_key", "--hf-token", "prompt", "messages", "token", "=", ": ", " ", "'", '"', "\\", "[", "]", "{", "(", ")", ",", "abc1", "8192",
+     "/home/", "C:\\Users\\", "https://", "@", ":", "\n", "Bearer ", "***", "~", "hf_", "-", "content", "name: ", "value"]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(PIECES, max_size=30).map("".join))
+def test_masking_twice_is_masking_once_for_what_looks_like_secrets(text):
+    assert mask(mask(text)) == mask(text)
+
+
+@pytest.mark.parametrize(
+    "piece", ["prompt=[", "token ", "a-", "https://", "'", "\\", "reqinput(", "name: ", "C:\\Users\\a ", "/a"]
+)
+def test_a_long_line_takes_no_long_time(piece):
+    began = time.process_time()
+    mask(piece * (6000 // len(piece)))
+
+    assert time.process_time() - began < 2

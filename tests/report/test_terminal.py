@@ -112,7 +112,7 @@ def test_the_bar_is_as_long_as_the_device_and_no_longer():
     bars = [line for line in shown(Diagnosis("", (crowded,)), width=100).splitlines() if "██" in line]
 
     assert len(bars) == 1
-    assert bars[0].count("█") == 50
+    assert sum(bars[0].count(mark) for mark in "█▓▒▚") == 60
 
 
 def test_without_a_total_there_is_no_bar():
@@ -160,7 +160,7 @@ def test_notes_are_shown():
 
 
 def test_a_repeated_failure_says_how_often():
-    assert "(seen 3 times)" in shown(diagnosis(NONE_LEFT, "", NONE_LEFT, "", NONE_LEFT))
+    assert "seen 3 times" in shown(diagnosis(NONE_LEFT, "", NONE_LEFT, "", NONE_LEFT))
 
 
 def test_a_patch_shows_its_change_its_cost_and_what_to_paste():

@@ -43,7 +43,7 @@ def test_no_problem_is_left_unattributed():
 def test_every_file_is_loaded_as_a_rule_or_a_signature():
     loaded = [rule.path for rule in shipped().rules] + [signature.path for signature in shipped().signatures]
 
-    assert sorted(loaded) == [str(path) for path in FILES]
+    assert sorted(loaded) == [str(path) for path in FILES if path.name != "quotations.toml"]
 
 
 def test_codes_are_unique():

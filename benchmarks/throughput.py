@@ -1,0 +1,124 @@
+"""The whole command on a long healthy vLLM log with three incidents, beside ripgrep with the same anchors.
+
+The log is made once for each size and kept in the temporary folder. After one pass that warms the page cache, the two
+commands run in turn; the smallest times are compared. Anonymous memory is that of the command's whole process tree.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from vllm_log import FOLDER, INCIDENTS, make_log
+
+RATIO_GOAL, ANONYMOUS_GOAL_MIB = 1.0, 150
+POLL_S = 0.02
+
+
+def make_anchors() -> Path:
+    """The anchor of every wording, one a line, as ripgrep reads them."""
+    from oomguard.rules.load import load_rules
+
+    anchors = sorted({w.anchor for signature in load_rules().signatures for w in signature.wordings})
+    path = FOLDER / "anchors.txt"
+    path.write_text("".join(f"{anchor}\n" for anchor in anchors), encoding="utf-8")
+    return path
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all its descendants that are alive."""
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                found += map(int, children.read_text().split())
+            except OSError:
+                continue
+    return found
+
+
+def anonymous_bytes(pid: int) -> int:
+    total = 0
+    for process in tree(pid):
+        try:
+            status = Path(f"/proc/{process}/status").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:"))
+    return total
+
+
+def timed(command: list[str]) -> tuple[float, int, str]:
+    """Seconds, peak anonymous bytes and output of a command that has to succeed."""
+    peak = [0]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            peak[0] = max(peak[0], anonymous_bytes(process.pid))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    output, error = process.communicate()
+    seconds = time.perf_counter() - began
+    over.set()
+    watcher.join()
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {error[-500:]}")
+    return seconds, peak[0], output
+
+
+def oomguard_command() -> list[str]:
+    beside = Path(sys.executable).with_name("oomguard")
+    return [str(beside)] if beside.is_file() else [sys.executable, "-m", "oomguard"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=float, default=2.0, metavar="GIB", help="size of the log in GiB (default 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each command (default 3)")
+    parser.add_argument("--jobs", help="hand --jobs to the command")
+    options = parser.parse_args()
+    ripgrep = shutil.which("rg")
+    if ripgrep is None:
+        raise SystemExit("ripgrep is missing: apt-get install -y ripgrep")
+    log = make_log(int(options.size * 2**30))
+    anchors = make_anchors()
+    with log.open("rb") as stream:  # the page cache is warm for both
+        while stream.read(1 << 24):
+            pass
+    jobs = ["--jobs", options.jobs] if options.jobs else []
+    ours = [*oomguard_command(), "diagnose", "--format", "json", *jobs, str(log)]
+    theirs = [ripgrep, "-c", "-F", "-f", str(anchors), str(log)]
+    our_seconds, their_seconds, peak = [], [], 0
+    for round_number in range(options.rounds):
+        seconds, anonymous, output = timed(ours)
+        our_seconds.append(seconds)
+        peak = max(peak, anonymous)
+        seconds, _, count = timed(theirs)
+        their_seconds.append(seconds)
+        print(
+            f"round {round_number + 1}: oomguard {our_seconds[-1]:.2f} s, ripgrep {their_seconds[-1]:.2f} s", flush=True
+        )
+    size = log.stat().st_size
+    kinds = [incident["kind"] for incident in json.loads(output)["incidents"]]
+    expected = [kind for _, kind, _ in INCIDENTS]
+    print(f"{size / 2**30:.2f} GiB, {len(anchors.read_text().splitlines())} anchors, {count.strip()} lines with one")
+    print(f"incidents: {', '.join(kinds) or 'none'} ({'as made' if kinds == expected else f'MADE: {expected}'})")
+    ratio = min(our_seconds) / min(their_seconds)
+    print(
+        f"oomguard {min(our_seconds):.2f} s ({size / min(our_seconds) / 1e9:.2f} GB/s), ripgrep {min(their_seconds):.2f} s "
+        f"({size / min(their_seconds) / 1e9:.2f} GB/s): ratio {ratio:.2f} (goal < {RATIO_GOAL:.0f}); "
+        f"anonymous memory {peak / 2**20:.0f} MiB (goal <= {ANONYMOUS_GOAL_MIB})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""``oomguard diagnose --follow``: one log that is still written, each incident told once, when its message is whole."""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from oomguard.cli.rendering import Bench
+from oomguard.errors import InputError
+from oomguard.incident import Diagnosis, Incident
+from oomguard.observe.compressed import HEAD_BYTES, format_of
+from oomguard.observe.follow import Change, Event, follow, follow_stream
+from oomguard.observe.source import LineSplitter, encoding_of, open_log, raw_standard_input, shown
+
+# A log that is never quiet is looked at this often.
+BUSY_S: Final = 5.0
+
+
+def follow_input(path: str, bench: Bench, write: Callable[[str], None], say: Callable[[str], None]) -> Iterator[bool]:
+    """Write every new incident of the log; yield, each time, whether an out-of-memory was among them.
+
+    ``say`` is told what happened to the file. Ends where a pipe ends, never for a file. Raises InputError.
+    """
+    reading = _Reading(path, bench)
+    written_s = time.monotonic()
+    for event in _events(path):
+        if event.change is Change.DATA:
+            reading.feed(event.data)
+            if time.monotonic() - written_s < BUSY_S:
+                continue
+        else:
+            reading.settle()
+        yield _write_new(reading, bench, write)
+        written_s = time.monotonic()
+        if event.change in {Change.WAITING, Change.TRUNCATED, Change.REPLACED}:
+            say(f"{shown(path)}: {event.change.value}")
+            reading = _Reading(path, bench)
+    reading.settle()
+    yield _write_new(reading, bench, write)
+
+
+def _events(path: str) -> Iterator[Event]:
+    if path == "-":
+        yield from follow_stream(raw_standard_input())
+        return
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):  # not there yet, or the reading says what is wrong
+        mode = stat.S_IFREG
+    if stat.S_ISFIFO(mode):
+        with Path(path).open("rb", buffering=0) as pipe:
+            yield from follow_stream(pipe)
+        return
+    if not stat.S_ISREG(mode):
+        open_log(path).close()  # says why it is no log
+    yield from follow(path)
+
+
+def _write_new(reading: _Reading, bench: Bench, write: Callable[[str], None]) -> bool:
+    from oomguard.diagnosing import assess_all
+
+    diagnosis = reading.new()
+    if not diagnosis.incidents:
+        return False
+    diagnosis = assess_all(diagnosis, bench.rules, bench.policy, given=bench.facts)
+    write(bench.render(diagnosis))
+    return diagnosis.verdict == "oom"
+
+
+class _Reading:
+    """One file from its start: its lines so far, and the incidents that have been told."""
+
+    def __init__(self, path: str, bench: Bench) -> None:
+        from oomguard.observe.scan import Scanner
+
+        self._path, self._bench = path, bench
+        self._scanner = Scanner(bench.rules)
+        self._splitter: LineSplitter | None = None
+        self._head, self._wide = b"", False
+        self._told: set[tuple[object, ...]] = set()
+
+    def feed(self, data: bytes) -> None:
+        """Take more bytes; the first few are kept until they tell the encoding."""
+        if self._splitter is None:
+            self._head += data
+            if len(self._head) < HEAD_BYTES:
+                return
+            data = self._begin()
+        self._push(data)
+
+    def settle(self) -> None:
+        """Nothing more comes for now: a line without its end is taken as it is."""
+        data = self._begin() if self._splitter is None and self._head else b""
+        if self._splitter is not None:
+            self._push(data)
+            if not self._wide:  # half a character of two bytes must wait for its other half
+                self._push(b"", final=True)
+
+    def new(self) -> Diagnosis:
+        """The incidents that have not been told yet, as scanned."""
+        diagnosis = self._scanner.diagnosis(self._path, given=self._bench.settings)
+        new = [incident for incident in diagnosis.incidents if _identity(incident) not in self._told]
+        self._told |= {_identity(incident) for incident in new}
+        return replace(diagnosis, incidents=tuple(new))
+
+    def _begin(self) -> bytes:
+        form = format_of(self._head, self._path)
+        if form is not None:
+            raise InputError(
+                f"{shown(self._path)}: is {form.name} data, which cannot be followed", hint="leave --follow out"
+            )
+        encoding, first_byte = encoding_of(self._head)
+        self._wide = encoding.startswith("utf-16")
+        self._splitter = LineSplitter(encoding, first_byte)
+        head, self._head = self._head, b""
+        return head
+
+    def _push(self, data: bytes, *, final: bool = False) -> None:
+        if self._splitter is not None:
+            for line in self._splitter.feed(data, final=final):
+                self._scanner.push(line)
+
+
+def _identity(incident: Incident) -> tuple[object, ...]:
+    return incident.kind, incident.start, incident.location.line, incident.location.byte, incident.location.process

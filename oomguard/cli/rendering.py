@@ -1,0 +1,202 @@
+"""One input in, its finished text out: the same work in this process and in a worker, so that both print the same."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from oomguard.cli.options import read_policy, read_rules, size_bytes
+from oomguard.errors import InputError, SettingError
+from oomguard.facts import Fact
+from oomguard.incident import Diagnosis, Incident, SettingInForce
+from oomguard.observe.source import damage_of, open_log, open_standard_input, shown
+from oomguard.remedy.settings import parse_assignment
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MAIN: Final = re.compile(r"<main[^>]*>\n?(.*)</main>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What decides how a panel looks, as plain values: a worker has no terminal of its own."""
+
+    width: int
+    terminal: bool
+    colors: str | None
+    no_color: bool
+    encoding: str
+
+    @classmethod
+    def of(cls, console: Console) -> Screen:
+        """The screen that a console writes to."""
+        return cls(console.width, console.is_terminal, console.color_system, console.no_color, console.encoding)
+
+    def console(self, file: io.StringIO) -> Console:
+        """A console that looks the same and writes to ``file``."""
+        from rich.console import Console
+
+        return Console(
+            file=file, width=self.width, force_terminal=self.terminal, color_system=self.colors,  # type: ignore[arg-type]
+            no_color=self.no_color, highlight=False, legacy_windows=False, force_jupyter=False,
+        )  # fmt: skip
+
+
+class _Text(io.StringIO):
+    """Text in memory that says the encoding it will be written in."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is asked for, in the words of the command line: plain values that any process can be given."""
+
+    form: str
+    screen: Screen | None = None
+    allow: str | None = None
+    pin: tuple[str, ...] = ()
+    minimum: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    gpu_memory: str | None = None
+    given: tuple[str, ...] = ()
+    masked: bool = True
+    quiet: bool = False
+    verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one input gave: its text, whether an out-of-memory is in it, and what went wrong while reading it."""
+
+    text: str = ""
+    found: bool = False
+    error: str = ""
+    hint: str | None = None
+
+
+class Bench:
+    """A ``Work`` made ready: policy, rules and given facts read once. Raises SettingError and RuleError."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.policy, self.rules = read_policy(work.allow, work.pin, work.minimum), read_rules(work.rules)
+        total = size_bytes(work.gpu_memory)
+        if total is not None and total <= 0:
+            raise SettingError(
+                f"--gpu-memory is {work.gpu_memory}", hint="give the device's total memory, for example 24GiB"
+            )
+        self.facts = {} if total is None else {"device_total_bytes": Fact("device_total_bytes", total, "given")}
+        self.settings: dict[str, SettingInForce] = {}
+        for text in work.given:
+            name, value = parse_assignment(text)
+            self.settings[name] = SettingInForce(name, value, None, "given")
+
+    def diagnose(self, path: str, on_read: Callable[[int], None] | None = None) -> Outcome:
+        """Diagnose one input and render it; what cannot be read is part of the outcome, not raised."""
+        from oomguard.diagnosing import diagnose_stream
+
+        try:
+            with contextlib.closing(open_standard_input(on_read) if path == "-" else open_log(path, on_read)) as stream:
+                diagnosis = diagnose_stream(
+                    stream, path, rules=self.rules, policy=self.policy, given=self.facts, settings=self.settings
+                )
+                damage = damage_of(stream)
+            if damage is not None:
+                diagnosis = replace(diagnosis, notes=(*diagnosis.notes, damage))
+            text = self.render(diagnosis)
+        except InputError as error:
+            return Outcome(error=str(error), hint=error.hint)
+        except OSError as error:
+            return Outcome(error=f"{shown(path)}: {error.strerror or error}")
+        except Exception as error:  # noqa: BLE001 - one input that we fail on must not keep the others from being read
+            trace = traceback.format_exc() if self.work.verbose else "--verbose prints where"
+            return Outcome(error=f"{shown(path)}: internal error: {type(error).__name__}: {error}", hint=trace)
+        return Outcome(text, diagnosis.verdict == "oom", "" if damage is None else f"{shown(path)}: {damage}")
+
+    def render(self, diagnosis: Diagnosis) -> str:
+        """The diagnosis in the form asked for; nothing for a clean input under --quiet, except in JSON."""
+        if self.work.quiet and self.work.form != "json" and not diagnosis.incidents:
+            return ""
+        with contextlib.nullcontext() if self.work.masked else _unmasked():
+            return self._render(diagnosis)
+
+    def _render(self, diagnosis: Diagnosis) -> str:
+        if self.work.form == "json":
+            from oomguard.report.json import to_json
+
+            return to_json(diagnosis) + "\n"
+        if self.work.form == "markdown":
+            from oomguard.report.markdown import to_markdown
+
+            return to_markdown(diagnosis) + "\n"
+        if self.work.form == "html":
+            from oomguard.report.html import to_html
+
+            return to_html(diagnosis)
+        from oomguard.report.terminal import print_diagnosis
+
+        screen = self.work.screen or Screen(80, terminal=False, colors=None, no_color=True, encoding="utf-8")
+        file = _Text(screen.encoding)
+        console = screen.console(file)
+        print_diagnosis(console, diagnosis)
+        if self.work.verbose:
+            for incident in diagnosis.incidents:
+                for line in details(incident):
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return file.getvalue()
+
+
+def _unmasked() -> contextlib.AbstractContextManager[None]:
+    from oomguard.report.mask import unmasked
+
+    return unmasked()
+
+
+def details(incident: Incident) -> Iterator[str]:
+    """The settings in force and the facts of an incident, each with its source, one a line."""
+    from oomguard.report.mask import mask
+
+    if incident.settings:
+        yield "settings in force:" if incident.settings_complete else "settings in force, as far as they are known:"
+    for name, setting in sorted(incident.settings.items()):
+        whose = {True: ", set by the user", False: ", a default", None: ""}[setting.set_by_user]
+        yield f"  {mask(f'{name} = {setting.value}')} ({setting.source}{whose})"
+    if incident.facts:
+        yield "facts:"
+    for name, fact in sorted(incident.facts.items()):
+        line = "" if fact.line is None else f", line {fact.line}"
+        yield f"  {mask(f'{name} = {fact.value}')} ({fact.source}{line})"
+
+
+class OnePage:
+    """Several whole HTML pages as one, page by page: the first one's head, style and script, what all of them hold."""
+
+    def __init__(self) -> None:
+        self._end = ""
+
+    def add(self, page: str) -> str:
+        """What to write for one more page."""
+        main = _MAIN.search(page)
+        if main is None:
+            return page
+        if self._end:
+            return main[1]
+        self._end = page[main.end(1) :]
+        return page[: main.end(1)]
+
+    def end(self) -> str:
+        """What to write at the end; empty where no page was added."""
+        return self._end

@@ -1,0 +1,85 @@
+"""Where the bytes went, as shares of one bar: what the terminal, the page and the table all draw from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from oomguard.incident import Budget
+
+FREE: Final = "free"
+REST: Final = "not accounted for"
+# A rest below this share of the device is rounding of printed figures.
+_SMALLEST_REST_RATIO: Final = 0.01
+
+# One colour per part, the same in every report: (terminal, light page, dark page).
+COLORS: Final[dict[str, tuple[str, str, str]]] = {
+    "weights": ("blue", "#3b6fd4", "#6f9bff"),
+    "tensors": ("blue", "#3b6fd4", "#6f9bff"),
+    "KV cache": ("green", "#2e9a5b", "#53c785"),
+    "activations": ("yellow", "#d0a215", "#e6c250"),
+    "CUDA graphs": ("magenta", "#a64ac9", "#c98be6"),
+    "non-torch": ("cyan", "#1c93a8", "#4fc3d6"),
+    "reserved by torch, unused": ("bright_yellow", "#c9772b", "#e8a365"),
+    "other processes": ("red", "#cc4136", "#f0796f"),
+    "in use before the KV cache": ("blue", "#3b6fd4", "#6f9bff"),
+    "in use before the engine started": ("red", "#cc4136", "#f0796f"),
+    FREE: ("dim", "#c9ced6", "#4a5160"),
+    REST: ("dim", "#e6e9ee", "#2c313b"),
+}
+_OTHERS: Final = (
+    ("bright_magenta", "#8a5a44", "#c49a86"), ("bright_cyan", "#5b7083", "#9db2c4"), ("bright_red", "#b0478c", "#e08bc2"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of the bar; ``ratio`` is its share of the whole, 0 to 1."""
+
+    name: str
+    bytes: int
+    ratio: float
+    source: str
+    color: tuple[str, str, str]
+
+
+def segments(budget: Budget) -> tuple[Segment, ...]:
+    """The parts with their shares of the device, and the rest that no part names; empty where no part is known.
+
+    Without a total, and where the parts add up to more (rounding, overlap), the shares are of their sum.
+    """
+    parts = [part for part in budget.parts if part.bytes > 0]
+    known = sum(part.bytes for part in parts)
+    total = max(budget.device_total_bytes or 0, known)
+    if not parts or total <= 0:
+        return ()
+    others = iter(_OTHERS * len(parts))
+    rows = [
+        Segment(part.name, part.bytes, part.bytes / total, part.source, COLORS.get(part.name) or next(others))
+        for part in parts
+    ]
+    if total - known > _SMALLEST_REST_RATIO * total:
+        rows.append(Segment(REST, total - known, (total - known) / total, "", COLORS[REST]))
+    return tuple(rows)
+
+
+def cells(shares: Sequence[Segment], width: int) -> list[int]:
+    """How many of ``width`` cells each segment gets: at least one each where they fit, and all of them together."""
+    if len(shares) >= width:
+        return [1] * width + [0] * (len(shares) - width)
+    exact = [segment.ratio * width for segment in shares]
+    counts = [max(1, int(share)) for share in exact]
+    while sum(counts) > width:
+        counts[max(range(len(counts)), key=lambda i: (counts[i] > 1, counts[i] - exact[i]))] -= 1
+    while sum(counts) < width:
+        counts[max(range(len(counts)), key=lambda i: exact[i] - counts[i])] += 1
+    return counts
+
+
+def percent(ratio: float) -> str:
+    """A share as a percentage of three characters or so: 0.4 %, 12 %."""
+    value = 100 * ratio
+    if 0 < value < 0.1:
+        return "<0.1 %"
+    return f"{value:.1f} %" if value < 10 else f"{value:.0f} %"

@@ -1,0 +1,148 @@
+"""``diagnose --follow`` as a person runs it: a real process, a real file that grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, Queue
+
+import pytest
+
+LOGS = Path(__file__).parents[2] / "examples" / "logs"
+KV = (LOGS / "vllm_serve_kv_cache.log").read_bytes()
+LOW = (LOGS / "vllm_script_utilization_too_low.log").read_bytes()
+
+
+class Followed:
+    """A running ``diagnose --follow`` whose lines can be waited for."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process, self._lines = process, Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._lines.put(line)
+
+    def next(self) -> dict:
+        return json.loads(self._lines.get(timeout=20))
+
+    def nothing_for(self, seconds: float) -> bool:
+        try:
+            self._lines.get(timeout=seconds)
+        except Empty:
+            return True
+        return False
+
+    def stop(self) -> tuple[int, str]:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(timeout=20)
+        self._reader.join()
+        return self.process.returncode, self.process.stderr.read().decode()
+
+
+@contextmanager
+def followed(*arguments: str) -> Iterator[Followed]:
+    command = [sys.executable, "-m", "oomguard", "diagnose", "--follow", "--format", "json", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield Followed(process)
+        finally:
+            process.kill()
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_each_incident_is_told_once_when_its_message_is_whole(tmp_path):
+    path = tmp_path / "engine.log"
+    path.write_bytes(KV)
+    with followed(str(path)) as running:
+        first = running.next()
+        assert [incident["kind"] for incident in first["incidents"]] == ["kv_cache_too_small_for_max_len"]
+        append(path, b"INFO another line\n")
+        assert running.nothing_for(2.0)
+        append(path, LOW)
+        second = running.next()
+        assert [incident["kind"] for incident in second["incidents"]] == ["cpu_node_memory"]
+        assert second["source"] == str(path)
+        assert running.stop() == (0, "")
+
+
+def test_a_message_without_its_line_end_is_told_after_a_quiet_second(tmp_path):
+    path = tmp_path / "engine.log"
+    path.write_bytes(KV[: KV.index(b"estimated maximum model length is 1792") + 60])
+    with followed(str(path)) as running:
+        assert running.next()["incidents"][0]["facts"]["estimated_max_model_len_tokens"] == 1792
+
+
+def test_a_file_that_comes_later_is_cut_and_is_replaced_is_followed_all_the_way(tmp_path):
+    path = tmp_path / "engine.log"
+    with followed("--exit-code", str(path)) as running:
+        assert running.nothing_for(0.5)
+        path.write_bytes(b"INFO first\n" * 400 + KV)
+        assert running.next()["verdict"] == "oom"
+        path.write_bytes(KV)
+        assert running.next()["verdict"] == "oom"
+        path.rename(tmp_path / "engine.log.1")
+        path.write_bytes(KV)
+        assert running.next()["verdict"] == "oom"
+        status, said = running.stop()
+    assert status == 1
+    assert [line.split(": ", 2)[2] for line in said.splitlines()] == [
+        "it does not exist yet",
+        "it was cut: what follows is from its new start",
+        "another file took its name: what follows is from the start of that one",
+    ]
+
+
+def test_standard_input_is_followed_to_its_end():
+    command = [sys.executable, "-m", "oomguard", "diagnose", "--follow", "--exit-code", "--format", "json"]
+    ran = subprocess.run(command, input=KV, capture_output=True, timeout=60, check=False)
+    assert ran.returncode == 1
+    assert json.loads(ran.stdout)["source"] == "-"
+
+
+def test_powershells_utf16_is_followed(tmp_path):
+    path = tmp_path / "engine.log"
+    path.write_bytes(KV.decode().encode("utf-16"))
+    with followed(str(path)) as running:
+        assert running.next()["verdict"] == "oom"
+
+
+def test_a_fifo_is_followed_to_its_end(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with followed(str(path)) as running:
+        path.write_bytes(KV)
+        assert running.next()["verdict"] == "oom"
+        assert running.process.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a.log", "b.log"], "--follow reads one log, not 2"),
+        (["--format", "html", "a.log"], "--follow cannot write a page"),
+        (["."], "a folder cannot be followed"),
+        (["/dev/zero"], "is a device, not a log"),
+        (["a\nb.gz"], "cannot be followed"),
+    ],
+)
+def test_what_cannot_be_followed_is_one_message_and_status_2(tmp_path, arguments, words):
+    (tmp_path / "a\nb.gz").write_bytes(b"\x1f\x8b\x08" + b"\0" * 20)
+    command = [sys.executable, "-m", "oomguard", "diagnose", "--follow", *arguments]
+    ran = subprocess.run(command, capture_output=True, timeout=30, check=False, cwd=tmp_path, text=True)
+    assert ran.returncode == 2
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,179 @@
+"""What holds in every form of a report: the same content, no secret, nothing of the log that acts."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from oomguard.facts import Fact
+from oomguard.incident import (
+    Alternative,
+    Attempt,
+    Cause,
+    Diagnosis,
+    Effect,
+    Evidence,
+    Incident,
+    Location,
+    Patch,
+    SettingInForce,
+    StartUp,
+)
+from oomguard.report.attempts import report_text
+from oomguard.report.html import to_html
+from oomguard.report.json import to_json
+from oomguard.report.markdown import to_markdown
+from oomguard.report.mask import unmasked
+from oomguard.report.note import note
+from oomguard.report.notebook import notebook_html
+from oomguard.report.terminal import print_diagnosis
+
+
+def terminal(diagnosis: Diagnosis, width: int = 400) -> str:
+    console = Console(file=io.StringIO(), width=width, legacy_windows=False)
+    print_diagnosis(
+        console, diagnosis, {"dtype": diagnosis.incidents[0].plan[0].as_flag or ""} if diagnosis.incidents else None
+    )
+    return " ".join(console.file.getvalue().replace("│", " ").split())
+
+
+def attempts_report(form: str) -> Callable[[Diagnosis], str]:
+    def report(diagnosis: Diagnosis) -> str:
+        first = diagnosis.incidents[0]
+        failed = Attempt(1, {"dtype": first.plan[0].as_flag or ""}, first.plan, first, 1, first.message)
+        return report_text(form, diagnosis, [failed])
+
+    return report
+
+
+FORMS: dict[str, Callable[[Diagnosis], str]] = {
+    "terminal": terminal,
+    "json": to_json,
+    "markdown": to_markdown,
+    "html": to_html,
+    "notebook": notebook_html,
+    "note": lambda diagnosis: note(diagnosis.incidents[0]),
+    "run.json": attempts_report(".json"),
+    "run.md": attempts_report(".md"),
+    "run.html": attempts_report(".html"),
+}
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+def laden(text: str) -> Diagnosis:
+    """A diagnosis that carries a text in every field that can hold one."""
+    line = Evidence(text, 1)
+    patch = Patch("dtype", text, text, Effect.CHANGES_OUTPUTS, text, text, text, text, text, None, {}, text, text)
+    facts = {"model": Fact("model", text)}
+    in_force = {"model": SettingInForce("model", text, True, text)}
+    incident = Incident(
+        "cuda_oom", text, text, text, text, Location(1, 0, text), 1, facts, in_force, True, (line,),
+        (Cause("unknown", text, 0.5, (line,), text, text),), (patch,), (Alternative("dtype", text, text, text, text),),
+        unknown=(text,), start=2, also_in=(text,), wrappers=(line,),
+    )  # fmt: skip
+    return Diagnosis("a.log", (incident,), (text,), (StartUp(1, text, text, 1, facts, in_force),))
+
+
+SECRETS = st.text("abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789", min_size=12, max_size=40).filter(
+    lambda text: any(c.isdigit() for c in text) and any(c.isalpha() for c in text)
+)
+CARRIERS = (
+    "--api-key {}", "--api-key={}", "HF_TOKEN={} vllm serve m", "export OPENAI_API_KEY='{}'", '"password": "{}"',
+    "'hf_token': ['{}']", "https://user:{}@host/path", "Authorization: Bearer {}", "--hf-token '{}'", "db_password: {}",
+    "['vllm', '--api-key', '{}']", "curl 'https://host/v1?key={}&n=1'", "hf_{}abcdef", "- name: HF_TOKEN\n  value: {}",
+    "/home/{}/models", "/Users/{}/x.log", "C:\\Users\\{}\\x", "file:///home/{}/x", "/mnt/c/Users/{}", "PATH=/bin:/home/{}/bin",
+    "Received request cmpl-1: prompt: 'x {} y', params: SamplingParams(n=1), prompt_token_ids: [1, 2]",
+    '{{"messages": [{{"role": "user", "content": "x {} y"}}]}}', 'prompt="x {} y', "prompts=['a', 'b {}']",
+    "Prompt: 'a', Generated text: '{}'", '{{"log": "{{\\"prompt\\": \\"x {} y\\"}}"}}',
+)  # fmt: skip
+
+
+@forms
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(secret=SECRETS, carrier=st.sampled_from(CARRIERS))
+def test_a_secret_never_survives(form, secret, carrier):
+    assert secret not in form(laden(carrier.format(secret)))
+
+
+@forms
+def test_masking_can_be_turned_off(form):
+    with unmasked():
+        assert "abcdefgh1234" in form(laden("--api-key=abcdefgh1234"))
+
+
+@forms
+def test_a_form_can_be_written_whatever_the_log_holds(form):
+    text = "".join(map(chr, range(0x250))) + "\u2028\u202e\ud800\udcff\U0001f600\ufffe"
+
+    form(laden(text)).encode("utf-8")
+
+
+@pytest.mark.parametrize("name", ["terminal", "markdown", "html", "notebook", "note", "json", "run.json"])
+def test_no_escape_of_the_log_is_left(name):
+    text = FORMS[name](laden("\x1b[2J\x9b31m\x07\u202eboom\x7f"))
+
+    assert "boom" in text
+    assert not {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"} - {"\n"}
+
+
+@pytest.mark.parametrize("name", ["terminal", "markdown", "html", "notebook"])
+def test_starts_ranks_and_parents_are_named(name, diagnosis_of_all):
+    text = FORMS[name](diagnosis_of_all).replace("\\_", "_")
+
+    assert "start 2" in text
+    assert "also in Worker_TP1, Worker_TP2" in text
+    assert "passed on at line 120" in text
+
+
+@pytest.mark.parametrize("name", ["terminal", "markdown", "html", "notebook"])
+def test_the_first_of_one_start_says_nothing_of_starts(name, incident):
+    assert "start 1" not in FORMS[name](Diagnosis("", (replace(incident, start=1),)))
+
+
+@pytest.mark.parametrize("name", ["terminal", "markdown", "html", "notebook"])
+def test_equal_failures_of_several_starts_are_shown_once(name, incident):
+    again = replace(incident, start=3, location=Location(400))
+
+    text = FORMS[name](Diagnosis("", (incident, again)))
+
+    assert text.count("One request needs 5.00 GiB of KV cache, 3.25 GiB is there") == 1
+    assert "seen 4 times; starts 2, 3" in text
+
+
+@pytest.mark.parametrize("name", ["terminal", "markdown", "html", "notebook"])
+def test_a_healthy_log_shows_its_starts(name, start):
+    text = FORMS[name](Diagnosis("ok.log", starts=(start,)))
+
+    assert "no memory failure found" in text
+    for part in ("start 1, vllm 0.32.0", "org/m", "8192", "weights", "15.00 GiB", "KV cache", "17 %"):
+        assert part in text
+    assert "The KV cache holds 29,040 tokens: 3.54 requests of 8,192 tokens at once" in text
+
+
+@pytest.mark.parametrize("name", ["terminal", "markdown", "html", "notebook"])
+def test_every_part_of_an_incident_is_there(name, diagnosis_of_all):
+    text = FORMS[name](diagnosis_of_all)
+
+    for part in (
+        "One request needs 5.00 GiB of KV cache, 3.25 GiB is there", "kv_cache_too_small_for_max_len", "vllm 0.32.0",
+        "15.00 GiB", "62 %", "not accounted for", "It does not fit", "One request needs more.", "confidence 0.90", "line 61: ",
+        "--max-model-len 26624", "Longer requests are refused.", "not solved", "--kv-cache-memory-bytes 5368709120",
+        "a byte count you set", "model configuration: not printed", "a note",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_the_starts_of_a_failed_log_are_in_the_json(diagnosis_of_all):
+    (start,) = json.loads(to_json(diagnosis_of_all))["starts"]
+
+    assert (start["start"], start["framework"], start["framework_version"], start["line"]) == (1, "vllm", "0.32.0", 14)
+    assert start["settings"]["max_model_len"] == {"value": 8192, "set_by_user": True, "source": "printed"}
+    assert start["facts"]["kv_cache_capacity_tokens"] == 29040
+    assert [part["name"] for part in start["budget"]["parts"]] == ["weights", "KV cache", "free"]
