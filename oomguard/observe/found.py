@@ -28,6 +28,15 @@ class Found:
     near: list[Near] = field(default_factory=list)
     becomes: dict[str, str] = field(default_factory=dict)
     phase_is_told: bool = False
+    wraps: tuple[str, ...] = ()
+
+    def say_more(self, hit: Hit) -> None:
+        """Take figures that another wording read from the same message."""
+        if hit.kind not in self.kinds and hit.kind not in self.wraps:
+            return
+        new = {k: replace(f, line=self.incident.location.line) for k, f in hit.facts.items() if k not in self.own}
+        self.own.update(new)
+        self.incident = replace(self.incident, facts={**self.incident.facts, **new})
 
     @property
     def process(self) -> str | None:
@@ -64,7 +73,7 @@ class FoundIncidents:
         )  # fmt: skip
         found = Found(
             incident, context, facts, time.monotonic(), line, {kind}, becomes=dict(hit.signature.becomes),
-            phase_is_told=incident.phase != "unknown",
+            phase_is_told=incident.phase != "unknown", wraps=hit.signature.wraps,
         )  # fmt: skip
         self.all.append(found)
         context.failed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from oomguard.rules.pattern import group_value
 SEARCH_TIMEOUT_S: Final = 0.5
 # How far behind its wording a message's clauses are looked for: the longest allocator message has about 1000 characters.
 CLAUSE_CHARS: Final = 2500
+_NAME_BEGUN: Final = re.compile(r"(?:\w+\.)+\Z")
+_EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,19 @@ def _captured(found: Any) -> dict[str, Fact]:
 
 def quoted(hit: Hit, window: Window, quotations: tuple[Quotation, ...]) -> str | None:
     """The name of the quotation that the message stands in (source code, a prompt, advice), None where it is real."""
-    line, at = window.line_around(hit.position)
-    parts = {"line": line, "before": line[:at], "after": line[at:]}
+    line, start = window.line_around(hit.position)
+    at = start
+    # The wording may begin with the exception's name: what stands before the words themselves is what tells.
+    name = _EXCEPTION_NAME.match(line, at)
+    at = name.end() if name else at
+    end = max(at, min(len(line), start + hit.span))
+    parts = {
+        "line": line,
+        "before": line[:at],
+        "lead": _NAME_BEGUN.sub("", line[:start]),
+        "around": f"{line[:at]}\0{line[end:]}",
+        "raw": window.lines[hit.first].text,
+    }
     for quotation in quotations:
         if len(hit.facts) >= quotation.below_facts:
             continue

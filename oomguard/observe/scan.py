@@ -42,7 +42,7 @@ class _Stream:
 
     windows: list[Window] = field(default_factory=list)
     last: deque[tuple[int, Line]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK_LINES))
-    taken: dict[str | None, tuple[int, int]] = field(default_factory=dict)
+    taken: dict[str | None, tuple[int, int, Found | None]] = field(default_factory=dict)
     order: int = 0
 
 
@@ -142,14 +142,16 @@ class Scanner:
         # A line of a message that is already taken may hold another wording's anchor: it is the same message.
         taken = state.taken.get(window.process)
         if taken is not None and taken[0] <= first <= taken[1]:
+            if taken[2] is not None:
+                taken[2].say_more(best)
             return
         if quoted(best, window, self._quotations) is not None:
             return
-        state.taken[window.process] = (first, last)
         line = window.lines[best.first]
         evidence = _quote(line)
         location = Location(line.number, line.byte, window.process)
         found = self._found.take(best, location, evidence, self._context)
+        state.taken[window.process] = (first, last, found)
         if found is not None:
             self._attach(found, window.lines[best.last].number)
 

@@ -37,9 +37,10 @@ _PREFIXES: Final = tuple(
         # kubectl --prefix and docker compose
         r"\s*\[pod/[\w./-]+\]\s?",
         r"[\w.-]{1,60}\s{1,30}\|\s?(?=\S)",
+        r"\s*\|\s+(?=\[?\d{4}-)",
         # journald and syslog
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./@-]+(?:\[\d+\])?: ",
-        # glog: "[E509 16:18:30.801728316 ProcessGroupNCCL.cpp:1895]"
+        # glog, as NCCL and TensorFlow print it
         r"\s*\[?[IWEF]\d{3,4} \d\d:\d\d:\d\d\.\d+(?:\s+\d+)? [\w.]+:\d+\]\s?",
         # SLURM's srun --label
         r"\d{1,4}: (?=\S)",
@@ -53,7 +54,18 @@ _WRITTEN_ESCAPE: Final = re.compile(r"(?:#033|\\x1b|\\u001b|\\033|␛)\[[\d;]*m"
 _WINDOWS_PATH: Final = re.compile(r"\b[A-Za-z]:\\\\?\w|site-packages\\\\?\w|custom_nodes\\")
 _MAX_PREFIXES: Final = 8
 # The fields in which collectors keep the line, and those that show that an object is a collector's.
-_TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "text", "line")
+_TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "line", "event")
+_ERROR_FIELDS: Final = (
+    "error",
+    "err",
+    "exc_info",
+    "exception",
+    "stack",
+    "stack_trace",
+    "stacktrace",
+    "traceback",
+    "detail",
+)
 _RECORD_FIELDS: Final = frozenset({
     "stream", "time", "timestamp", "ts", "@timestamp", "level", "severity", "lvl", "logger", "kubernetes", "levelname",
     "asctime", "PRIORITY", "_PID", "SYSLOG_IDENTIFIER", "__REALTIME_TIMESTAMP", "container_name", "labels",
@@ -98,11 +110,8 @@ def unwrap(line: str) -> str:
         return line
     if not isinstance(record, dict) or _CHAT_FIELDS & record.keys() or not _RECORD_FIELDS & record.keys():
         return line
-    for name in _TEXT_FIELDS:
-        value = record.get(name)
-        if isinstance(value, str):
-            return value.rstrip("\n")
-    return line
+    told = [record[name] for name in (*_TEXT_FIELDS, *_ERROR_FIELDS) if isinstance(record.get(name), str)]
+    return "\n".join(part.rstrip("\n") for part in told) if told else line
 
 
 def without_escaped_breaks(text: str) -> str:

@@ -38,8 +38,10 @@ class Wording:
 class Quotation:
     """How a text shows that it quotes an error and does not report one.
 
-    ``part`` is where the pattern is looked for: ``line`` the whole line, ``before`` and ``after`` what stands on it
-    before and after the message. A message with ``below_facts`` figures or more is a report whatever stands around it.
+    ``part`` is where the pattern is looked for: ``line`` the peeled line, ``before`` what stands on it before the
+    message's own words, ``lead`` what stands before the exception's name, ``around`` the line with a null character
+    in the message's place, ``raw`` the line as it was printed. A message with ``below_facts`` figures or more is a
+    report whatever stands around it.
     """
 
     name: str
@@ -233,7 +235,7 @@ def _quotations(raw: dict[str, Any], path: Path) -> list[Quotation]:
     found = []
     for row in Table(raw, path, "", "quotations").tables("quotation", "quotation"):
         pattern = compile_pattern(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
-        part = row.choice("part", ("line", "before", "after"))
+        part = row.choice("part", ("line", "before", "lead", "around", "raw"))
         found.append(
             Quotation(
                 row.get("name"),
