@@ -197,8 +197,7 @@ def _signature(raw: dict[str, Any], path: Path) -> Signature:
     for i, row in enumerate(table.tables("wording", "wording")):
         key = f"wording[{i}].pattern"
         pattern = compile_pattern(row.get("pattern"), path=str(path), key=key)
-        if not row.get("anchor").strip() or "\n" in row.get("anchor"):
-            raise row.error("the anchor is a non-empty literal on one line", "anchor")
+        anchors = _anchors(row)
         for name, value in row.get("facts", {}).items():
             if name not in REGISTRY:
                 raise row.error(f"unknown fact {name!r}", name, hint=suggestion(name, REGISTRY))
@@ -208,13 +207,14 @@ def _signature(raw: dict[str, Any], path: Path) -> Signature:
         if versions is not None:
             _check_versions(versions, row)
         own_phase = row.choice("phase", PHASES) if row.get("phase") else None
-        wordings.append(
+        wordings += [
             Wording(
-                row.get("anchor"), pattern, row.get("source"), versions, row.get("facts", {}), own_phase,
+                anchor, pattern, row.get("source"), versions, row.get("facts", {}), own_phase,
                 bool(row.get("near", False)), bool(row.get("starts", False)), row.get("framework"),
                 row.choice("kind", KINDS) if row.get("kind") else None,
             )
-        )  # fmt: skip
+            for anchor in anchors
+        ]  # fmt: skip
     clauses = tuple(
         compile_pattern(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
         for row in table.tables("clause", "clause")
@@ -247,6 +247,19 @@ def _quotations(raw: dict[str, Any], path: Path) -> list[Quotation]:
             )
         )
     return found
+
+
+def _anchors(row: Table) -> list[str]:
+    """The literals of which every match holds one: ``anchor``, or ``anchors`` where there are several."""
+    if ("anchor" in row.values) == ("anchors" in row.values):
+        raise row.error("exactly one of anchor and anchors")
+    anchors = row.get("anchors", [row.get("anchor")])
+    for anchor in anchors:
+        if not isinstance(anchor, str) or not anchor.strip() or "\n" in anchor:
+            raise row.error(
+                "an anchor is a non-empty literal on one line", "anchors" if "anchors" in row.values else "anchor"
+            )
+    return list(anchors)
 
 
 def _check_versions(versions: str, row: Table) -> None:

@@ -22,7 +22,7 @@ _KEYS: Final[dict[str, dict[str, tuple[type | tuple[type, ...], bool]]]] = {
         "becomes": (dict, False), "test": (list, True),
     },
     "wording": {
-        "anchor": (str, True), "pattern": (str, True), "versions": (str, False), "source": (str, True),
+        "anchor": (str, False), "anchors": (list, False), "pattern": (str, True), "versions": (str, False), "source": (str, True),
         "facts": (dict, False), "phase": (str, False), "near": (bool, False), "starts": (bool, False),
         "framework": (str, False), "kind": (str, False),
     },
