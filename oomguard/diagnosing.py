@@ -87,7 +87,8 @@ def diagnose_stream(
     A compressed stream that is damaged is read as far as it goes, and a note says so.
     """
     rules = rules or default_rules()
-    lines = skim(stream, finder(rules.anchors))
+    anchors = rules.anchors
+    lines = skim(stream, lambda: finder(anchors))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings)
     damage = damage_of(stream)
     return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))

@@ -6,15 +6,22 @@ places, slower. A test holds that the two agree.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final, Protocol
 
-# Between two words of an anchor: white space, a wrapped line's quotation or comment mark, an escaped line break.
-GAP: Final = rb"(?:[\s#>|*]|\\n)+"
+# Between two words of an anchor: a space, or a line break with what a document or a comment puts around it. Kept
+# narrow: the multi-pattern library is twice as slow with unbounded white space.
+GAP: Final = rb"(?: |[ \r]?\n[ \t#>|*]{0,8}|\\n)"
+# The plain finder looks for words of at least this length, and this far back for what stands before them.
+_KEY_CHARS: Final = 6
+_HEAD_BYTES: Final = 4096
 
 
 class Finder(Protocol):
@@ -29,7 +36,11 @@ class Finder(Protocol):
 
 def flexible(anchor: str) -> bytes:
     """An anchor as a pattern over bytes in which each space may be a line break."""
-    return GAP.join(re.escape(word.encode()) for word in anchor.split(" ") if word)
+    return _joined(" ".join(anchor.split()))
+
+
+def _joined(words: str) -> bytes:
+    return GAP.join(re.escape(word.encode()) for word in words.split(" "))
 
 
 def fast_scanning() -> bool:
@@ -66,9 +77,17 @@ class _FastFinder:
     def __init__(self, anchors: tuple[str, ...]) -> None:
         import hyperscan
 
-        self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
         patterns = [flexible(anchor) for anchor in anchors]
-        self._database.compile(expressions=patterns, ids=list(range(len(patterns))), elements=len(patterns), flags=0)
+        kept = _cache_file(patterns)
+        try:
+            self._database = hyperscan.loadb(kept.read_bytes(), hyperscan.HS_MODE_BLOCK)
+        except Exception:  # noqa: BLE001 - not kept yet, of another processor, or damaged: compiled anew
+            self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+            self._database.compile(
+                expressions=patterns, ids=list(range(len(patterns))), elements=len(patterns), flags=0
+            )
+            _keep(kept, hyperscan.dumpb(self._database))
+        self._database.scratch = hyperscan.Scratch(self._database)
 
     def ends(self, block: bytes) -> list[int]:
         found: set[int] = set()
@@ -80,28 +99,66 @@ class _FastFinder:
         return sorted(found)
 
 
+def _cache_file(patterns: list[bytes]) -> Path:
+    """Where the compiled automaton of these patterns is kept: compiling it takes longer than reading a short log."""
+    import hashlib
+    import platform
+    from importlib.metadata import version
+
+    import platformdirs
+
+    about = [version("hyperscan").encode(), platform.machine().encode(), *patterns]
+    name = hashlib.sha256(b"\0".join(about)).hexdigest()[:32]
+    return Path(platformdirs.user_cache_dir("oomguard")) / f"anchors-{name}.hsdb"
+
+
+def _keep(path: Path, database: bytes) -> None:
+    """Write the automaton for the next time; a cache that cannot be written is none."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(database)
+        partial.replace(path)
+
+
 class _PlainFinder:
-    """``bytes.find`` for one word of each anchor, then the whole anchor around it."""
+    """``bytes.find`` for one word of each anchor, then the rest of the anchor on both sides of it."""
 
     name = "plain"
 
     def __init__(self, anchors: tuple[str, ...]) -> None:
-        words: Counter[bytes] = Counter(word for a in anchors for word in {w.encode() for w in a.split(" ")})
-        self._groups: dict[bytes, list[tuple[re.Pattern[bytes], int]]] = {}
-        for anchor in anchors:
-            # A long word is rare in a log, and one that several anchors share is looked for once.
-            word = max((w.encode() for w in anchor.split(" ")), key=lambda w: (len(w) + 2 * words[w], w))
-            self._groups.setdefault(word, []).append((re.compile(flexible(anchor)), len(anchor)))
+        self._groups = {key.encode(): [_around(key, anchor) for anchor in group] for key, group in _keys(anchors)}
 
     def ends(self, block: bytes) -> list[int]:
         found: set[int] = set()
-        for word, anchors in self._groups.items():
-            at = block.find(word)
+        for key, sides in self._groups.items():
+            at = block.find(key)
             while at >= 0:
-                for pattern, length in anchors:
-                    reach = 2 * length + 200
-                    start = max(0, at - reach)
-                    region = block[start : at + len(word) + reach]
-                    found |= {start + m.end() for m in pattern.finditer(region)}
-                at = block.find(word, at + len(word))
+                for head, tail in sides:
+                    behind = tail.match(block, at + len(key))
+                    if behind and (head is None or head.search(block, max(0, at - _HEAD_BYTES), at)):
+                        found.add(behind.end())
+                at = block.find(key, at + 1)
         return sorted(found)
+
+
+def _keys(anchors: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Words that together stand in all anchors, each with its anchors: one that many share is looked for once."""
+    left = dict.fromkeys(anchors)
+    while left:
+        longest = {anchor: max(map(len, anchor.split())) for anchor in left}
+        # A short word ("of") is everywhere in a log: only an anchor that has no other is found by one.
+        words = {word for a in left for word in a.split() if len(word) >= min(_KEY_CHARS, longest[a])}
+        shared = Counter({word: sum(word in anchor for anchor in left) for word in words})
+        key = max(words, key=lambda word: (len(word) >= _KEY_CHARS, shared[word], len(word), word))
+        group = [anchor for anchor in left if key in anchor]
+        yield key, group
+        for anchor in group:
+            del left[anchor]
+
+
+def _around(key: str, anchor: str) -> tuple[re.Pattern[bytes] | None, re.Pattern[bytes]]:
+    """What stands before the key in an anchor (None: nothing) and behind it, as patterns."""
+    head, _, tail = " ".join(anchor.split()).partition(key)
+    before = re.compile(rb"(?:%s)\Z" % _joined(head)) if head else None
+    return before, re.compile(_joined(tail))

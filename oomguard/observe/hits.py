@@ -67,7 +67,7 @@ def match(signature: Signature, wording: Wording, window: Window) -> Hit | None:
 
 def _next_message(signature: Signature, own: Wording, text: str, position: int) -> int:
     """Where the next message of this signature begins: clauses behind it are not of this one."""
-    headlines = [w.pattern for w in signature.wordings if "tried" in w.pattern.groupindex]
+    headlines = [w.pattern for w in signature.wordings if "(?P<tried>" in w.pattern.pattern]
     later = (p.search(text, pos=position, timeout=SEARCH_TIMEOUT_S) for p in (headlines or [own.pattern]))
     return min((m.start() for m in later if m is not None), default=len(text))
 

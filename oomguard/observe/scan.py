@@ -20,6 +20,7 @@ from oomguard.observe.found import MAX_INCIDENTS, Found, FoundIncidents
 from oomguard.observe.hits import Hit, match, quoted
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
+from oomguard.observe.text import PlainLine, peel
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
 
@@ -41,7 +42,7 @@ class _Stream:
     """What the scanner remembers of one stream: its open windows and its last lines."""
 
     windows: list[Window] = field(default_factory=list)
-    last: deque[tuple[int, Line]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK_LINES))
+    last: deque[tuple[int, Line, PlainLine]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK_LINES))
     taken: dict[str | None, tuple[int, int, Found | None]] = field(default_factory=dict)
     order: int = 0
 
@@ -90,8 +91,9 @@ class Scanner:
             state.last.clear()
             return
         state.order += 1
+        plain = peel(line.text)
         for window in state.windows[:]:
-            if window.extend(line, state.order):
+            if window.extend(line, plain, state.order):
                 state.windows.remove(window)
                 self._close(state, window)
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
@@ -101,10 +103,10 @@ class Scanner:
             # The message begins on the lines before: the window opens there and takes this line as its next.
             window = open_window(list(state.last), across)
             state.windows.append(window)
-            if window.extend(line, state.order):
+            if window.extend(line, plain, state.order):
                 state.windows.remove(window)
                 self._close(state, window)
-        state.last.append((state.order, line))
+        state.last.append((state.order, line, plain))
         if candidates:
             state.windows.append(open_window(list(state.last), candidates))
 
@@ -112,7 +114,7 @@ class Scanner:
         """Wordings whose anchor is cut by a wrapped line or by a segment's end."""
         if not state.last:
             return []
-        before = [previous.text for _, previous in state.last][-SEAM_LINES:]
+        before = [previous.text for _, previous, _ in state.last][-SEAM_LINES:]
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
         glue = "" if line.continued else " "
         seam = _words(" ".join(part[-SEAM_CHARS:].strip() for part in before)) + glue + _words(head)

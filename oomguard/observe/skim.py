@@ -6,7 +6,7 @@ Blocks of bytes are searched before they are cut into lines; lines far from any 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import IO, Final, cast
 
@@ -14,6 +14,8 @@ from oomguard.observe.anchors import Finder
 from oomguard.observe.source import Line, LineSplitter, read_lines
 
 BLOCK_BYTES: Final = 4 << 20
+# A shorter input is read line by line: that is faster than making the finder ready.
+SHORT_BYTES: Final = 1 << 18
 LINES_BEFORE: Final = 6
 LINES_AFTER: Final = 24
 # How far a line is looked for around an anchor: a longer one is cut, as everywhere.
@@ -35,13 +37,18 @@ class _Place:
     inside: bool = False
 
 
-def skim(stream: IO[bytes], finder: Finder) -> Iterator[Line | Gap]:
-    """The lines near an anchor, a ``Gap`` before each group; memory stays constant whatever the input's size."""
-    head = stream.read(BLOCK_BYTES)
-    if head.startswith(_WIDE_MARKS):
+def skim(stream: IO[bytes], make_finder: Callable[[], Finder]) -> Iterator[Line | Gap]:
+    """The lines near an anchor, a ``Gap`` before each group; memory stays constant whatever the input's size.
+
+    Of a short input all lines come, without a gap.
+    """
+    head = b""
+    while len(head) < SHORT_BYTES and (more := stream.read(BLOCK_BYTES)):
+        head += more
+    if head.startswith(_WIDE_MARKS) or len(head) < SHORT_BYTES:
         yield from read_lines(cast("IO[bytes]", _Rest(head, stream)))
         return
-    place = _Place()
+    finder, place = make_finder(), _Place()
     if head.startswith(codecs.BOM_UTF8):
         head, place.byte = head[3:], 3
     block, owed = head, 0

@@ -97,7 +97,7 @@ def peel(line: str) -> PlainLine:
                 break
         else:
             break
-    return PlainLine(text, process)
+    return PlainLine(without_escaped_breaks(text), process)
 
 
 def unwrap(line: str) -> str:

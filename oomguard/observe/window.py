@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oomguard.observe.source import MAX_SEGMENT_CHARS, Line
-from oomguard.observe.text import peel, without_escaped_breaks
+from oomguard.observe.echo import ECHO_ANCHOR
+from oomguard.observe.source import Line
+from oomguard.observe.text import PlainLine
 from oomguard.rules.load import Signature, Wording
 
 WINDOW_LINES = 16
+CONTEXT_LINES = 4
 WINDOW_CHARS = 6000
 
 Candidate = tuple[Signature, Wording]
@@ -25,6 +27,7 @@ class Window:
     orders: list[int]
     texts: list[str]
     full: bool = False
+    limit: int = WINDOW_LINES
 
     @property
     def text(self) -> str:
@@ -53,10 +56,9 @@ class Window:
         end = text.find("\n", position)
         return text[start : len(text) if end < 0 else end], position - start
 
-    def extend(self, line: Line, order: int) -> bool:
-        """Take the next line of the stream where it belongs here; whether the window is complete."""
-        plain = peel(line.text[:WINDOW_CHARS])
-        text = without_escaped_breaks(plain.text)
+    def extend(self, line: Line, plain: PlainLine, order: int) -> bool:
+        """Take the next line of the stream (``plain``: peeled) where it belongs here; whether the window is complete."""
+        text = plain.text[:WINDOW_CHARS]
         # A document wraps a prefixed line onto indented ones without a prefix.
         wrapped = plain.process is None and len(text) - len(text.lstrip()) >= 2
         if plain.process == self.process or wrapped:
@@ -66,16 +68,17 @@ class Window:
         elif plain.process is None and plain.text.strip():
             self.full = True  # an unprefixed line after a prefixed one starts something else
         own = self.texts[self.anchor + 1 :]
-        return self.full or len(own) >= WINDOW_LINES or sum(map(len, own)) >= WINDOW_CHARS
+        return self.full or len(own) >= self.limit or sum(map(len, own)) >= WINDOW_CHARS
 
 
-def open_window(lines: list[tuple[int, Line]], candidates: list[Candidate]) -> Window:
+def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candidate]) -> Window:
     """A window on the last of ``lines``; those before it belong to it where the same process wrote them."""
-    plain = [(order, line, peel(line.text[:MAX_SEGMENT_CHARS])) for order, line in lines]
+    plain = lines
     process = plain[-1][2].process
     same = [row for row in plain if row[2].process == process]
-    texts = [
-        ("" if line.continued or i == 0 else "\n") + without_escaped_breaks(text.text)
-        for i, (_, line, text) in enumerate(same)
-    ]
-    return Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
+    texts = [("" if line.continued or i == 0 else "\n") + text.text for i, (_, line, text) in enumerate(same)]
+    window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
+    # A frame or a figure stands on its line or the next; only a failure and a list of settings go on for long.
+    if all(signature.kind is None and wording.anchor != ECHO_ANCHOR for signature, wording in candidates):
+        window.limit = CONTEXT_LINES
+    return window

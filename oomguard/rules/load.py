@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,7 @@ from oomguard.errors import RuleError
 from oomguard.facts import PLACEHOLDER, REGISTRY, is_of_type
 from oomguard.incident import CAUSES, KINDS, PHASES, Effect
 from oomguard.rules.expressions import Expression, compile_expression, suggestion
+from oomguard.rules.lazy import LazyPattern
 from oomguard.rules.pattern import compile_pattern
 from oomguard.rules.table import Table, read_toml
 
@@ -152,15 +153,18 @@ def shipped_root() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[2] / "rules"
 
 
-def load_rules(extra: Iterable[Path] = ()) -> RuleSet:
+def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     """The shipped rules, then the user's folders: a rule adds, or overrides ours by its code; a signature adds.
 
-    Raises RuleError for the first file that cannot be used.
+    Shipped patterns are compiled on first use; with ``check`` all of them at once, as the user's always are. Raises
+    RuleError for the first file that cannot be used.
     """
     signatures: list[Signature] = []
     rules: dict[str, Rule] = {}
     quotations: list[Quotation] = []
-    for root in (shipped_root(), *extra):
+    shipped = shipped_root()
+    for root in (shipped, *extra):
+        make = compile_pattern if check or root != shipped else LazyPattern
         if not _is_folder(root):
             raise RuleError("no such folder of rules", path=str(root), hint="--rules takes a folder of .toml files")
         seen: dict[str, str] = {}
@@ -173,9 +177,9 @@ def load_rules(extra: Iterable[Path] = ()) -> RuleSet:
                 seen[rule.code] = path.name
                 rules[rule.code] = rule
             elif "quotation" in table:
-                quotations += _quotations(table, path)
+                quotations += _quotations(table, path, make)
             else:
-                signatures.append(_signature(table, path))
+                signatures.append(_signature(table, path, make))
     return RuleSet(tuple(signatures), tuple(rules[code] for code in sorted(rules)), tuple(quotations))
 
 
@@ -186,7 +190,7 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _signature(raw: dict[str, Any], path: Path) -> Signature:
+def _signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Signature:
     table = Table(raw, path, "", "signature")
     context = bool(table.get("context", False))
     if context == ("kind" in raw):
@@ -196,7 +200,7 @@ def _signature(raw: dict[str, Any], path: Path) -> Signature:
     wordings = []
     for i, row in enumerate(table.tables("wording", "wording")):
         key = f"wording[{i}].pattern"
-        pattern = compile_pattern(row.get("pattern"), path=str(path), key=key)
+        pattern = make(row.get("pattern"), path=str(path), key=key)
         anchors = _anchors(row)
         for name, value in row.get("facts", {}).items():
             if name not in REGISTRY:
@@ -216,8 +220,7 @@ def _signature(raw: dict[str, Any], path: Path) -> Signature:
             for anchor in anchors
         ]  # fmt: skip
     clauses = tuple(
-        compile_pattern(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
-        for row in table.tables("clause", "clause")
+        make(row.get("pattern"), path=str(path), key=f"{row.key}.pattern") for row in table.tables("clause", "clause")
     )
     tests = tuple(t.values for t in table.tables("test", "signature test"))
     wraps, becomes = tuple(table.get("wraps", ())), dict(table.get("becomes", {}))
@@ -231,10 +234,10 @@ def _signature(raw: dict[str, Any], path: Path) -> Signature:
     return Signature(str(path), kind, table.get("framework"), phase, tuple(wordings), tests, clauses, wraps, becomes)
 
 
-def _quotations(raw: dict[str, Any], path: Path) -> list[Quotation]:
+def _quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> list[Quotation]:
     found = []
     for row in Table(raw, path, "", "quotations").tables("quotation", "quotation"):
-        pattern = compile_pattern(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
+        pattern = make(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
         part = row.choice("part", ("line", "before", "lead", "around", "raw"))
         found.append(
             Quotation(
