@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ class Finder(Protocol):
 
     name: str
 
-    def ends(self, block: bytes) -> list[int]:
+    def ends(self, block: bytes | memoryview) -> list[int]:
         """Offsets just behind each anchor found."""
         ...
 
@@ -77,6 +78,7 @@ class _FastFinder:
     def __init__(self, anchors: tuple[str, ...]) -> None:
         import hyperscan
 
+        self._one_at_a_time = threading.Lock()  # the library's working memory serves one scan
         patterns = [flexible(anchor) for anchor in anchors]
         kept = _cache_file(patterns)
         try:
@@ -89,13 +91,14 @@ class _FastFinder:
             _keep(kept, hyperscan.dumpb(self._database))
         self._database.scratch = hyperscan.Scratch(self._database)
 
-    def ends(self, block: bytes) -> list[int]:
+    def ends(self, block: bytes | memoryview) -> list[int]:
         found: set[int] = set()
 
         def note(_id: int, _start: int, end: int, _flags: int, _context: object) -> None:
             found.add(end)
 
-        self._database.scan(block, match_event_handler=note)
+        with self._one_at_a_time:
+            self._database.scan(block, match_event_handler=note)  # type: ignore[type-var]
         return sorted(found)
 
 
@@ -129,8 +132,9 @@ class _PlainFinder:
     def __init__(self, anchors: tuple[str, ...]) -> None:
         self._groups = {key.encode(): [_around(key, anchor) for anchor in group] for key, group in _keys(anchors)}
 
-    def ends(self, block: bytes) -> list[int]:
+    def ends(self, block: bytes | memoryview) -> list[int]:
         found: set[int] = set()
+        block = bytes(block)
         for key, sides in self._groups.items():
             at = block.find(key)
             while at >= 0:

@@ -25,6 +25,7 @@ PHASE_RANK: Final = (
 # Who prints a message without being the engine that runs the model.
 _NO_ENGINE: Final = frozenset({"torch", "any"})
 _ROLE: Final = re.compile(r"[A-Za-z]+")
+_REPLICA: Final = re.compile(r"(?<![A-Za-z])DP(\d+)")
 _ENGINE_ROLES: Final = frozenset(
     {"EngineCore", "Worker", "VllmWorker", "VllmWorkerProcess", "APIServer", "RayWorkerWrapper"}
 )
@@ -42,8 +43,11 @@ def role(process: str | None) -> str | None:
 
 
 def related(one: str | None, other: str | None) -> bool:
-    """Whether what one process prints can speak of another: not where both are of one kind and still two."""
-    return one is None or other is None or one == other or role(one) != role(other)
+    """Whether what one process prints can speak of another: not where both are of one kind, or of two data-parallel ones."""
+    if one is None or other is None or one == other:
+        return True
+    replicas = [found.group(1) for found in (_REPLICA.search(one), _REPLICA.search(other)) if found]
+    return role(one) != role(other) and len(set(replicas)) < 2
 
 
 @dataclass(frozen=True, slots=True)

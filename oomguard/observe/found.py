@@ -13,6 +13,7 @@ from oomguard.observe.hits import Hit
 MAX_INCIDENTS = 1000
 # Within so many lines a message that says less is the same failure told again, and a wrapper speaks of what it wraps.
 FOLD_LINES = 400
+MAX_ALSO_IN = 100
 
 
 @dataclass(slots=True)
@@ -101,6 +102,7 @@ class FoundIncidents:
         incident = known.incident
         if (
             process is not None
+            and len(incident.also_in) < MAX_ALSO_IN
             and process not in {known.process, *incident.also_in}
             and (sibling or role(process) == role(known.process))
         ):

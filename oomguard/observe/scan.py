@@ -27,6 +27,7 @@ from oomguard.rules.load import RuleSet
 LOOK_BACK_LINES: Final = 6
 SEAM_LINES: Final = 2
 SEAM_CHARS: Final = 120
+INFO_CHARS: Final = 80
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
@@ -112,8 +113,8 @@ class Scanner:
 
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
         """Wordings whose anchor is cut by a wrapped line or by a segment's end."""
-        if not state.last:
-            return []
+        if not state.last or (not line.continued and " INFO " in text[:INFO_CHARS]):
+            return []  # a record of its own, and no failure: nothing was wrapped onto it
         before = [previous.text for _, previous, _ in state.last][-SEAM_LINES:]
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
         glue = "" if line.continued else " "

@@ -51,55 +51,81 @@ def skim(stream: IO[bytes], make_finder: Callable[[], Finder]) -> Iterator[Line 
     finder, place = make_finder(), _Place()
     if head.startswith(codecs.BOM_UTF8):
         head, place.byte = head[3:], 3
-    block, owed = head, 0
-    while block:
-        more = stream.read(BLOCK_BYTES)
-        keep = _tail(block) if more else 0
-        owed = yield from _block(block, len(block) - keep, place, finder, owed)
-        block = (block[len(block) - keep :] if keep else b"") + more
+    yield from _blocks(head, stream, finder, place)
 
 
-def _tail(block: bytes) -> int:
+def _blocks(head: bytes, stream: IO[bytes], finder: Finder, place: _Place) -> Iterator[Line | Gap]:
+    """Block after block, in two buffers that take turns: nothing of a healthy log is copied or kept."""
+    buffer, lo, hi, owed = bytearray(head), 0, len(head), 0
+    spare = bytearray(REACH_BYTES + BLOCK_BYTES)
+    while hi > lo:
+        more = _fill(stream, memoryview(spare)[REACH_BYTES:])
+        keep = _tail(buffer, lo, hi) if more else 0
+        owed = yield from _block(buffer, lo, hi, hi - keep, place, finder, owed)
+        spare[REACH_BYTES - keep : REACH_BYTES] = buffer[hi - keep : hi]
+        buffer, spare = spare, buffer if len(buffer) == len(spare) else bytearray(len(spare))
+        lo, hi = REACH_BYTES - keep, REACH_BYTES + more
+
+
+def _fill(stream: IO[bytes], view: memoryview) -> int:
+    """Read until the view is full or the stream ends; how many bytes came."""
+    filled = 0
+    while filled < len(view):
+        if hasattr(stream, "readinto"):
+            count = stream.readinto(view[filled:])
+        else:
+            data = stream.read(len(view) - filled)
+            count = len(data)
+            view[filled : filled + count] = data
+        if not count:
+            break
+        filled += count
+    return filled
+
+
+def _tail(block: bytearray, lo: int, hi: int) -> int:
     """Bytes at the end of a block that are looked at again with the next one: the last lines, whole where possible."""
-    end = len(block)
+    least = max(lo, hi - REACH_BYTES)
+    end = hi
     for _ in range(LINES_BEFORE + 1):
-        at = block.rfind(b"\n", max(0, len(block) - REACH_BYTES), end)
+        at = block.rfind(b"\n", least, end)
         if at < 0:
             break
         end = at
-    cut = end + 1 if end < len(block) else max(0, len(block) - REACH_BYTES)
-    return min(len(block) - cut, len(block) // 2)
+    cut = end + 1 if end < hi else least
+    return min(hi - cut, (hi - lo) // 2)
 
 
-def _block(block: bytes, limit: int, place: _Place, finder: Finder, owed: int) -> Generator[Line | Gap, None, int]:
+def _block(
+    block: bytearray, lo: int, hi: int, limit: int, place: _Place, finder: Finder, owed: int
+) -> Generator[Line | Gap, None, int]:
     """Yield the wanted lines that begin before ``limit``; return how many lines the next block owes.
 
     What lies behind ``limit`` comes again at the head of the next block.
     """
-    done = 0
-    regions = _regions(block, finder.ends(block))
+    done = lo
+    ends = finder.ends(memoryview(block)[lo:hi])
+    regions = _merged([
+        (_backward(block, lo, lo + end, LINES_BEFORE), _forward(block, hi, lo + end, LINES_AFTER)) for end in ends
+    ])  # fmt: skip
     if owed:
-        regions = _merged([(0, _forward(block, 0, owed)), *regions])
+        regions = _merged([(lo, _forward(block, hi, lo, owed)), *regions])
     for start, stop in regions:
         if start >= limit:
             break
         if start > done:
             _count(block, done, start, place)
             done = start
-        if not (owed and start == 0):
+        if not (owed and start == lo):
             yield Gap()
         end = min(stop, limit)
-        yield from _lines(block[done:end], place)
+        yield from _lines(bytes(block[done:end]), place)
         done = end
     # Lines still wanted behind the limit: counted from the last region that reaches over it.
     left = next((stop for start, stop in reversed(regions) if start < limit < stop), None)
     if done < limit:
         _count(block, done, limit, place)
     return 0 if left is None else block.count(b"\n", limit, left) + 1
-
-
-def _regions(block: bytes, ends: list[int]) -> list[tuple[int, int]]:
-    return _merged([(_backward(block, end, LINES_BEFORE), _forward(block, end, LINES_AFTER)) for end in ends])
 
 
 def _merged(regions: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -112,29 +138,29 @@ def _merged(regions: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _backward(block: bytes, end: int, lines: int) -> int:
+def _backward(block: bytearray, lo: int, end: int, lines: int) -> int:
     """Where the line ``lines`` before the one that holds ``end`` begins."""
-    at = max(0, end - 1)
+    at = max(lo, end - 1)
     for _ in range(lines + 1):
-        found = block.rfind(b"\n", max(0, at - REACH_BYTES), at)
+        found = block.rfind(b"\n", max(lo, at - REACH_BYTES), at)
         if found < 0:
-            return max(0, at - REACH_BYTES)
+            return max(lo, at - REACH_BYTES)
         at = found
     return at + 1
 
 
-def _forward(block: bytes, start: int, lines: int) -> int:
+def _forward(block: bytearray, hi: int, start: int, lines: int) -> int:
     """Just behind the line that comes ``lines`` after the one at ``start``."""
     at = start
     for _ in range(lines + 1):
-        found = block.find(b"\n", at, at + REACH_BYTES)
+        found = block.find(b"\n", at, min(hi, at + REACH_BYTES))
         if found < 0:
-            return min(len(block), at + REACH_BYTES)
+            return min(hi, at + REACH_BYTES)
         at = found + 1
     return at
 
 
-def _count(block: bytes, start: int, stop: int, place: _Place) -> None:
+def _count(block: bytes | bytearray, start: int, stop: int, place: _Place) -> None:
     """Pass over bytes without looking into them."""
     if stop > start:
         place.line += block.count(b"\n", start, stop)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from oomguard.escapes import strip_escapes
 
@@ -21,7 +22,7 @@ _PREFIXES: Final = tuple(
     re.compile(pattern)
     for pattern in (
         # vLLM (EngineCore_DP0 pid=812) and Ray (RayWorkerWrapper pid=7, ip=10.0.0.2) [repeated 3x across cluster]
-        r"\s*\((?P<name>[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d*)* pid=\d+)(?:, ip=[\w.:]+)?\)(?: \[repeated \d+x[^\]]*\])?\s?",
+        r"\s*\((?P<name>(?:[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d*)* )?pid=\d+)(?:, ip=[\w.:]+)?\)(?: \[repeated \d+x[^\]]*\])?\s?",
         # torchrun, mpirun, accelerate
         r"\s*\[(?P<name>(?:rank|default)\d+)\]:\s?",
         r"\s*\[(?P<name>\d+,\d+)\]<std(?:out|err)>:\s?",
@@ -30,31 +31,35 @@ _PREFIXES: Final = tuple(
         r"\s*\[[\w/.-]+\.py:\d+\]\s?",
         # SGLang: "[2026-04-26 14:38:11 TP0]", "[2026-04-26 14:38:11 DP0 TP1 EP0]"
         rf"\s*\[{_STAMP}(?: [IWEF] \d+ \d+)?(?: (?P<name>(?:[DTPEA]{{1,3}}P\d+ ?)+))?\]\s?",
+        # DeepSpeed's launcher and Airflow's task log, behind their stamps
+        rf"\s*\[{_LEVEL}\] \[[\w.]+:\d+:[\w<>]+\]\s?",
+        rf"\s*(?:\[\d{{4}}-\d\d-\d\d, \d\d:\d\d:\d\d \w+\] )?\{{[\w.]+:\d+\}} {_LEVEL} - ",
         # container runtimes: "2026-01-01T00:00:00.123456789Z stdout F ", kubectl --timestamps, Python's logging
         rf"\s*{_STAMP}\s+std(?:out|err) [FP]\s?",
-        rf"\s*{_STAMP}(?:\s*[|-])?(?:\s+{_LEVEL}\b)?(?:\s+[\w.:]+)?(?:\s*[|-])\s?",
-        rf"\s*{_STAMP}\s+(?:{_LEVEL}\s+)?",
-        # kubectl --prefix and docker compose
+        rf"\s*{_STAMP} [\w.-]+ [\w./@-]+\[\d+\]:\s",  # journald with full dates
+        rf"\s*{_STAMP}(?:\s+[|-])?(?:\s+(?:{_LEVEL}|[\w.:<>]+)\s+[|-](?=\s)){{1,3}}\s?",
+        rf"\s*{_STAMP}\s+(?:{_LEVEL}\s+(?!\d\d-\d\d ))?",  # a level and a short date are vLLM's own
+        # kubectl --prefix, docker compose and swarm, honcho, pm2
         r"\s*\[pod/[\w./-]+\]\s?",
-        r"[\w.-]{1,60}\s{1,30}\|\s?(?=\S)",
+        r"(?:\d\d:\d\d:\d\d |\d{1,3}\|)?[\w.@-]{1,60}\s{1,30}\|\s?(?=\S)",
         r"\s*\|\s+(?=\[?\d{4}-)",
         # journald and syslog
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./@-]+(?:\[\d+\])?: ",
         # glog, as NCCL and TensorFlow print it
         r"\s*\[?[IWEF]\d{3,4} \d\d:\d\d:\d\d\.\d+(?:\s+\d+)? [\w.]+:\d+\]\s?",
         # SLURM's srun --label
-        r"\d{1,4}: (?=\S)",
+        r" {0,3}\d{1,4}: (?=\S)",
         # a quotation, a comment, a bullet
         r"\s*(?:[>#]+|//)\s(?=\s*\S)",
     )
 )
 # Colours that a collector wrote out: syslog's "#033[2m", a repr's "\\x1b[0m".
-_WRITTEN_ESCAPE: Final = re.compile(r"(?:#033|\\x1b|\\u001b|\\033|␛)\[[\d;]*m")
+_WRITTEN_ESCAPE: Final = re.compile(r"(?:#033|\\x1b|\\u001b|\\033|\^\[|␛)\[[\d;]*m")
 # In "C:\\lib\\torch\\nn" the two characters are part of a name.
 _WINDOWS_PATH: Final = re.compile(r"\b[A-Za-z]:\\\\?\w|site-packages\\\\?\w|custom_nodes\\")
 _MAX_PREFIXES: Final = 8
 # The fields in which collectors keep the line, and those that show that an object is a collector's.
-_TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "line", "event")
+_TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "line", "event", "textPayload", "jsonPayload")
 _ERROR_FIELDS: Final = (
     "error",
     "err",
@@ -68,7 +73,7 @@ _ERROR_FIELDS: Final = (
 )
 _RECORD_FIELDS: Final = frozenset({
     "stream", "time", "timestamp", "ts", "@timestamp", "level", "severity", "lvl", "logger", "kubernetes", "levelname",
-    "asctime", "PRIORITY", "_PID", "SYSLOG_IDENTIFIER", "__REALTIME_TIMESTAMP", "container_name", "labels",
+    "asctime", "record", "PRIORITY", "_PID", "SYSLOG_IDENTIFIER", "__REALTIME_TIMESTAMP", "container_name", "labels",
 })  # fmt: skip
 _CHAT_FIELDS: Final = frozenset(
     {"role", "content", "prompt", "messages", "prompts", "question", "answer", "body", "title"}
@@ -85,7 +90,14 @@ class PlainLine:
 
 def peel(line: str) -> PlainLine:
     """Peel a collector's wrapping, escapes, then process, rank and logger prefixes in any order, until none is left."""
-    text, process = strip_escapes(unwrap(line)), None
+    # A collector's object may hold several lines, each with a prefix of its own.
+    peeled = [_peel_one(part) for part in unwrap(line).split("\n")]
+    process = next((process for _, process in peeled if process), None)
+    return PlainLine(without_escaped_breaks("\n".join(text for text, _ in peeled)), process)
+
+
+def _peel_one(line: str) -> tuple[str, str | None]:
+    text, process = strip_escapes(line), None
     if "[" in text and _WRITTEN_ESCAPE.search(text):
         text = _WRITTEN_ESCAPE.sub("", text)
     for _ in range(_MAX_PREFIXES):
@@ -97,7 +109,7 @@ def peel(line: str) -> PlainLine:
                 break
         else:
             break
-    return PlainLine(without_escaped_breaks(text), process)
+    return text, process
 
 
 def unwrap(line: str) -> str:
@@ -110,8 +122,24 @@ def unwrap(line: str) -> str:
         return line
     if not isinstance(record, dict) or _CHAT_FIELDS & record.keys() or not _RECORD_FIELDS & record.keys():
         return line
-    told = [record[name] for name in (*_TEXT_FIELDS, *_ERROR_FIELDS) if isinstance(record.get(name), str)]
+    told = _told(record)
     return "\n".join(part.rstrip("\n") for part in told) if told else line
+
+
+def _told(record: Mapping[str, Any], depth: int = 2) -> list[str]:
+    """The texts of a collector's object: its own, and those of an error or a payload within it."""
+    if _CHAT_FIELDS & record.keys():
+        return []
+    if isinstance(record.get("text"), str) and isinstance(record.get("record"), dict):
+        return [record["text"]]  # loguru's line, with the record that it was made from
+    told: list[str] = []
+    for name in (*_TEXT_FIELDS, *_ERROR_FIELDS):
+        value = record.get(name)
+        if isinstance(value, str):
+            told.append(value)
+        elif isinstance(value, dict) and depth:
+            told += _told(value, depth - 1)
+    return told
 
 
 def without_escaped_breaks(text: str) -> str:
