@@ -23,6 +23,7 @@ _COMMANDS: Final = {
         "Run a command; when it dies of memory, say why, change the least that fits, run it again.",
     ),
     "diagnose": ("oomguard.cli.diagnose", "Say why memory ran out, from saved logs or standard input."),
+    "diff": ("oomguard.cli.diff", "Say what changed between a start that worked and one that did not."),
     "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
     "doctor": ("oomguard.cli.doctor", "Look at this machine: versions, devices, plugin, variables, limits."),
 }

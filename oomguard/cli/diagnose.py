@@ -132,10 +132,14 @@ def _diagnose(inputs: list[str], work: Work, jobs: int, write: Callable[[str], N
     """Diagnose every input and write what comes out, in their order; whether an out-of-memory was found."""
     from oomguard.cli.progress import Bar
     from oomguard.cli.rendering import Bench, OnePage
-    from oomguard.cli.workers import automatic_jobs, in_parallel
 
     bench, sizes, page, found = Bench(work), _sizes(inputs), OnePage(), False
-    jobs = min(jobs or automatic_jobs(sizes), len(inputs))
+    if len(inputs) > 1:
+        from oomguard.cli.workers import automatic_jobs, in_parallel
+
+        jobs = min(jobs or automatic_jobs(sizes), len(inputs))
+    else:
+        jobs = 1
     with Bar(len(inputs), sum(sizes.get(path, 0) for path in inputs), write) as bar:
         on_read = bar.read if bar.shown else None
 

@@ -333,7 +333,7 @@ def journal_check(given: str | None) -> Check:
 def rules_check(folders: tuple[str, ...]) -> Check:
     """Whether every rule file loads, ours and those of the folders given."""
     try:
-        found = read_rules(folders)
+        found = read_rules(folders, check=True)
     except UsageError as error:
         return Check("rules", "problem", f"{error}", error.hint or "oomguard rules check")
     return Check("rules", "ok", f"rules: {len(found.rules)} rules and {len(found.signatures)} signature files load")

@@ -67,11 +67,11 @@ def read_policy(allow: str | None, pin: Iterable[str], minimum: Iterable[str], *
     return make_policy(allow, pin, dict(parse_assignment(text) for text in minimum), **limits)
 
 
-def read_rules(folders: Iterable[str]) -> RuleSet:
-    """The shipped rules and the folders given; raises RuleError."""
+def read_rules(folders: Iterable[str], *, check: bool = False) -> RuleSet:
+    """The shipped rules and the folders given, with ``check`` every pattern of them compiled; raises RuleError."""
     from oomguard.rules.load import load_rules
 
-    return load_rules([Path(folder) for folder in folders])
+    return load_rules([Path(folder) for folder in folders], check=check)
 
 
 def console(color: str, *, file: TextIO | None = None) -> Console:

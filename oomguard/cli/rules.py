@@ -122,7 +122,7 @@ def _read(folders: tuple[str, ...]) -> RuleSet:
     """
     from oomguard.facts import REGISTRY, is_of_type
 
-    found = read_rules(folders)
+    found = read_rules(folders, check=True)
     for rule in found.rules:
         for i, test in enumerate(rule.tests):
             for name, value in test["facts"].items():

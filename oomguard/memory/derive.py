@@ -132,8 +132,12 @@ def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
         for name, label in _START_PARTS
         if sizes.get(name, 0) > 0
     ]
-    total = sizes.get("device_total_bytes")
-    if total is not None and {"weights", "KV cache"} <= {part.name for part in parts}:
+    total, before, after = (sizes.get(n) for n in ("device_total_bytes", "device_free_bytes", "current_free_bytes"))
+    if total is not None and before is not None and total > before:  # a start prints what was free when it began
+        parts.append(BudgetPart("in use before the engine started", total - before, "solved"))
+    if after is not None:  # SGLang prints what is left when it is ready
+        parts.append(BudgetPart("free", after, facts["current_free_bytes"].source))
+    elif total is not None and {"weights", "KV cache"} <= {part.name for part in parts}:
         free = total - sum(part.bytes for part in parts)
         parts += [BudgetPart("free", free, "solved")] if free > 0 else []
     return Budget(total, tuple(parts))

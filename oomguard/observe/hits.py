@@ -15,7 +15,7 @@ from oomguard.rules.pattern import group_value
 SEARCH_TIMEOUT_S: Final = 0.5
 # How far behind its wording a message's clauses are looked for: the longest allocator message has about 1000 characters.
 CLAUSE_CHARS: Final = 2500
-_NAME_BEGUN: Final = re.compile(r"(?:\w+\.)+\Z")
+_NAME_BEGUN: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z")
 _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
 
 

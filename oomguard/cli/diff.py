@@ -1,0 +1,94 @@
+"""``oomguard diff``: two logs in, what changed between a start that worked and one that did not."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from oomguard.cli.options import color_option, console, option, policy_options, read_policy, read_rules
+from oomguard.errors import InputError, UsageError
+from oomguard.observe.source import open_log, open_standard_input, shown
+
+if TYPE_CHECKING:
+    from oomguard.difference import Comparison, Side
+    from oomguard.remedy.policy import Policy
+    from oomguard.rules.load import RuleSet
+
+FORMS: Final = ("terminal", "json", "markdown")
+
+
+@click.command("diff")
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@option(
+    "--format", "form", default="terminal", show_default=True, metavar="[terminal|json|markdown]", help="Output form."
+)
+@option(
+    "--old-start", type=click.IntRange(1), metavar="N", help="Which start of OLD. [default: the last one with figures]"
+)
+@option(
+    "--new-start", type=click.IntRange(1), metavar="N", help="Which start of NEW. [default: the last one with figures]"
+)
+@option("--exit-code", is_flag=True, help="Exit with 1 when the two starts differ.")
+@policy_options
+@option("--no-mask", is_flag=True, help="Print secrets, prompts and home folders as they stand in the logs.")
+@color_option
+@click.pass_context
+def command(
+    ctx: click.Context, old: str, new: str, form: str, old_start: int | None, new_start: int | None, exit_code: bool,
+    allow: str | None, pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...], no_mask: bool, color: str,
+) -> int:  # fmt: skip
+    """Say what changed from the start in OLD to the start in NEW: versions, settings, each part of the memory.
+
+    OLD and NEW are logs, the one of a start that worked and the one of a start that did not; one of them may be - for
+    standard input. gzip, zstd, xz and bzip2 are read directly.
+
+    Exit status: 0 ran, 2 bad usage, an unreadable input or one without an engine's start, 1 with --exit-code when
+    anything differs.
+    """
+    from oomguard.comparing.comparison import compare
+    from oomguard.report.mask import unmasked
+
+    form = _form(ctx, form)
+    if old == new == "-":
+        raise UsageError("OLD and NEW are both standard input", hint="name one of the two logs")
+    policy, rule_set = read_policy(allow, pin, minimum), read_rules(rules)
+    comparison = compare(_read(old, old_start, policy, rule_set), _read(new, new_start, policy, rule_set))
+    with unmasked() if no_mask else contextlib.nullcontext():
+        _show(comparison, form, color)
+    return 1 if exit_code and comparison.differs else 0
+
+
+def _form(ctx: click.Context, form: str) -> str:
+    """The form asked for; one variable or table sets the form of all commands, and not all have the same."""
+    if form in FORMS:
+        return form
+    if ctx.get_parameter_source("form") is click.core.ParameterSource.COMMANDLINE:
+        raise click.BadParameter(f"{form!r} is not one of {', '.join(FORMS)}.", param_hint="--format")
+    return "terminal"
+
+
+def _read(path: str, number: int | None, policy: Policy, rules: RuleSet) -> Side:
+    """One side of the comparison; raises InputError where the log cannot be read or holds no start."""
+    from oomguard.comparing.sides import pick
+    from oomguard.diagnosing import diagnose_stream
+
+    try:
+        with contextlib.closing(open_standard_input() if path == "-" else open_log(path)) as stream:
+            diagnosis = diagnose_stream(stream, path, rules=rules, policy=policy)
+    except OSError as error:
+        raise InputError(f"{shown(path)}: {error.strerror or error}") from None
+    return pick(diagnosis, number)
+
+
+def _show(comparison: Comparison, form: str, color: str) -> None:
+    from oomguard.report.difference import print_difference, to_difference_json, to_difference_markdown
+
+    if form == "terminal":
+        print_difference(console(color), comparison)
+        return
+    text = to_difference_json(comparison) + "\n" if form == "json" else to_difference_markdown(comparison)
+    # What other programs read is UTF-8 whatever the terminal speaks.
+    click.echo(text.encode("utf-8", "backslashreplace"), nl=False)
