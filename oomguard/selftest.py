@@ -17,17 +17,19 @@ from oomguard.observe.source import Line
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.settings import SETTINGS
 from oomguard.remedy.solvers import SOLVERS
-from oomguard.rules.load import Rule, RuleSet, Signature
+from oomguard.rules.load import Quotation, Rule, RuleSet, Signature
 from oomguard.rules.match import matches
 
 
 def problems(rules: RuleSet) -> list[str]:
-    """Every problem of every signature and rule."""
+    """Every problem of every signature, rule and quotation."""
     found: list[str] = []
     for signature in rules.signatures:
         found += [f"{signature.path}: {text}" for text in _signature_problems(signature, rules)]
     for rule in rules.rules:
         found += [f"{rule.path}: {text}" for text in _rule_problems(rule, rules)]
+    for quotation in rules.quotations:
+        found += [f"quotation {quotation.name!r}: {text}" for text in _quotation_problems(quotation, rules)]
     return found
 
 
@@ -71,6 +73,21 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
         yield "a wording has no test"
     if not negatives:
         yield "no near-miss: one test with expect_no_match = true"
+
+
+def _quotation_problems(quotation: Quotation, rules: RuleSet) -> Iterator[str]:
+    alone = RuleSet(rules.signatures, (), (quotation,))
+    vetoed = 0
+    for i, text in enumerate(quotation.quoted):
+        if scan(_lines(text), alone).incidents:
+            yield f"quoted[{i}] is reported all the same"
+        else:
+            vetoed += bool(scan(_lines(text), RuleSet(rules.signatures, ())).incidents)
+    if not vetoed:
+        yield "no quoted text that would be reported without it"
+    for i, text in enumerate(quotation.real):
+        if not scan(_lines(text), rules).incidents:
+            yield f"real[{i}] is not reported"
 
 
 def _equal(found: Any, expected: Any) -> bool:

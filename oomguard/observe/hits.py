@@ -15,6 +15,8 @@ from oomguard.rules.pattern import group_value
 SEARCH_TIMEOUT_S: Final = 0.5
 # How far behind its wording a message's clauses are looked for: the longest allocator message has about 1000 characters.
 CLAUSE_CHARS: Final = 2500
+# How much of the lines above a message is looked at for what introduces a quotation.
+ABOVE_CHARS: Final = 1500
 _NAME_BEGUN: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z")
 _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
 
@@ -102,6 +104,7 @@ def quoted(hit: Hit, window: Window, quotations: tuple[Quotation, ...]) -> str |
         "lead": _NAME_BEGUN.sub("", line[:start]),
         "around": f"{line[:at]}\0{line[end:]}",
         "raw": window.lines[hit.first].text,
+        "above": window.above(hit.first)[-ABOVE_CHARS:],
     }
     for quotation in quotations:
         if len(hit.facts) >= quotation.below_facts:

@@ -225,7 +225,8 @@ class Scanner:
         found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
-        notes = tuple(f"a pattern for {anchor!r} ran out of time and was left out" for anchor in sorted(self._slow))
+        slow = dict.fromkeys((s.path, w.key, w.anchor) for _, (s, w) in self._anchors if w.anchor in self._slow)
+        notes = tuple(f"{path}, {key}: the pattern for {anchor!r} ran out of time, left out" for path, key, anchor in slow)
         starts = tuple(start for c in self._contexts if (start := self._start(c, given)) is not None)
         return Diagnosis(source, tuple(self._finish(f, given) for f in kept), notes, starts)
 

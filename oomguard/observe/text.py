@@ -22,7 +22,8 @@ _PREFIXES: Final = tuple(
     re.compile(pattern)
     for pattern in (
         # vLLM (EngineCore_DP0 pid=812) and Ray (RayWorkerWrapper pid=7, ip=10.0.0.2) [repeated 3x across cluster]
-        r"\s*\((?P<name>(?:[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d*)* )?pid=\d+)(?:, ip=[\w.:]+)?\)(?: \[repeated \d+x[^\]]*\])?\s?",
+        r"\s*\((?P<name>[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d*)* pid=\d+)(?:, ip=[\w.:]+)?\)(?: \[repeated \d+x[^\]]*\])?\s?",
+        r"\s*\[(?P<name>(?:Worker|VllmWorker|EngineCore|APIServer)\w* pid=\d+)\]\s?",
         # torchrun, mpirun, accelerate
         r"\s*\[(?P<name>(?:rank|default)\d+)\]:\s?",
         r"\s*\[(?P<name>\d+,\d+)\]<std(?:out|err)>:\s?",

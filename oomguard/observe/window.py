@@ -28,6 +28,8 @@ class Window:
     texts: list[str]
     full: bool = False
     limit: int = WINDOW_LINES
+    # The lines before the anchor, whoever wrote them: what introduces a quotation has no process.
+    context: tuple[tuple[int, str], ...] = ()
 
     @property
     def text(self) -> str:
@@ -39,6 +41,10 @@ class Window:
         """Where the anchor's line begins and ends in the joined text."""
         start = sum(map(len, self.texts[: self.anchor]))
         return start, start + len(self.texts[self.anchor])
+
+    def above(self, index: int) -> str:
+        """The lines before one of this window's, whichever process wrote them."""
+        return "\n".join(text for order, text in self.context if order < self.orders[index])
 
     def index(self, position: int) -> int:
         """Which of the lines holds a position of the joined text."""
@@ -78,6 +84,7 @@ def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candi
     same = [row for row in plain if row[2].process == process]
     texts = [("" if line.continued or i == 0 else "\n") + text.text for i, (_, line, text) in enumerate(same)]
     window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
+    window.context = tuple((order, text.text) for order, _, text in lines)
     # A frame or a figure stands on its line or the next; only a failure and a list of settings go on for long.
     if all(signature.kind is None and wording.anchor != ECHO_ANCHOR for signature, wording in candidates):
         window.limit = CONTEXT_LINES

@@ -19,6 +19,10 @@ from oomguard.facts import REGISTRY, Fact, FactValue
 _CEL_TYPES: Final = {"int": "DOUBLE", "float": "DOUBLE", "bool": "BOOL", "str": "STRING"}
 _POSITION = re.compile(r"<input>:(\d+):(\d+): (.*)")
 _MAX_EXPRESSION_CHARS: Final = 2000
+_SHOWN_CHARS: Final = 60  # of the expression, on either side of a mistake
+_SHOWN_MESSAGE_CHARS: Final = 300
+# Macros over lists: no fact is a list, and nested ones multiply the work.
+_MACRO: Final = re.compile(r"\b(?:all|exists|exists_one|existsOne|filter|map)(?:\s|//[^\n]*\n)*+\(")
 
 
 @functools.cache
@@ -46,7 +50,10 @@ class Expression:
             if divisor in facts and facts[divisor].value == 0:
                 return None
         data = {name: float(f.value) if _is_number(f.value) else f.value for name, f in facts.items()}
-        result = _compiled(self.source).eval(data=data)
+        try:
+            result = _compiled(self.source).eval(data=data)
+        except RuntimeError:  # the library gives up on work without end
+            return None
         if result.type().name() == "ERROR":  # a fact it reads is missing, or a division by zero
             return None
         value = result.value()
@@ -65,7 +72,7 @@ def _is_number(value: FactValue) -> bool:
 
 
 def _without_strings(source: str) -> str:
-    return re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", "''", source)
+    return re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", lambda text: "'" * len(text.group()), source)
 
 
 def compile_expression(source: object, *, path: str, key: str, result: str | None = "BOOL") -> Expression:
@@ -77,19 +84,27 @@ def compile_expression(source: object, *, path: str, key: str, result: str | Non
         raise RuleError("expected a CEL expression in quotes", path=path, key=key)
     if len(source) > _MAX_EXPRESSION_CHARS:
         raise RuleError(f"expression longer than {_MAX_EXPRESSION_CHARS} characters", path=path, key=key)
+    macro = _MACRO.search(_without_strings(source))
+    if macro is not None:
+        name = re.split(r"\W", macro.group(), maxsplit=1)[0]
+        column = macro.start() + 1
+        raise RuleError(f"{name}() is not known here: a condition compares facts", path=path, key=key, column=column)
     try:
         compiled = _compiled(source)
     except RuntimeError as error:
         match = _POSITION.search(str(error))
         column = int(match.group(2)) if match else None
         message = match.group(3).replace(" (in container '')", "") if match else str(error).splitlines()[0]
+        message = message[:_SHOWN_MESSAGE_CHARS]
         unknown = re.search(r"undeclared reference to '([^']+)'", message)
         hint = suggestion(unknown.group(1), REGISTRY) if unknown else None
         if "'(double, int)'" in message or "'(int, double)'" in message:
             hint = "numbers are doubles: write 1024.0, not 1024"
         rows = source.splitlines()
         row = rows[min(len(rows), int(match.group(1)) if match else 1) - 1]
-        caret = f"\n  {row}\n  {' ' * max(0, (column or 1) - 1)}^"
+        begin = max(0, (column or 1) - 1 - _SHOWN_CHARS)
+        shown = row[begin : begin + 2 * _SHOWN_CHARS]
+        caret = f"\n  {shown}\n  {' ' * max(0, (column or 1) - 1 - begin)}^"
         raise RuleError(message + caret, path=path, key=key, column=column, hint=hint) from None
     found = compiled.return_type().name()
     if result is not None and found != result:

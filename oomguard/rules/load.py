@@ -22,7 +22,10 @@ _STATUSES: Final = ("experimental", "stable", "deprecated")
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """One wording of a message: a literal that the scanner looks for, then a pattern with the facts as groups."""
+    """One wording of a message: a literal that the scanner looks for, then a pattern with the facts as groups.
+
+    ``key`` says where in its file the pattern is written.
+    """
 
     anchor: str
     pattern: Any
@@ -34,6 +37,7 @@ class Wording:
     starts: bool = False
     framework: str | None = None
     kind: str | None = None
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Quotation:
 
     ``part`` is where the pattern is looked for: ``line`` the peeled line, ``before`` what stands on it before the
     message's own words, ``lead`` what stands before the exception's name, ``around`` the line with a null character
-    in the message's place, ``raw`` the line as it was printed. A message with ``below_facts`` figures or more is a
+    in the message's place, ``raw`` the line as it was printed, ``above`` the lines before it. A message with ``below_facts`` figures or more is a
     report whatever stands around it.
     """
 
@@ -217,7 +221,7 @@ def _signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Sig
             Wording(
                 anchor, pattern, row.get("source"), versions, row.get("facts", {}), own_phase,
                 bool(row.get("near", False)), bool(row.get("starts", False)), row.get("framework"),
-                row.choice("kind", KINDS) if row.get("kind") else None,
+                row.choice("kind", KINDS) if row.get("kind") else None, key,
             )
             for anchor in anchors
         ]  # fmt: skip
@@ -240,7 +244,7 @@ def _quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> li
     found = []
     for row in Table(raw, path, "", "quotations").tables("quotation", "quotation"):
         pattern = make(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
-        part = row.choice("part", ("line", "before", "lead", "around", "raw"))
+        part = row.choice("part", ("line", "before", "lead", "around", "raw", "above"))
         found.append(
             Quotation(
                 row.get("name"),

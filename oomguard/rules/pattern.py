@@ -8,12 +8,13 @@ from typing import Any, Final
 from oomguard.errors import RuleError, SettingError
 from oomguard.facts import REGISTRY, Fact, coerce
 from oomguard.rules.expressions import suggestion
+from oomguard.rules.repetition import too_much_repetition
 
 MAX_PATTERN_CHARS: Final = 4000
 
-
-# What a pattern may name in place of writing it out: a size with its unit, as any engine prints one.
-SIZE: Final = r"-?\d[\d,]*(?:\.\d+)?(?:\s?(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)\b)?"
+# What a pattern may name in place of writing it out: a size with its unit, as any engine prints one. It begins where
+# its digits begin, so that a long row of digits is looked at once and not from each digit again.
+SIZE: Final = r"-?(?<!\d,?)\d[\d,]*(?:\.\d+)?(?:\s?(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)\b)?"
 
 
 def compile_pattern(text: str, *, path: str, key: str) -> Any:
@@ -27,15 +28,18 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
 
     if len(text) > MAX_PATTERN_CHARS:
         raise RuleError(f"pattern longer than {MAX_PATTERN_CHARS} characters", path=path, key=key)
-    text = text.replace("{size}", SIZE) if isinstance(text, str) else text
+    written, text = text, text.replace("{size}", SIZE)
+    refusal = too_much_repetition(text)
+    if refusal is not None:
+        column = _column(written, refusal[0])
+        raise RuleError(f"not a pattern: {refusal[1]}", path=path, key=key, column=column)
     try:
         regex.compile(text)  # first as it was written, so that the column of a mistake is the author's
         compiled = regex.compile(_flexible_spaces(text))
-    except (regex.error, RecursionError, OverflowError, MemoryError) as error:
+    except (regex.error, ValueError, RecursionError, OverflowError, MemoryError) as error:
         position = getattr(error, "pos", None)
-        raise RuleError(
-            f"not a pattern: {error}", path=path, key=key, column=None if position is None else position + 1
-        ) from None
+        column = None if position is None else _column(written, position)
+        raise RuleError(f"not a pattern: {getattr(error, 'msg', error)}", path=path, key=key, column=column) from None
     for group in compiled.groupindex:
         if group_fact(group) is None and not group.startswith("_"):
             hint = suggestion(group, REGISTRY)
@@ -62,6 +66,18 @@ def group_value(group: str, text: str) -> Fact:
         raise SettingError(f"the group {group!r} is no fact")
     bare_gib = re.sub(r"__\d+\Z", "", group).endswith("_gib")
     return coerce(name, f"{text} GiB" if bare_gib else text)
+
+
+def _column(written: str, position: int) -> int:
+    """The 1-based column in the pattern as its author wrote it, from a position where ``{size}`` is written out."""
+    at = 0
+    for part in re.split(r"(\{size\})", written):
+        length = len(SIZE) if part == "{size}" else len(part)
+        if position < length:
+            return at + 1 + (0 if part == "{size}" else position)
+        position -= length
+        at += len(part)
+    return len(written) + 1
 
 
 def _flexible_spaces(text: str) -> str:

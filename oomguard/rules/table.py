@@ -13,6 +13,11 @@ from oomguard.rules.expressions import Expression, compile_expression, suggestio
 
 SCHEMA: Final = 1
 MAX_FILE_BYTES: Final = 1 << 20
+MAX_KEY_PARTS: Final = 20
+_SHOWN_CHARS: Final = 300  # of a mistake: the text of a hostile file is not printed back whole
+# The TOML library takes time with the square of a dotted key's parts, so such a key is refused unread.
+_KEY_PART: Final = r"""(?:[\w-]++|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')[ \t]*+"""
+_DEEP_KEY: Final = re.compile(rf"(?m)^[ \t]*+\[*+[ \t]*+(?:{_KEY_PART}\.[ \t]*+){{{MAX_KEY_PARTS}}}")
 
 # Key -> (type, required). Nested tables have their own line; anything not named here is an error.
 _KEYS: Final[dict[str, dict[str, tuple[type | tuple[type, ...], bool]]]] = {
@@ -56,7 +61,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise RuleError(f"larger than {MAX_FILE_BYTES} bytes", path=str(path))
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        deep = _DEEP_KEY.search(text)
+        if deep is not None:
+            line, column = _place(text, deep.start())
+            message = f"a dotted key of more than {MAX_KEY_PARTS} parts"
+            raise RuleError(message, path=str(path), line=line, column=column)
+        return tomllib.loads(text)
     except OSError as error:
         raise RuleError(f"cannot be read: {error.strerror}", path=str(path)) from None
     except UnicodeDecodeError:
@@ -66,7 +77,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ValueError as error:  # TOMLDecodeError, and a number with too many digits
         where = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         line, column = (int(where.group(1)), int(where.group(2))) if where else (None, None)
-        message = re.sub(r" \(at .*\)$", "", str(error))
+        if "(at end of document)" in str(error):
+            line, column = _place(text, len(text))
+        message = re.sub(r" \(at .*\)$", "", str(error))[:_SHOWN_CHARS]
         raise RuleError(f"not TOML: {message}", path=str(path), line=line, column=column) from None
 
 
@@ -97,6 +110,7 @@ class Table:
         """The mistake ``message`` at one key of this table."""
         key = ".".join(part for part in (self.key, name) if part) or None
         line, column = _position(self.path, self.key, name)
+        message, key = _shortened(message), None if key is None else _shortened(key)
         return RuleError(message, path=str(self.path), key=key, line=line, column=column, hint=hint)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -122,10 +136,24 @@ class Table:
     def expressions(self, name: str) -> tuple[Expression, ...]:
         """A list of CEL conditions, compiled; raises RuleError."""
         prefix = f"{self.key}." if self.key else ""
-        rows = self.values.get(name, [])
-        return tuple(
-            compile_expression(row, path=str(self.path), key=f"{prefix}{name}[{i}]") for i, row in enumerate(rows)
-        )
+        found = []
+        for i, row in enumerate(self.values.get(name, [])):
+            try:
+                found.append(compile_expression(row, path=str(self.path), key=f"{prefix}{name}[{i}]"))
+            except RuleError as error:
+                if error.column is None:  # no mistake inside the expression: where the list is written
+                    error.line, error.column = _position(self.path, self.key, name)
+                raise
+        return tuple(found)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+def _place(text: str, position: int) -> tuple[int, int]:
+    """The 1-based line and column of a position."""
+    return text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
 
 
 def _position(path: Path, table: str, name: str | None) -> tuple[int | None, int | None]:

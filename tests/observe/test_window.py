@@ -1,0 +1,101 @@
+"""The lines around an anchor: those of the same process, joined, peeled, and never more than a few."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oomguard.observe.echo import ECHO_ANCHOR
+from oomguard.observe.source import Line
+from oomguard.observe.text import peel
+from oomguard.observe.window import CONTEXT_LINES, WINDOW_CHARS, WINDOW_LINES, Window, open_window
+
+CORE, RANK = "(EngineCore pid=1) ", "(Worker_TP0 pid=2) "
+
+
+def row(order: int, text: str, *, continued: bool = False) -> tuple[int, Line, Any]:
+    return order, Line(order, 10 * order, text, continued), peel(text)
+
+
+def candidate(kind: str | None = "cuda_oom", anchor: str = "boom") -> Any:
+    return SimpleNamespace(kind=kind), SimpleNamespace(anchor=anchor)
+
+
+def window(*texts: str, kind: str | None = "cuda_oom", anchor: str = "boom") -> Window:
+    return open_window([row(i, text) for i, text in enumerate(texts, 1)], [candidate(kind, anchor)])
+
+
+def extend(opened: Window, *texts: str) -> list[bool]:
+    first = opened.orders[opened.anchor] + 1
+    return [opened.extend(line, plain, order) for order, line, plain in (row(i, t) for i, t in enumerate(texts, first))]
+
+
+def test_lines_before_belong_where_the_same_process_wrote_them():
+    opened = window(CORE + "a", RANK + "b", "c", CORE + "boom")
+
+    assert opened.text == "a\nboom"
+    assert opened.process == "EngineCore pid=1"
+    assert opened.orders == [1, 4]
+
+
+def test_the_anchors_line_is_known_in_the_joined_text():
+    opened = window("before", "boom here")
+    extend(opened, "behind")
+    start, end = opened.anchor_span
+
+    assert opened.text[start:end] == "\nboom here"
+    assert [opened.index(opened.text.index(word)) for word in ("before", "boom", "behind")] == [0, 1, 2]
+    assert opened.index(10_000) == 2
+
+
+def test_the_line_around_a_position_is_told_with_the_position_in_it():
+    opened = window("before", "x boom y")
+    extend(opened, "behind")
+
+    assert opened.line_around(opened.text.index("boom")) == ("x boom y", 2)
+    assert opened.line_around(0) == ("before", 0)
+    assert opened.line_around(opened.text.index("behind"))[0] == "behind"
+
+
+def test_lines_of_other_processes_are_passed_over():
+    opened = window(CORE + "boom")
+    extend(opened, RANK + "a", CORE + "b", "(APIServer pid=3) c")
+
+    assert opened.text == "boom\nb"
+
+
+def test_an_indented_line_without_a_prefix_is_a_wrapped_one():
+    opened = window(CORE + "boom")
+
+    assert extend(opened, "    goes on") == [False]
+    assert opened.text == "boom\n    goes on"
+
+
+def test_a_line_without_a_prefix_ends_the_window_of_a_process():
+    assert extend(window(CORE + "boom"), "something else") == [True]
+    assert extend(window(CORE + "boom"), "") == [False]
+
+
+def test_a_segment_of_an_over_long_line_is_joined_without_a_break():
+    opened = open_window([row(1, "bo"), row(1, "om", continued=True)], [candidate()])
+    opened.extend(Line(1, 9, "er", continued=True), peel("er"), 3)
+
+    assert opened.text == "boomer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "anchor", "limit"), [("cuda_oom", "boom", WINDOW_LINES), (None, "boom", CONTEXT_LINES), (None, ECHO_ANCHOR, WINDOW_LINES)]
+)
+def test_a_window_ends_after_a_few_lines_of_its_own(kind, anchor, limit):
+    told = extend(window("boom", kind=kind, anchor=anchor), *["next"] * (limit + 1))
+
+    assert told.index(True) == limit - 1
+
+
+def test_a_window_ends_after_many_characters():
+    opened = window("boom")
+
+    assert extend(opened, "x" * WINDOW_CHARS * 2) == [True]
+    assert len(opened.text) <= len("boom\n") + WINDOW_CHARS
