@@ -7,8 +7,11 @@ PIP_TORCH_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check
 XDIST ?= auto
+FUZZ_INPUTS ?= 100000
+FUZZ_RUNS ?= 1000000
+FUZZ_CORPUS ?= .cache/fuzz
 
-.PHONY: demo demo-vllm test test-fast test-vllm lint format typecheck bench wheel clean
+.PHONY: demo demo-vllm test test-fast test-vllm lint format typecheck bench fuzz fuzz-atheris wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -52,6 +55,14 @@ typecheck: .venv/ready-dev
 bench: .venv/ready-dev         ## the figures of the README
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/batch_split.py
+
+fuzz: .venv/ready-dev          ## hostile rule files, and 100,000 spoiled logs and rule files
+	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -q -n $(XDIST) tests/fuzz
+
+fuzz-atheris: .venv/ready-dev  ## the same checks guided by coverage; FUZZ_CORPUS keeps what raised it
+	$(PIP) -e '.[fuzz]'
+	mkdir -p $(FUZZ_CORPUS)
+	$(BIN)/python fuzz/target.py -runs=$(FUZZ_RUNS) -max_len=160 -timeout=10 $(FUZZ_CORPUS)
 
 wheel: .venv/ready-dev
 	$(BIN)/python -m build --wheel

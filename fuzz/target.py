@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing with atheris of the scanner, the rule loader and the JSON output.
 
-    pip install atheris
+    make fuzz-atheris                # or, with atheris installed:
     python fuzz/target.py -runs=1000000 -max_len=160 FOLDER    # FOLDER keeps what raised the coverage
 
 The first byte chooses: three of four inputs are logs, the others rule files. A failed check is written to crash-… in the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -15,7 +16,7 @@ from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
-from oomguard.observe.source import Line, damage_of, open_log
+from oomguard.observe.source import Line, damage_of, open_log, read_lines
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
 from oomguard.rules.load import RuleSet, load_rules
@@ -111,8 +112,8 @@ def diagnose(
     if isinstance(source, Path) or _names_a_file(source):
         with open_log(str(source)) as stream:
             return diagnose_stream(stream, str(source), rules=rules, policy=policy, given=given)
-    lines = (Line(number, 0, text) for number, text in enumerate(source.splitlines(), 1))
-    return diagnose_lines(lines, rules=rules, policy=policy, given=given)
+    text = io.BytesIO(source.encode("utf-8", "surrogatepass"))
+    return diagnose_lines(read_lines(text), rules=rules, policy=policy, given=given)
 
 
 def _as_html(diagnosis: Diagnosis) -> str:

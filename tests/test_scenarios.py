@@ -23,7 +23,9 @@ TOO_LONG = (
     "maximum model length is 26624. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
     "initializing the engine."
 )
-DEAD = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}"
+DEAD = (
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}"
+)
 RESTARTS = 50
 
 
@@ -61,12 +63,16 @@ def begin(number: int = 1, *, weights_gib: float = 15, available_gib: float | No
     pid = 10 * number
     lines = [
         api(f"INFO 03-04 10:00:00 [api_server.py:1043] vLLM API server version 0.{number}.0", pid),
-        api(f"INFO 03-04 10:00:00 [utils.py:233] non-default args: {{'model': 'm', 'max_model_len': {number}024}}", pid),
+        api(
+            f"INFO 03-04 10:00:00 [utils.py:233] non-default args: {{'model': 'm', 'max_model_len': {number}024}}", pid
+        ),
         core(info(f"Initializing a V1 LLM engine (v0.{number}.0) with config: model='m'"), pid + 1),
         core(info("Starting to load model m..."), pid + 1),
         core(info(f"Model loading took {weights_gib:.2f} GiB and 3.00 seconds"), pid + 1),
     ]
-    return lines + ([] if available_gib is None else [core(info(f"Available KV cache memory: {available_gib:.2f} GiB"), pid + 1)])
+    return lines + (
+        [] if available_gib is None else [core(info(f"Available KV cache memory: {available_gib:.2f} GiB"), pid + 1)]
+    )
 
 
 def fail(number: int = 1, *, wrapper: bool = True) -> list[str]:
@@ -99,7 +105,9 @@ def value(incident: Incident, name: str) -> object:
 
 def test_ranks_that_fail_together_are_one_incident_that_names_them_all():
     log = [rank(i, error(allocator(gpu=i, free_mib=500 + i))) for i in range(4)]
-    incident = only(look(*log, core(error("RuntimeError: Worker failed with error, please check the stack trace above")), api(DEAD)))
+    incident = only(
+        look(*log, core(error("RuntimeError: Worker failed with error, please check the stack trace above")), api(DEAD))
+    )
 
     assert incident.kind == "cuda_oom"
     assert incident.location.process == "Worker_TP0 pid=100"
@@ -161,7 +169,10 @@ def test_the_failure_printed_first_is_first_however_its_process_goes_on():
 def test_two_failures_of_one_process_are_two_incidents():
     diagnosis = look(core(error(NONE_LEFT)), core(error("retrying")), core(error(TOO_LONG)))
 
-    assert [incident.kind for incident in diagnosis.incidents] == ["kv_cache_none_left", "kv_cache_too_small_for_max_len"]
+    assert [incident.kind for incident in diagnosis.incidents] == [
+        "kv_cache_none_left",
+        "kv_cache_too_small_for_max_len",
+    ]
 
 
 def test_two_allocations_of_other_sizes_in_one_process_are_two_incidents():
@@ -268,7 +279,9 @@ def test_a_warm_up_error_takes_all_figures_of_the_allocation_that_it_wraps():
 
 
 def test_an_allocation_after_the_notice_of_a_capture_is_the_capture():
-    incident = only(look(core(info("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)")), core(error(allocator()))))
+    incident = only(
+        look(core(info("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)")), core(error(allocator())))
+    )
 
     assert (incident.kind, incident.phase) == ("cudagraph_capture_oom", "cudagraph_capture")
 
@@ -377,12 +390,15 @@ COLLECTORS: dict[str, Callable[[str], str]] = {
     "quotation": "> {}".format,
 }  # fmt: skip
 
+OLD_START = (
+    "INFO 01-01 00:00:00 llm_engine.py:70] Initializing an LLM engine with config: model='m', dtype=torch.float16, "
+    "max_seq_len=4096, tensor_parallel_size=2"
+)
 FAILURES: dict[str, list[str]] = {
     "server": [*begin(1), *fail(1)],
     "ranks": [rank(i, error(allocator(gpu=i))) for i in range(2)] + [api(DEAD)],
     "bare": ["loading", "Traceback (most recent call last):", '  File "a.py", line 1, in load_model', allocator()],
-    "old": ["INFO 01-01 00:00:00 llm_engine.py:70] Initializing an LLM engine with config: model='m', dtype=torch.float16, "
-            "max_seq_len=4096, tensor_parallel_size=2", NONE_LEFT],
+    "old": [OLD_START, NONE_LEFT],
     "host": ["working", "[12.3] Out of memory: Killed process 7 (python3) total-vm:1000kB, anon-rss:900kB"],
 }  # fmt: skip
 

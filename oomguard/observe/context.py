@@ -25,6 +25,7 @@ PHASE_RANK: Final = (
 # Who prints a message without being the engine that runs the model.
 _NO_ENGINE: Final = frozenset({"torch", "any"})
 _ROLE: Final = re.compile(r"[A-Za-z]+")
+_PID: Final = re.compile(r" ?pid=\d+")
 _REPLICA: Final = re.compile(r"(?<![A-Za-z])DP(\d+)")
 _ENGINE_ROLES: Final = frozenset(
     {"EngineCore", "Worker", "VllmWorker", "VllmWorkerProcess", "APIServer", "RayWorkerWrapper"}
@@ -40,6 +41,11 @@ def role(process: str | None) -> str | None:
     """What a process is (``Worker`` of ``Worker_TP3 pid=2081``), None where nothing names it."""
     found = _ROLE.match(process) if process else None
     return found.group() if found else None
+
+
+def _unnumbered(process: str | None) -> str | None:
+    """A process as its successor after a restart is named: without its number."""
+    return process and _PID.sub("", process)
 
 
 def related(one: str | None, other: str | None) -> bool:
@@ -81,7 +87,19 @@ class Context:
     phases: dict[str | None, tuple[int, str]] = field(default_factory=dict)
     near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
     failed: bool = False
-    announced: bool = False
+    announced: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
+
+    def is_over(self, hit: Hit, process: str | None) -> bool:
+        """Whether a line that marks a start begins another one: after a failure, or from a process that replaces one."""
+        if self.failed:
+            return True
+        key = (hit.wording.anchor, _unnumbered(process))
+        known = self.announced.get(key, process)
+        # A start that has measured nothing is not over: a logger may print its first lines twice.
+        measured = any(
+            name not in _DECIDED and name != "framework_version" for f in self.by_process.values() for name in f
+        )
+        return measured and key in self.announced and (process is None or known != process)
 
     def next(self) -> Context:
         """The context of the start that follows: what the user decided stays, what was measured does not."""
@@ -105,7 +123,7 @@ class Context:
             # Windows close in another order than their lines were printed in: the line decides.
             self.phases[process] = max(self.phases.get(process, (0, "")), (line, wording.phase))
         if wording.starts:
-            self.announced = True
+            self.announced[wording.anchor, _unnumbered(process)] = process
         if self.first_line is None:
             self.first_line = evidence.line
         mine = self.by_process.setdefault(process, {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections.abc import Iterator
 
 from oomguard.observe.source import Line
@@ -9,6 +11,7 @@ from oomguard.observe.source import Line
 # Out-of-memory arrives as one of these or a subclass; a KeyError that quotes such a message is a KeyError.
 _CARRIERS = (RuntimeError, MemoryError, ValueError)
 _MAX_LINKS = 100
+MAX_FRAMES = 60
 
 
 def may_be_oom(error: BaseException) -> bool:
@@ -32,14 +35,29 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def exception_lines(error: BaseException) -> Iterator[Line]:
-    """One line for each line of each message, the first cause first; types that cannot be an OOM say nothing."""
+    """One line for each line of each message, the first cause first; types that cannot be an OOM say nothing.
+
+    The frames that led to it stand before a message, as in a printed traceback: they say what was being done.
+    """
     number = 1
     for link in reversed(list(chain(error))):
         if not isinstance(link, _CARRIERS):
             continue
+        for text in _frames(link):
+            yield Line(number, 0, text)
+            number += 1
         for text in f"{type(link).__module__}.{type(link).__qualname__}: {_message(link)}".splitlines():
             yield Line(number, 0, text)
             number += 1
+
+
+def _frames(link: BaseException) -> Iterator[str]:
+    """The last frames of one exception, each with its line of source where that can be read."""
+    with contextlib.suppress(Exception):  # a traceback that cannot be shown leaves the message as it is
+        for frame in traceback.extract_tb(link.__traceback__)[-MAX_FRAMES:]:
+            yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
+            if frame.line:
+                yield f"    {frame.line}"
 
 
 def _message(link: BaseException) -> str:

@@ -17,7 +17,8 @@ SEARCH_TIMEOUT_S: Final = 0.5
 CLAUSE_CHARS: Final = 2500
 # How much of the lines above a message is looked at for what introduces a quotation.
 ABOVE_CHARS: Final = 1500
-_NAME_BEGUN: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z")
+# From a word's begin, so that a long word is looked at once.
+_NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z")
 _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
 
 

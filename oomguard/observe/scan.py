@@ -93,10 +93,11 @@ class Scanner:
             return
         state.order += 1
         plain = peel(line.text)
-        for window in state.windows[:]:
-            if window.extend(line, plain, state.order):
-                state.windows.remove(window)
-                self._close(state, window)
+        for window in state.windows:
+            window.extend(line, plain, state.order)
+        # In the order of their lines: a start must not be read before the failure that it comes after.
+        while state.windows and state.windows[0].complete:
+            self._close(state, state.windows.pop(0))
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         candidates = [candidate for anchor, candidate in self._anchors if anchor in text]
         across = self._across_the_seam(state, line, text)
@@ -104,9 +105,7 @@ class Scanner:
             # The message begins on the lines before: the window opens there and takes this line as its next.
             window = open_window(list(state.last), across)
             state.windows.append(window)
-            if window.extend(line, plain, state.order):
-                state.windows.remove(window)
-                self._close(state, window)
+            window.extend(line, plain, state.order)
         state.last.append((state.order, line, plain))
         if candidates:
             state.windows.append(open_window(list(state.last), candidates))
@@ -169,7 +168,7 @@ class Scanner:
             return None
 
     def _note(self, hit: Hit, window: Window) -> None:
-        if hit.wording.starts and self._context.failed and len(self._contexts) < MAX_STARTS:
+        if hit.wording.starts and self._context.is_over(hit, window.process) and len(self._contexts) < MAX_STARTS:
             self._contexts.append(self._context.next())
         evidence = _quote(window.lines[hit.first])
         near = self._context.note(hit, window.process, evidence)
@@ -226,7 +225,8 @@ class Scanner:
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
         slow = dict.fromkeys((s.path, w.key, w.anchor) for _, (s, w) in self._anchors if w.anchor in self._slow)
-        notes = tuple(f"{path}, {key}: the pattern for {anchor!r} ran out of time, left out" for path, key, anchor in slow)
+        places = ((": ".join(filter(None, (path, key))), anchor) for path, key, anchor in slow)
+        notes = tuple(f"{place}: a pattern for {anchor!r} ran out of time and was left out" for place, anchor in places)
         starts = tuple(start for c in self._contexts if (start := self._start(c, given)) is not None)
         return Diagnosis(source, tuple(self._finish(f, given) for f in kept), notes, starts)
 

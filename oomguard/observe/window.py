@@ -11,6 +11,8 @@ from oomguard.rules.load import Signature, Wording
 
 WINDOW_LINES = 16
 CONTEXT_LINES = 4
+# However many processes print in turn, a window ends so many lines of the stream behind its anchor.
+MAX_AGE_LINES = 128
 WINDOW_CHARS = 6000
 
 Candidate = tuple[Signature, Wording]
@@ -28,6 +30,7 @@ class Window:
     texts: list[str]
     full: bool = False
     limit: int = WINDOW_LINES
+    complete: bool = False
     # The lines before the anchor, whoever wrote them: what introduces a quotation has no process.
     context: tuple[tuple[int, str], ...] = ()
 
@@ -64,6 +67,8 @@ class Window:
 
     def extend(self, line: Line, plain: PlainLine, order: int) -> bool:
         """Take the next line of the stream (``plain``: peeled) where it belongs here; whether the window is complete."""
+        if self.complete:
+            return True
         text = plain.text[:WINDOW_CHARS]
         # A document wraps a prefixed line onto indented ones without a prefix.
         wrapped = plain.process is None and len(text) - len(text.lstrip()) >= 2
@@ -74,7 +79,13 @@ class Window:
         elif plain.process is None and plain.text.strip():
             self.full = True  # an unprefixed line after a prefixed one starts something else
         own = self.texts[self.anchor + 1 :]
-        return self.full or len(own) >= self.limit or sum(map(len, own)) >= WINDOW_CHARS
+        self.complete = (
+            self.full
+            or len(own) >= self.limit
+            or sum(map(len, own)) >= WINDOW_CHARS
+            or order - self.orders[self.anchor] >= MAX_AGE_LINES
+        )
+        return self.complete
 
 
 def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candidate]) -> Window:

@@ -87,8 +87,8 @@ def compile_expression(source: object, *, path: str, key: str, result: str | Non
     macro = _MACRO.search(_without_strings(source))
     if macro is not None:
         name = re.split(r"\W", macro.group(), maxsplit=1)[0]
-        column = macro.start() + 1
-        raise RuleError(f"{name}() is not known here: a condition compares facts", path=path, key=key, column=column)
+        told = f"{name}() is not known here: a condition compares facts"
+        raise RuleError(told, path=path, key=key, column=macro.start() + 1)
     try:
         compiled = _compiled(source)
     except RuntimeError as error:

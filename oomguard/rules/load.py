@@ -46,8 +46,8 @@ class Quotation:
 
     ``part`` is where the pattern is looked for: ``line`` the peeled line, ``before`` what stands on it before the
     message's own words, ``lead`` what stands before the exception's name, ``around`` the line with a null character
-    in the message's place, ``raw`` the line as it was printed, ``above`` the lines before it. A message with ``below_facts`` figures or more is a
-    report whatever stands around it.
+    in the message's place, ``raw`` the line as it was printed, ``above`` the lines before it. A message with
+    ``below_facts`` figures or more is a report whatever stands around it.
     """
 
     name: str

@@ -31,8 +31,7 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
     written, text = text, text.replace("{size}", SIZE)
     refusal = too_much_repetition(text)
     if refusal is not None:
-        column = _column(written, refusal[0])
-        raise RuleError(f"not a pattern: {refusal[1]}", path=path, key=key, column=column)
+        raise RuleError(f"not a pattern: {refusal[1]}", path=path, key=key, column=_column(written, refusal[0]))
     try:
         regex.compile(text)  # first as it was written, so that the column of a mistake is the author's
         compiled = regex.compile(_flexible_spaces(text))

@@ -64,9 +64,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8-sig")
         deep = _DEEP_KEY.search(text)
         if deep is not None:
-            line, column = _place(text, deep.start())
-            message = f"a dotted key of more than {MAX_KEY_PARTS} parts"
-            raise RuleError(message, path=str(path), line=line, column=column)
+            at = _place(text, deep.start())
+            raise RuleError(
+                f"a dotted key of more than {MAX_KEY_PARTS} parts", path=str(path), line=at[0], column=at[1]
+            )
         return tomllib.loads(text)
     except OSError as error:
         raise RuleError(f"cannot be read: {error.strerror}", path=str(path)) from None

@@ -17,9 +17,10 @@ from oomguard.diagnosing import assess_all
 from oomguard.engines import vllm
 from oomguard.engines.command import Launch, is_vllm_command
 from oomguard.facts import FactValue
-from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch, SettingInForce
+from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, Patch, SettingInForce
 from oomguard.journal import Journal, Record
 from oomguard.log import get_logger
+from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.observe.scan import Scanner
 from oomguard.remedy.policy import Policy
 from oomguard.report.headline import headline
@@ -99,9 +100,9 @@ class Supervision:
         log.info("attempt started", number=number, command=self._shown())
         row = self._begin(number, patches)
         free_before = free_by_device()
-        scanner = Scanner(self.rules)
+        scanner, cgroup = Scanner(self.rules), read_cgroup()
         ended = run_once(self.launch, scanner, signals, grace_s=self.grace_s)
-        diagnosis = self._diagnose(scanner, ended.status)
+        diagnosis = self._diagnose(scanner, ended.status, cgroup)
         incident = diagnosis.first_cause
         attempt = Attempt(
             number, dict(self._settings), patches, incident, ended.status, "" if ended.status == 0 else f"exit status {ended.status}",
@@ -127,13 +128,15 @@ class Supervision:
         in_time = self.policy.deadline_s is None or spent < self.policy.deadline_s
         return in_time and len(self._attempts) <= self.policy.max_relaunches
 
-    def _diagnose(self, scanner: Scanner, status: int) -> Diagnosis:
+    def _diagnose(self, scanner: Scanner, status: int, cgroup: Cgroup | None) -> Diagnosis:
         if status == 0:
             scanner.flush()
             return Diagnosis("")
         settings = vllm.settings_in_force(self.launch)
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
+        if not any(i.is_oom for i in scanned.incidents) and killed_for_memory(status, cgroup, read_cgroup()):
+            scanned = replace(scanned, incidents=(*scanned.incidents, _killed_by_kernel(status)))
         if self._settings:
             scanned = replace(scanned, incidents=tuple(self._with_patched(i) for i in scanned.incidents))
         return assess_all(scanned, self.rules, self.policy, self._tried, local_models=True)
@@ -249,3 +252,9 @@ def _session_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _killed_by_kernel(status: int) -> Incident:
+    """SIGKILL says nothing by itself; with the cgroup's own count it is the kernel's kill for memory."""
+    text = f"the kernel ended the command for memory: exit status {status}, and its cgroup counts one oom_kill more"
+    return Incident("host_oom", text, framework="host", evidence=(Evidence(text),))

@@ -53,7 +53,7 @@ def test_every_anchor_is_found_where_it_ends(anchor, plain):
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("gap", GAPS)
 def test_an_anchor_is_found_over_a_wrapped_or_escaped_line_break(gap, plain):
-    text = gap.join("No available memory for the cache blocks".split()).encode()
+    text = gap.join(["No", "available", "memory", "for", "the", "cache", "blocks"]).encode()
 
     assert finder(("No available memory for the cache blocks",), plain=plain).ends(text) == [len(text)]
 
@@ -96,8 +96,7 @@ def test_one_finder_serves_several_threads():
     found: list[list[int]] = []
 
     def search() -> None:
-        for _ in range(20):
-            found.append(shared.ends(block))
+        found.extend(shared.ends(block) for _ in range(20))
 
     threads = [threading.Thread(target=search) for _ in range(4)]
     for thread in threads:

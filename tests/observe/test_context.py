@@ -28,7 +28,8 @@ def known(context: Context, process: str | None) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("process", "name"), [("Worker_TP3 pid=2", "Worker"), ("rank0", "rank"), ("DP0 TP1", "DP"), ("1,0", None), (None, None), ("", None)]
+    ("process", "name"),
+    [("Worker_TP3 pid=2", "Worker"), ("rank0", "rank"), ("DP0 TP1", "DP"), ("1,0", None), (None, None), ("", None)],
 )
 def test_a_role_is_what_a_process_is_called_without_its_number(process, name):
     assert role(process) == name
@@ -133,7 +134,12 @@ def test_a_frame_speaks_of_the_failure_beside_it_and_of_nothing_else():
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [(1000 - NEAR_BEFORE_LINES, True), (1000 - NEAR_BEFORE_LINES - 1, False), (1002 + NEAR_AFTER_LINES, True), (1003 + NEAR_AFTER_LINES, False)],
+    [
+        (1000 - NEAR_BEFORE_LINES, True),
+        (1000 - NEAR_BEFORE_LINES - 1, False),
+        (1002 + NEAR_AFTER_LINES, True),
+        (1003 + NEAR_AFTER_LINES, False),
+    ],
 )
 def test_frames_stand_before_their_message_or_just_behind_it(line, expected):
     context = Context(1)
@@ -184,5 +190,7 @@ def test_the_engine_that_hosts_a_process_is_told_by_its_role_or_its_lines(proces
 def test_the_most_telling_frame_gives_the_phase():
     frame = Near(1, None, {}, "generate", None, Evidence("", 1))
 
-    assert nearest_phase([frame, replace(frame, phase="prompt_logprobs"), replace(frame, phase=None)]) == "prompt_logprobs"
+    assert (
+        nearest_phase([frame, replace(frame, phase="prompt_logprobs"), replace(frame, phase=None)]) == "prompt_logprobs"
+    )
     assert nearest_phase([]) is None

@@ -120,7 +120,15 @@ def test_another_kind_is_another_failure(log):
 
 def test_an_outer_message_names_the_kind_and_the_inner_one_keeps_the_figures(log):
     log.take(1, RANK, tried_bytes=GIB)
-    log.take(4, CORE, "sampler_warmup_oom", wraps=("cuda_oom",), phase="sampling_logits", max_num_seqs=256, tried_bytes=5 * GIB)
+    log.take(
+        4,
+        CORE,
+        "sampler_warmup_oom",
+        wraps=("cuda_oom",),
+        phase="sampling_logits",
+        max_num_seqs=256,
+        tried_bytes=5 * GIB,
+    )
     (incident,) = log.incidents
 
     assert (incident.kind, incident.phase, incident.location.line) == ("sampler_warmup_oom", "sampling_logits", 1)
@@ -188,8 +196,14 @@ def test_the_number_of_incidents_is_bounded(log):
 def test_figures_that_another_wording_read_from_the_same_message_are_added(log):
     found = log.take(1, RANK, tried_bytes=GIB)
     signature = Signature("x.toml", "cuda_oom", "torch", "unknown", (), ())
-    told = {"tried_bytes": Fact("tried_bytes", 9, "printed"), "device_free_bytes": Fact("device_free_bytes", 5, "printed")}
+    told = {
+        "tried_bytes": Fact("tried_bytes", 9, "printed"),
+        "device_free_bytes": Fact("device_free_bytes", 5, "printed"),
+    }
     found.say_more(Hit(signature, Wording("a", None, "a test"), 0, 0, 1, "", told, 0))
 
-    assert {name: fact.value for name, fact in found.incident.facts.items()} == {"tried_bytes": GIB, "device_free_bytes": 5}
+    assert {name: fact.value for name, fact in found.incident.facts.items()} == {
+        "tried_bytes": GIB,
+        "device_free_bytes": 5,
+    }
     assert found.incident.facts["device_free_bytes"].line == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import oomguard.observe.hits as hits_module
@@ -23,7 +25,9 @@ def wording(text: str, **values) -> Wording:
 
 
 def signature(*wordings: Wording, clauses: tuple[str, ...] = ()) -> Signature:
-    return Signature("x.toml", "cuda_oom", "torch", "unknown", wordings, (), tuple(pattern(clause) for clause in clauses))
+    return Signature(
+        "x.toml", "cuda_oom", "torch", "unknown", wordings, (), tuple(pattern(clause) for clause in clauses)
+    )
 
 
 def window(*texts: str, anchor: int = 0) -> Window:
@@ -106,7 +110,10 @@ def test_the_wordings_own_figure_wins_over_a_clauses():
 
 
 def test_a_group_that_repeats_adds_up_bytes():
-    found = hit(r"boom(?:.*?Process \d+ has (?P<other_process_in_use>{size}))+", "boom Process 1 has 1.00 GiB. Process 2 has 2.00 GiB")
+    found = hit(
+        r"boom(?:.*?Process \d+ has (?P<other_process_in_use>{size}))+",
+        "boom Process 1 has 1.00 GiB. Process 2 has 2.00 GiB",
+    )
 
     assert values(found) == {"other_process_in_use_bytes": 3 * GIB}
 
@@ -168,3 +175,14 @@ def test_a_pattern_out_of_time_vetoes_nothing(monkeypatch):
     slow = quotation("before", r"(?:a|a|aa)+\d\Z")
 
     assert quoted(match(signature(told), told, opened), opened, (slow,)) is None
+
+
+@pytest.mark.parametrize("word", ["a", "_", "a.", "0"])
+def test_a_long_word_before_a_message_is_looked_at_once(word):
+    opened = window(word * (60_000 // len(word)) + " boom")
+    told = wording("boom")
+    found = match(signature(told), told, opened)
+    begun = time.perf_counter()
+
+    assert quoted(found, opened, (quotation("lead", "never"),)) is None
+    assert time.perf_counter() - begun < 1

@@ -410,7 +410,7 @@ def test_a_pattern_that_takes_too_long_is_left_out_and_noted(monkeypatch):
     diagnosis = look(*["slow: " + "a" * 4000, ""] * 20, "boom 12", rules=rules)
 
     assert time.monotonic() - start < 5
-    assert diagnosis.notes == ("a pattern for 'slow: ' ran out of time and was left out",)
+    assert diagnosis.notes == ("slow.toml: a pattern for 'slow: ' ran out of time and was left out",)
     assert only(diagnosis).facts["tried_bytes"].value == 12
 
 

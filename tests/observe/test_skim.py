@@ -159,7 +159,9 @@ def test_memory_is_constant_whatever_the_size():
 
         def readinto(self, buffer) -> int:
             count = min(len(buffer), self.left)
-            buffer[:count] = (b"INFO a healthy line of an engine at work, as long as they are\n" * (count // 60 + 1))[:count]
+            buffer[:count] = (b"INFO a healthy line of an engine at work, as long as they are\n" * (count // 60 + 1))[
+                :count
+            ]
             self.left -= count
             return count
 

@@ -152,13 +152,16 @@ MESSAGE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 Gi
         "// ",
     ],
 )
-@pytest.mark.parametrize("inner", ["(EngineCore_DP0 pid=812) ERROR 11-21 07:14:52 [core.py:708] ", "(EngineCore_DP0 pid=812) "])
+@pytest.mark.parametrize(
+    "inner", ["(EngineCore_DP0 pid=812) ERROR 11-21 07:14:52 [core.py:708] ", "(EngineCore_DP0 pid=812) "]
+)
 def test_what_a_collector_puts_before_a_line_is_peeled(prefix, inner):
     assert peel(prefix + inner + MESSAGE) == type(peel(""))(MESSAGE, "EngineCore_DP0 pid=812")
 
 
 @pytest.mark.parametrize(
-    "prefix", ["2026-01-01T00:00:00.1Z ", "2026-01-01T00:00:00.1Z stderr F ", "vllm-1  | ", "Jan 01 00:00:00 n vllm[1]: "]
+    "prefix",
+    ["2026-01-01T00:00:00.1Z ", "2026-01-01T00:00:00.1Z stderr F ", "vllm-1  | ", "Jan 01 00:00:00 n vllm[1]: "],
 )
 def test_an_old_loggers_own_prefix_behind_a_collectors_is_peeled(prefix):
     assert peel(f"{prefix}INFO 01-01 00:00:00 llm_engine.py:70] Initializing").text == "Initializing"
@@ -234,9 +237,14 @@ def test_an_error_field_comes_on_lines_of_its_own_behind_the_message(fields):
 
 
 def test_each_line_in_a_collectors_object_loses_its_prefix():
-    first, second = "(EngineCore pid=1) ERROR 11-21 07:14:52 [core.py:7] a", "(EngineCore pid=1) ERROR 11-21 07:14:52 [core.py:7] b"
+    first, second = (
+        "(EngineCore pid=1) ERROR 11-21 07:14:52 [core.py:7] a",
+        "(EngineCore pid=1) ERROR 11-21 07:14:52 [core.py:7] b",
+    )
 
-    assert peel(json.dumps({"log": f"{first}\n{second}\n", "stream": "stderr"})) == type(peel(""))("a\nb", "EngineCore pid=1")
+    assert peel(json.dumps({"log": f"{first}\n{second}\n", "stream": "stderr"})) == type(peel(""))(
+        "a\nb", "EngineCore pid=1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,7 +269,9 @@ def test_a_chat_or_any_other_object_is_left_as_it_is(record):
     assert unwrap(line) == line
 
 
-@pytest.mark.parametrize("line", ["{", "{}", '{"log": "x', "{" * 5000 + '"', '{"log": 1, "stream": "x"}', '{"a": NaN, "time": 1}'])
+@pytest.mark.parametrize(
+    "line", ["{", "{}", '{"log": "x', "{" * 5000 + '"', '{"log": 1, "stream": "x"}', '{"a": NaN, "time": 1}']
+)
 def test_what_is_no_whole_object_is_left_as_it_is(line):
     assert unwrap(line) == line
 

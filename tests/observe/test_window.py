@@ -86,7 +86,8 @@ def test_a_segment_of_an_over_long_line_is_joined_without_a_break():
 
 
 @pytest.mark.parametrize(
-    ("kind", "anchor", "limit"), [("cuda_oom", "boom", WINDOW_LINES), (None, "boom", CONTEXT_LINES), (None, ECHO_ANCHOR, WINDOW_LINES)]
+    ("kind", "anchor", "limit"),
+    [("cuda_oom", "boom", WINDOW_LINES), (None, "boom", CONTEXT_LINES), (None, ECHO_ANCHOR, WINDOW_LINES)],
 )
 def test_a_window_ends_after_a_few_lines_of_its_own(kind, anchor, limit):
     told = extend(window("boom", kind=kind, anchor=anchor), *["next"] * (limit + 1))

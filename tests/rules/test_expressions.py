@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from oomguard.errors import RuleError
 from oomguard.facts import Fact
-from oomguard.rules.expressions import compile_expression, suggestion
+from oomguard.rules.expressions import Expression, compile_expression, suggestion
 
 
 def expression(source: str, result: str | None = "BOOL"):
@@ -124,3 +124,41 @@ def test_any_text_compiles_or_is_refused(source):
     except RuleError:
         return
     assert compiled.evaluate({}) in {True, False, None}
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "column"),
+    [
+        ("[1, 2].all(a, a > 0)", "all", 8),
+        ("true && [1].exists (a, true)", "exists", 13),
+        ("[1].exists_one(a, true)", "exists_one", 5),
+        ("[1].map(a, a) == [1]", "map", 5),
+        ("[1].filter // x\n(a, true) == []", "filter", 5),
+    ],
+)
+def test_a_macro_over_a_list_is_refused_by_its_name_and_column(source, name, column):
+    with pytest.raises(RuleError, match=rf"rule\.toml, column {column}, when\[0\]: {name}\(\) is not known"):
+        expression(source)
+
+
+@pytest.mark.parametrize("source", ["model == 'x.all(y)'", 'model == "a\\" map("', "model in ['all (', 'b']"])
+def test_a_macro_named_inside_a_text_is_none(source):
+    assert expression(source).evaluate(facts(model="x.all(y)")) in {True, False}
+
+
+def test_work_without_end_is_unknown_and_no_error():
+    digits = str(list(range(60)))
+    nest = "true"
+    for name in "abcdef":
+        nest = f"{digits}.all({name}, {nest})"
+
+    assert Expression(nest).evaluate({}) is None
+
+
+def test_a_mistake_in_a_long_expression_is_shown_with_what_stands_around_it():
+    with pytest.raises(RuleError) as caught:
+        expression("tried_bytes > 1.0 && " * 90 + "nope > 1.0")
+
+    assert caught.value.column == 21 * 90 + 1
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).splitlines()[-1].index("^") == str(caught.value).splitlines()[-2].index("nope")

@@ -466,3 +466,63 @@ def test_any_edit_of_a_good_file_loads_or_is_refused(tmp_path_factory, base, sta
 def test_any_value_of_any_key_loads_or_is_refused(tmp_path_factory, key, value):
     base = RULE if key in RULE else SIGNATURE
     loads_or_says_why(tmp_path_factory.mktemp("rules"), swap(base, key, f"{key.split(' = ')[0]} = {toml(value)}"))
+
+
+@pytest.mark.parametrize("condition", ["1", "[]", "nan", "true", "{ a = 1 }", "''"])
+def test_a_condition_that_is_no_text_is_placed_where_its_list_is_written(tmp_path, condition):
+    error = refused(tmp_path, swap(RULE, 'when = ["tried_bytes > 1.0"]', f"when = [{condition}]"))
+
+    assert (error.key, error.line, error.column) == ("when[0]", 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [('a = 1\nb = "x', 2, 7), ("a = [1,\n2,", 2, 3), ("a = '''x\ny\n", 3, 1), ("[a", 1, 3), ("a = {b = 1", 1, 11)],
+)
+def test_what_is_never_closed_is_placed_at_the_end_of_the_file(tmp_path, text, line, column):
+    error = refused(tmp_path, text)
+
+    assert (error.line, error.column) == (line, column)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join("a" * 21) + " = 1", "x = 1\n [ " + " . ".join("a" * 30) + " ]", "[[" + ".".join(['"a.\\" b"'] * 30) + "]]",
+        ".".join(["'a'"] * 20_000) + " = 1", "[" + "a." * 300_000 + "]",
+    ],
+    ids=["key", "header", "quoted header", "many quoted", "open"],
+)  # fmt: skip
+def test_a_key_of_many_parts_is_refused_unread(tmp_path, text):
+    error = refused(tmp_path, text)
+
+    assert "dotted key" in str(error)
+    assert (error.line, error.column) == (1 + text.count("\n"), 1)
+
+
+@pytest.mark.parametrize("log", [".".join("a" * 200), "1.2.3.4 " * 50, "a . b . " * 100])
+def test_dots_in_a_text_are_no_key(tmp_path, log):
+    assert load_rules([write(tmp_path, swap(SIGNATURE, '"boom: 3 GiB"', f'"boom: {log}"')).parent])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{'k' * 900_000} = 1",
+        swap(RULE, '"stable"', f'"{"x" * 900_000}"'),
+        swap(SIGNATURE, '">=1"', f'"{"x" * 900_000}"'),
+    ],
+)
+def test_a_mistake_is_told_in_a_few_hundred_characters(tmp_path, text):
+    assert len(str(refused(tmp_path, text))) < 1500
+
+
+def test_a_wording_knows_where_its_pattern_is_written(tmp_path):
+    write(tmp_path, swap(SIGNATURE, 'anchor = "boom: "', 'anchors = ["boom: ", "boom"]'))
+
+    mine = load_rules([tmp_path]).signatures[-1]
+
+    assert [(w.anchor, w.key) for w in mine.wordings] == [
+        ("boom: ", "wording[0].pattern"),
+        ("boom", "wording[0].pattern"),
+    ]
