@@ -55,6 +55,11 @@ typecheck: .venv/ready-dev
 bench: .venv/ready-dev         ## the figures of the README
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/batch_split.py
+	$(BIN)/python benchmarks/corpus.py
+	$(BIN)/python benchmarks/lookalikes.py
+	$(BIN)/python benchmarks/short_log.py
+	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/healthy_logs.py
 
 fuzz: .venv/ready-dev          ## hostile rule files, and 100,000 spoiled logs and rule files
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -q -n $(XDIST) tests/fuzz

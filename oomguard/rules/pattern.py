@@ -32,13 +32,17 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
     refusal = too_much_repetition(text)
     if refusal is not None:
         raise RuleError(f"not a pattern: {refusal[1]}", path=path, key=key, column=_column(written, refusal[0]))
+    mistakes = (regex.error, ValueError, RecursionError, OverflowError, MemoryError)
     try:
-        regex.compile(text)  # first as it was written, so that the column of a mistake is the author's
         compiled = regex.compile(_flexible_spaces(text))
-    except (regex.error, ValueError, RecursionError, OverflowError, MemoryError) as error:
-        position = getattr(error, "pos", None)
+    except mistakes as flexible_error:
+        found, position = flexible_error, None
+        try:
+            regex.compile(text)  # as it was written, so that the column of a mistake is the author's
+        except mistakes as own_error:
+            found, position = own_error, getattr(own_error, "pos", None)
         column = None if position is None else _column(written, position)
-        raise RuleError(f"not a pattern: {getattr(error, 'msg', error)}", path=path, key=key, column=column) from None
+        raise RuleError(f"not a pattern: {getattr(found, 'msg', found)}", path=path, key=key, column=column) from None
     for group in compiled.groupindex:
         if group_fact(group) is None and not group.startswith("_"):
             hint = suggestion(group, REGISTRY)
