@@ -7,8 +7,8 @@ from typing import Final
 
 # A mixture of experts written as 8x7B shares its attention: Mixtral-8x7B has 46.7 of 56, 8x22B has 141 of 176 billion.
 _SHARED_EXPERTS_RATIO: Final = 0.82
-_EXPERTS: Final = re.compile(r"(?i)(?<![\w.])(\d{1,3})x(\d+(?:\.\d+)?)b(?![a-z])")
-_BILLIONS: Final = re.compile(r"(?i)(?<![\w.])(?:a)?(\d+(?:\.\d+)?)b(?![a-z])")
+_EXPERTS: Final = re.compile(r"(?i)(?<![\w.])(\d{1,3})x(\d{1,4}(?:\.\d{1,3})?)b(?![a-z])")
+_BILLIONS: Final = re.compile(r"(?i)(?<![\w.])(?:a)?(\d{1,4}(?:\.\d{1,3})?)b(?![a-z])")
 _ACTIVE: Final = re.compile(r"(?i)(?<![\w.])a\d+(?:\.\d+)?b(?![a-z])")
 _REVISION: Final = re.compile(r"[0-9a-f]{40}")
 _BITS: Final = (

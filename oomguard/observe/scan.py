@@ -75,7 +75,7 @@ class Scanner:
         self._streams: dict[str, _Stream] = {}
         self._found = FoundIncidents()
         self._contexts = [Context(1)]
-        self._slow: set[str] = set()
+        self._slow: dict[tuple[str, str, str], None] = {}
 
     @property
     def _context(self) -> Context:
@@ -159,12 +159,13 @@ class Scanner:
 
     def _match(self, candidate: Candidate, window: Window) -> Hit | None:
         signature, wording = candidate
-        if wording.anchor in self._slow:
+        name = (signature.path, wording.key, wording.anchor)
+        if name in self._slow:
             return None
         try:
             return match(signature, wording, window)
         except TimeoutError:
-            self._slow.add(wording.anchor)
+            self._slow[name] = None
             return None
 
     def _note(self, hit: Hit, window: Window) -> None:
@@ -224,8 +225,7 @@ class Scanner:
         found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
-        slow = dict.fromkeys((s.path, w.key, w.anchor) for _, (s, w) in self._anchors if w.anchor in self._slow)
-        places = ((": ".join(filter(None, (path, key))), anchor) for path, key, anchor in slow)
+        places = ((": ".join(filter(None, (path, key))), anchor) for path, key, anchor in self._slow)
         notes = tuple(f"{place}: a pattern for {anchor!r} ran out of time and was left out" for place, anchor in places)
         starts = tuple(start for c in self._contexts if (start := self._start(c, given)) is not None)
         return Diagnosis(source, tuple(self._finish(f, given) for f in kept), notes, starts)

@@ -99,3 +99,7 @@ def test_a_name_without_a_quantisation_tells_none(name):
 )
 def test_a_data_type_has_its_bits(dtype, bits):
     assert bits_of_dtype(dtype) == bits
+
+
+def test_a_name_with_hundreds_of_digits_is_no_size():
+    assert parameters_from_name("meta-llama/Llama-2" + "9" * 400 + "b") is None

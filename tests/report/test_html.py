@@ -43,7 +43,7 @@ def test_the_panel_is_on_the_page():
     "text", ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</pre><iframe>", "&lt;b&gt;"]
 )
 def test_text_of_the_log_is_escaped(text):
-    plain, laden = page(NONE_LEFT), page(f"{text} {NONE_LEFT}")
+    plain, laden = page(NONE_LEFT), page(f"{NONE_LEFT} {text}")
 
     assert set(laden.names) == set(plain.names)
     assert text.split(" ")[0] in laden.words

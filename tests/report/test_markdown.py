@@ -40,7 +40,7 @@ def test_an_incident_has_a_headline_its_cause_and_its_evidence():
     text = to_markdown(diagnosis(NONE_LEFT))
 
     assert text.startswith("### ")
-    assert "`kv_cache_budget`" in text
+    assert "`unknown`" in text
     assert f"```text\nline 1: {NONE_LEFT}\n```" in text
 
 
