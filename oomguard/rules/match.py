@@ -5,20 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from oomguard.facts import Fact, render
 from oomguard.incident import Cause, Evidence, Incident
 from oomguard.rules.load import Rule, RuleSet
 
+MOST_CONFIDENT: Final = 0.99
+
 
 def confidence(rule: Rule, facts: Mapping[str, Fact]) -> float:
-    """The rule's confidence on these facts, 0 to 1; a step whose condition is unknown does not count."""
+    """The rule's confidence on these facts, 0 to 0.99: a text never proves a cause. A step of unknown condition does not count."""
     total = 0.0
     for step in rule.confidence:
         if step.when is not None and step.when.evaluate(facts) is not True:
             continue
         total = step.base if step.base is not None else total + step.add
-    return round(min(1.0, max(0.0, total)), 3)
+    return round(min(MOST_CONFIDENT, max(0.0, total)), 3)
 
 
 def matches(rule: Rule, incident: Incident) -> bool:
