@@ -84,3 +84,15 @@ def test_problems_reports_a_rule_without_a_negative_test():
     found = problems(RuleSet(rules.signatures, (stripped,)))
 
     assert any("no negative" in text for text in found)
+
+
+def test_every_kind_of_the_contract_has_a_wording():
+    signatures = shipped().signatures
+    told = {s.kind for s in signatures} | {w.kind for s in signatures for w in s.wordings}
+    told |= {kind for s in signatures for kind in s.becomes.values()}
+
+    assert set(KINDS) <= told
+
+
+def test_every_cause_of_the_contract_has_a_rule():
+    assert {rule.cause for rule in shipped().rules} >= set(CAUSES)

@@ -1,0 +1,62 @@
+"""The figures of the labelled development set that are promised: held here, printed by ``benchmarks/corpus.py``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "corpus.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(BENCHMARK.parent))
+    try:
+        spec = importlib.util.spec_from_file_location("benchmark_corpus", BENCHMARK)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(BENCHMARK.parent))
+    return module
+
+
+@pytest.fixture(scope="module")
+def corpus(shared: Path) -> Path:
+    path = shared / "corpus" / "dev.jsonl"
+    if not path.is_file():
+        pytest.skip("the labelled records are not here")
+    return path
+
+
+def test_every_figure_reaches_its_goal(benchmark, corpus, shared, tmp_path):
+    scorer = shared / "checks" / "score_corpus.py"
+    command = [sys.executable, str(scorer), " ".join(benchmark.oomguard_command()), str(corpus)]
+
+    # The scorer writes a list of misses to the temporary folder: it is this test's own.
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+
+    score = json.loads(run.stdout)
+    missed = {
+        name: score[key]
+        for key, name, goal in benchmark.GOALS
+        if (score[key] > goal if key == "false_alarms" else score[key] < goal)
+    }
+    assert not missed
+
+
+def test_the_stated_confidence_lies_inside_the_interval_of_what_was_right(benchmark, corpus):
+    pairs = benchmark.said([json.loads(line) for line in corpus.read_text().splitlines()])
+
+    for low, high, name in benchmark.GROUPS:
+        group = [(confidence, right) for confidence, right in pairs if low <= confidence < high]
+        if group:
+            lower, upper = benchmark.wilson(sum(right for _, right in group), len(group))
+            assert lower <= sum(confidence for confidence, _ in group) / len(group) <= upper, name
