@@ -163,7 +163,7 @@ _UNIT_BYTES: Final = {
     "k": 2**10, "kb": 2**10, "kib": 2**10, "m": MIB, "mb": MIB, "mib": MIB,
     "g": GIB, "gb": GIB, "gib": GIB, "t": 2**40, "tb": 2**40, "tib": 2**40,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*([+-]?\d[\d,]*(?:\.\d*)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*\Z")
+_SIZE = re.compile(r"\s*([+-]?\d[\d,]*(?:\.\d+)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*\Z")
 
 
 YES_NO: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
