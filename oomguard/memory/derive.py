@@ -150,9 +150,21 @@ def _budget(facts: dict[str, Fact]) -> Budget:
         for name, fact in facts.items()
         if name.endswith("_bytes") and not isinstance(fact.value, str)
     }
+    own, listed = sizes.get("own_bytes"), sizes.get("other_process_in_use_bytes")
+    if listed is not None and listed == own and "process_in_use_bytes" not in sizes:
+        # In a container the failed process is listed by a number that is not its own: no part of it counts twice.
+        del sizes["other_process_in_use_bytes"]
+        beside = own - sizes.get("allocated_bytes", 0) - sizes.get("reserved_unallocated_bytes", 0)
+        sizes.setdefault("non_torch_bytes", beside)
+    elif listed is None and total is not None and sizes.get("others_bytes", 0) > 0.2 * int(total.value):
+        sizes["other_process_in_use_bytes"] = sizes["others_bytes"]  # more than this process's own context can be
     if "consumed_bytes" in sizes:  # what is in use before the KV cache contains these
         sizes["consumed_bytes"] -= sum(
             sizes.get(n, 0) for n in ("model_weights_bytes", "peak_activation_bytes", "non_torch_bytes")
         )
-    parts = [BudgetPart(label, sizes[name], facts[name].source) for name, label in _PARTS if sizes.get(name, 0) > 0]
+    parts = [
+        BudgetPart(label, sizes[name], facts[name].source if name in facts else "solved")
+        for name, label in _PARTS
+        if sizes.get(name, 0) > 0
+    ]
     return Budget(int(total.value) if total else None, tuple(parts))
