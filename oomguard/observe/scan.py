@@ -30,6 +30,7 @@ SEAM_CHARS: Final = 120
 INFO_CHARS: Final = 80
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
+MAX_OPEN: Final = 200
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 _ECHO_ANCHORS: Final = frozenset({ECHO_ANCHOR})
 # Figures that only an engine's start prints: a text that holds one is the log of a start.
@@ -42,7 +43,6 @@ _START_FACTS: Final = frozenset(
 class _Stream:
     """What the scanner remembers of one stream: its open windows and its last lines."""
 
-    windows: list[Window] = field(default_factory=list)
     last: deque[tuple[int, Line, PlainLine]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK_LINES))
     taken: dict[str | None, tuple[int, int, Found | None]] = field(default_factory=dict)
     order: int = 0
@@ -73,6 +73,7 @@ class Scanner:
         self._anchors = [(w.anchor, (s, w)) for s in rules.signatures for w in s.wordings]
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
+        self._open: list[tuple[_Stream, Window]] = []
         self._found = FoundIncidents()
         self._contexts = [Context(1)]
         self._slow: dict[tuple[str, str, str], None] = {}
@@ -88,27 +89,28 @@ class Scanner:
         """
         state = self._streams.setdefault(stream, _Stream())
         if isinstance(line, Gap):
-            self._close_all(state)
+            for owner, window in self._open:
+                window.full = window.full or owner is state
+            self._settle()
             state.last.clear()
             return
         state.order += 1
         plain = peel(line.text)
-        for window in state.windows:
-            window.extend(line, plain, state.order)
-        # In the order of their lines: a start must not be read before the failure that it comes after.
-        while state.windows and state.windows[0].complete:
-            self._close(state, state.windows.pop(0))
+        for owner, window in self._open:
+            if owner is state:
+                window.extend(line, plain, state.order)
+        self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         candidates = [candidate for anchor, candidate in self._anchors if anchor in text]
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
             window = open_window(list(state.last), across)
-            state.windows.append(window)
+            self._open.append((state, window))
             window.extend(line, plain, state.order)
         state.last.append((state.order, line, plain))
         if candidates:
-            state.windows.append(open_window(list(state.last), candidates))
+            self._open.append((state, open_window(list(state.last), candidates)))
 
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
         """Wordings whose anchor is cut by a wrapped line or by a segment's end."""
@@ -125,9 +127,14 @@ class Scanner:
             if anchor in seam and anchor not in words and not any(anchor in part for part in inside)
         ]
 
-    def _close_all(self, state: _Stream) -> None:
-        while state.windows:
-            self._close(state, state.windows.pop(0))
+    def _settle(self) -> None:
+        """Close the windows that are complete, in the order in which they came, over all streams.
+
+        A start must not be read before the failure that it comes after, nor a failure on one stream before the start
+        that the other one told. A stream that falls silent holds the others up only so far.
+        """
+        while self._open and (self._open[0][1].complete or len(self._open) > MAX_OPEN):
+            self._close(*self._open.pop(0))
 
     def _close(self, state: _Stream, window: Window) -> None:
         hits = [hit for candidate in window.candidates if (hit := self._match(candidate, window)) is not None]
@@ -212,8 +219,8 @@ class Scanner:
 
     def flush(self) -> None:
         """Close the windows that are still open: what follows is not part of them."""
-        for state in self._streams.values():
-            self._close_all(state)
+        while self._open:
+            self._close(*self._open.pop(0))
 
     def diagnosis(
         self, source: str = "", *, given: Mapping[str, SettingInForce] | None = None, newer_than_s: float | None = None
