@@ -34,6 +34,9 @@ def derive(incident: Incident, *, local_models: bool = False) -> Incident:
     moment, wrong for a saved log, which may come from another machine.
     """
     facts = dict(incident.facts)
+    total_fact = facts.get("device_total_bytes")
+    if total_fact is not None and not isinstance(total_fact.value, str) and total_fact.value < 0:
+        del facts["device_total_bytes"]  # an underflow or a damaged line: no device is that small, no share follows
 
     def number(name: str) -> float | None:
         fact = facts.get(name)
@@ -156,7 +159,7 @@ def _budget(facts: dict[str, Fact]) -> Budget:
         del sizes["other_process_in_use_bytes"]
         beside = own - sizes.get("allocated_bytes", 0) - sizes.get("reserved_unallocated_bytes", 0)
         sizes.setdefault("non_torch_bytes", beside)
-    elif listed is None and total is not None and sizes.get("others_bytes", 0) > 0.2 * int(total.value):
+    elif listed is None and total is not None and sizes.get("others_bytes", 0) > 0.2 * max(0, int(total.value)):
         sizes["other_process_in_use_bytes"] = sizes["others_bytes"]  # more than this process's own context can be
     if "consumed_bytes" in sizes:  # what is in use before the KV cache contains these
         sizes["consumed_bytes"] -= sum(

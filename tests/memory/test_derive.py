@@ -241,3 +241,13 @@ def test_memory_that_is_neither_free_nor_of_this_process_is_shown_as_others():
     parts = {part.name: part.bytes for part in derive(Incident("cuda_oom", "", facts=facts)).budget.parts}
 
     assert parts["other processes"] == 18 * GIB
+
+
+def test_a_device_total_below_zero_is_no_total():
+    derived = derive(incident("torch_device_oom", device_total_bytes=-GIB, tried_bytes=GIB))
+    assert derived.budget.device_total_bytes is None
+    assert not {"device_total_bytes", "tried_ratio", "others_bytes"} & set(derived.facts)
+
+
+def test_a_device_of_no_bytes_at_all_still_has_a_budget():
+    assert derive(incident("torch_device_oom", device_total_bytes=0, tried_bytes=GIB)).budget.parts == ()
