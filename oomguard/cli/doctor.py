@@ -15,7 +15,7 @@ import click
 from oomguard.cli.options import console, option, read_rules
 from oomguard.errors import UsageError
 from oomguard.facts import GIB, format_gib
-from oomguard.observe.host import ROOT, nvidia_driver, nvml_failure, wsl_version
+from oomguard.observe.host import ROOT, nvidia_driver, wsl_version
 from oomguard.observe.limits import host_checks
 from oomguard.observe.processes import Holder, memory_holders, vllm_orphans
 from oomguard.observe.variables import allocator_checks, visible_devices_checks
@@ -164,6 +164,8 @@ def device_checks(devices: tuple[Device, ...] | None, holders: Mapping[int, Hold
     """NVML and each device; ``holders`` says which process a pid is, where that can be seen."""
     driver = nvidia_driver(root)
     if devices is None:
+        from oomguard.observe.nvml import nvml_failure
+
         why = nvml_failure() or "it does not answer"
         text = f"NVML not available ({why}): device memory is unknown, not zero"
         if driver:

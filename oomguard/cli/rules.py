@@ -21,8 +21,11 @@ _MAX_COLUMNS: Final = 100
 
 
 @click.group("rules")
-def command() -> None:
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """List, show, check and test rule files."""
+    # click looks for the options of `rules list` under "list"; in [tool.oomguard] they are options like any other.
+    ctx.default_map = dict.fromkeys(command.commands, ctx.default_map or {})
 
 
 _RULES = option(

@@ -6,16 +6,15 @@ places, slower. A test holds that the two agree.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
-import os
 import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final, Protocol
+
+from oomguard.kept import keep, kept_file
 
 # Between two words of an anchor: a space, or a line break with what a document or a comment puts around it. Kept
 # narrow: the multi-pattern library is twice as slow with unbounded white space.
@@ -80,7 +79,7 @@ class _FastFinder:
 
         self._one_at_a_time = threading.Lock()  # the library's working memory serves one scan
         patterns = [flexible(anchor) for anchor in anchors]
-        kept = _cache_file(patterns)
+        kept = kept_file("anchors-{}.hsdb", _made_of(patterns))
         try:
             self._database = hyperscan.loadb(kept.read_bytes(), hyperscan.HS_MODE_BLOCK)
         except Exception:  # noqa: BLE001 - not kept yet, of another processor, or damaged: compiled anew
@@ -88,7 +87,7 @@ class _FastFinder:
             self._database.compile(
                 expressions=patterns, ids=list(range(len(patterns))), elements=len(patterns), flags=0
             )
-            _keep(kept, hyperscan.dumpb(self._database))
+            keep(kept, hyperscan.dumpb(self._database))
         self._database.scratch = hyperscan.Scratch(self._database)
 
     def ends(self, block: bytes | memoryview) -> list[int]:
@@ -102,26 +101,12 @@ class _FastFinder:
         return sorted(found)
 
 
-def _cache_file(patterns: list[bytes]) -> Path:
-    """Where the compiled automaton of these patterns is kept: compiling it takes longer than reading a short log."""
-    import hashlib
+def _made_of(patterns: list[bytes]) -> list[bytes]:
+    """What decides over the compiled automaton, which is kept: compiling it takes longer than reading a short log."""
     import platform
     from importlib.metadata import version
 
-    import platformdirs
-
-    about = [version("hyperscan").encode(), platform.machine().encode(), *patterns]
-    name = hashlib.sha256(b"\0".join(about)).hexdigest()[:32]
-    return Path(platformdirs.user_cache_dir("oomguard")) / f"anchors-{name}.hsdb"
-
-
-def _keep(path: Path, database: bytes) -> None:
-    """Write the automaton for the next time; a cache that cannot be written is none."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(database)
-        partial.replace(path)
+    return [version("hyperscan").encode(), platform.machine().encode(), *patterns]
 
 
 class _PlainFinder:

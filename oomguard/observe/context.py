@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -120,7 +120,7 @@ class Context:
         if framework:
             self.frameworks[process] = framework
         if wording.phase:
-            # Windows close in another order than their lines were printed in: the line decides.
+            # A window can close before an earlier one of its process where that is held up: the line decides.
             self.phases[process] = max(self.phases.get(process, (0, "")), (line, wording.phase))
         if wording.starts:
             self.announced[wording.anchor, _unnumbered(process)] = process
@@ -146,16 +146,11 @@ class Context:
         merged: dict[str, Fact] = {}
         for facts in self.by_process.values():  # ranks run under the same settings, whoever printed them
             merged.update({name: fact for name, fact in facts.items() if name in _DECIDED})
-        for _, facts in self._from_far_to_near(process, self.by_process):
-            merged.update(facts)
-        return merged
+        return merged | self._from_far_to_near(process, self.by_process)
 
     def later_for(self, process: str | None) -> dict[str, Fact]:
         """What was said after the first incident, for what it left open."""
-        merged: dict[str, Fact] = {}
-        for _, facts in self._from_far_to_near(process, self.later):
-            merged.update(facts)
-        return merged
+        return self._from_far_to_near(process, self.later)
 
     def evidence_for(self, process: str | None, name: str) -> Evidence | None:
         """The line that a fact was read from."""
@@ -187,12 +182,10 @@ class Context:
         ]
 
     @staticmethod
-    def _from_far_to_near(
-        process: str | None, sources: Mapping[str | None, dict[str, Fact]]
-    ) -> Iterator[tuple[str | None, dict[str, Fact]]]:
-        # Loose text first, then other processes in the order they spoke, then its own words.
+    def _from_far_to_near(process: str | None, sources: Mapping[str | None, dict[str, Fact]]) -> dict[str, Fact]:
+        # Loose text first, then other processes in the order they spoke, then its own words: the last one counts.
         order = sorted(sources, key=lambda p: 2 if p == process and p is not None else 0 if p is None else 1)
-        return ((p, sources[p]) for p in order if related(p, process))
+        return {name: fact for p in order if related(p, process) for name, fact in sources[p].items()}
 
 
 def nearest_phase(near: list[Near]) -> str | None:

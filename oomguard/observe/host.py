@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 ROOT: Final = Path("/")
 # A v1 limit nobody set is the largest multiple of the page size below 2^63.
@@ -155,24 +155,6 @@ def nvidia_driver(root: Path = ROOT) -> str | None:
     """The version of the loaded NVIDIA kernel driver, None where there is none or it cannot be seen."""
     match = re.search(r"\b(\d{3,}\.[\d.]+)\b", read_text(root / "proc/driver/nvidia/version") or "")
     return match.group(1) if match else None
-
-
-def nvml_failure() -> str | None:
-    """Why NVML does not answer, in one line; None where it does."""
-    try:
-        import pynvml
-    except Exception as error:  # noqa: BLE001 - a broken installation raises anything, and all of it is the answer
-        return f"nvidia-ml-py cannot be imported: {error}"
-    nvml: Any = pynvml
-    try:
-        nvml.nvmlInit()
-        try:
-            nvml.nvmlDeviceGetCount()
-        finally:
-            nvml.nvmlShutdown()
-    except Exception as error:  # noqa: BLE001 - the binding has exceptions of several families
-        return str(error) or type(error).__name__
-    return None
 
 
 @dataclass(frozen=True, slots=True)

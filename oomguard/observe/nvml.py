@@ -34,6 +34,23 @@ def devices() -> tuple[Device, ...] | None:
         _ask(pynvml.nvmlShutdown)
 
 
+def nvml_failure() -> str | None:
+    """Why NVML does not answer, in one line; None where it does."""
+    try:
+        import pynvml
+    except Exception as error:  # noqa: BLE001 - a broken installation raises anything, and all of it is the answer
+        return f"nvidia-ml-py cannot be imported: {error}"
+    try:
+        pynvml.nvmlInit()
+        try:
+            pynvml.nvmlDeviceGetCount()
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception as error:  # noqa: BLE001 - the binding has exceptions of several families
+        return str(error) or type(error).__name__
+    return None
+
+
 def _ask(function: Any, *args: Any) -> Any:
     """One NVML read; None where the driver, the container or the version refuses it."""
     try:

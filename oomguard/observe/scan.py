@@ -32,7 +32,6 @@ MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
-_ECHO_ANCHORS: Final = frozenset({ECHO_ANCHOR})
 # Figures that only an engine's start prints: a text that holds one is the log of a start.
 _START_FACTS: Final = frozenset(
     {"model_weights_bytes", "kv_cache_available_bytes", "kv_cache_capacity_tokens", "framework_version"}
@@ -90,7 +89,7 @@ class Scanner:
         state = self._streams.setdefault(stream, _Stream())
         if isinstance(line, Gap):
             for owner, window in self._open:
-                window.full = window.full or owner is state
+                window.complete = window.complete or owner is state
             self._settle()
             state.last.clear()
             return
@@ -141,7 +140,7 @@ class Scanner:
         told = [hit for hit in hits if hit.kind is None]
         for hit in told:
             self._note(hit, window)
-        if any(hit.wording.anchor in _ECHO_ANCHORS for hit in told):
+        if any(hit.wording.anchor == ECHO_ANCHOR for hit in told):
             self._context.note_echo(window.text)
         failures = [hit for hit in hits if hit.kind is not None]
         if not failures:

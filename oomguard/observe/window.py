@@ -28,7 +28,6 @@ class Window:
     lines: list[Line]
     orders: list[int]
     texts: list[str]
-    full: bool = False
     limit: int = WINDOW_LINES
     complete: bool = False
     # The lines before the anchor, whoever wrote them: what introduces a quotation has no process.
@@ -65,10 +64,11 @@ class Window:
         end = text.find("\n", position)
         return text[start : len(text) if end < 0 else end], position - start
 
-    def extend(self, line: Line, plain: PlainLine, order: int) -> bool:
-        """Take the next line of the stream (``plain``: peeled) where it belongs here; whether the window is complete."""
+    def extend(self, line: Line, plain: PlainLine, order: int) -> None:
+        """Take the next line of the stream (``plain``: peeled) where it belongs here, until the window is complete."""
         if self.complete:
-            return True
+            return
+        broken = False
         text = plain.text[:WINDOW_CHARS]
         # A document wraps a prefixed line onto indented ones without a prefix.
         wrapped = plain.process is None and len(text) - len(text.lstrip()) >= 2
@@ -77,22 +77,20 @@ class Window:
             self.lines.append(line)
             self.orders.append(order)
         elif plain.process is None and plain.text.strip():
-            self.full = True  # an unprefixed line after a prefixed one starts something else
+            broken = True  # an unprefixed line after a prefixed one starts something else
         own = self.texts[self.anchor + 1 :]
         self.complete = (
-            self.full
+            broken
             or len(own) >= self.limit
             or sum(map(len, own)) >= WINDOW_CHARS
             or order - self.orders[self.anchor] >= MAX_AGE_LINES
         )
-        return self.complete
 
 
 def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candidate]) -> Window:
     """A window on the last of ``lines``; those before it belong to it where the same process wrote them."""
-    plain = lines
-    process = plain[-1][2].process
-    same = [row for row in plain if row[2].process == process]
+    process = lines[-1][2].process
+    same = [row for row in lines if row[2].process == process]
     texts = [("" if line.continued or i == 0 else "\n") + text.text for i, (_, line, text) in enumerate(same)]
     window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
     window.context = tuple((order, text.text) for order, _, text in lines)

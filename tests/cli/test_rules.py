@@ -259,3 +259,15 @@ def test_a_file_of_the_same_name_that_a_person_wrote_is_not_replaced(tmp_path):
     assert f"{tmp_path / 'README.md'} was not made by this command" in ran.stderr
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".md"] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "about my project"
+
+
+@pytest.mark.parametrize("command", [("list",), ("show", "MY100"), ("test",)])
+def test_the_project_s_own_rules_are_in_force_without_a_flag(command, mine, tmp_path):
+    (tmp_path / "pyproject.toml").write_text(f"[tool.oomguard]\nrules = ['{mine}']\nformat = 'json'\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "oomguard", "rules", *command], cwd=tmp_path,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert ran.returncode == 0
+    assert ("MY100" in ran.stdout) if command[0] != "test" else (ran.stdout != rules("test").stdout)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from oomguard.observe.nvml import nvml_failure
+
 GIB = 2**30
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
@@ -170,3 +172,20 @@ def test_a_missing_library_is_unknown(tmp_path):
         assert ask(tmp_path)["none"]
     else:
         pytest.skip("this machine has a real libnvidia-ml")
+
+
+def test_a_library_that_is_no_library_is_why_nvml_fails(tmp_path):
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"not a library")
+    code = "from oomguard.observe.nvml import nvml_failure; print(nvml_failure())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+
+    assert "NVML" in done.stdout or "libnvidia" in done.stdout
+
+
+def test_why_nvml_fails_is_one_line_or_nothing():
+    why = nvml_failure()
+
+    assert why is None or (why and "\n" not in why)

@@ -13,6 +13,7 @@ from oomguard.diagnosing import default_rules
 from oomguard.facts import GIB
 from oomguard.incident import Diagnosis, Incident, SettingInForce
 from oomguard.observe.scan import MAX_EVIDENCE_CHARS, MAX_INCIDENTS, Scanner, scan
+from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line, LineSplitter
 from oomguard.rules.load import RuleSet, Signature, Wording
 from oomguard.rules.pattern import compile_pattern
@@ -466,3 +467,16 @@ def test_lines_around_a_failure_do_not_change_it(noise):
 
     assert values(incident) == values(only(look(TOO_LONG)))
     assert incident.location.line == len(noise) + 2
+
+
+def test_a_line_behind_a_gap_does_not_continue_what_stood_before_it():
+    pattern = compile_pattern(r"boom of(?:\s(?P<tried_bytes>[0-9]+))?", path="boom.toml", key="pattern")
+    boom = Signature("boom.toml", "cuda_oom", "torch", "unknown", (Wording("boom of", pattern, "here"),), ())
+
+    def tried(*between: Gap) -> int | None:
+        lines = [Line(1, 0, "boom of"), *between, Line(2, 8, "12"), Line(3, 11, "")]
+        facts = only(scan(lines, RuleSet((boom,), ()))).facts
+        return int(facts["tried_bytes"].value) if "tried_bytes" in facts else None
+
+    assert tried() == 12
+    assert tried(Gap()) is None

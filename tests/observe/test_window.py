@@ -28,8 +28,12 @@ def window(*texts: str, kind: str | None = "cuda_oom", anchor: str = "boom") -> 
 
 
 def extend(opened: Window, *texts: str) -> list[bool]:
-    first = opened.orders[opened.anchor] + 1
-    return [opened.extend(line, plain, order) for order, line, plain in (row(i, t) for i, t in enumerate(texts, first))]
+    """Whether the window was complete after each of the lines."""
+    told = []
+    for order, line, plain in (row(i, text) for i, text in enumerate(texts, opened.orders[opened.anchor] + 1)):
+        opened.extend(line, plain, order)
+        told.append(opened.complete)
+    return told
 
 
 def test_lines_before_belong_where_the_same_process_wrote_them():

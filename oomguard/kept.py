@@ -1,0 +1,28 @@
+"""Files that are costly to make, kept in the user's cache folder until what they were made of changes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import platformdirs
+
+
+def kept_file(name: str, about: Iterable[bytes]) -> Path:
+    """Where a file made of ``about`` is kept; ``name`` holds ``{}``, where the hash of all of it goes."""
+    digest = hashlib.sha256()
+    for part in about:
+        digest.update(part + b"\0")
+    return Path(platformdirs.user_cache_dir("oomguard")) / name.format(digest.hexdigest()[:32])
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file for the next time, whole or not at all; a cache that cannot be written is none."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(path)
