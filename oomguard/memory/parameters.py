@@ -1,0 +1,116 @@
+"""A model's parameters without its weights: built on the meta device by transformers, else counted from its shape."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from oomguard.memory.layer_caches import layer_kinds
+from oomguard.memory.model_files import Parameter
+from oomguard.memory.model_shape import ModelShape
+
+# Families whose MLP has two matrices, not a gate, an up and a down projection.
+_TWO_MATRICES: Final = frozenset({
+    "gpt2", "gpt_bigcode", "opt", "bloom", "falcon", "gpt_neox", "gpt_neo", "gptj", "mpt", "phi", "starcoder2", "nemotron",
+    "RefinedWebModel",
+})  # fmt: skip
+
+
+def built_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
+    """Every parameter as transformers builds it, no byte of it allocated; None where it is absent or does not know the model."""
+    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        return None
+    with _quiet():
+        try:
+            return tuple(_build(shape))
+        except Exception:  # noqa: BLE001 - remote code, a new family, fields another version wants: counted from the shape
+            return None
+
+
+def _build(shape: ModelShape) -> Iterator[Parameter]:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {name: value for name, value in shape.config.items() if name not in {"model_type", "quantization_config"}}
+    config = AutoConfig.for_model(shape.model_type, **fields)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    seen: set[int] = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in seen:  # tied weights are one
+            seen.add(id(parameter))
+            yield Parameter(name, tuple(parameter.shape), parameter.numel() * shape.dtype_bytes)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers remarks on configurations while it builds; none of it concerns the reader of a plan."""
+    logger, before = logging.getLogger("transformers"), os.environ.get("TRANSFORMERS_VERBOSITY")
+    level = logger.level
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if before is None:
+            os.environ.pop("TRANSFORMERS_VERBOSITY", None)
+        else:
+            os.environ["TRANSFORMERS_VERBOSITY"] = before
+
+
+def counted(shape: ModelShape) -> tuple[Parameter, ...]:
+    """The parameters of a decoder of this shape, where nothing knows the family better: a few percent off in most."""
+    rows = [_parameter("model.embed_tokens.weight", (shape.vocab, shape.hidden), shape)]
+    if not _tied(shape.config):
+        rows.append(_parameter("lm_head.weight", (shape.vocab, shape.hidden), shape))
+    kinds = layer_kinds(shape)
+    for i, kind in enumerate(kinds):
+        rows += [_parameter(f"model.layers.{i}.{name}", size, shape) for name, size in _layer(shape, i, kind)]
+    return (*rows, _parameter("model.norm.weight", (shape.hidden,), shape))
+
+
+def _tied(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("tie_word_embeddings", False))
+
+
+def _parameter(name: str, size: tuple[int, ...], shape: ModelShape) -> Parameter:
+    count = 1
+    for n in size:
+        count *= n
+    return Parameter(name, size, count * shape.dtype_bytes)
+
+
+def _layer(shape: ModelShape, index: int, kind: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden = shape.hidden
+    yield "input_layernorm.weight", (hidden,)
+    yield "post_attention_layernorm.weight", (hidden,)
+    if kind.partition("+")[0] in {"full", "sliding", "chunked"} or "+" in kind or kind == "none":
+        width, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        yield "self_attn.q_proj.weight", (width, hidden)
+        yield "self_attn.k_proj.weight", (kv, hidden)
+        yield "self_attn.v_proj.weight", (kv, hidden)
+        yield "self_attn.o_proj.weight", (hidden, width)
+    if kind.startswith(("mamba", "delta", "conv")):  # two or three projections of about twice the width
+        yield "mixer.in_proj.weight", (4 * hidden, hidden)
+        yield "mixer.out_proj.weight", (hidden, 2 * hidden)
+    experts = shape.number("num_experts") or 0
+    first_dense = shape.number("first_k_dense_replace") or 0
+    intermediate = shape.number("intermediate_size") or 4 * hidden
+    if experts > 1 and index >= first_dense:
+        width = shape.number("moe_intermediate_size") or intermediate
+        yield "mlp.gate.weight", (experts, hidden)
+        yield "mlp.experts.gate_up_proj", (experts, 2 * width, hidden)
+        yield "mlp.experts.down_proj", (experts, hidden, width)
+        shared = shape.number("shared_expert_intermediate_size") or width * (shape.number("n_shared_experts") or 0)
+        if shared:
+            yield "mlp.shared_experts.gate_up_proj.weight", (2 * shared, hidden)
+            yield "mlp.shared_experts.down_proj.weight", (hidden, shared)
+    elif not kind.startswith("mamba"):
+        matrices = 1 if shape.model_type in _TWO_MATRICES else 2
+        yield "mlp.gate_up_proj.weight", (matrices * intermediate, hidden)
+        yield "mlp.down_proj.weight", (hidden, intermediate)

@@ -1,0 +1,277 @@
+"""Where the bytes of each GPU go when vLLM starts with a model under given settings, before anything is started."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from oomguard.errors import SettingError
+from oomguard.facts import format_gib
+from oomguard.memory.activations import peak_activation, prompt_logprobs_bytes
+from oomguard.memory.constants import constant, since, tables
+from oomguard.memory.kv_layout import KvLayout, KvSettings, lay_out
+from oomguard.memory.layer_caches import LayerCache, keeps_latent, layer_caches
+from oomguard.memory.model_files import ModelFiles, Parameter
+from oomguard.memory.model_shape import ModelShape, read_shape
+from oomguard.memory.parameters import built_on_meta, counted
+from oomguard.memory.quantized import quantized
+from oomguard.memory.weights import RankWeights, first_of_fullest, rank_weights, stage_layers
+from oomguard.memory_plan import MemoryPlan, Stage, VllmSettings
+
+KV_ELEMENT_BYTES: Final = {
+    "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "fp8_inc": 1.0, "bfloat16": 2.0, "float16": 2.0, "float32": 4.0,
+}  # fmt: skip
+_DTYPES: Final = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
+# What counting parameters from the shape alone may be off by: families differ in norms, biases and gates.
+_COUNTED_UNCERTAINTY_RATIO: Final = 0.08
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A model read once, to be planned under many settings: building its parameters takes longer than planning."""
+
+    name: str
+    shape: ModelShape
+    parameters: tuple[Parameter, ...]
+    exact: bool
+    assumptions: tuple[str, ...]
+
+
+def prepare(model: ModelFiles, *, dtype: str = "auto", quantization: str | None = None) -> Prepared:
+    """Read a model's shape and parameters; raises ConfigError for its numbers, SettingError for the two settings."""
+    assumed: list[str] = []
+    shape = read_shape(model.config, model.config_path)
+    if dtype != "auto":
+        shape = replace(shape, dtype_bytes=_element(dtype))
+    parameters, exact = model.parameters, True
+    if parameters is None:
+        found = built_on_meta(shape)
+        exact = found is not None
+        assumed.append(
+            "weights: from the configuration, no safetensors files beside it" if exact else
+            "weights: counted from the configuration, transformers does not build this model here"
+        )  # fmt: skip
+        parameters = quantized(found or counted(shape), shape, quantization, assumed)
+    elif quantization:
+        parameters = quantized(parameters, shape, quantization, assumed)
+    return Prepared(model.name, shape, tuple(parameters), exact, tuple(assumed))
+
+
+def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
+    """The budget of one start; raises ConfigError for the model's numbers and SettingError for a setting's."""
+    assumed = list(model.assumptions)
+    shape = model.shape
+    settings = with_defaults(settings, shape, assumed)
+    _check(settings, shape)
+    weights = _weights(model, settings)
+    caches = _caches(shape, settings)
+    layout = lay_out(caches, _kv_settings(shape, settings, caches))
+    constants = _constants(settings)
+    requested = math.ceil(settings.gpu_total_bytes * settings.gpu_memory_utilization)
+    layers = stage_layers(shape.layers, settings.pipeline_parallel_size)
+    stages, uncertainty = _stages(shape, settings, weights, constants, requested, layout)
+    blocks = min(layout.blocks(stage.pool_bytes, layers[stage.number]) for stage in stages)
+    fullest = stages[first_of_fullest(weights)]
+    length, tokens = settings.max_model_len or 0, settings.max_num_batched_tokens or 0
+    limit = max(length, shape.max_positions or 0)
+    sources = [uncertainty, constants["uncertainty"]]
+    if not model.exact:
+        sources.append(round(_COUNTED_UNCERTAINTY_RATIO * weights.fullest_bytes))
+    return MemoryPlan(
+        model=model.name,
+        settings=settings,
+        requested_bytes=requested,
+        weights_bytes=fullest.weights_bytes,
+        peak_activation_bytes=fullest.peak_activation_bytes,
+        cudagraph_bytes=constants["cudagraphs"],
+        non_torch_bytes=constants["non_torch"],
+        context_bytes=constants["context"],
+        prompt_logprobs_bytes=prompt_logprobs_bytes(shape, settings.version, tokens) if settings.prompt_logprobs else 0,
+        kv_cache_pool_bytes=fullest.pool_bytes,
+        kv_bytes_per_token=_bytes_per_token(caches, layers[fullest.number]),
+        kv_cache_blocks=blocks,
+        block_tokens=layout.block_tokens,
+        kv_cache_tokens=layout.tokens(blocks),
+        max_concurrency=layout.max_concurrency(blocks),
+        longest_request_tokens=min(layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages),
+        uncertainty_bytes=round(math.hypot(*sources)),
+        stages=stages,
+        assumptions=tuple(assumed),
+        reasons=tuple(_reasons(settings, stages, requested, constants, layout, layers)),
+    )
+
+
+def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str]) -> VllmSettings:
+    """The settings as the engine would fill them in; what was assumed is added to ``assumed``."""
+    known = tables()["defaults"]
+    total = settings.gpu_total_bytes
+    size = (
+        "huge" if total >= known["huge_device_bytes"] else "large" if total >= known["large_device_bytes"] else "small"
+    )
+    batch = known[size]
+    changes: dict[str, Any] = {}
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if getattr(settings, name) is None:
+            changes[name] = batch[name]
+            assumed.append(f"{name} {batch[name]}: vllm serve's default on a device of this size")
+    if settings.max_model_len is None:
+        changes["max_model_len"] = shape.max_positions or 2048
+        assumed.append(f"max_model_len {changes['max_model_len']}: the model's own")
+    filled = replace(settings, **changes)
+    if filled.max_num_batched_tokens is not None and filled.max_num_seqs is not None:
+        filled = replace(filled, max_num_seqs=min(filled.max_num_seqs, filled.max_num_batched_tokens))
+    return filled
+
+
+def _element(name: str) -> int:
+    if name not in _DTYPES:
+        raise SettingError(f"dtype is {name!r}", hint=f"one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _check(settings: VllmSettings, shape: ModelShape) -> None:
+    """Raise SettingError for what the engine refuses before it looks at memory."""
+    if settings.gpu_total_bytes <= 0:
+        raise SettingError("a GPU of 0 bytes holds nothing", hint="--gpu-memory 24GiB")
+    if settings.pipeline_parallel_size > shape.layers:
+        raise SettingError(
+            f"pipeline_parallel_size is {settings.pipeline_parallel_size}, the model has {shape.layers} layers"
+        )
+    if shape.heads % settings.tensor_parallel_size:
+        raise SettingError(
+            f"tensor_parallel_size is {settings.tensor_parallel_size}, which does not divide the {shape.heads} attention heads"
+        )
+
+
+def _weights(model: Prepared, settings: VllmSettings) -> RankWeights:
+    # Without expert parallelism the experts are cut over the same ranks, each of them in parts.
+    ranks = settings.tensor_parallel_size
+    weights = _cut(model, ranks, settings.pipeline_parallel_size, ranks * settings.data_parallel_size)
+    if settings.cpu_offload_bytes:
+        kept = tuple(max(0, size - settings.cpu_offload_bytes) for size in weights.stages_bytes)
+        weights = replace(weights, stages_bytes=kept)
+    return weights
+
+
+@functools.lru_cache(maxsize=64)
+def _cut(model: Prepared, ranks: int, stages: int, expert_ranks: int) -> RankWeights:
+    """Kept, since a solver plans one model a hundred times under the same ranks."""
+    return rank_weights(
+        model.parameters, model.shape,
+        tensor_parallel_size=ranks, pipeline_parallel_size=stages, expert_ranks=expert_ranks,
+    )  # fmt: skip
+
+
+def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]:
+    if settings.kv_cache_dtype == "auto":
+        element: float = shape.dtype_bytes
+    elif settings.kv_cache_dtype in KV_ELEMENT_BYTES:
+        element = KV_ELEMENT_BYTES[settings.kv_cache_dtype]
+    else:
+        raise SettingError(
+            f"kv_cache_dtype is {settings.kv_cache_dtype!r}", hint=f"one of auto, {', '.join(KV_ELEMENT_BYTES)}"
+        )
+    return layer_caches(
+        shape, kv_element_bytes=element, tensor_parallel_size=settings.tensor_parallel_size,
+        state_dtype_bytes=_state_bytes(settings),
+    )  # fmt: skip
+
+
+def _state_bytes(settings: VllmSettings) -> int | None:
+    """Bytes of an element of a recurrent state, None for the model's own; the CPU backend's kernels want float32."""
+    if settings.mamba_ssm_cache_dtype != "auto":
+        return _element(settings.mamba_ssm_cache_dtype)
+    return 4 if settings.device == "cpu" else None
+
+
+def _kv_settings(shape: ModelShape, settings: VllmSettings, caches: tuple[LayerCache, ...]) -> KvSettings:
+    known = tables()["defaults"]
+    latent = keeps_latent(shape)
+    block = (
+        settings.block_size
+        or known[
+            "cuda_block_tokens"
+            if settings.device == "cuda"
+            else "cpu_latent_block_tokens"
+            if latent
+            else "cpu_block_tokens"
+        ]
+    )
+    # A step that is scheduled before the last one is settled holds its tokens too; the CPU backend waits.
+    steps = settings.pipeline_parallel_size
+    if settings.device == "cuda" and since("async_scheduling_since", settings.version):
+        steps += 1
+    cached = settings.enable_prefix_caching
+    if cached is None:
+        cached = since("hybrid_prefix_caching_since", settings.version)
+    if all(cache.kind == "state" for cache in caches):
+        cached = False  # vLLM caches no prefixes of a model without attention
+    return KvSettings(block, settings.max_model_len or 0, steps * (settings.max_num_batched_tokens or 0), cached)
+
+
+def _constants(settings: VllmSettings) -> dict[str, int]:
+    if settings.device == "cpu":
+        return dict.fromkeys(("cudagraphs", "non_torch", "context", "uncertainty", "subtracted"), 0)
+    version = settings.version
+    other = constant(
+        "non_torch", version, tensor_ranks=settings.tensor_parallel_size, stages=settings.pipeline_parallel_size
+    )
+    graphs, context = constant("cudagraphs", version), constant("context", version)
+    subtracted = constant("cudagraph_accounting", version)["subtracted"] and not settings.enforce_eager
+    return {
+        "cudagraphs": 0 if settings.enforce_eager else graphs["bytes"],
+        "subtracted": int(subtracted),
+        "non_torch": other["bytes"], "context": context["bytes"],
+        "uncertainty": round(math.hypot(other["uncertainty_bytes"], graphs["uncertainty_bytes"] if subtracted else 0)),
+    }  # fmt: skip
+
+
+def _stages(
+    shape: ModelShape, settings: VllmSettings, weights: RankWeights, constants: Mapping[str, int], requested: int, layout: KvLayout,
+) -> tuple[tuple[Stage, ...], int]:  # fmt: skip
+    found, uncertainty = [], 0
+    layers = stage_layers(shape.layers, settings.pipeline_parallel_size)
+    last = settings.pipeline_parallel_size - 1
+    for number, held in enumerate(weights.stages_bytes):
+        peak = peak_activation(
+            shape, settings.version, rows=settings.max_num_seqs or 0, step_tokens=settings.max_num_batched_tokens or 0,
+            tensor_parallel_size=settings.tensor_parallel_size, first_stage=number == 0, last_stage=number == last,
+        )  # fmt: skip
+        uncertainty = max(uncertainty, peak.uncertainty_bytes)
+        pool = (
+            requested - held - peak.bytes - constants["non_torch"] - constants["subtracted"] * constants["cudagraphs"]
+        )
+        pool = pool if settings.kv_cache_memory_bytes is None else settings.kv_cache_memory_bytes
+        found.append(Stage(number, held, peak.bytes, pool, layout.request_bytes(stage=layers[number])))
+    return tuple(found), uncertainty
+
+
+def _bytes_per_token(caches: tuple[LayerCache, ...], layers: range) -> int:
+    """Of one token in every layer that keeps tokens; sliding and chunked layers keep only their last."""
+    return sum(cache.token_bytes for cache in caches if cache.index in layers)
+
+
+def _reasons(
+    settings: VllmSettings, stages: tuple[Stage, ...], requested: int, constants: Mapping[str, int],
+    layout: KvLayout, layers: tuple[range, ...],
+) -> Iterator[str]:  # fmt: skip
+    """Why it does not fit; nothing where it does."""
+    total = settings.gpu_total_bytes
+    if requested > total - constants["context"]:
+        free = format_gib(total - constants["context"])
+        yield f"the engine wants {format_gib(requested)} free at its start, an empty GPU has {free}"
+    for stage in stages:
+        where = f" on pipeline stage {stage.number}" if len(stages) > 1 else ""
+        pool = format_gib(stage.pool_bytes)
+        if stage.pool_bytes <= 0:
+            yield f"nothing is left for the KV cache{where}: {pool}"
+        elif not layout.fits(stage.pool_bytes, stage=layers[stage.number]):
+            length, need = settings.max_model_len, format_gib(stage.request_bytes)
+            yield f"one request of {length} tokens needs {need} of KV cache{where}, {pool} is there"
+        held = stage.weights_bytes + stage.peak_activation_bytes + max(0, stage.pool_bytes)
+        held += constants["non_torch"] + constants["cudagraphs"] + constants["context"]
+        if held > total:
+            yield f"all parts{where} take {format_gib(held)} of {format_gib(total)}"

@@ -1,0 +1,155 @@
+"""Bytes of quantised weights where only the configuration is at hand: element bits, scales and zero points by method.
+
+Sources: the formats' own documentation (AWQ, GPTQ, compressed-tensors, bitsandbytes, OCP microscaling) and the parameters that
+vllm/model_executor/layers/quantization creates for them (0.33).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from oomguard.errors import ConfigError, SettingError
+from oomguard.memory.model_files import Parameter
+from oomguard.memory.model_shape import MAX_COUNT, ModelShape
+
+_LINEAR: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
+_NEVER: Final = re.compile(r"norm|\.gate\.weight$|\.router\b|shared_expert_gate|conv1d|A_log|dt_bias|\.D$|embed|rotary")
+_EXPERTS: Final = re.compile(r"\.experts?\b|\.experts\.")
+_SCALE_BYTES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Bits of one element with its share of scales and zero points; ``experts_only`` where the rest stays as it is."""
+
+    bits: float
+    experts_only: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+def quantized(
+    parameters: Iterable[Parameter], shape: ModelShape, asked: str | None, assumed: list[str]
+) -> tuple[Parameter, ...]:
+    """The parameters with the bytes they take once quantised; raises SettingError for a method that is not known."""
+    form = _format(shape, asked, assumed)
+    if form is None:
+        return tuple(parameters)
+    return tuple(
+        replace(p, bytes=round(_elements(p) * form.bits / 8)) if _is_quantized(p, form) else p for p in parameters
+    )
+
+
+def _elements(parameter: Parameter) -> int:
+    count = 1
+    for n in parameter.shape:
+        count *= n
+    return count
+
+
+def _is_quantized(parameter: Parameter, form: Format) -> bool:
+    name = parameter.name
+    if len(parameter.shape) < 2 or not _LINEAR.search(name) or _NEVER.search(name):
+        return False
+    if form.experts_only and not _EXPERTS.search(name):
+        return False
+    return not any(_matches(pattern, name) for pattern in form.ignored)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    module = name.removesuffix(".weight")
+    if pattern.startswith("re:"):
+        import regex
+
+        try:
+            return regex.match(pattern[3:], module, timeout=0.1) is not None
+        except (regex.error, TimeoutError):
+            return False
+    return module == pattern or module.endswith("." + pattern)
+
+
+def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format | None:
+    config = shape.config.get("quantization_config") or shape.outer.get("quantization_config")
+    if isinstance(config, Mapping):
+        return _from_config(config, assumed)
+    if asked is None:
+        return None
+    if asked not in _ASKED:
+        raise SettingError(
+            f"quantization {asked!r} needs a checkpoint that is quantised so; the model's configuration has no quantization_config",
+            hint=f"while loading: {', '.join(_ASKED)}",
+        )
+    assumed.append(f"quantization {asked}: the matrices of the layers, embeddings and head stay as they are")
+    return Format(_ASKED[asked])
+
+
+# Formats that vLLM makes of a half-precision checkpoint while it loads.
+_ASKED: Final = {"fp8": 8.0, "bitsandbytes": 4 + 32 / 64, "experts_int8": 8.0}
+
+
+def _from_config(config: Mapping[str, Any], assumed: list[str]) -> Format | None:
+    method = str(config.get("quant_method") or "")
+    bits = _METHODS[method](config) if method in _METHODS else None
+    if bits is None:
+        assumed.append(f"quantization method {method!r} is not known: weights as if not quantised, an upper bound")
+        return None
+    ignored = tuple(
+        str(name) for key in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
+        if isinstance(config.get(key), list) for name in config[key]
+    )  # fmt: skip
+    return Format(bits, experts_only=method == "mxfp4", ignored=ignored)
+
+
+def _grouped(config: Mapping[str, Any]) -> float:
+    """AWQ and GPTQ: a scale and a zero point for each group of a column."""
+    bits, group = _number(config, "bits", 4), _number(config, "group_size", 128)
+    return bits + ((8 * _SCALE_BYTES + bits) / group if group > 0 else 0)
+
+
+def _fp8(config: Mapping[str, Any]) -> float:
+    block = config.get("weight_block_size")
+    if isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block):
+        return 8 + 32 / int(block[0] * block[1])
+    return 8.0
+
+
+def _bitsandbytes(config: Mapping[str, Any]) -> float:
+    if config.get("load_in_8bit"):
+        return 8.0
+    return 4 + (8 / 64 + 32 / (64 * 256) if config.get("bnb_4bit_use_double_quant") else 32 / 64)
+
+
+def _modelopt(config: Mapping[str, Any]) -> float:
+    fp4 = "FP4" in str(config.get("quant_algo") or config.get("quantization", {})).upper()
+    return 4 + 8 / 16 if fp4 else 8.0
+
+
+def _compressed(config: Mapping[str, Any]) -> float:
+    groups = config.get("config_groups")
+    group = next((g for g in groups.values() if isinstance(g, Mapping)), {}) if isinstance(groups, Mapping) else {}
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        raise ConfigError("quantization_config.config_groups has no weights")
+    bits, size = _number(weights, "num_bits", 8), _number(weights, "group_size", 0)
+    extra = 8 * _SCALE_BYTES / size if size > 0 else 0.0
+    if size > 0 and weights.get("symmetric") is False:
+        extra += bits / size
+    return bits + extra
+
+
+def _number(config: Mapping[str, Any], name: str, default: int) -> int:
+    value = config.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MAX_COUNT:
+        raise ConfigError(f"quantization_config.{name} is {value!r}, not a count")
+    return value
+
+
+_METHODS: Final[Mapping[str, Callable[[Mapping[str, Any]], float]]] = {
+    "awq": _grouped, "gptq": _grouped, "auto-round": _grouped, "awq_marlin": _grouped, "gptq_marlin": _grouped, "fp8": _fp8,
+    "mxfp4": lambda _: 4 + 8 / 32, "bitsandbytes": _bitsandbytes, "compressed-tensors": _compressed, "modelopt": _modelopt,
+    "compressed_tensors": _compressed, "modelopt_fp4": _modelopt,
+}  # fmt: skip

@@ -1,0 +1,162 @@
+"""Weights that one rank holds: a model's parameters cut by tensor and pipeline parallelism as vLLM cuts them.
+
+Sources, vLLM 0.33: model_executor/layers/linear.py (which layers are cut), vocab_parallel_embedding.py (padding to 64 rows),
+distributed/utils.py get_pp_indices (layers of a stage), rotary_embedding (one table of cosines and sines for all layers).
+Held against the figures that vLLM 0.19 logged on an H100: benchmarks/plan_h100.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.memory.model_files import Parameter
+from oomguard.memory.model_shape import ModelShape
+
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_EMBEDDING: Final = re.compile(
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings|embedding)(?:\.weight)?$"
+)
+_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)(?:\.weight)?$")
+_KEYS_VALUES: Final = re.compile(r"\.(?:k_proj|v_proj|key|value)\.(?!.*norm)")
+_FUSED_ATTENTION: Final = re.compile(r"\.(?:qkv_proj|query_key_value|c_attn|Wqkv)\.")
+_EXPERTS: Final = re.compile(r"\.experts?\b|\.experts\.")
+# Not cut: each rank holds the whole. The latent projections of MLA are shared by all heads.
+_WHOLE: Final = re.compile(
+    r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj)\.(?:weight|bias)$"
+)
+_NOT_LOADED: Final = re.compile(r"rotary_emb\.inv_freq$")
+_VOCAB_PADDING_ROWS: Final = 64
+_SAME_RATIO: Final = 0.99
+# Families without rotary positions, or whose tables are none: no table of cosines and sines.
+_NO_ROPE: Final = frozenset({
+    "gpt2", "opt", "bloom", "gpt_bigcode", "mpt", "mamba", "mamba2", "falcon_mamba", "codestral_mamba", "jamba", "nemotron_h",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """Bytes on each pipeline stage's ranks, the cut done; ``tables_bytes`` of them are no parameters."""
+
+    stages_bytes: tuple[int, ...]
+    tables_bytes: int
+
+    @property
+    def fullest_bytes(self) -> int:
+        """Bytes of the rank that holds most."""
+        return max(self.stages_bytes)
+
+
+def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
+    """The layers of each pipeline stage; what does not divide goes to the stages before the last (get_pp_indices)."""
+    counts = [layers // stages] * stages
+    for i in range(2, layers % stages + 2):
+        counts[-i] += 1
+    starts = [sum(counts[:i]) for i in range(stages)]
+    return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
+
+
+def rank_weights(
+    parameters: Iterable[Parameter],
+    shape: ModelShape,
+    *,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    expert_ranks: int | None = None,
+) -> RankWeights:
+    """What each stage's ranks hold; ``expert_ranks`` is what the experts are spread over (default: the tensor ranks)."""
+    stages = stage_layers(shape.layers, pipeline_parallel_size)
+    totals = [0.0] * pipeline_parallel_size
+    has_head, embeddings = False, 0.0
+    for parameter in parameters:
+        layer = _LAYER.search(parameter.name)
+        if _NOT_LOADED.search(parameter.name) or (layer and _beyond(layer, parameter, shape)):
+            continue  # the layers that predict further tokens are loaded for speculation only
+        share = parameter.bytes / _ranks_of(
+            parameter, shape, tensor_parallel_size, expert_ranks or tensor_parallel_size
+        )
+        if layer and not _outside(parameter.name):
+            stage = next(i for i, part in enumerate(stages) if int(layer.group(1)) in part)
+        elif _EMBEDDING.search(parameter.name):
+            stage, share = 0, _padded(parameter, share)
+            embeddings += share
+        elif _HEAD.search(parameter.name):
+            stage, share, has_head = pipeline_parallel_size - 1, _padded(parameter, share), True
+        else:
+            stage = pipeline_parallel_size - 1 if "norm" in parameter.name or "ln_f" in parameter.name else 0
+        totals[stage] += share
+    if not has_head and pipeline_parallel_size > 1:
+        totals[-1] += embeddings  # tied, and so on both ends
+    tables = rotary_bytes(shape)
+    return RankWeights(tuple(round(total) + tables for total in totals), tables)
+
+
+def _beyond(layer: re.Match[str], parameter: Parameter, shape: ModelShape) -> bool:
+    return int(layer.group(1)) >= shape.layers and not _outside(parameter.name)
+
+
+def _outside(name: str) -> bool:
+    """Whether a numbered layer is one of an encoder of images or audio, not of the language model."""
+    return any(part in name for part in ("vision", "visual", "audio", "encoder.", "multi_modal", "mm_projector"))
+
+
+def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks: int) -> float:
+    """By how much a rank's part of a parameter is smaller than the whole."""
+    if _EXPERTS.search(parameter.name) and "shared" not in parameter.name:
+        return expert_ranks
+    if len(parameter.shape) < 2 or _WHOLE.search(parameter.name):
+        return 1
+    heads = min(ranks, shape.kv_heads)
+    if _KEYS_VALUES.search(parameter.name):
+        return heads
+    if _FUSED_ATTENTION.search(parameter.name):
+        kv, all_heads = 2 * shape.kv_heads, shape.heads + 2 * shape.kv_heads
+        return all_heads / (shape.heads / ranks + kv / heads)
+    return ranks
+
+
+def _padded(parameter: Parameter, share: float) -> float:
+    """Rows of the vocabulary are filled up to a multiple of 64 before they are cut."""
+    rows = max(parameter.shape, default=1)
+    return share * (-(-rows // _VOCAB_PADDING_ROWS) * _VOCAB_PADDING_ROWS / rows)
+
+
+def rotary_bytes(shape: ModelShape) -> int:
+    """The tables of cosines and sines, one for all layers that turn alike; every rank holds them whole."""
+    if shape.model_type in _NO_ROPE or shape.max_positions is None:
+        return 0
+    config = shape.config
+    dims = shape.number("qk_rope_head_dim") or round(shape.head_dim * float(_rotary_share(config)))
+    positions = _table_positions(config, shape.max_positions)
+    tables = 2 if config.get("rope_local_base_freq") or "long_factor" in _scaling(config) else 1
+    return tables * positions * dims * shape.dtype_bytes
+
+
+def _scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("rope_scaling") or config.get("rope_parameters")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _rotary_share(config: Mapping[str, Any]) -> float:
+    for name in ("partial_rotary_factor", "rotary_pct", "rotary_percent"):
+        value = config.get(name) or _scaling(config).get(name)
+        if isinstance(value, (int, float)) and 0 < value <= 1:
+            return float(value)
+    return 1.0
+
+
+def _table_positions(config: Mapping[str, Any], positions: int) -> int:
+    """Yarn's table spans the stretched length, which the file may or may not have written into its positions."""
+    scaling = _scaling(config)
+    kind, factor, original = (scaling.get(n) for n in ("rope_type", "factor", "original_max_position_embeddings"))
+    kind = kind or scaling.get("type")
+    if kind in {"yarn", "deepseek_yarn"} and isinstance(factor, (int, float)) and isinstance(original, int):
+        return max(1, round(original * factor))
+    return positions
+
+
+def first_of_fullest(weights: RankWeights) -> int:
+    """The first stage among those that hold most: vLLM logs the figures of its first rank, and a norm makes no difference."""
+    return next(i for i, size in enumerate(weights.stages_bytes) if size >= _SAME_RATIO * weights.fullest_bytes)

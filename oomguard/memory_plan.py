@@ -1,0 +1,80 @@
+"""The records of a planned start: the engine's settings, and where the bytes of each GPU go under them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """vLLM's own settings by their own names; None stands for the engine's default."""
+
+    version: Version
+    gpu_total_bytes: int
+    gpu_memory_utilization: float
+    device: str = "cuda"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
+    dtype: str = "auto"
+    quantization: str | None = None
+    block_size: int | None = None
+    enforce_eager: bool = False
+    enable_prefix_caching: bool | None = None
+    cpu_offload_bytes: int = 0
+    prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline stage's ranks, in bytes: what each holds, the KV cache's pool, and one request of the full length."""
+
+    number: int
+    weights_bytes: int
+    peak_activation_bytes: int
+    pool_bytes: int
+    request_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The budget of the fullest GPU, in bytes, and what its KV cache holds.
+
+    ``settings`` are filled in as the engine would; ``requested_bytes`` is what its utilization allows; ``reasons`` says why
+    it does not fit, ``assumptions`` what was neither given nor read; ``uncertainty_bytes`` belongs to the pool.
+    """
+
+    model: str
+    settings: VllmSettings
+    requested_bytes: int
+    weights_bytes: int
+    peak_activation_bytes: int
+    cudagraph_bytes: int
+    non_torch_bytes: int
+    context_bytes: int
+    prompt_logprobs_bytes: int
+    kv_cache_pool_bytes: int
+    kv_bytes_per_token: int
+    kv_cache_blocks: int
+    block_tokens: int
+    kv_cache_tokens: int
+    max_concurrency: float
+    longest_request_tokens: int
+    uncertainty_bytes: int
+    stages: tuple[Stage, ...]
+    assumptions: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the engine would start with these settings."""
+        return not self.reasons

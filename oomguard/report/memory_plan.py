@@ -1,0 +1,141 @@
+"""A planned start as a table with a bar for a terminal, as JSON, and as the flags that vLLM takes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.facts import format_gib
+from oomguard.incident import Budget, BudgetPart
+from oomguard.memory_plan import MemoryPlan, VllmSettings
+from oomguard.report.terminal_bar import Bar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA: Final = 1
+# vLLM's flag for each setting, in the order in which a command is read; True stands for a flag without a value.
+_FLAGS: Final = (
+    ("tensor_parallel_size", "--tensor-parallel-size", 1), ("pipeline_parallel_size", "--pipeline-parallel-size", 1),
+    ("data_parallel_size", "--data-parallel-size", 1), ("enable_expert_parallel", "--enable-expert-parallel", False),
+    ("max_model_len", "--max-model-len", None), ("max_num_seqs", "--max-num-seqs", None),
+    ("max_num_batched_tokens", "--max-num-batched-tokens", None), ("gpu_memory_utilization", "--gpu-memory-utilization", None),
+    ("kv_cache_memory_bytes", "--kv-cache-memory-bytes", None), ("kv_cache_dtype", "--kv-cache-dtype", "auto"),
+    ("dtype", "--dtype", "auto"),
+    ("quantization", "--quantization", None), ("block_size", "--block-size", None), ("enforce_eager", "--enforce-eager", False),
+)  # fmt: skip
+
+
+def command_line(model: str, settings: VllmSettings, given: Iterable[str]) -> str:
+    """``vllm serve`` with the settings named in ``given``, each spelled as vLLM spells it."""
+    words, names = ["vllm", "serve", model], set(given)
+    for name, flag, default in _FLAGS:
+        value = getattr(settings, name)
+        if name not in names or value is None or value == default:
+            continue
+        words += [flag] if value is True else [flag, f"{value:.4g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
+
+
+def budget_of(plan: MemoryPlan) -> Budget:
+    """The fullest GPU's bytes as parts of its whole."""
+    rows = (
+        ("weights", plan.weights_bytes), ("activations", plan.peak_activation_bytes), ("non-torch", plan.non_torch_bytes),
+        ("CUDA graphs", plan.cudagraph_bytes), ("KV cache", max(0, plan.kv_cache_pool_bytes)), ("CUDA context", plan.context_bytes),
+    )  # fmt: skip
+    parts = [BudgetPart(name, size, "solved") for name, size in rows if size > 0]
+    free = plan.settings.gpu_total_bytes - sum(part.bytes for part in parts)
+    if free > 0:
+        parts.append(BudgetPart("free", free, "solved"))
+    return Budget(plan.settings.gpu_total_bytes, tuple(parts))
+
+
+def to_record(plan: MemoryPlan) -> dict[str, Any]:
+    """The plan as the JSON contract has it, sizes in bytes per GPU."""
+    return {
+        "schema": SCHEMA,
+        "model": plan.model,
+        "engine": "vllm",
+        "engine_version": str(plan.settings.version),
+        "gpu_total_bytes": plan.settings.gpu_total_bytes,
+        "weights_bytes": plan.weights_bytes,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "kv_cache_pool_bytes": plan.kv_cache_pool_bytes,
+        "kv_cache_blocks": plan.kv_cache_blocks,
+        "kv_cache_block_tokens": plan.block_tokens,
+        "kv_cache_tokens": plan.kv_cache_tokens,
+        "max_concurrency": plan.max_concurrency,
+        "peak_activation_bytes": plan.peak_activation_bytes,
+        "prompt_logprobs_bytes": plan.prompt_logprobs_bytes,
+        "cudagraph_bytes": plan.cudagraph_bytes,
+        "non_torch_bytes": plan.non_torch_bytes,
+        "context_bytes": plan.context_bytes,
+        "max_model_len": plan.settings.max_model_len,
+        "largest_max_model_len": plan.longest_request_tokens,
+        "max_num_seqs": plan.settings.max_num_seqs,
+        "max_num_batched_tokens": plan.settings.max_num_batched_tokens,
+        "gpu_memory_utilization": plan.settings.gpu_memory_utilization,
+        "fits": plan.fits,
+        "reasons": list(plan.reasons),
+        "assumptions": list(plan.assumptions),
+        "uncertainty_bytes": plan.uncertainty_bytes,
+    }
+
+
+def to_json(record: dict[str, Any]) -> str:
+    """One line of strict JSON."""
+    return json.dumps(record, allow_nan=False)
+
+
+def print_plan(console: Console, plan: MemoryPlan, advice: Sequence[str]) -> None:
+    """The budget with its bar, what the KV cache holds, whether it fits and why not, and the command that does."""
+    from rich.table import Table
+    from rich.text import Text
+
+    settings = plan.settings
+    utf = console.encoding.lower().startswith("utf")
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    head = f"{plan.model}, vLLM {settings.version}, {format_gib(settings.gpu_total_bytes)}"
+    console.print(Text(f"{head} a GPU, {ranks} GPU{'s' if ranks > 1 else ''}", style="bold"), soft_wrap=True)
+    console.print(Bar(budget_of(plan), ascii_only=not utf, table=True))
+    if plan.prompt_logprobs_bytes:
+        console.print(
+            f"prompt logprobs take up to {format_gib(plan.prompt_logprobs_bytes)} more, which no start reserves"
+        )
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    rows = (
+        ("KV cache", f"{format_gib(plan.kv_cache_pool_bytes)} ({'+-' if not utf else '±'} {format_gib(plan.uncertainty_bytes)})"),
+        ("a token", f"{plan.kv_bytes_per_token:,} bytes"),
+        ("tokens", f"{plan.kv_cache_tokens:,} in {plan.kv_cache_blocks:,} blocks of {plan.block_tokens}"),
+        ("requests at once", f"{plan.max_concurrency:.2f} of {settings.max_model_len:,} tokens"),
+        ("longest request", f"{plan.longest_request_tokens:,} tokens"),
+    )  # fmt: skip
+    for name, value in rows:
+        table.add_row(name, value)
+    console.print(table)
+    verdict = Text("fits", style="bold green") if plan.fits else Text("does not fit: ", style="bold red")
+    console.print(verdict if plan.fits else verdict.append("; ".join(plan.reasons), style="not bold"), soft_wrap=True)
+    for line in advice:
+        console.print(Text(line), soft_wrap=True)
+    for line in plan.assumptions:
+        console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
+
+
+def print_sweep(console: Console, name: str, plans: Sequence[tuple[Any, MemoryPlan]]) -> None:
+    """One row for each value of a setting."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in (name, "weights", "activations", "KV cache", "KV tokens", "at once", "fits"):
+        table.add_column(title, justify="right")
+    for value, plan in plans:
+        table.add_row(
+            str(value), format_gib(plan.weights_bytes), format_gib(plan.peak_activation_bytes),
+            format_gib(plan.kv_cache_pool_bytes), f"{plan.kv_cache_tokens:,}", f"{plan.max_concurrency:.2f}",
+            "yes" if plan.fits else "no",
+        )  # fmt: skip
+    console.print(table)

@@ -1,0 +1,175 @@
+"""``oomguard plan``: a model and a GPU in, the budget out; a mistake is one message, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oomguard.facts import GIB
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "torch_dtype": "bfloat16", "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    return folder
+
+
+def plan(*words: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    # torch and transformers hidden: these tests are about the command, and the count is exact for this family
+    hide = "import sys; sys.modules['torch'] = None; from oomguard.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", hide, "plan", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=env,
+    )
+
+
+def record(*words: object) -> dict:
+    ran = plan(*words, "--format", "json")
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_the_json_holds_the_contract(model):
+    answer = record(model, "--gpu-memory", "79.19GiB", "--engine-version", "0.19.0", "--gpu-memory-utilization", "0.95")
+
+    assert answer["schema"] == 1
+    assert answer["fits"] is True
+    assert {
+        "weights_bytes", "kv_bytes_per_token", "kv_cache_pool_bytes", "kv_cache_tokens", "max_concurrency", "peak_activation_bytes",
+        "cudagraph_bytes", "non_torch_bytes", "max_model_len", "assumptions", "uncertainty_bytes",
+    } <= set(answer)  # fmt: skip
+    assert answer["kv_bytes_per_token"] == 131072
+    assert answer["weights_bytes"] / GIB == pytest.approx(14.99, abs=0.01)
+    assert answer["kv_cache_pool_bytes"] / GIB == pytest.approx(58.11, abs=0.1)
+
+
+def test_the_terminal_shows_the_budget_the_verdict_and_the_command(model):
+    ran = plan(model, "--gpu-memory", "24GiB", "--max-model-len", "8192")
+
+    assert ran.returncode == 0
+    for text in ("weights", "14.99 GiB", "KV cache", "requests at once", "fits", "assumed: "):
+        assert text in ran.stdout
+    assert f"vllm serve {model} --max-model-len 8192" in ran.stdout
+
+
+def test_the_command_that_fits_is_one_that_fits(model):
+    asked = (model, "--gpu-memory", "24GiB", "--engine-version", "0.30")
+    answer = record(*asked)
+    assert not answer["fits"]
+    words = shlex.split(answer["command"])
+    assert words[:3] == ["vllm", "serve", str(model)]
+
+    again = record(*asked, *words[3:])
+
+    assert again["fits"]
+    assert again["changes"] == []
+
+
+def test_what_cannot_fit_says_how_many_gpus_or_how_large(model):
+    answer = record(model, "--gpu-memory", "12GiB")
+    assert (answer["fits"], answer["command"]) == (False, None)
+    assert answer["smallest"]["gpu_total_bytes"] > 16 * GIB
+    assert "it would fit on a GPU of " in plan(model, "--gpu-memory", "12GiB").stdout
+
+
+def test_a_sweep_is_one_row_a_value(model):
+    ran = plan(model, "--gpu-memory", "24GiB", "--sweep", "max-model-len=4096,65536")
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["max_model_len", "4096", "65536"]
+    assert [line.split()[-1] for line in ran.stdout.splitlines()[1:]] == ["yes", "no"]
+    rows = plan(
+        model, "--gpu-memory", "24GiB", "--sweep", "max_model_len=4096,65536", "--format", "json"
+    ).stdout.splitlines()
+    assert [json.loads(row)["max_model_len"] for row in rows] == [4096, 65536]
+
+
+@pytest.mark.parametrize(("length", "status"), [("4096", 0), ("131072", 1)])
+def test_the_exit_status_can_tell_whether_it_fits(model, length, status):
+    assert plan(model, "--gpu-memory", "24GiB", "--max-model-len", length, "--exit-code").returncode == status
+
+
+def test_a_gpu_is_known_by_its_name(model):
+    assert record(model, "--gpu-name", "nvidia h100")["gpu_total_bytes"] == round(79.19 * GIB)
+
+
+def test_settings_come_from_variables_too(model):
+    import os
+
+    env = {**os.environ, "OOMGUARD_GPU_MEMORY": "24GiB", "OOMGUARD_MAX_MODEL_LEN": "4096", "OOMGUARD_FORMAT": "json"}
+    assert json.loads(plan(model, env=env).stdout)["max_model_len"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu-memory", "0"], "--gpu-memory is 0"),
+        (["--gpu-memory", "24 parsecs"], "24 parsecs"),
+        (["--gpu-name", "no such"], "unknown GPU: 'no such'"),
+        (["--gpu-name", "H100", "--gpu-memory", "24GiB"], "name the same thing"),
+        (["--gpu", "99"], "GPU 99 cannot be seen here"),
+        (["--gpu-memory", "24GiB", "--max-model-len", "-5"], "--max-model-len"),
+        (["--gpu-memory", "24GiB", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
+        (["--gpu-memory", "24GiB", "--tensor-parallel-size", "5"], "does not divide the 32 attention heads"),
+        (["--gpu-memory", "24GiB", "--kv-cache-dtype", "int3"], "kv_cache_dtype is 'int3'"),
+        (["--gpu-memory", "24GiB", "--quantization", "awq"], "needs a checkpoint"),
+        (["--gpu-memory", "24GiB", "--engine-version", "latest"], "engine_version is 'latest'"),
+        (["--gpu-memory", "24GiB", "--sweep", "colour=red"], "not a sweep"),
+        (["--gpu-memory", "24GiB", "--sweep", "max_model_len=red"], "max_model_len is not 'red'"),
+        (["--gpu-memory", "24GiB", "--kv-cache-memory-bytes", "0"], "kv_cache_memory_bytes is 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_message(model, words, message):
+    ran = plan(model, *words)
+    assert ran.returncode == 2
+    assert message in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"vocab_size": "many"}, "vocab_size is 'many', not a count"),
+        ({"layer_types": ["full_attention"]}, "the layer types name 1 layers, num_hidden_layers is 32"),
+    ],
+    ids=str,
+)
+def test_an_absurd_configuration_is_named_by_file_and_field(model, changes, message):
+    (model / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+    ran = plan(model, "--gpu-memory", "24GiB")
+    assert ran.returncode == 2
+    assert message in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_model_of_an_unknown_family_is_a_range_and_says_so(model):
+    (model / "config.json").write_text(
+        json.dumps({**LLAMA, "model_type": "nobody_knows_this", "architectures": ["Nobody"]})
+    )
+    answer = record(model, "--gpu-memory", "79GiB")
+    assert any("counted from the configuration" in line for line in answer["assumptions"])
+    assert answer["uncertainty_bytes"] > 0.05 * answer["weights_bytes"]
+
+
+def test_without_a_gpu_here_it_says_what_to_give(model):
+    ran = plan(model)
+    if ran.returncode == 0:
+        pytest.skip("a GPU is here")
+    assert (ran.returncode, "--gpu-memory 24GiB" in ran.stderr) == (2, True)

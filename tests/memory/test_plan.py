@@ -1,0 +1,206 @@
+"""The budget of a start: vLLM's own equation, held against what vLLM logged on an H100."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from oomguard.errors import ConfigError, SettingError
+from oomguard.facts import GIB
+from oomguard.memory.fitting import fit, has_margin
+from oomguard.memory.model_files import ModelFiles
+from oomguard.memory.parameters import counted
+from oomguard.memory.plan import plan_vllm, prepare
+from oomguard.memory_plan import VllmSettings
+
+TABLE = Path(__file__).parents[3] / "shared" / "data" / "llmd_v019_dev.json"
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "torch_dtype": "bfloat16", "max_position_embeddings": 131072,
+}  # fmt: skip
+H100 = VllmSettings(version=Version("0.19.0"), gpu_total_bytes=round(79.19 * GIB), gpu_memory_utilization=0.95)
+
+
+def prepared(config: dict = LLAMA):
+    from oomguard.memory.model_shape import read_shape
+
+    return prepare(ModelFiles("model", "config.json", config, counted(read_shape(config))))
+
+
+MODEL = prepared()
+
+
+def plan(**changes):
+    return plan_vllm(MODEL, replace(H100, **changes))
+
+
+@pytest.mark.skipif(not TABLE.is_file(), reason="needs ../shared/data")
+def test_the_parts_are_those_that_vllm_logged_on_an_h100():
+    runs = json.loads(TABLE.read_text())["runs"]
+    for run in runs:
+        found = plan_vllm(
+            prepared(run["config"]),
+            replace(
+                H100, tensor_parallel_size=run["tensor_parallel_size"], pipeline_parallel_size=run["pipeline_parallel_size"],
+                kv_cache_dtype=run.get("kv_cache_dtype", "auto"),
+            ),
+        )  # fmt: skip
+        measured = run["measured_gib"]
+        assert found.peak_activation_bytes / GIB == pytest.approx(measured["peak_activation"], rel=0.05)
+        if measured["kv_pool"]:
+            assert found.kv_cache_pool_bytes / GIB == pytest.approx(measured["kv_pool"], rel=0.01)
+        if run["measured_kv_tokens"]:
+            assert found.kv_cache_tokens == pytest.approx(run["measured_kv_tokens"], rel=0.01)
+    assert len(runs) >= 10
+
+
+def test_the_pool_is_what_the_utilization_leaves():
+    found = plan()
+    spent = found.weights_bytes + found.peak_activation_bytes + found.non_torch_bytes
+    assert found.kv_cache_pool_bytes == found.requested_bytes - spent
+
+
+def test_the_graphs_estimate_is_taken_out_since_0_20():
+    old, new = plan(), plan(version=Version("0.20"))
+    assert old.kv_cache_pool_bytes - new.kv_cache_pool_bytes == new.cudagraph_bytes
+    assert plan(version=Version("0.20"), enforce_eager=True).kv_cache_pool_bytes == old.kv_cache_pool_bytes
+
+
+def test_the_sampler_cost_more_before_0_17():
+    assert plan(version=Version("0.16")).peak_activation_bytes > 2.4 * plan().peak_activation_bytes
+
+
+@settings(deadline=None)
+@given(st.floats(0.2, 0.99), st.floats(0.2, 0.99))
+def test_a_higher_utilization_leaves_more_by_its_share_of_the_device(one, other):
+    low, high = sorted((one, other))
+    gained = (
+        plan(gpu_memory_utilization=high).kv_cache_pool_bytes - plan(gpu_memory_utilization=low).kv_cache_pool_bytes
+    )
+    assert gained == pytest.approx((high - low) * H100.gpu_total_bytes, abs=2)
+
+
+def test_a_byte_count_for_the_pool_is_taken_as_it_is():
+    found = plan(kv_cache_memory_bytes=2**30)
+    assert (found.kv_cache_pool_bytes, found.kv_cache_tokens) == (2**30, 8192)
+
+
+def test_quantised_keys_and_values_hold_twice_the_tokens():
+    assert plan(kv_cache_dtype="fp8").kv_bytes_per_token * 2 == plan().kv_bytes_per_token
+
+
+def test_prompt_logprobs_are_a_need_that_no_start_reserves():
+    assert plan().prompt_logprobs_bytes == 0
+    assert plan(prompt_logprobs=True).prompt_logprobs_bytes == 8192 * 128256 * 10
+    assert plan(prompt_logprobs=True, version=Version("0.30")).prompt_logprobs_bytes == 1024 * 128256 * 2
+
+
+@pytest.mark.parametrize(("gib", "seqs", "tokens"), [(24, 256, 2048), (80, 1024, 8192), (180, 1024, 16384)])
+def test_the_defaults_follow_the_device_and_are_said(gib, seqs, tokens):
+    found = plan(gpu_total_bytes=gib * GIB)
+    assert (found.settings.max_num_seqs, found.settings.max_num_batched_tokens) == (seqs, tokens)
+    assert any(str(seqs) in line for line in found.assumptions)
+
+
+def test_why_it_does_not_fit_is_said_with_both_numbers():
+    assert plan().fits
+    (reason,) = plan(gpu_total_bytes=24 * GIB, gpu_memory_utilization=0.9).reasons
+    assert reason.startswith("one request of 131072 tokens needs 16.00 GiB of KV cache, ")
+    assert (
+        plan(gpu_memory_utilization=1.0)
+        .reasons[0]
+        .startswith("the engine wants 79.19 GiB free at its start, an empty GPU has ")
+    )
+    assert any("nothing is left" in reason for reason in plan(gpu_total_bytes=12 * GIB).reasons)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel_size": 3}, "does not divide the 32 attention heads"),
+        ({"pipeline_parallel_size": 33}, "the model has 32 layers"),
+        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype is 'int3'"),
+        ({"gpu_total_bytes": 0}, "a GPU of 0 bytes"),
+        ({"mamba_ssm_cache_dtype": "int3"}, None),
+    ],
+)
+def test_what_the_engine_would_refuse_is_refused_by_name(changes, message):
+    if message is None:  # the model has no such state: nothing to refuse it for
+        message = "dtype is 'int3'"
+    with pytest.raises(SettingError, match=message):
+        plan(**changes)
+
+
+def test_a_dtype_that_is_no_dtype_is_refused():
+    with pytest.raises(SettingError, match="dtype is 'int3'"):
+        prepare(ModelFiles("model", "config.json", LLAMA, ()), dtype="int3")
+
+
+def test_a_configuration_without_a_number_names_it():
+    with pytest.raises(ConfigError, match=r"config\.json: vocab_size is missing"):
+        prepare(ModelFiles("model", "config.json", {**LLAMA, "vocab_size": None}, ()))
+
+
+# Solving
+
+
+def test_what_fits_is_left_alone():
+    found = fit(MODEL, H100)
+    assert found.plan is not None
+    assert (found.plan.fits, found.changed) == (True, ())
+
+
+def test_a_request_that_is_too_long_is_shortened_to_the_longest_with_a_margin():
+    found = fit(MODEL, replace(H100, gpu_total_bytes=24 * GIB, gpu_memory_utilization=0.9))
+    assert found.plan is not None
+    ((name, before, after),) = found.changed
+    assert (name, before) == ("max_model_len", 131072)
+    assert has_margin(found.plan)
+    longer = replace(found.plan.settings, max_model_len=after + 16)
+    assert not has_margin(plan_vllm(MODEL, longer))
+
+
+def test_a_low_utilization_is_raised_no_further_than_needed():
+    asked = replace(H100, gpu_memory_utilization=0.2, max_model_len=4096)
+    found = fit(MODEL, asked)
+    assert found.plan is not None
+    ((name, _, after),) = found.changed
+    assert name == "gpu_memory_utilization"
+    assert not has_margin(plan_vllm(MODEL, replace(asked, gpu_memory_utilization=round(after - 0.01, 2))))
+
+
+def test_a_utilization_above_what_is_free_is_lowered():
+    found = fit(MODEL, replace(H100, gpu_memory_utilization=1.0))
+    # 0.19 captures its graphs on top of what the utilization allows
+    assert found.changed == (("gpu_memory_utilization", 1.0, 0.98),)
+
+
+def test_what_cannot_fit_says_which_gpus_would():
+    small = replace(H100, gpu_total_bytes=12 * GIB)
+    found = fit(MODEL, small)
+    assert (found.plan, found.tensor_parallel_size) == (None, 8)
+    assert found.gpu_total_bytes is not None
+    filled = plan_vllm(MODEL, small).settings
+    assert fit(MODEL, replace(filled, gpu_total_bytes=found.gpu_total_bytes)).plan is not None
+
+
+@settings(deadline=None)
+@given(st.integers(8, 100), st.floats(0.3, 1.0), st.sampled_from([1, 2, 4]), st.sampled_from([1024, 32768, 131072]))
+def test_what_is_proposed_fits_with_its_margin(gib, utilization, ranks, length):
+    asked = replace(
+        H100,
+        gpu_total_bytes=gib * GIB,
+        gpu_memory_utilization=round(utilization, 2),
+        tensor_parallel_size=ranks,
+        max_model_len=length,
+    )
+    found = fit(MODEL, asked)
+    if found.plan is not None:
+        assert found.plan.fits
+        assert not found.changed or has_margin(found.plan)
