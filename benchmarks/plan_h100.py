@@ -44,8 +44,8 @@ def line(name: str, errors: Iterable[float], goal: str) -> str:
     found = list(errors)
     if not found:
         return f"{name}: none measured"
-    mean = sum(map(abs, found)) / len(found)
-    return f"{name}: mean {mean:.2f} %, worst {max(found, key=abs):+.2f} %, signed {sum(found) / len(found):+.2f} %, n = {len(found)} (goal {goal})"
+    mean, worst, signed = sum(map(abs, found)) / len(found), max(found, key=abs), sum(found) / len(found)
+    return f"{name}: mean {mean:.2f} %, worst {worst:+.2f} %, signed {signed:+.2f} %, n = {len(found)} (goal {goal})"
 
 
 def main() -> None:
@@ -58,12 +58,13 @@ def main() -> None:
     for run in json.loads(table.read_text())["runs"]:
         plan, measured = planned(run), run["measured_gib"]
         row = f"{run['model']:26} TP {run['tensor_parallel_size']} PP {run['pipeline_parallel_size']}"
+        pools = single if run["tensor_parallel_size"] * run["pipeline_parallel_size"] == 1 else several
         for name, mine, theirs, errors in (
             ("weights", plan.weights_bytes / GIB, measured["weights"], weights),
             ("activation", plan.peak_activation_bytes / GIB, measured["peak_activation"], peaks),
-            ("pool", plan.kv_cache_pool_bytes / GIB, pool_gib(run)[0], single if run["tensor_parallel_size"] * run["pipeline_parallel_size"] == 1 else several),
+            ("pool", plan.kv_cache_pool_bytes / GIB, pool_gib(run)[0], pools),
             ("tokens", plan.kv_cache_tokens, run["measured_kv_tokens"], tokens),
-        ):  # fmt: skip
+        ):
             if theirs:
                 errors.append(100 * (mine / theirs - 1))
                 row += f"  {name} {mine:,.2f} / {theirs:,.2f}"
