@@ -11,7 +11,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .cache/fuzz
 
-.PHONY: demo demo-vllm test test-fast test-vllm lint format typecheck bench fuzz fuzz-atheris wheel clean
+.PHONY: demo demo-vllm test test-fast test-vllm lint format typecheck bench bench-vllm fuzz fuzz-atheris wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -59,7 +59,11 @@ bench: .venv/ready-dev         ## the figures of the README
 	$(BIN)/python benchmarks/lookalikes.py
 	$(BIN)/python benchmarks/short_log.py
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/plan_h100.py
 	$(BIN)/python benchmarks/healthy_logs.py
+
+bench-vllm: .venv/ready-dev .venv-vllm/ready   ## those that need the real vLLM
+	$(BIN)/python benchmarks/kv_cache.py
 
 fuzz: .venv/ready-dev          ## hostile rule files, and 100,000 spoiled logs and rule files
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -q -n $(XDIST) tests/fuzz

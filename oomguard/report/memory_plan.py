@@ -41,11 +41,12 @@ def command_line(model: str, settings: VllmSettings, given: Iterable[str]) -> st
 
 def budget_of(plan: MemoryPlan) -> Budget:
     """The fullest GPU's bytes as parts of its whole."""
-    rows = (
-        ("weights", plan.weights_bytes), ("activations", plan.peak_activation_bytes), ("non-torch", plan.non_torch_bytes),
-        ("CUDA graphs", plan.cudagraph_bytes), ("KV cache", max(0, plan.kv_cache_pool_bytes)), ("CUDA context", plan.context_bytes),
+    rows = (  # a prior was measured on another start, often on another device
+        ("weights", plan.weights_bytes, "solved"), ("activations", plan.peak_activation_bytes, "prior"),
+        ("non-torch", plan.non_torch_bytes, "prior"), ("CUDA graphs", plan.cudagraph_bytes, "prior"),
+        ("KV cache", max(0, plan.kv_cache_pool_bytes), "solved"), ("CUDA context", plan.context_bytes, "prior"),
     )  # fmt: skip
-    parts = [BudgetPart(name, size, "solved") for name, size in rows if size > 0]
+    parts = [BudgetPart(name, size, source) for name, size, source in rows if size > 0]
     free = plan.settings.gpu_total_bytes - sum(part.bytes for part in parts)
     if free > 0:
         parts.append(BudgetPart("free", free, "solved"))
