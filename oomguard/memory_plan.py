@@ -31,6 +31,12 @@ class VllmSettings:
     enforce_eager: bool = False
     enable_prefix_caching: bool | None = None
     cpu_offload_bytes: int = 0
+    speculative_config: str | None = None
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    limit_mm_per_prompt: str | None = None
+    gpu_name: str | None = None
     prompt_logprobs: bool = False
 
 
@@ -57,6 +63,8 @@ class MemoryPlan:
     settings: VllmSettings
     requested_bytes: int
     weights_bytes: int
+    draft_weights_bytes: int
+    adapter_bytes: int
     peak_activation_bytes: int
     cudagraph_bytes: int
     non_torch_bytes: int

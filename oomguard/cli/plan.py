@@ -44,6 +44,11 @@ def _engine_options(function: F) -> F:
         option("--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="Keep prefixes. [default: the version's]"),
         option("--cpu-offload-gb", type=click.FloatRange(0), default=0.0, help="GiB of weights on each GPU that stay in host memory."),
         option("--mamba-ssm-cache-dtype", default="auto", metavar="DTYPE", help="Recurrent states: auto, float32, bfloat16, float16."),
+        option("--speculative-config", metavar="JSON", help='Drafts: {"model": "DRAFT", "num_speculative_tokens": 5}, as vLLM takes it.'),
+        option("--enable-lora", is_flag=True, help="Slots for LoRA adapters."),
+        option("--max-loras", type=_POSITIVE, default=1, help="Adapters in one step. [default: 1]"),
+        option("--max-lora-rank", type=_POSITIVE, default=16, help="Largest rank of an adapter. [default: 16]"),
+        option("--limit-mm-per-prompt", metavar="JSON", help="Images, audio and video of a prompt; what their profile takes is not known."),
         option("--prompt-logprobs", is_flag=True, help="Requests ask for log-probabilities of their prompts."),
     )):  # fmt: skip
         function = decorate(function)
@@ -85,7 +90,13 @@ def command(
     from oomguard.report.memory_plan import print_sweep, to_json, to_record
 
     settings = _settings(_gpu_bytes(gpu_memory, gpu, gpu_name), _version(engine_version), device, given)
-    prepared = prepare(find_model(model), dtype=settings.dtype, quantization=settings.quantization)
+    settings = replace(settings, gpu_name=gpu_name)
+    prepared = prepare(
+        find_model(model),
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        speculative_config=settings.speculative_config,
+    )
     if sweep:
         name, plans = _sweep(prepared, settings, sweep)
         if form == "json":
@@ -95,9 +106,7 @@ def command(
             print_sweep(console(color), name, plans)
         return int(exit_code and not all(plan.fits for _, plan in plans))
     plan = plan_vllm(prepared, settings)
-    advice, solved = _advice(
-        prepared, settings, plan, {name for name, value in given.items() if value not in (None, False)}
-    )
+    advice, solved = _advice(prepared, settings, plan, _given(given))
     if form == "json":
         click.echo(to_json({**to_record(plan), **solved}))
     else:
@@ -105,6 +114,14 @@ def command(
 
         print_plan(console(color), plan, advice)
     return int(exit_code and not plan.fits)
+
+
+def _given(options: dict[str, Any]) -> set[str]:
+    """The settings that the user named, by the plan's own names."""
+    names = {name for name, value in options.items() if value not in (None, False)}
+    if options["enable_prefix_caching"] is not None:
+        names.add("enable_prefix_caching")
+    return names | ({"cpu_offload_bytes"} if options["cpu_offload_gb"] else set())
 
 
 def _gpu_bytes(size: str | None, index: int | None, name: str | None) -> int:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import format_gib
 from oomguard.memory.activations import peak_activation, prompt_logprobs_bytes
+from oomguard.memory.adapters import adapter_bytes
 from oomguard.memory.constants import constant, since, tables
+from oomguard.memory.drafts import Speculation, read_speculation
 from oomguard.memory.kv_layout import KvLayout, KvSettings, lay_out
 from oomguard.memory.layer_caches import LayerCache, keeps_latent, layer_caches
-from oomguard.memory.model_files import ModelFiles, Parameter
+from oomguard.memory.model_files import ModelFiles, Parameter, find_model
 from oomguard.memory.model_shape import ModelShape, read_shape
 from oomguard.memory.parameters import built_on_meta, counted
 from oomguard.memory.quantized import quantized
@@ -38,10 +40,23 @@ class Prepared:
     parameters: tuple[Parameter, ...]
     exact: bool
     assumptions: tuple[str, ...]
+    speculation: Speculation | None = None
+    draft: Prepared | None = None
 
 
-def prepare(model: ModelFiles, *, dtype: str = "auto", quantization: str | None = None) -> Prepared:
-    """Read a model's shape and parameters; raises ConfigError for its numbers, SettingError for the two settings."""
+def prepare(
+    model: ModelFiles, *, dtype: str = "auto", quantization: str | None = None, speculative_config: str | None = None
+) -> Prepared:
+    """Read a model's shape and parameters, and its draft's; raises ConfigError for their numbers, SettingError for the settings."""
+    speculation = read_speculation(speculative_config)
+    draft = None
+    if speculation is not None and speculation.model is not None:
+        draft = prepare(find_model(speculation.model), dtype=dtype)
+    found = _prepare(model, dtype, quantization)
+    return replace(found, speculation=speculation, draft=draft)
+
+
+def _prepare(model: ModelFiles, dtype: str, quantization: str | None) -> Prepared:
     assumed: list[str] = []
     shape = read_shape(model.config, model.config_path)
     if dtype != "auto":
@@ -67,12 +82,13 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
     settings = with_defaults(settings, shape, assumed)
     _check(settings, shape)
     weights = _weights(model, settings)
-    caches = _caches(shape, settings)
-    layout = lay_out(caches, _kv_settings(shape, settings, caches))
+    weights, drafts, adapters = _with_extras(model, settings, weights, assumed)
+    caches = _caches(shape, settings) + _draft_caches(model, settings)
+    layout = lay_out(caches, _kv_settings(model, settings, caches))
     constants = _constants(settings)
     requested = math.ceil(settings.gpu_total_bytes * settings.gpu_memory_utilization)
-    layers = stage_layers(shape.layers, settings.pipeline_parallel_size)
-    stages, uncertainty = _stages(shape, settings, weights, constants, requested, layout)
+    layers = _layers_of_stages(settings, shape, caches)
+    stages, uncertainty = _stages(shape, settings, weights, constants, requested, layout, layers)
     blocks = min(layout.blocks(stage.pool_bytes, layers[stage.number]) for stage in stages)
     fullest = stages[first_of_fullest(weights)]
     length, tokens = settings.max_model_len or 0, settings.max_num_batched_tokens or 0
@@ -84,7 +100,9 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
         model=model.name,
         settings=settings,
         requested_bytes=requested,
-        weights_bytes=fullest.weights_bytes,
+        weights_bytes=fullest.weights_bytes - adapters[fullest.number] - drafts[fullest.number],
+        draft_weights_bytes=drafts[fullest.number],
+        adapter_bytes=adapters[fullest.number],
         peak_activation_bytes=fullest.peak_activation_bytes,
         cudagraph_bytes=constants["cudagraphs"],
         non_torch_bytes=constants["non_torch"],
@@ -111,6 +129,8 @@ def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str])
     size = (
         "huge" if total >= known["huge_device_bytes"] else "large" if total >= known["large_device_bytes"] else "small"
     )
+    if settings.gpu_name is not None and any(name in settings.gpu_name.lower() for name in known["small_devices"]):
+        size = "small"
     batch = known[size]
     changes: dict[str, Any] = {}
     for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -149,7 +169,8 @@ def _check(settings: VllmSettings, shape: ModelShape) -> None:
 def _weights(model: Prepared, settings: VllmSettings) -> RankWeights:
     # Without expert parallelism the experts are cut over the same ranks, each of them in parts.
     ranks = settings.tensor_parallel_size
-    weights = _cut(model, ranks, settings.pipeline_parallel_size, ranks * settings.data_parallel_size)
+    further = model.speculation is not None and model.speculation.own_layers
+    weights = _cut(model, ranks, settings.pipeline_parallel_size, ranks * settings.data_parallel_size, further)
     if settings.cpu_offload_bytes:
         kept = tuple(max(0, size - settings.cpu_offload_bytes) for size in weights.stages_bytes)
         weights = replace(weights, stages_bytes=kept)
@@ -157,12 +178,57 @@ def _weights(model: Prepared, settings: VllmSettings) -> RankWeights:
 
 
 @functools.lru_cache(maxsize=64)
-def _cut(model: Prepared, ranks: int, stages: int, expert_ranks: int) -> RankWeights:
+def _cut(model: Prepared, ranks: int, stages: int, expert_ranks: int, further: bool = False) -> RankWeights:
     """Kept, since a solver plans one model a hundred times under the same ranks."""
     return rank_weights(
         model.parameters, model.shape,
-        tensor_parallel_size=ranks, pipeline_parallel_size=stages, expert_ranks=expert_ranks,
+        tensor_parallel_size=ranks, pipeline_parallel_size=stages, expert_ranks=expert_ranks, further_layers=further,
     )  # fmt: skip
+
+
+def _with_extras(
+    model: Prepared, settings: VllmSettings, weights: RankWeights, assumed: list[str]
+) -> tuple[RankWeights, tuple[int, ...], tuple[int, ...]]:
+    """Weights with the draft's and the adapters', and those two by stage."""
+    stages, ranks = len(weights.stages_bytes), settings.tensor_parallel_size
+    drafts, adapters = (0,) * stages, (0,) * stages
+    if model.draft is not None:
+        drafts = (*drafts[:-1], _cut(model.draft, ranks, 1, ranks).fullest_bytes)
+        assumed += [f"draft: {line}" for line in model.draft.assumptions]
+    if settings.enable_lora:
+        adapters = adapter_bytes(
+            model.parameters, model.shape.layers, stages, slots=settings.max_loras, rank=settings.max_lora_rank,
+            tensor_parallel_size=ranks, element_bytes=model.shape.dtype_bytes,
+        )  # fmt: skip
+        assumed.append(
+            f"LoRA: {settings.max_loras} slots of rank {settings.max_lora_rank} on every matrix of the layers"
+        )
+    if settings.limit_mm_per_prompt is not None or "vision_config" in model.shape.outer:
+        assumed.append("images, audio and video: the encoder's weights are in, its profile is not")
+    held = tuple(map(sum, zip(weights.stages_bytes, drafts, adapters, strict=True)))
+    return replace(weights, stages_bytes=held), drafts, adapters
+
+
+def _draft_caches(model: Prepared, settings: VllmSettings) -> tuple[LayerCache, ...]:
+    """The draft's layers, numbered behind the target's; of the target's own further layers one for each."""
+    if model.speculation is None:
+        return ()
+    first = model.shape.layers
+    if model.draft is not None:
+        return tuple(replace(cache, index=first + cache.index) for cache in _caches(model.draft.shape, settings))
+    if not model.speculation.own_layers:
+        return ()
+    number = model.shape.number("num_nextn_predict_layers") or 1
+    like = next((c for c in reversed(_caches(model.shape, settings)) if c.kind == "full"), None)
+    return () if like is None else tuple(replace(like, index=first + i) for i in range(number))
+
+
+def _layers_of_stages(
+    settings: VllmSettings, shape: ModelShape, caches: tuple[LayerCache, ...]
+) -> tuple[frozenset[int], ...]:
+    """The layers of each stage; the draft's stand on the last."""
+    parts = [frozenset(part) for part in stage_layers(shape.layers, settings.pipeline_parallel_size)]
+    return (*parts[:-1], parts[-1] | {cache.index for cache in caches if cache.index >= shape.layers})
 
 
 def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]:
@@ -187,7 +253,8 @@ def _state_bytes(settings: VllmSettings) -> int | None:
     return 4 if settings.device == "cpu" else None
 
 
-def _kv_settings(shape: ModelShape, settings: VllmSettings, caches: tuple[LayerCache, ...]) -> KvSettings:
+def _kv_settings(model: Prepared, settings: VllmSettings, caches: tuple[LayerCache, ...]) -> KvSettings:
+    shape = model.shape
     known = tables()["defaults"]
     latent = keeps_latent(shape)
     block = (
@@ -209,7 +276,10 @@ def _kv_settings(shape: ModelShape, settings: VllmSettings, caches: tuple[LayerC
         cached = since("hybrid_prefix_caching_since", settings.version)
     if all(cache.kind == "state" for cache in caches):
         cached = False  # vLLM caches no prefixes of a model without attention
-    return KvSettings(block, settings.max_model_len or 0, steps * (settings.max_num_batched_tokens or 0), cached)
+    drafted = 0 if model.speculation is None else model.speculation.tokens
+    return KvSettings(
+        block, settings.max_model_len or 0, steps * (settings.max_num_batched_tokens or 0), cached, drafted
+    )
 
 
 def _constants(settings: VllmSettings) -> dict[str, int]:
@@ -231,9 +301,9 @@ def _constants(settings: VllmSettings) -> dict[str, int]:
 
 def _stages(
     shape: ModelShape, settings: VllmSettings, weights: RankWeights, constants: Mapping[str, int], requested: int, layout: KvLayout,
+    layers: Sequence[Collection[int]],
 ) -> tuple[tuple[Stage, ...], int]:  # fmt: skip
     found, uncertainty = [], 0
-    layers = stage_layers(shape.layers, settings.pipeline_parallel_size)
     last = settings.pipeline_parallel_size - 1
     for number, held in enumerate(weights.stages_bytes):
         peak = peak_activation(
@@ -249,14 +319,14 @@ def _stages(
     return tuple(found), uncertainty
 
 
-def _bytes_per_token(caches: tuple[LayerCache, ...], layers: range) -> int:
+def _bytes_per_token(caches: tuple[LayerCache, ...], layers: Collection[int]) -> int:
     """Of one token in every layer that keeps tokens; sliding and chunked layers keep only their last."""
     return sum(cache.token_bytes for cache in caches if cache.index in layers)
 
 
 def _reasons(
     settings: VllmSettings, stages: tuple[Stage, ...], requested: int, constants: Mapping[str, int],
-    layout: KvLayout, layers: tuple[range, ...],
+    layout: KvLayout, layers: Sequence[Collection[int]],
 ) -> Iterator[str]:  # fmt: skip
     """Why it does not fit; nothing where it does."""
     total = settings.gpu_total_bytes

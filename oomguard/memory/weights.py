@@ -65,19 +65,26 @@ def rank_weights(
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     expert_ranks: int | None = None,
+    further_layers: bool = False,
 ) -> RankWeights:
-    """What each stage's ranks hold; ``expert_ranks`` is what the experts are spread over (default: the tensor ranks)."""
+    """What each stage's ranks hold; ``expert_ranks`` is what the experts are spread over (default: the tensor ranks).
+
+    ``further_layers`` also counts the layers behind the last, which predict further tokens and stand on the last stage.
+    """
     stages = stage_layers(shape.layers, pipeline_parallel_size)
     totals = [0.0] * pipeline_parallel_size
     has_head, embeddings = False, 0.0
     for parameter in parameters:
         layer = _LAYER.search(parameter.name)
-        if _NOT_LOADED.search(parameter.name) or (layer and _beyond(layer, parameter, shape)):
-            continue  # the layers that predict further tokens are loaded for speculation only
+        beyond = layer is not None and _beyond(layer, parameter, shape)
+        if _NOT_LOADED.search(parameter.name) or (beyond and not further_layers):
+            continue
         share = parameter.bytes / _ranks_of(
             parameter, shape, tensor_parallel_size, expert_ranks or tensor_parallel_size
         )
-        if layer and not _outside(parameter.name):
+        if beyond:
+            stage = pipeline_parallel_size - 1
+        elif layer and not _outside(parameter.name):
             stage = next(i for i, part in enumerate(stages) if int(layer.group(1)) in part)
         elif _EMBEDDING.search(parameter.name):
             stage, share = 0, _padded(parameter, share)
@@ -91,6 +98,14 @@ def rank_weights(
         totals[-1] += embeddings  # tied, and so on both ends
     tables = rotary_bytes(shape)
     return RankWeights(tuple(round(total) + tables for total in totals), tables)
+
+
+def stage_of(name: str, layers: int, stages: int) -> int:
+    """The stage that a layer's parameter stands on; the last one for layers behind the last."""
+    found = _LAYER.search(name)
+    number = int(found.group(1)) if found else 0
+    parts = stage_layers(layers, stages)
+    return next((i for i, part in enumerate(parts) if number in part), stages - 1)
 
 
 def _beyond(layer: re.Match[str], parameter: Parameter, shape: ModelShape) -> bool:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.facts import format_gib
+from oomguard.facts import GIB, format_gib
 from oomguard.incident import Budget, BudgetPart
 from oomguard.memory_plan import MemoryPlan, VllmSettings
 from oomguard.report.terminal_bar import Bar
@@ -25,6 +25,10 @@ _FLAGS: Final = (
     ("kv_cache_memory_bytes", "--kv-cache-memory-bytes", None), ("kv_cache_dtype", "--kv-cache-dtype", "auto"),
     ("dtype", "--dtype", "auto"),
     ("quantization", "--quantization", None), ("block_size", "--block-size", None), ("enforce_eager", "--enforce-eager", False),
+    ("mamba_ssm_cache_dtype", "--mamba-ssm-cache-dtype", "auto"), ("enable_prefix_caching", "--enable-prefix-caching", None),
+    ("speculative_config", "--speculative-config", None), ("enable_lora", "--enable-lora", False), ("max_loras", "--max-loras", 1),
+    ("max_lora_rank", "--max-lora-rank", 16), ("limit_mm_per_prompt", "--limit-mm-per-prompt", None),
+    ("cpu_offload_bytes", "--cpu-offload-gb", 0),
 )  # fmt: skip
 
 
@@ -35,14 +39,23 @@ def command_line(model: str, settings: VllmSettings, given: Iterable[str]) -> st
         value = getattr(settings, name)
         if name not in names or value is None or value == default:
             continue
-        words += [flag] if value is True else [flag, f"{value:.4g}" if isinstance(value, float) else str(value)]
+        words += _words(name, flag, value)
     return shlex.join(words)
+
+
+def _words(name: str, flag: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    if name == "cpu_offload_bytes":
+        value = value / GIB
+    return [flag, f"{value:.4g}" if isinstance(value, float) else str(value)]
 
 
 def budget_of(plan: MemoryPlan) -> Budget:
     """The fullest GPU's bytes as parts of its whole."""
     rows = (  # a prior was measured on another start, often on another device
-        ("weights", plan.weights_bytes, "solved"), ("activations", plan.peak_activation_bytes, "prior"),
+        ("weights", plan.weights_bytes, "solved"), ("draft model", plan.draft_weights_bytes, "solved"),
+        ("LoRA adapters", plan.adapter_bytes, "solved"), ("activations", plan.peak_activation_bytes, "prior"),
         ("non-torch", plan.non_torch_bytes, "prior"), ("CUDA graphs", plan.cudagraph_bytes, "prior"),
         ("KV cache", max(0, plan.kv_cache_pool_bytes), "solved"), ("CUDA context", plan.context_bytes, "prior"),
     )  # fmt: skip
@@ -62,6 +75,8 @@ def to_record(plan: MemoryPlan) -> dict[str, Any]:
         "engine_version": str(plan.settings.version),
         "gpu_total_bytes": plan.settings.gpu_total_bytes,
         "weights_bytes": plan.weights_bytes,
+        "draft_weights_bytes": plan.draft_weights_bytes,
+        "adapter_bytes": plan.adapter_bytes,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "kv_cache_pool_bytes": plan.kv_cache_pool_bytes,
         "kv_cache_blocks": plan.kv_cache_blocks,

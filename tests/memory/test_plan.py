@@ -204,3 +204,52 @@ def test_what_is_proposed_fits_with_its_margin(gib, utilization, ranks, length):
     if found.plan is not None:
         assert found.plan.fits
         assert not found.changed or has_margin(found.plan)
+
+
+# What comes on top of a model
+
+
+def test_a_draft_model_adds_its_weights_and_its_layers_of_cache(tmp_path):
+    draft = {**LLAMA, "num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(draft))
+    text = json.dumps({"model": str(tmp_path), "num_speculative_tokens": 5})
+    from oomguard.memory.model_shape import read_shape
+
+    files = ModelFiles("model", "config.json", LLAMA, counted(read_shape(LLAMA)))
+    found, alone = plan_vllm(prepare(files, speculative_config=text), H100), plan()
+
+    assert found.weights_bytes == alone.weights_bytes
+    assert found.draft_weights_bytes > 2 * 128256 * 1024 * 2
+    assert found.kv_bytes_per_token == alone.kv_bytes_per_token + 2 * 2 * 2 * 128 * 2
+    assert found.kv_cache_pool_bytes == alone.kv_cache_pool_bytes - found.draft_weights_bytes
+
+
+def test_the_model_s_own_further_layers_are_loaded_for_speculation_only():
+    config = {**LLAMA, "num_nextn_predict_layers": 1}
+    from oomguard.memory.model_files import Parameter
+    from oomguard.memory.model_shape import read_shape
+
+    further = Parameter("model.layers.32.mlp.up_proj.weight", (1024, 1024), 2**21)
+    files = ModelFiles("model", "config.json", config, (*counted(read_shape(config)), further))
+    found, alone = (
+        plan_vllm(prepare(files, speculative_config='{"method": "mtp"}'), H100),
+        plan_vllm(prepare(files), H100),
+    )
+
+    assert found.weights_bytes - alone.weights_bytes == 2**21
+    assert found.kv_bytes_per_token - alone.kv_bytes_per_token == 4096
+
+
+def test_adapters_take_their_slots_from_the_pool():
+    found, alone = plan(enable_lora=True, max_loras=4, max_lora_rank=64), plan()
+    assert found.adapter_bytes > 0
+    assert found.kv_cache_pool_bytes == alone.kv_cache_pool_bytes - found.adapter_bytes
+    assert found.weights_bytes == alone.weights_bytes
+
+
+def test_weights_in_host_memory_leave_more_for_the_pool():
+    assert plan(cpu_offload_bytes=2 * GIB).kv_cache_pool_bytes - plan().kv_cache_pool_bytes == 2 * GIB
+
+
+def test_an_a100_has_the_defaults_of_a_small_device():
+    assert plan(gpu_name="NVIDIA A100-SXM4-80GB").settings.max_num_seqs == 256
