@@ -57,12 +57,15 @@ def printed_estimate(incident: Incident) -> Solution:
         value, why = int(estimate), "the engine's own estimate"
     elif capacity is not None:
         value, why = int(capacity), "the KV cache holds that many tokens"
-    elif needed is not None and left is not None and left - incident.slack("kv_cache_available_bytes") > 0:
+    elif _above_zero(needed, incident.slack("kv_cache_needed_bytes")) and _above_zero(
+        left, -incident.slack("kv_cache_available_bytes")
+    ):
+        assert needed is not None and left is not None  # noqa: S101, PT018 - just asked
         share = (left - incident.slack("kv_cache_available_bytes")) / (needed + incident.slack("kv_cache_needed_bytes"))
         # One block less for the null block, then whole blocks of the largest default size.
         value, why = max(0, int(length * share) // 128 * 128 - 128), "in proportion to the KV memory that is left"
     else:
-        missing = "the KV memory that is left rounds to 0 and no estimate is printed"
+        missing = "the KV memory that is needed or left rounds to 0 and no estimate is printed"
         return Solution(None, missing, unknown=(missing,))
     if value <= 0:
         return Solution(None, "not one block of tokens fits in the KV memory that is left")
@@ -71,6 +74,11 @@ def printed_estimate(incident: Incident) -> Solution:
     freed = round(needed * (1 - value / length)) if needed is not None else None
     reason = f"{why}: one request of {value} tokens fits, {int(length)} does not"
     return Solution(value, reason, freed, predicts={"kv_cache_capacity_tokens": value})
+
+
+def _above_zero(value: float | None, slack: float) -> bool:
+    """Whether a printed figure is above zero on the given side of its rounding."""
+    return value is not None and value + slack > 0
 
 
 def kv_bytes_for_max_len(incident: Incident) -> Solution:

@@ -148,6 +148,14 @@ def test_the_proportion_stays_on_the_safe_side_of_the_rounding():
     assert printed_estimate(rounded).value < printed_estimate(exact).value
 
 
+def test_a_need_of_zero_gives_no_proportion():
+    found = printed_estimate(
+        incident(max_model_len_tokens=32768, kv_cache_needed_bytes=0, kv_cache_available_bytes=GIB)
+    )
+    assert found.value is None
+    assert "rounds to 0" in found.reason
+
+
 def test_a_proportion_of_a_rounded_zero_is_not_solved():
     solution = printed_estimate(
         incident(
