@@ -60,6 +60,7 @@ bench: .venv/ready-dev         ## the figures of the README
 	$(BIN)/python benchmarks/short_log.py
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/plan_h100.py
+	$(BIN)/python benchmarks/generate_peak.py
 	$(BIN)/python benchmarks/healthy_logs.py
 
 bench-vllm: .venv/ready-dev .venv-vllm/ready   ## those that need the real vLLM

@@ -86,3 +86,36 @@ class MemoryPlan:
     def fits(self) -> bool:
         """Whether the engine would start with these settings."""
         return not self.reasons
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratePlan:
+    """One call of transformers' ``generate`` on one GPU, in bytes; ``traced`` says that the model's own code was run.
+
+    ``kv_cache_bytes`` is the cache at the call's end, ``peak_bytes`` the most that is allocated at once, weights included,
+    ``reserved_bytes`` what torch's caching allocator holds then. ``largest_batch_size`` is how many rows would fit, 0 for none.
+    """
+
+    model: str
+    gpu_total_bytes: int
+    batch_size: int
+    prompt_tokens: int
+    max_new_tokens: int
+    num_beams: int
+    attn_implementation: str
+    cache_implementation: str | None
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_cache_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    context_bytes: int
+    largest_batch_size: int
+    uncertainty_bytes: int
+    traced: bool
+    assumptions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the call's reserved memory and the context fit on the GPU."""
+        return self.reserved_bytes + self.context_bytes <= self.gpu_total_bytes

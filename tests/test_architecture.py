@@ -71,7 +71,7 @@ def test_no_file_is_longer_than_400_lines(path: Path):
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_heavy_libraries_load_on_use(path: Path):
-    if path.name == "testing.py":
+    if path.name in {"testing.py", "trace_child.py"}:  # the one is torch's own, the other a program of a child process
         return
     for node in ast.parse(path.read_text()).body:
         names = (

@@ -55,6 +55,21 @@ def _engine_options(function: F) -> F:
     return function
 
 
+def _call_options(function: F) -> F:
+    """A call of transformers' generate."""
+    for decorate in reversed((
+        option("--batch-size", type=_POSITIVE, default=1, help="transformers: rows of the call. [default: 1]"),
+        option("--prompt-tokens", type=_POSITIVE, default=1024, help="transformers: prompt length, padding included. [default: 1024]"),
+        option("--max-new-tokens", type=_POSITIVE, default=256, help="transformers: tokens that it may generate. [default: 256]"),
+        option("--num-beams", type=_POSITIVE, default=1, help="transformers: beams of a row. [default: 1]"),
+        option("--attn-implementation", default="sdpa", metavar="NAME", help="transformers: sdpa or eager. [default: sdpa]"),
+        option("--cache-implementation", metavar="NAME", help="transformers: static, … [default: the dynamic cache]"),
+        option("--trace", is_flag=True, help="transformers: run the model's own code under fake tensors; seconds, exact, no GPU."),
+    )):  # fmt: skip
+        function = decorate(function)
+    return function
+
+
 @click.command("plan")
 @click.argument("model", metavar="MODEL")
 @option("--gpu-memory", metavar="SIZE", help="Total memory of one GPU, for example 24GiB.")
@@ -67,24 +82,34 @@ def _engine_options(function: F) -> F:
     help="vLLM's backend: another block size, another state.",
 )
 @option(
+    "--engine",
+    type=click.Choice(["vllm", "transformers"]),
+    default="vllm",
+    show_default=True,
+    help="What runs the model.",
+)
+@option(
     "--engine-version", metavar="VERSION", help="vLLM's version. [default: the installed one, else the newest known]"
 )
 @_engine_options
+@_call_options
 @option("--sweep", metavar="SETTING=V1,V2,…", help="One row for each value of a setting.")
 @option("--format", "form", type=click.Choice(_FORMS), default="terminal", show_default=True, help="Output form.")
 @option("--exit-code", is_flag=True, help="Exit with 1 when it does not fit.")
 @color_option
 def command(
-    model: str, gpu_memory: str | None, gpu: int | None, gpu_name: str | None, device: str, engine_version: str | None,
+    model: str, gpu_memory: str | None, gpu: int | None, gpu_name: str | None, device: str, engine: str, engine_version: str | None,
     sweep: str | None, form: str, exit_code: bool, color: str, **given: Any,
 ) -> int:  # fmt: skip
-    """Say where the bytes of each GPU will go when vLLM starts with MODEL, and what the KV cache will hold.
+    """Say where the bytes of each GPU will go when vLLM starts with MODEL, or when transformers generates with it.
 
     MODEL is a folder, a config.json, or a name on the hub. Nothing is loaded or started: weights are read from the headers
     of safetensors files, else counted from the configuration.
 
     Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does not fit.
     """
+    if engine == "transformers":
+        return _generate(model, _gpu_bytes(gpu_memory, gpu, gpu_name), sweep, form, exit_code, color, given)
     from oomguard.memory.model_files import find_model
     from oomguard.memory.plan import plan_vllm, prepare
     from oomguard.report.memory_plan import print_sweep, to_json, to_record
@@ -114,6 +139,41 @@ def command(
 
         print_plan(console(color), plan, advice)
     return int(exit_code and not plan.fits)
+
+
+def _generate(
+    model: str, total: int, sweep: str | None, form: str, exit_code: bool, color: str, given: dict[str, Any]
+) -> int:
+    """The same for a call of transformers' generate."""
+    from oomguard.memory.model_files import find_model
+    from oomguard.memory.plan import prepare
+    from oomguard.memory.plan_generate import plan_generate
+    from oomguard.memory.trace import GenerateCall
+    from oomguard.report.memory_plan import generate_record, print_generate, print_generate_sweep, to_json
+
+    files = find_model(model)
+    prepared = prepare(files, dtype=given["dtype"], quantization=given["quantization"])
+    call = GenerateCall(
+        prepared.shape.config, given["batch_size"], given["prompt_tokens"], given["max_new_tokens"], given["num_beams"],
+        given["attn_implementation"], given["cache_implementation"], "float32" if prepared.shape.dtype_bytes == 4 else "bfloat16",
+    )  # fmt: skip
+    name, values = _swept(sweep, _SWEPT_CALL) if sweep else ("", [("", None)])
+    plans = [
+        (word, plan_generate(prepared, _changed(call, name, value), total, trace=given["trace"]))
+        for word, value in values
+    ]
+    if form == "json":
+        for _, plan in plans:
+            click.echo(to_json(generate_record(plan)))
+    elif sweep:
+        print_generate_sweep(console(color), name, plans)
+    else:
+        print_generate(console(color), plans[0][1])
+    return int(exit_code and not all(plan.fits for _, plan in plans))
+
+
+def _changed(call: Any, name: str, value: Any) -> Any:
+    return replace(call, **{name: value}) if name else call
 
 
 def _given(options: dict[str, Any]) -> set[str]:
@@ -185,18 +245,23 @@ def _positive(name: str, value: int | None) -> int | None:
 def _sweep(model: Prepared, settings: VllmSettings, text: str) -> tuple[str, list[tuple[Any, MemoryPlan]]]:
     from oomguard.memory.plan import plan_vllm
 
+    name, values = _swept(text, _SWEPT)
+    return name, [(word, plan_vllm(model, replace(settings, **{name: value}))) for word, value in values]
+
+
+def _swept(text: str, known: dict[str, Callable[[str], Any]]) -> tuple[str, list[tuple[str, Any]]]:
+    """A sweep's setting, and its values as written and as read; raises SettingError."""
     name, equals, values = text.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
-    if name not in _SWEPT or not equals or not values:
-        raise SettingError(f"not a sweep: {text!r}", hint=f"SETTING=V1,V2 with one of {', '.join(_SWEPT)}")
-    plans = []
+    if name not in known or not equals or not values:
+        raise SettingError(f"not a sweep: {text!r}", hint=f"SETTING=V1,V2 with one of {', '.join(known)}")
+    found = []
     for word in values.split(","):
         try:
-            value = _SWEPT[name](word.strip())
+            found.append((word.strip(), known[name](word.strip())))
         except (ValueError, UsageError):
             raise SettingError(f"{name} is not {word.strip()!r}") from None
-        plans.append((word.strip(), plan_vllm(model, replace(settings, **{name: value}))))
-    return name, plans
+    return name, found
 
 
 def _count(text: str) -> int:
@@ -218,6 +283,11 @@ _SWEPT: Final[dict[str, Callable[[str], Any]]] = {
     "tensor_parallel_size": _count, "pipeline_parallel_size": _count, "block_size": _count, "gpu_total_bytes": size_bytes,
     "kv_cache_dtype": str,
 }  # fmt: skip
+
+
+_SWEPT_CALL: Final[dict[str, Callable[[str], Any]]] = dict.fromkeys(
+    ("batch_size", "prompt_tokens", "max_new_tokens", "num_beams"), _count
+)
 
 
 def _advice(

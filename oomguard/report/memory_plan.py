@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.facts import GIB, format_gib
 from oomguard.incident import Budget, BudgetPart
-from oomguard.memory_plan import MemoryPlan, VllmSettings
+from oomguard.memory_plan import GeneratePlan, MemoryPlan, VllmSettings
 from oomguard.report.terminal_bar import Bar
 
 if TYPE_CHECKING:
@@ -100,6 +100,36 @@ def to_record(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
+def generate_record(plan: GeneratePlan) -> dict[str, Any]:
+    """A planned call of ``generate`` under the same contract; what only an engine has is 0."""
+    return {
+        "schema": SCHEMA,
+        "model": plan.model,
+        "engine": "transformers",
+        "gpu_total_bytes": plan.gpu_total_bytes,
+        "weights_bytes": plan.weights_bytes,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "kv_cache_pool_bytes": plan.kv_cache_bytes,
+        "kv_cache_tokens": plan.batch_size * plan.num_beams * (plan.prompt_tokens + plan.max_new_tokens),
+        "max_concurrency": float(plan.largest_batch_size),
+        "largest_batch_size": plan.largest_batch_size,
+        "peak_activation_bytes": max(0, plan.peak_bytes - plan.weights_bytes - plan.kv_cache_bytes),
+        "peak_allocated_bytes": plan.peak_bytes,
+        "peak_reserved_bytes": plan.reserved_bytes,
+        "cudagraph_bytes": 0,
+        "non_torch_bytes": 0,
+        "context_bytes": plan.context_bytes,
+        "max_model_len": plan.prompt_tokens + plan.max_new_tokens,
+        "batch_size": plan.batch_size,
+        "prompt_tokens": plan.prompt_tokens,
+        "max_new_tokens": plan.max_new_tokens,
+        "fits": plan.fits,
+        "traced": plan.traced,
+        "assumptions": list(plan.assumptions),
+        "uncertainty_bytes": plan.uncertainty_bytes,
+    }
+
+
 def to_json(record: dict[str, Any]) -> str:
     """One line of strict JSON."""
     return json.dumps(record, allow_nan=False)
@@ -153,5 +183,50 @@ def print_sweep(console: Console, name: str, plans: Sequence[tuple[Any, MemoryPl
             str(value), format_gib(plan.weights_bytes), format_gib(plan.peak_activation_bytes),
             format_gib(plan.kv_cache_pool_bytes), f"{plan.kv_cache_tokens:,}", f"{plan.max_concurrency:.2f}",
             "yes" if plan.fits else "no",
+        )  # fmt: skip
+    console.print(table)
+
+
+def print_generate(console: Console, plan: GeneratePlan) -> None:
+    """A planned call of ``generate``: its bar, its peak, and how many rows would fit."""
+    from rich.text import Text
+
+    utf = console.encoding.lower().startswith("utf")
+    head = f"{plan.model}, transformers generate, {plan.batch_size} rows of {plan.prompt_tokens:,} + {plan.max_new_tokens:,} tokens"
+    console.print(Text(f"{head}, {format_gib(plan.gpu_total_bytes)}", style="bold"), soft_wrap=True)
+    kv = min(plan.kv_cache_bytes, plan.peak_bytes - plan.weights_bytes)
+    rows = (
+        ("weights", plan.weights_bytes), ("KV cache", kv), ("activations", plan.peak_bytes - plan.weights_bytes - kv),
+        ("reserved by torch, unused", plan.reserved_bytes - plan.peak_bytes), ("CUDA context", plan.context_bytes),
+        ("free", plan.gpu_total_bytes - plan.reserved_bytes - plan.context_bytes),
+    )  # fmt: skip
+    parts = tuple(BudgetPart(name, size, "solved") for name, size in rows if size > 0)
+    console.print(Bar(Budget(plan.gpu_total_bytes, parts), ascii_only=not utf, table=True))
+    how = "the model's own code under fake tensors" if plan.traced else "closed form"
+    console.print(
+        f"peak allocated {format_gib(plan.peak_bytes)} ({how}), reserved {format_gib(plan.reserved_bytes)}",
+        soft_wrap=True,
+    )
+    verdict = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
+    console.print(
+        Text(verdict[0], style=verdict[1]).append(
+            f"; largest batch that does: {plan.largest_batch_size}", style="not bold"
+        )
+    )
+    for line in plan.assumptions:
+        console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
+
+
+def print_generate_sweep(console: Console, name: str, plans: Sequence[tuple[Any, GeneratePlan]]) -> None:
+    """One row for each value of a setting of the call."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in (name, "weights", "KV cache", "allocated", "reserved", "largest batch", "fits"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for value, plan in plans:
+        table.add_row(
+            str(value), format_gib(plan.weights_bytes), format_gib(plan.kv_cache_bytes), format_gib(plan.peak_bytes),
+            format_gib(plan.reserved_bytes), str(plan.largest_batch_size), "yes" if plan.fits else "no",
         )  # fmt: skip
     console.print(table)

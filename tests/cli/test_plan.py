@@ -173,3 +173,33 @@ def test_without_a_gpu_here_it_says_what_to_give(model):
     if ran.returncode == 0:
         pytest.skip("a GPU is here")
     assert (ran.returncode, "--gpu-memory 24GiB" in ran.stderr) == (2, True)
+
+
+def test_a_call_of_generate_is_planned_too(model):
+    asked = (model, "--engine", "transformers", "--gpu-memory", "24GiB", "--batch-size", "8", "--prompt-tokens", "2048")
+    answer = record(*asked, "--max-new-tokens", "512")
+    assert (answer["engine"], answer["fits"], answer["kv_cache_tokens"]) == ("transformers", True, 8 * 2560)
+    assert answer["peak_allocated_bytes"] / GIB == pytest.approx(18.78, rel=0.02)  # a fake-tensor run of this model
+    text = plan(*asked).stdout
+    assert "peak allocated" in text
+    assert "largest batch that does: " in text
+
+
+def test_the_token_table_of_a_call_is_a_sweep(model):
+    ran = plan(model, "--engine", "transformers", "--gpu-memory", "24GiB", "--sweep", "max_new_tokens=512,4096")
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["max_new_tokens", "512", "4096"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cache-implementation", "static"], "--trace"),
+        (["--sweep", "max_model_len=1"], "not a sweep"),
+        (["--batch-size", "0"], "--batch-size"),
+    ],
+)
+def test_a_mistake_in_a_call_is_one_message(model, words, message):
+    ran = plan(model, "--engine", "transformers", "--gpu-memory", "24GiB", *words)
+    assert ran.returncode == 2
+    assert message in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,111 @@
+"""Peak allocated memory of transformers `generate`: traced under fake tensors beside what the real CPU allocator gave out.
+
+Each case is a small model with random weights that really runs; the truth is the sum of the allocator's own events, as
+torch.profiler records them.
+"""
+
+import argparse
+import warnings
+from typing import Any
+
+from oomguard.memory.trace import GenerateCall, traced_peak
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 64, "vocab_size": 151936, "tie_word_embeddings": True}
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 64, "num_key_value_heads": 4}
+GEMMA2 = {
+    **LLAMA,
+    "model_type": "gemma2",
+    "head_dim": 64,
+    "sliding_window": 64,
+    "vocab_size": 64000,
+    "query_pre_attn_scalar": 64,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 50257, "n_positions": 1024}
+OPT = {
+    "model_type": "opt", "hidden_size": 256, "ffn_dim": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 50272,
+    "max_position_embeddings": 1024, "word_embed_proj_dim": 256,
+}  # fmt: skip
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 512,
+    "sliding_window": None,
+}
+CASES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("llama", LLAMA, {"batch_size": 1, "prompt_tokens": 512, "max_new_tokens": 8}),
+    ("llama, 16 rows", LLAMA, {"batch_size": 16, "prompt_tokens": 128, "max_new_tokens": 16}),
+    ("llama, eager", LLAMA, {"batch_size": 2, "prompt_tokens": 384, "max_new_tokens": 4, "attn_implementation": "eager"}),
+    ("llama, long answer", LLAMA, {"batch_size": 8, "prompt_tokens": 16, "max_new_tokens": 200}),
+    ("llama, 4 beams", LLAMA, {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 12, "num_beams": 4}),
+    ("llama, static cache", LLAMA, {"batch_size": 4, "prompt_tokens": 128, "max_new_tokens": 16, "cache_implementation": "static"}),
+    ("llama, float32", LLAMA, {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 8, "dtype": "float32"}),
+    ("qwen3", QWEN3, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 8}),
+    ("qwen3, eager", QWEN3, {"batch_size": 1, "prompt_tokens": 512, "max_new_tokens": 4, "attn_implementation": "eager"}),
+    ("mistral, window 64", MISTRAL, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 16}),
+    ("gemma2, eager", GEMMA2, {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 8, "attn_implementation": "eager"}),
+    ("gpt2", GPT2, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 16}),
+    ("gpt2, 3 beams", GPT2, {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 8, "num_beams": 3}),
+    ("opt", OPT, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 8}),
+    ("mixtral", MIXTRAL, {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 6}),
+)  # fmt: skip
+
+
+def real_peak(call: GenerateCall) -> int:
+    """Weights and buffers, and on top of them the most that the allocator had given out at once during the call."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    fields = {name: value for name, value in call.config.items() if name != "model_type"}
+    config = AutoConfig.for_model(call.config["model_type"], **fields)
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation=call.attn_implementation, dtype=getattr(torch, call.dtype)
+    ).eval()
+    model.generation_config.eos_token_id = None
+    tensors = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*model.parameters(), *model.buffers())
+    }
+    ids = torch.ones((call.batch_size, call.prompt_tokens), dtype=torch.long)
+    options = {"cache_implementation": call.cache_implementation} if call.cache_implementation else {}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=call.max_new_tokens, do_sample=False,
+            num_beams=call.num_beams, pad_token_id=0, **options,
+        )  # fmt: skip
+    live = peak = 0
+    for event in sorted(
+        (e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
+    ):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return sum(tensors.values()) + 2 * ids.untyped_storage().nbytes() + peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("only", nargs="?", default="", help="only cases whose name begins so")
+    only = parser.parse_args().only
+    warnings.filterwarnings("ignore")
+    errors = []
+    for name, config, numbers in CASES:
+        if not name.startswith(only):
+            continue
+        call = GenerateCall(config, **numbers)
+        mine, truth = traced_peak(call).peak_bytes, real_peak(call)
+        errors.append(100 * (mine / truth - 1))
+        print(f"{name:22} {mine / 2**20:9.2f} MiB beside {truth / 2**20:9.2f} MiB: {errors[-1]:+.2f} %", flush=True)
+    mean = sum(map(abs, errors)) / len(errors)
+    print(
+        f"mean absolute error {mean:.2f} %, worst {max(errors, key=abs):+.2f} %, n = {len(errors)} (goal <= 1 %, n >= 12)"
+    )
+
+
+if __name__ == "__main__":
+    main()
