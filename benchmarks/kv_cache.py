@@ -13,7 +13,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from oomguard.memory.model_files import ModelFiles
-from oomguard.memory.plan import plan_vllm, prepare
+from oomguard.memory.plan import plan_vllm
+from oomguard.memory.prepared import prepare
 from oomguard.memory_plan import MemoryPlan, VllmSettings
 
 ROOT = Path(__file__).parents[1]

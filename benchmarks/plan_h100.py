@@ -13,7 +13,8 @@ from packaging.version import Version
 
 from oomguard.facts import GIB
 from oomguard.memory.model_files import ModelFiles
-from oomguard.memory.plan import plan_vllm, prepare
+from oomguard.memory.plan import plan_vllm
+from oomguard.memory.prepared import prepare
 from oomguard.memory_plan import MemoryPlan, VllmSettings
 
 TABLE = Path(__file__).parents[2] / "shared" / "data" / "llmd_v019_dev.json"

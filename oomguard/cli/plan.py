@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from importlib import metadata
@@ -16,7 +17,7 @@ from oomguard.facts import format_gib
 if TYPE_CHECKING:
     from packaging.version import Version
 
-    from oomguard.memory.plan import Prepared
+    from oomguard.memory.prepared import Prepared
     from oomguard.memory_plan import MemoryPlan, VllmSettings
 
 _FORMS: Final = ("terminal", "json")
@@ -111,7 +112,8 @@ def command(
     if engine == "transformers":
         return _generate(model, _gpu_bytes(gpu_memory, gpu, gpu_name), sweep, form, exit_code, color, given)
     from oomguard.memory.model_files import find_model
-    from oomguard.memory.plan import plan_vllm, prepare
+    from oomguard.memory.plan import plan_vllm
+    from oomguard.memory.prepared import prepare
     from oomguard.report.memory_plan import print_sweep, to_json, to_record
 
     settings = _settings(_gpu_bytes(gpu_memory, gpu, gpu_name), _version(engine_version), device, given)
@@ -146,8 +148,8 @@ def _generate(
 ) -> int:
     """The same for a call of transformers' generate."""
     from oomguard.memory.model_files import find_model
-    from oomguard.memory.plan import prepare
     from oomguard.memory.plan_generate import plan_generate
+    from oomguard.memory.prepared import prepare
     from oomguard.memory.trace import GenerateCall
     from oomguard.report.memory_plan import generate_record, print_generate, print_generate_sweep, to_json
 
@@ -222,6 +224,9 @@ def _settings(total: int, version: Version, device: str, given: dict[str, Any]) 
     from oomguard.memory_plan import VllmSettings
     from oomguard.remedy.settings import default_value
 
+    for name in ("cpu_offload_gb", "gpu_memory_utilization"):
+        if given[name] is not None and not math.isfinite(given[name]):
+            raise SettingError(f"{name} is {given[name]}")
     values = dict(given)
     pool = values.pop("kv_cache_memory_bytes")
     offload = values.pop("cpu_offload_gb")

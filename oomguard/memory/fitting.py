@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,7 +10,8 @@ from typing import Any, Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import MIB
-from oomguard.memory.plan import Prepared, plan_vllm
+from oomguard.memory.plan import counts_graphs, plan_vllm
+from oomguard.memory.prepared import Prepared
 from oomguard.memory_plan import MemoryPlan, VllmSettings
 
 # A step of fewer tokens makes a prefill slow out of proportion; fewer sequences than this are no service.
@@ -40,14 +42,14 @@ def fit(model: Prepared, settings: VllmSettings) -> Fit:
     if asked.fits:
         return Fit(asked)
     filled = asked.settings
-    raised = _raised(model, filled)
-    for start in (filled, raised):
+    for start in (filled, _at_ceiling(model, filled)):
         for solve in _SOLVERS:
             found = solve(model, start) if start is not None else None
             if found is not None:
                 plan = plan_vllm(model, found)
                 return Fit(plan, tuple(_changes(filled, found)))
-    return Fit(None, (), _ranks(model, filled), _gpu(model, filled))
+    # On another device the engine's own defaults are others: what the user gave is searched with, not what was filled in.
+    return Fit(None, (), _ranks(model, settings), _gpu(model, settings))
 
 
 def has_margin(plan: MemoryPlan) -> bool:
@@ -72,12 +74,14 @@ def _ceiling(settings: VllmSettings, context_bytes: int) -> float:
     return max(0.0, math.floor(free / _UTILIZATION_STEP) * _UTILIZATION_STEP)
 
 
-def _raised(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
-    context = plan_vllm(model, settings).context_bytes
-    ceiling = round(_ceiling(settings, context), 2)
-    if settings.kv_cache_memory_bytes is not None or ceiling <= settings.gpu_memory_utilization:
+def _at_ceiling(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
+    """The settings with the highest utilization that an empty GPU allows and all parts together fit in, None where it is theirs."""
+    if settings.kv_cache_memory_bytes is not None:
         return None
-    return replace(settings, gpu_memory_utilization=ceiling)
+    plan = plan_vllm(model, settings)
+    outside = plan.context_bytes + (plan.cudagraph_bytes if not counts_graphs(settings) else 0)
+    ceiling = round(_ceiling(settings, outside), 2)
+    return replace(settings, gpu_memory_utilization=ceiling) if 0 < ceiling != settings.gpu_memory_utilization else None
 
 
 def _utilization(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
@@ -129,7 +133,7 @@ def _seqs(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
 
 
 def _length(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
-    now = settings.max_model_len or 0
+    now = settings.max_model_len or 0  # never above the model's own: the plan refuses that
     return _largest(
         model, _SHORTEST_TOKENS, now, lambda n: replace(settings, max_model_len=n), multiple=_SHORTEST_TOKENS
     )
@@ -150,11 +154,9 @@ def _ranks(model: Prepared, settings: VllmSettings) -> int | None:
     """The smallest number of GPUs, doubling, over which the layers cut by tensor parallelism would fit."""
     ranks = settings.tensor_parallel_size * 2
     while ranks <= _MOST_RANKS:
-        try:
+        with contextlib.suppress(SettingError):  # heads that do not divide so
             if _fits_somehow(model, replace(settings, tensor_parallel_size=ranks)):
                 return ranks
-        except SettingError:
-            return None
         ranks *= 2
     return None
 
@@ -169,4 +171,4 @@ def _gpu(model: Prepared, settings: VllmSettings) -> int | None:
         low, high = (
             (low, middle) if _fits(model, replace(settings, gpu_total_bytes=middle * MIB)) else (middle + 1, high)
         )
-    return low * MIB
+    return low * MIB if _fits_somehow(model, replace(settings, gpu_total_bytes=low * MIB)) else None

@@ -27,9 +27,19 @@ _LETTERS: Final = {"M": "mamba2", "*": "full", "-": "none", "E": "none"}
 _MLA_HEADS: Final = 1
 _FLOAT32_BYTES: Final = 4
 # Model families whose attention keeps the latent vector; others with a kv_lora_rank unfold it (MiniCPM3).
+# Source: is_deepseek_mla in vllm/transformers_utils/model_arch_config_convertor.py, 0.32.
 _MLA_TYPES: Final = (
-    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_mtp", "kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe",
-    "glm4_moe_lite", "mistral4", "mistral_large_3", "bailing_hybrid", "AXK1", "dots2",
+    "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "dots3_note", "deepseek_mtp", "k3_dspark",
+    "glm5_next", "glm5_next_text", "glm_moe_dsa", "glm4_moe_lite", "glm4_moe_lite_mtp", "kimi_k2", "kimi_linear", "longcat_flash",
+    "pangu_ultra_moe", "pangu_ultra_moe_mtp", "bailing_hybrid", "bailing_hybrid_mtp", "bailing_hybrid_v3_mtp", "hy_v4", "hy_v4_mtp",
+)  # fmt: skip
+# A sparse attention's indexer keeps its own key of a token in eight bits, with a scale of four bytes for each 128 of them
+# (vllm/model_executor/models/deepseek_v2.py, 0.32).
+_INDEXER_GROUP, _SCALE_BYTES = 128, 4
+# Fields that change what single layers keep and that nothing here reads: where one is set the numbers are not exact.
+NOT_READ: Final = (
+    "hybrid_layer_pattern", "block_configs", "linear_attn_config", "attn_type_list", "global_head_dim", "num_global_key_value_heads",
+    "compress_ratios", "layer_group_size",
 )  # fmt: skip
 
 
@@ -65,6 +75,7 @@ def layer_caches(
                 continue
             if part in {"full", "sliding", "chunked"}:
                 found.append(_attention(shape, index, part, kv_element_bytes, tensor_parallel_size))  # type: ignore[arg-type]
+                found += _indexer(shape, index)
             else:
                 size = _STATES[part](shape, tensor_parallel_size, state_dtype_bytes)
                 found.append(LayerCache(index, "state", state_bytes=size, checkpoints=part == "mamba2"))
@@ -238,6 +249,14 @@ def _attention(shape: ModelShape, index: int, kind: Kind, element_bytes: float, 
     return LayerCache(index, kind, token_bytes=round(heads * (key + value) * element_bytes), window_tokens=window)
 
 
+def _indexer(shape: ModelShape, index: int) -> list[LayerCache]:
+    if not shape.number("index_topk") or not keeps_latent(shape):
+        return []
+    width = shape.number("index_head_dim") or _INDEXER_GROUP
+    size = width + _SCALE_BYTES * -(-width // _INDEXER_GROUP)
+    return [LayerCache(index, "full", token_bytes=size, latent=True)]
+
+
 def _needed(shape: ModelShape, *names: str) -> int:
     for name in names:
         value = shape.number(name)
@@ -275,9 +294,9 @@ def _mamba2_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int
 
 def _mamba2_dtype_bytes(shape: ModelShape) -> int:
     """Nemotron-H keeps its recurrent state in float32 unless its file says otherwise (vllm/model_executor/models/config.py)."""
-    named = shape.config.get("mamba_ssm_cache_dtype")
-    if named is None and shape.model_type == "nemotron_h":
-        return _FLOAT32_BYTES
+    if shape.model_type != "nemotron_h":
+        return shape.dtype_bytes
+    named = shape.config.get("mamba_ssm_cache_dtype") or "float32"
     return _FLOAT32_BYTES if named == "float32" else shape.dtype_bytes
 
 

@@ -22,13 +22,20 @@ _ELEMENT_BITS: Final = {
 }  # fmt: skip
 
 
+_FLOATING: Final = frozenset({"F64", "F32", "F16", "BF16"})
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One tensor of a model: its name, its shape in elements, and the bytes it takes."""
+    """One tensor of a model: its name, its shape in elements, the bytes it takes, and whether it is of plain floating point.
+
+    An engine loads plain floating point in the data type it runs with, whatever the file has.
+    """
 
     name: str
     shape: tuple[int, ...]
     bytes: int
+    floating: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,8 @@ def _header(path: Path) -> Iterator[Parameter]:
         for name, entry in _read_header(path).items():
             if name != "__metadata__":
                 shape = tuple(int(n) for n in entry["shape"])
-                yield Parameter(name, shape, prod(shape) * _ELEMENT_BITS[entry["dtype"]] // 8)
+                bits = _ELEMENT_BITS[entry["dtype"]]
+                yield Parameter(name, shape, prod(shape) * bits // 8, entry["dtype"] in _FLOATING)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise ConfigError(f"not a safetensors file: {error}", path=str(path)) from None
 
@@ -135,7 +143,7 @@ def _from_hub(model: str) -> ModelFiles:
     except Exception:  # noqa: BLE001 - weights in another format, or headers that cannot be had: the configuration is enough
         return ModelFiles(model, path, config, None)
     tensors = [
-        Parameter(name, tuple(info.shape), info.data_offsets[1] - info.data_offsets[0])
+        Parameter(name, tuple(info.shape), info.data_offsets[1] - info.data_offsets[0], info.dtype in _FLOATING)
         for file in found.files_metadata.values()
         for name, info in file.tensors.items()
     ]

@@ -13,13 +13,12 @@ _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_c
 # The canonical name of a number first, then what other families call it.
 _ALIASES: Final = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "hidden_size": ("n_embd", "d_model", "dim"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "dim"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads", "num_attention_groups"),
     "head_dim": ("attention_head_dim", "kv_channels"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "block_ff_dim"),
     "vocab_size": ("padded_vocab_size", "n_vocab"),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length", "n_ctx"),
     "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
     "num_experts_per_tok": ("num_experts_per_token", "moe_k", "top_k_experts"),
     "moe_intermediate_size": ("expert_intermediate_size", "moe_ffn_hidden_size"),
@@ -29,6 +28,20 @@ _DTYPE_BYTES: Final = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloa
 _ONE_HEAD_UNLESS_NEW: Final = frozenset({"falcon", "RefinedWebModel", "RefinedWeb"})
 # Larger than any model has; above it a value is a mistake, and arithmetic with it would only hide that.
 MAX_COUNT: Final = 10**9
+_MAX_LAYERS: Final = 10_000
+_SHOWN_CHARS: Final = 60
+_ONE_FOR_ALL: Final = frozenset({"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "head_dim"})
+_MAX_FACTOR: Final = 100_000
+# Where vLLM looks for the longest request: the smallest counts, and model_max_length over all of them
+# (vllm/transformers_utils/model_arch_config_convertor.py, 0.32).
+_LENGTHS: Final = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
+    "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+# Stretched positions that the file has written into its length already (vllm/config/model.py, _get_and_verify_max_len).
+_STRETCHED: Final = frozenset(
+    {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default", ""}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +60,18 @@ class ModelShape:
     vocab: int
     dtype_bytes: int
     max_positions: int | None
+    default_length: int | None
+    path: str = "config.json"
 
     def number(self, name: str) -> int | None:
-        """A count under any of its names, None where it is missing or null; raises ConfigError for an absurd one."""
-        return _count(self.config, name)
+        """A count under any of its names, of a list its largest; None where it is missing or null.
+
+        Raises ConfigError for an absurd one.
+        """
+        try:
+            return _count(self.config, name)
+        except ConfigError as error:
+            raise ConfigError(str(error), path=self.path) from None
 
 
 def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelShape:
@@ -63,7 +84,7 @@ def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelSha
         return ModelShape(
             text, config, str(text.get("model_type") or config.get("model_type") or ""), _architecture(config, text),
             layers, hidden, heads, _kv_heads(text, heads), _head_dim(text, hidden, heads), _needed(text, "vocab_size"),
-            _dtype_bytes(text, config), _count(text, "max_position_embeddings"),
+            _dtype_bytes(text, config), _longest(text, config), _default_length(text, config), path,
         )  # fmt: skip
     except ConfigError as error:
         raise ConfigError(str(error), path=path) from None
@@ -104,12 +125,60 @@ def _count(config: Mapping[str, Any], name: str) -> int | None:
         value = config.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-            raise ConfigError(f"{key} is {value!r}, not a count")
-        if value == 0 and name in {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "head_dim"}:
+        if name not in _ONE_FOR_ALL and isinstance(value, list) and value and all(_is_count(item) for item in value):
+            value = max(value)  # by layer: the largest decides over peaks
+        if not _is_count(value):
+            raise ConfigError(f"{key} is {repr(value)[:_SHOWN_CHARS]}, not a count")
+        assert isinstance(value, int)  # noqa: S101 - just asked
+        if name == "num_hidden_layers" and value > _MAX_LAYERS:
+            raise ConfigError(f"{key} is {value}, more than any model has")
+        if value == 0 and name in _ONE_FOR_ALL:
             raise ConfigError(f"{key} is 0")
         return value
     return None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+
+
+def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How positions are stretched, empty where they are not."""
+    found = config.get("rope_scaling") or config.get("rope_parameters")
+    return found if isinstance(found, Mapping) else {}
+
+
+def rope_kind(config: Mapping[str, Any]) -> str:
+    """The name of the stretching, empty where there is none."""
+    scaling = rope_scaling(config)
+    kind = scaling.get("rope_type") or scaling.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def rope_factor(config: Mapping[str, Any]) -> float:
+    """By how much positions are stretched, 1.0 where nothing sensible is said."""
+    factor = rope_scaling(config).get("factor")
+    if isinstance(factor, (int, float)) and not isinstance(factor, bool) and 0 < factor <= _MAX_FACTOR:
+        return float(factor)
+    return 1.0
+
+
+def _longest(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
+    """The longest request that the model is for, None where its file does not say."""
+    known = [value for name in _LENGTHS if (value := _count(text, name))]
+    if not known:
+        return None
+    longest = _count(text, "model_max_length") or min(known)
+    if rope_kind(text) in _STRETCHED or "gemma3" in str(outer.get("model_type")):
+        return longest
+    return int(longest * rope_factor(text))
+
+
+def _default_length(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
+    """The longest request where the user gives none: of LongRoPE models the length before it is stretched."""
+    if rope_kind(text) == "longrope":
+        return _count(text, "original_max_position_embeddings") or _longest(text, outer)
+    return _longest(text, outer)
 
 
 def _kv_heads(text: Mapping[str, Any], heads: int) -> int:

@@ -20,9 +20,16 @@ _TWO_MATRICES: Final = frozenset({
 })  # fmt: skip
 
 
+# Families whose embedding is their head unless the file says otherwise.
+_TIED_BY_DEFAULT: Final = ("gemma", "cohere", "bloom", "falcon", "mpt", "gpt2", "opt", "gpt_bigcode")
+
+
 def built_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
-    """Every parameter as transformers builds it, no byte of it allocated; None where it is absent or does not know the model."""
-    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+    """Every parameter as transformers builds it, no byte of it allocated; None where it is absent or does not know the model.
+
+    A model of several parts is built with all of them; see ``has_encoder``.
+    """
+    if not _importable():
         return None
     with _quiet():
         try:
@@ -31,14 +38,57 @@ def built_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
             return None
 
 
+def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with what transformers would fill in; as it is where transformers is absent or does not know it.
+
+    Published files leave out what is their family's default: heads, layers, even the vocabulary.
+    """
+    if not _importable() or not isinstance(config.get("model_type"), str):
+        return config
+    with _quiet():
+        try:
+            from transformers import AutoConfig
+
+            fields = {name: value for name, value in config.items() if name not in _NO_FIELDS}
+            filled = AutoConfig.for_model(config["model_type"], **fields).to_dict()
+        except Exception:  # noqa: BLE001 - what it does not know is read as it stands
+            return config
+    return _merged(filled, config)
+
+
+def _merged(filled: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """``filled`` under ``given``, part by part: what the file says stands."""
+    both = {**filled, **{name: value for name, value in given.items() if value is not None}}
+    for name, value in given.items():
+        if isinstance(value, Mapping) and isinstance(filled.get(name), Mapping):
+            both[name] = _merged(filled[name], value)
+    return both
+
+
+def has_encoder(shape: ModelShape) -> bool:
+    """Whether the configuration has parts beside the language model's: an encoder of images or audio."""
+    return shape.outer is not shape.config
+
+
+def _importable() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+_NO_FIELDS: Final = frozenset({"model_type", "quantization_config"})
+
+
 def _build(shape: ModelShape) -> Iterator[Parameter]:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    fields = {name: value for name, value in shape.config.items() if name not in {"model_type", "quantization_config"}}
-    config = AutoConfig.for_model(shape.model_type, **fields)
+    whole = shape.outer if has_encoder(shape) else shape.config
+    fields = {name: value for name, value in whole.items() if name not in _NO_FIELDS}
+    if has_encoder(shape):  # the language model's part decides, whatever the outer class has for a default
+        fields["tie_word_embeddings"] = _tied(shape)
+    config = AutoConfig.for_model(str(whole.get("model_type") or shape.model_type), **fields)
+    kind = AutoModelForImageTextToText if has_encoder(shape) else AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = kind.from_config(config, dtype=torch.bfloat16)
     seen: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in seen:  # tied weights are one
@@ -66,7 +116,7 @@ def _quiet() -> Iterator[None]:
 def counted(shape: ModelShape) -> tuple[Parameter, ...]:
     """The parameters of a decoder of this shape, where nothing knows the family better: a few percent off in most."""
     rows = [_parameter("model.embed_tokens.weight", (shape.vocab, shape.hidden), shape)]
-    if not _tied(shape.config):
+    if not _tied(shape):
         rows.append(_parameter("lm_head.weight", (shape.vocab, shape.hidden), shape))
     kinds = layer_kinds(shape)
     for i, kind in enumerate(kinds):
@@ -74,8 +124,15 @@ def counted(shape: ModelShape) -> tuple[Parameter, ...]:
     return (*rows, _parameter("model.norm.weight", (shape.hidden,), shape))
 
 
-def _tied(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("tie_word_embeddings", False))
+def _tied(shape: ModelShape) -> bool:
+    named = shape.config.get("tie_word_embeddings", shape.outer.get("tie_word_embeddings"))
+    return shape.model_type.startswith(_TIED_BY_DEFAULT) if named is None else bool(named)
+
+
+def well_counted(shape: ModelShape) -> bool:
+    """Whether the count is near for this family: dense attention in every layer, and an MLP of one kind."""
+    plain = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not has_encoder(shape)
+    return plain and (shape.number("num_experts") or 0) <= 1 and not shape.number("kv_lora_rank")
 
 
 def _parameter(name: str, size: tuple[int, ...], shape: ModelShape) -> Parameter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.errors import SettingError
@@ -13,66 +13,21 @@ from oomguard.facts import format_gib
 from oomguard.memory.activations import peak_activation, prompt_logprobs_bytes
 from oomguard.memory.adapters import adapter_bytes
 from oomguard.memory.constants import constant, since, tables
-from oomguard.memory.drafts import Speculation, read_speculation
 from oomguard.memory.kv_layout import KvLayout, KvSettings, lay_out
 from oomguard.memory.layer_caches import LayerCache, keeps_latent, layer_caches
-from oomguard.memory.model_files import ModelFiles, Parameter, find_model
-from oomguard.memory.model_shape import ModelShape, read_shape
-from oomguard.memory.parameters import built_on_meta, counted
-from oomguard.memory.quantized import quantized
+from oomguard.memory.model_shape import ModelShape
+from oomguard.memory.parameters import has_encoder
+from oomguard.memory.prepared import Prepared, element_bytes
+from oomguard.memory.quantized import quantizes_cache
 from oomguard.memory.weights import RankWeights, first_of_fullest, rank_weights, stage_layers
 from oomguard.memory_plan import MemoryPlan, Stage, VllmSettings
 
 KV_ELEMENT_BYTES: Final = {
     "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "fp8_inc": 1.0, "bfloat16": 2.0, "float16": 2.0, "float32": 4.0,
 }  # fmt: skip
-_DTYPES: Final = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
-# What counting parameters from the shape alone may be off by: families differ in norms, biases and gates.
-_COUNTED_UNCERTAINTY_RATIO: Final = 0.08
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
-    """A model read once, to be planned under many settings: building its parameters takes longer than planning."""
-
-    name: str
-    shape: ModelShape
-    parameters: tuple[Parameter, ...]
-    exact: bool
-    assumptions: tuple[str, ...]
-    speculation: Speculation | None = None
-    draft: Prepared | None = None
-
-
-def prepare(
-    model: ModelFiles, *, dtype: str = "auto", quantization: str | None = None, speculative_config: str | None = None
-) -> Prepared:
-    """Read a model's shape and parameters, and its draft's; raises ConfigError for their numbers, SettingError for the settings."""
-    speculation = read_speculation(speculative_config)
-    draft = None
-    if speculation is not None and speculation.model is not None:
-        draft = prepare(find_model(speculation.model), dtype=dtype)
-    found = _prepare(model, dtype, quantization)
-    return replace(found, speculation=speculation, draft=draft)
-
-
-def _prepare(model: ModelFiles, dtype: str, quantization: str | None) -> Prepared:
-    assumed: list[str] = []
-    shape = read_shape(model.config, model.config_path)
-    if dtype != "auto":
-        shape = replace(shape, dtype_bytes=_element(dtype))
-    parameters, exact = model.parameters, True
-    if parameters is None:
-        found = built_on_meta(shape)
-        exact = found is not None
-        assumed.append(
-            "weights: from the configuration, no safetensors files beside it" if exact else
-            "weights: counted from the configuration, transformers does not build this model here"
-        )  # fmt: skip
-        parameters = quantized(found or counted(shape), shape, quantization, assumed)
-    elif quantization:
-        parameters = quantized(parameters, shape, quantization, assumed)
-    return Prepared(model.name, shape, tuple(parameters), exact, tuple(assumed))
+# A cache of layers that were not understood.
+_UNREAD_RATIO: Final = 0.8
+_LENGTH_OF_NO_KEY: Final = 2048  # vllm/config/model.py
 
 
 def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
@@ -94,8 +49,9 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
     length, tokens = settings.max_model_len or 0, settings.max_num_batched_tokens or 0
     limit = max(length, shape.max_positions or 0)
     sources = [uncertainty, constants["uncertainty"]]
+    sources.append(round(model.weights_uncertainty_ratio * weights.fullest_bytes))
     if not model.exact:
-        sources.append(round(_COUNTED_UNCERTAINTY_RATIO * weights.fullest_bytes))
+        sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     return MemoryPlan(
         model=model.name,
         settings=settings,
@@ -131,25 +87,26 @@ def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str])
     )
     if settings.gpu_name is not None and any(name in settings.gpu_name.lower() for name in known["small_devices"]):
         size = "small"
-    batch = known[size]
+    batch = dict(known[size])
+    if settings.device == "cpu":
+        world = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        batch = {name: value * world for name, value in known["cpu"].items()}
     changes: dict[str, Any] = {}
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if getattr(settings, name) is None:
             changes[name] = batch[name]
             assumed.append(f"{name} {batch[name]}: vllm serve's default on a device of this size")
     if settings.max_model_len is None:
-        changes["max_model_len"] = shape.max_positions or 2048
+        changes["max_model_len"] = shape.default_length or _LENGTH_OF_NO_KEY
         assumed.append(f"max_model_len {changes['max_model_len']}: the model's own")
     filled = replace(settings, **changes)
-    if filled.max_num_batched_tokens is not None and filled.max_num_seqs is not None:
-        filled = replace(filled, max_num_seqs=min(filled.max_num_seqs, filled.max_num_batched_tokens))
+    # Only what the user left alone is fitted to the other (vllm/engine/arg_utils.py, 0.32).
+    if "max_num_batched_tokens" in changes:
+        most = (filled.max_num_seqs or 1) * (filled.max_model_len or 1)
+        filled = replace(filled, max_num_batched_tokens=min(most, filled.max_num_batched_tokens or most))
+    if "max_num_seqs" in changes:
+        filled = replace(filled, max_num_seqs=min(filled.max_num_seqs or 1, filled.max_num_batched_tokens or 1))
     return filled
-
-
-def _element(name: str) -> int:
-    if name not in _DTYPES:
-        raise SettingError(f"dtype is {name!r}", hint=f"one of auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]
 
 
 def _check(settings: VllmSettings, shape: ModelShape) -> None:
@@ -160,9 +117,20 @@ def _check(settings: VllmSettings, shape: ModelShape) -> None:
         raise SettingError(
             f"pipeline_parallel_size is {settings.pipeline_parallel_size}, the model has {shape.layers} layers"
         )
-    if shape.heads % settings.tensor_parallel_size:
+    ranks, attends = settings.tensor_parallel_size, "num_attention_heads" in shape.config or shape.heads > 1
+    if attends and shape.heads % ranks:
+        raise SettingError(f"tensor_parallel_size is {ranks}, which does not divide the {shape.heads} attention heads")
+    if attends and not keeps_latent(shape) and shape.kv_heads % ranks and ranks % shape.kv_heads:
         raise SettingError(
-            f"tensor_parallel_size is {settings.tensor_parallel_size}, which does not divide the {shape.heads} attention heads"
+            f"tensor_parallel_size is {ranks}, neither a divisor nor a multiple of the {shape.kv_heads} key-value heads"
+        )
+    tokens, rows, length = settings.max_num_batched_tokens or 0, settings.max_num_seqs or 0, settings.max_model_len or 0
+    if tokens < rows:
+        raise SettingError(f"max_num_batched_tokens is {tokens}, less than max_num_seqs {rows}")
+    if shape.max_positions is not None and length > max(shape.max_positions, shape.default_length or 0):
+        raise SettingError(
+            f"max_model_len is {length}, the model is for {shape.max_positions}",
+            hint="vLLM refuses it unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set",
         )
 
 
@@ -203,8 +171,8 @@ def _with_extras(
         assumed.append(
             f"LoRA: {settings.max_loras} slots of rank {settings.max_lora_rank} on every matrix of the layers"
         )
-    if settings.limit_mm_per_prompt is not None or "vision_config" in model.shape.outer:
-        assumed.append("images, audio and video: the encoder's weights are in, its profile is not")
+    if settings.limit_mm_per_prompt is not None or has_encoder(model.shape):
+        assumed.append("images, audio and video: what the encoder takes while it is profiled is not counted")
     held = tuple(map(sum, zip(weights.stages_bytes, drafts, adapters, strict=True)))
     return replace(weights, stages_bytes=held), drafts, adapters
 
@@ -233,7 +201,7 @@ def _layers_of_stages(
 
 def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]:
     if settings.kv_cache_dtype == "auto":
-        element: float = shape.dtype_bytes
+        element: float = 1.0 if quantizes_cache(shape) else shape.dtype_bytes
     elif settings.kv_cache_dtype in KV_ELEMENT_BYTES:
         element = KV_ELEMENT_BYTES[settings.kv_cache_dtype]
     else:
@@ -249,7 +217,7 @@ def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]
 def _state_bytes(settings: VllmSettings) -> int | None:
     """Bytes of an element of a recurrent state, None for the model's own; the CPU backend's kernels want float32."""
     if settings.mamba_ssm_cache_dtype != "auto":
-        return _element(settings.mamba_ssm_cache_dtype)
+        return element_bytes(settings.mamba_ssm_cache_dtype)
     return 4 if settings.device == "cpu" else None
 
 
@@ -282,6 +250,12 @@ def _kv_settings(model: Prepared, settings: VllmSettings, caches: tuple[LayerCac
     )
 
 
+def counts_graphs(settings: VllmSettings) -> bool:
+    """Whether this version takes its estimate of the CUDA graphs out of the utilization."""
+    counted = bool(constant("cudagraph_accounting", settings.version)["subtracted"])
+    return counted and not settings.enforce_eager and settings.device != "cpu"
+
+
 def _constants(settings: VllmSettings) -> dict[str, int]:
     if settings.device == "cpu":
         return dict.fromkeys(("cudagraphs", "non_torch", "context", "uncertainty", "subtracted"), 0)
@@ -290,7 +264,7 @@ def _constants(settings: VllmSettings) -> dict[str, int]:
         "non_torch", version, tensor_ranks=settings.tensor_parallel_size, stages=settings.pipeline_parallel_size
     )
     graphs, context = constant("cudagraphs", version), constant("context", version)
-    subtracted = constant("cudagraph_accounting", version)["subtracted"] and not settings.enforce_eager
+    subtracted = counts_graphs(settings)
     return {
         "cudagraphs": 0 if settings.enforce_eager else graphs["bytes"],
         "subtracted": int(subtracted),

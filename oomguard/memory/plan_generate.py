@@ -12,7 +12,7 @@ from oomguard.memory.constants import constant, tables
 from oomguard.memory.generate import generate_row_bytes
 from oomguard.memory.layer_caches import layer_caches
 from oomguard.memory.model_config import from_mapping
-from oomguard.memory.plan import Prepared
+from oomguard.memory.prepared import Prepared
 from oomguard.memory.trace import GenerateCall, traced_peak
 from oomguard.memory_plan import GeneratePlan
 

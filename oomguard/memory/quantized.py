@@ -6,6 +6,7 @@ vllm/model_executor/layers/quantization creates for them (0.33).
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -60,6 +61,8 @@ def _is_quantized(parameter: Parameter, form: Format) -> bool:
 
 def _matches(pattern: str, name: str) -> bool:
     module = name.removesuffix(".weight")
+    if "*" in pattern and not pattern.startswith("re:"):
+        return fnmatch.fnmatchcase(module, pattern)
     if pattern.startswith("re:"):
         import regex
 
@@ -67,12 +70,54 @@ def _matches(pattern: str, name: str) -> bool:
             return regex.match(pattern[3:], module, timeout=0.1) is not None
         except (regex.error, TimeoutError):
             return False
-    return module == pattern or module.endswith("." + pattern)
+    return f".{pattern}." in f".{module}."  # the module itself, or one that holds it
+
+
+def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
+    """What the checkpoint says of its own quantisation, None where it is not quantised."""
+    config = shape.config.get("quantization_config") or shape.outer.get("quantization_config")
+    return config if isinstance(config, Mapping) else None
+
+
+def quantizes_cache(shape: ModelShape) -> bool:
+    """Whether the checkpoint wants its keys and values in eight bits: vLLM's `auto` then means fp8.
+
+    Sources: vllm/utils/torch_utils.py and model_executor/layers/attention/attention.py, 0.32.
+    """
+    config = quantization_config(shape) or {}
+    scheme = config.get("kv_cache_scheme")
+    named = str(config.get("kv_cache_quant_algo") or "")
+    if isinstance(config.get("quantization"), Mapping):
+        named = str(config["quantization"].get("kv_cache_quant_algo") or named)
+    return named.upper() == "FP8" or (isinstance(scheme, Mapping) and scheme.get("num_bits") == 8)
+
+
+def _check_method(config: Mapping[str, Any], asked: str | None) -> None:
+    """Raise SettingError where another method is asked for than the checkpoint has: the engine refuses that."""
+    method = str(config.get("quant_method") or "").replace("_", "-")
+    wanted = (asked or "").replace("_", "-").removesuffix("-marlin")
+    if wanted and method and wanted not in {method, method.removesuffix("-marlin")}:
+        raise SettingError(
+            f"quantization is {asked!r}, the checkpoint is quantised with {method!r}", hint="leave it out"
+        )
+
+
+def loaded(
+    parameters: Iterable[Parameter], shape: ModelShape, asked: str | None, assumed: list[str]
+) -> tuple[Parameter, ...]:
+    """What a file's own tensors take once loaded: packed ones as they are, plain ones in the engine's data type."""
+    config = quantization_config(shape)
+    if config is not None:
+        _check_method(config, asked)
+        return tuple(parameters)
+    plain = (replace(p, bytes=_elements(p) * shape.dtype_bytes) if p.floating else p for p in parameters)
+    return quantized(plain, shape, asked, assumed)
 
 
 def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format | None:
-    config = shape.config.get("quantization_config") or shape.outer.get("quantization_config")
-    if isinstance(config, Mapping):
+    config = quantization_config(shape)
+    if config is not None:
+        _check_method(config, asked)
         return _from_config(config, assumed)
     if asked is None:
         return None
@@ -82,11 +127,12 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format 
             hint=f"while loading: {', '.join(_ASKED)}",
         )
     assumed.append(f"quantization {asked}: the matrices of the layers, embeddings and head stay as they are")
-    return Format(_ASKED[asked])
+    return Format(_ASKED[asked], experts_only=asked in _EXPERTS_ONLY)
 
 
 # Formats that vLLM makes of a half-precision checkpoint while it loads.
 _ASKED: Final = {"fp8": 8.0, "bitsandbytes": 4 + 32 / 64, "experts_int8": 8.0}
+_EXPERTS_ONLY: Final = frozenset({"experts_int8", "mxfp4"})
 
 
 def _from_config(config: Mapping[str, Any], assumed: list[str]) -> Format | None:
@@ -99,7 +145,7 @@ def _from_config(config: Mapping[str, Any], assumed: list[str]) -> Format | None
         str(name) for key in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
         if isinstance(config.get(key), list) for name in config[key]
     )  # fmt: skip
-    return Format(bits, experts_only=method == "mxfp4", ignored=ignored)
+    return Format(bits, experts_only=method in _EXPERTS_ONLY, ignored=ignored)
 
 
 def _grouped(config: Mapping[str, Any]) -> float:
@@ -133,7 +179,9 @@ def _compressed(config: Mapping[str, Any]) -> float:
     if not isinstance(weights, Mapping):
         raise ConfigError("quantization_config.config_groups has no weights")
     bits, size = _number(weights, "num_bits", 8), _number(weights, "group_size", 0)
-    extra = 8 * _SCALE_BYTES / size if size > 0 else 0.0
+    # Formats of four bits and floating point have scales of one byte.
+    scale = 1 if weights.get("type") == "float" and bits == 4 else _SCALE_BYTES
+    extra = 8 * scale / size if size > 0 else 0.0
     if size > 0 and weights.get("symmetric") is False:
         extra += bits / size
     return bits + extra
@@ -150,6 +198,7 @@ def _number(config: Mapping[str, Any], name: str, default: int) -> int:
 
 _METHODS: Final[Mapping[str, Callable[[Mapping[str, Any]], float]]] = {
     "awq": _grouped, "gptq": _grouped, "auto-round": _grouped, "awq_marlin": _grouped, "gptq_marlin": _grouped, "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
     "mxfp4": lambda _: 4 + 8 / 32, "bitsandbytes": _bitsandbytes, "compressed-tensors": _compressed, "modelopt": _modelopt,
     "compressed_tensors": _compressed, "modelopt_fp4": _modelopt,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oomguard.memory.model_files import Parameter
-from oomguard.memory.model_shape import ModelShape
+from oomguard.memory.model_shape import MAX_COUNT, ModelShape, rope_factor, rope_kind, rope_scaling
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _EMBEDDING: Final = re.compile(
@@ -23,6 +23,9 @@ _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)(?:\.weigh
 _KEYS_VALUES: Final = re.compile(r"\.(?:k_proj|v_proj|key|value)\.(?!.*norm)")
 _FUSED_ATTENTION: Final = re.compile(r"\.(?:qkv_proj|query_key_value|c_attn|Wqkv)\.")
 _EXPERTS: Final = re.compile(r"\.experts?\b|\.experts\.")
+# Layers that predict further tokens, under names of their own.
+_FURTHER: Final = re.compile(r"(?:^|\.)mtp[._]")
+_OF_ALL_EXPERTS: Final = 3
 # Not cut: each rank holds the whole. The latent projections of MLA are shared by all heads.
 _WHOLE: Final = re.compile(
     r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj)\.(?:weight|bias)$"
@@ -74,11 +77,14 @@ def rank_weights(
     stages = stage_layers(shape.layers, pipeline_parallel_size)
     totals = [0.0] * pipeline_parallel_size
     has_head, embeddings = False, 0.0
+    tied = bool(shape.config.get("tie_word_embeddings") or shape.outer.get("tie_word_embeddings"))
     for parameter in parameters:
         layer = _LAYER.search(parameter.name)
-        beyond = layer is not None and _beyond(layer, parameter, shape)
+        beyond = bool(_FURTHER.search(parameter.name)) or (layer is not None and _beyond(layer, parameter, shape))
         if _NOT_LOADED.search(parameter.name) or (beyond and not further_layers):
             continue
+        if tied and _HEAD.search(parameter.name):
+            continue  # some files hold the head although it is the embedding once more; the engine drops it
         share = parameter.bytes / _ranks_of(
             parameter, shape, tensor_parallel_size, expert_ranks or tensor_parallel_size
         )
@@ -119,7 +125,10 @@ def _outside(name: str) -> bool:
 
 def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks: int) -> float:
     """By how much a rank's part of a parameter is smaller than the whole."""
-    if _EXPERTS.search(parameter.name) and "shared" not in parameter.name:
+    of_all = (
+        len(parameter.shape) == _OF_ALL_EXPERTS and bool(_LAYER.search(parameter.name)) and "conv" not in parameter.name
+    )
+    if (of_all or _EXPERTS.search(parameter.name)) and "shared" not in parameter.name:
         return expert_ranks
     if len(parameter.shape) < 2 or _WHOLE.search(parameter.name):
         return 1
@@ -143,32 +152,29 @@ def rotary_bytes(shape: ModelShape) -> int:
     if shape.model_type in _NO_ROPE or shape.max_positions is None:
         return 0
     config = shape.config
-    dims = shape.number("qk_rope_head_dim") or round(shape.head_dim * float(_rotary_share(config)))
-    positions = _table_positions(config, shape.max_positions)
-    tables = 2 if config.get("rope_local_base_freq") or "long_factor" in _scaling(config) else 1
-    return tables * positions * dims * shape.dtype_bytes
-
-
-def _scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = config.get("rope_scaling") or config.get("rope_parameters")
-    return found if isinstance(found, Mapping) else {}
+    dims = shape.number("qk_rope_head_dim") or round(shape.head_dim * _rotary_share(config))
+    tables = 2 if config.get("rope_local_base_freq") else 1
+    return tables * _table_positions(shape) * dims * shape.dtype_bytes
 
 
 def _rotary_share(config: Mapping[str, Any]) -> float:
     for name in ("partial_rotary_factor", "rotary_pct", "rotary_percent"):
-        value = config.get(name) or _scaling(config).get(name)
+        value = config.get(name) or rope_scaling(config).get(name)
         if isinstance(value, (int, float)) and 0 < value <= 1:
             return float(value)
     return 1.0
 
 
-def _table_positions(config: Mapping[str, Any], positions: int) -> int:
-    """Yarn's table spans the stretched length, which the file may or may not have written into its positions."""
-    scaling = _scaling(config)
-    kind, factor, original = (scaling.get(n) for n in ("rope_type", "factor", "original_max_position_embeddings"))
-    kind = kind or scaling.get("type")
-    if kind in {"yarn", "deepseek_yarn"} and isinstance(factor, (int, float)) and isinstance(original, int):
-        return max(1, round(original * factor))
+def _table_positions(shape: ModelShape) -> int:
+    """Yarn's table spans the stretched length, which the file may not have written; LongRoPE has a short one and a long one."""
+    positions = shape.max_positions or 0
+    original = rope_scaling(shape.config).get("original_max_position_embeddings")
+    known = original if isinstance(original, int) and 0 < original <= MAX_COUNT else None
+    kind = rope_kind(shape.config)
+    if kind in {"yarn", "deepseek_yarn"} and known:
+        return max(1, round(known * rope_factor(shape.config)))
+    if kind == "longrope":
+        return positions + (shape.default_length or 0)
     return positions
 
 

@@ -94,6 +94,7 @@ def to_record(plan: MemoryPlan) -> dict[str, Any]:
         "max_num_batched_tokens": plan.settings.max_num_batched_tokens,
         "gpu_memory_utilization": plan.settings.gpu_memory_utilization,
         "fits": plan.fits,
+        "margin_bytes": min((s.pool_bytes - s.request_bytes for s in plan.stages), default=0),
         "reasons": list(plan.reasons),
         "assumptions": list(plan.assumptions),
         "uncertainty_bytes": plan.uncertainty_bytes,
@@ -163,7 +164,14 @@ def print_plan(console: Console, plan: MemoryPlan, advice: Sequence[str]) -> Non
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
+    margin = min((stage.pool_bytes - stage.request_bytes for stage in plan.stages), default=0)
+    sure = margin >= plan.uncertainty_bytes or settings.kv_cache_memory_bytes is not None
     verdict = Text("fits", style="bold green") if plan.fits else Text("does not fit: ", style="bold red")
+    if plan.fits and not sure:
+        verdict = Text("fits, but within what is uncertain", style="bold yellow")
+        verdict.append(
+            f": {format_gib(margin)} to spare, {format_gib(plan.uncertainty_bytes)} unsure", style="not bold"
+        )
     console.print(verdict if plan.fits else verdict.append("; ".join(plan.reasons), style="not bold"), soft_wrap=True)
     for line in advice:
         console.print(Text(line), soft_wrap=True)
@@ -177,7 +185,7 @@ def print_sweep(console: Console, name: str, plans: Sequence[tuple[Any, MemoryPl
 
     table = Table(box=None, pad_edge=False)
     for title in (name, "weights", "activations", "KV cache", "KV tokens", "at once", "fits"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for value, plan in plans:
         table.add_row(
             str(value), format_gib(plan.weights_bytes), format_gib(plan.peak_activation_bytes),

@@ -115,3 +115,11 @@ def test_a_state_has_one_size_whatever_the_length():
 def test_a_state_without_its_numbers_is_refused_by_name():
     with pytest.raises(ConfigError, match="conv_kernel is missing"):
         layer_caches(shape(model_type="mamba", state_size=16), kv_element_bytes=2)
+
+
+def test_a_sparse_attention_s_indexer_keeps_its_own_keys():
+    sparse = shape(
+        model_type="deepseek_v32", kv_lora_rank=512, qk_rope_head_dim=64, index_topk=2048, index_head_dim=128
+    )
+    caches = layer_caches(sparse, kv_element_bytes=2)
+    assert sum(cache.token_bytes for cache in caches if cache.index == 0) == 576 * 2 + 128 + 4

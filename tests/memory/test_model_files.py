@@ -47,8 +47,8 @@ def test_the_headers_tell_shapes_and_bytes(folder):
     safetensors(folder / "model.safetensors", {"a": ("BF16", [2, 3]), "b": ("F8_E4M3", [4]), "c": ("F4", [8])})
     assert find_model(str(folder)).parameters == (
         Parameter("a", (2, 3), 12),
-        Parameter("b", (4,), 4),
-        Parameter("c", (8,), 4),
+        Parameter("b", (4,), 4, floating=False),
+        Parameter("c", (8,), 4, floating=False),
     )
 
 

@@ -98,3 +98,37 @@ def test_a_damaged_configuration_is_read_or_refused_by_name(damage):
     else:
         message = f"config.json: {read.layers} layers"
     assert message.startswith("config.json: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest", "default"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 4 * 131072, 4 * 131072),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072, 131072),
+        ({"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 4096}, 131072, 4096),
+        ({"model_max_length": 262144}, 262144, 262144),
+        ({"n_positions": 1024}, 1024, 1024),
+        ({"max_position_embeddings": None}, None, None),
+        ({"rope_scaling": {"type": ["linear"], "factor": float("nan")}}, 131072, 131072),
+        ({"rope_scaling": {"type": "linear", "factor": 1e308}}, 131072, 131072),
+    ],
+    ids=str,
+)
+def test_the_longest_request_follows_vllm_s_own_rules(changes, longest, default):
+    shape = read_shape({**LLAMA, **changes})
+    assert (shape.max_positions, shape.default_length) == (longest, default)
+
+
+def test_of_a_list_by_layer_the_largest_counts():
+    assert read_shape({**LLAMA, "intermediate_size": [8, 64, 16]}).number("intermediate_size") == 64
+
+
+def test_more_layers_than_any_model_has_are_refused_at_once():
+    with pytest.raises(ConfigError, match="more than any model has"):
+        read_shape({**LLAMA, "num_hidden_layers": 10**9})
+
+
+def test_an_absurd_value_is_not_printed_whole():
+    with pytest.raises(ConfigError) as caught:
+        read_shape({**LLAMA, "vocab_size": "x" * 10_000})
+    assert len(str(caught.value)) < 200

@@ -16,7 +16,8 @@ from oomguard.facts import GIB
 from oomguard.memory.fitting import fit, has_margin
 from oomguard.memory.model_files import ModelFiles
 from oomguard.memory.parameters import counted
-from oomguard.memory.plan import plan_vllm, prepare
+from oomguard.memory.plan import plan_vllm
+from oomguard.memory.prepared import prepare
 from oomguard.memory_plan import VllmSettings
 
 TABLE = Path(__file__).parents[3] / "shared" / "data" / "llmd_v019_dev.json"
@@ -127,6 +128,11 @@ def test_why_it_does_not_fit_is_said_with_both_numbers():
         ({"pipeline_parallel_size": 33}, "the model has 32 layers"),
         ({"kv_cache_dtype": "int3"}, "kv_cache_dtype is 'int3'"),
         ({"gpu_total_bytes": 0}, "a GPU of 0 bytes"),
+        ({"tensor_parallel_size": 16, "max_model_len": 200_000}, "max_model_len is 200000, the model is for 131072"),
+        (
+            {"max_num_seqs": 2048, "max_num_batched_tokens": 512},
+            "max_num_batched_tokens is 512, less than max_num_seqs 2048",
+        ),
         ({"mamba_ssm_cache_dtype": "int3"}, None),
     ],
 )
@@ -253,3 +259,41 @@ def test_weights_in_host_memory_leave_more_for_the_pool():
 
 def test_an_a100_has_the_defaults_of_a_small_device():
     assert plan(gpu_name="NVIDIA A100-SXM4-80GB").settings.max_num_seqs == 256
+
+
+def test_key_value_heads_that_do_not_go_into_the_ranks_are_refused():
+    odd = prepared({**LLAMA, "num_attention_heads": 40, "num_key_value_heads": 10, "hidden_size": 5120})
+    with pytest.raises(SettingError, match="neither a divisor nor a multiple of the 10 key-value heads"):
+        plan_vllm(odd, replace(H100, tensor_parallel_size=4))
+
+
+def test_a_checkpoint_s_own_eight_bit_cache_holds_twice_the_tokens():
+    config = {**LLAMA, "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8},
+              "config_groups": {"g": {"weights": {"num_bits": 8}}}}}  # fmt: skip
+    assert plan_vllm(prepared(config), H100).kv_bytes_per_token * 2 == plan().kv_bytes_per_token
+
+
+def test_layers_that_are_not_read_make_a_range():
+    found = plan_vllm(prepared({**LLAMA, "hybrid_layer_pattern": [0, 1]}), H100)
+    assert any("hybrid_layer_pattern in the configuration: not read" in line for line in found.assumptions)
+    assert found.uncertainty_bytes > 5 * plan().uncertainty_bytes
+
+
+def test_too_much_at_once_is_solved_together():
+    found = fit(MODEL, replace(H100, gpu_total_bytes=24 * GIB, gpu_memory_utilization=1.0))
+    assert found.plan is not None
+    assert [name for name, _, _ in found.changed] == ["gpu_memory_utilization", "max_model_len"]
+
+
+def test_the_cpu_backend_has_defaults_of_its_own():
+    found = plan(device="cpu", kv_cache_memory_bytes=GIB)
+    assert (found.settings.max_num_seqs, found.settings.max_num_batched_tokens, found.block_tokens) == (128, 2048, 128)
+
+
+def test_a_published_file_that_leans_on_its_family_s_defaults_is_read():
+    pytest.importorskip("transformers")
+    sparse = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
+              "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}, "vision_config": {}}  # fmt: skip
+    model = prepare(ModelFiles("model", "config.json", sparse, None))
+    assert (model.shape.heads, model.shape.vocab) == (8, 262208)
+    assert any("vision" in parameter.name for parameter in model.parameters)

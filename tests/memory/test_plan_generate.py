@@ -11,8 +11,8 @@ from oomguard.facts import GIB
 from oomguard.memory.model_files import ModelFiles
 from oomguard.memory.model_shape import read_shape
 from oomguard.memory.parameters import counted
-from oomguard.memory.plan import prepare
 from oomguard.memory.plan_generate import plan_generate
+from oomguard.memory.prepared import prepare
 from oomguard.memory.trace import GenerateCall
 
 LLAMA = {

@@ -7,7 +7,7 @@ import pytest
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.model_files import Parameter
 from oomguard.memory.model_shape import read_shape
-from oomguard.memory.quantized import quantized
+from oomguard.memory.quantized import loaded, quantized, quantizes_cache
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 128}
 MATRIX = Parameter("model.layers.0.mlp.up_proj.weight", (128, 128), 32768)
@@ -87,3 +87,45 @@ def test_a_method_that_needs_its_own_checkpoint_is_refused():
 def test_an_absurd_quantization_is_named(config):
     with pytest.raises(ConfigError, match="quantization_config"):
         sizes(config, MATRIX)
+
+
+PACKED = Parameter("model.layers.0.mlp.up_proj.qweight", (16, 128), 8192, floating=False)
+
+
+def test_packed_tensors_of_a_file_are_not_quantised_again():
+    shape = read_shape({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    assert loaded([PACKED], shape, "awq", []) == (PACKED,)
+
+
+def test_another_method_than_the_checkpoint_s_is_refused():
+    shape = read_shape({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    for read in (loaded, quantized):
+        with pytest.raises(SettingError, match="'fp8', the checkpoint is quantised with 'awq'"):
+            read([PACKED], shape, "fp8", [])
+
+
+def test_plain_tensors_are_loaded_in_the_engine_s_data_type():
+    single = Parameter("model.layers.0.mlp.up_proj.weight", (128, 128), 65536)
+    assert [p.bytes for p in loaded([single], read_shape(LLAMA), None, [])] == [32768]
+
+
+@pytest.mark.parametrize("pattern", ["model.layers.*.mlp*", "model.layers.0", "mlp"])
+def test_a_module_that_holds_the_matrix_leaves_it_alone_too(pattern):
+    assert sizes({"quant_method": "awq", "bits": 4, "modules_to_not_convert": [pattern]}, MATRIX) == [32768]
+
+
+def test_experts_in_eight_bits_leave_the_rest_alone():
+    assert sizes(None, MATRIX, EXPERT, asked="experts_int8") == [32768, 16384]
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}, True),
+        ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}, True),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": None}, False),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, False),
+    ],
+)
+def test_a_checkpoint_may_want_its_keys_and_values_in_eight_bits(config, wanted):
+    assert quantizes_cache(read_shape({**LLAMA, "quantization_config": config})) is wanted

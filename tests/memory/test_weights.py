@@ -134,3 +134,24 @@ def test_all_ranks_together_hold_at_least_the_model(ranks, stages):
 )
 def test_the_table_of_cosines_and_sines_is_positions_by_dimensions(changes, rows, columns):
     assert rotary_bytes(read_shape({**LLAMA, **changes})) == rows * columns * 2
+
+
+def test_layers_named_for_further_tokens_are_loaded_for_speculation_only():
+    extra = [Parameter("mtp.layers.0.mlp.up_proj.weight", (128, 64), 16384)]
+    assert rank_weights(extra, SHAPE).fullest_bytes == rank_weights([], SHAPE).fullest_bytes
+    assert (
+        rank_weights(extra, SHAPE, further_layers=True).fullest_bytes == rank_weights([], SHAPE).fullest_bytes + 16384
+    )
+
+
+def test_a_head_that_is_the_embedding_once_more_is_not_loaded():
+    head = [Parameter("lm_head.weight", (128, 64), 16384)]
+    tied = read_shape({**LLAMA, "tie_word_embeddings": True})
+    assert rank_weights(head, tied).fullest_bytes == rank_weights([], tied).fullest_bytes
+    assert rank_weights(head, SHAPE).fullest_bytes == rank_weights([], SHAPE).fullest_bytes + 16384
+
+
+def test_experts_in_one_tensor_are_spread_too():
+    experts = [Parameter("model.layers.0.block_sparse_moe.input_linear.weight", (8, 128, 64), 131072)]
+    held = rank_weights(experts, SHAPE, expert_ranks=8)
+    assert held.fullest_bytes - held.tables_bytes == 16384
