@@ -203,3 +203,10 @@ def test_a_mistake_in_a_call_is_one_message(model, words, message):
     assert ran.returncode == 2
     assert message in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_the_example_answers_its_four_questions():
+    example = Path(__file__).parents[2] / "examples" / "plan_seeds.py"
+    ran = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=120, check=True)
+    assert [line[:2] for line in ran.stdout.splitlines() if line[:1].isdigit()] == ["1.", "2.", "3.", "4."]
+    assert "one token is 0.25 MiB. The weights are 61.02 GiB" in ran.stdout
