@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from oomguard.memory.parameters import counted
 from oomguard.memory.plan import plan_vllm
 from oomguard.memory.prepared import prepare
 from oomguard.memory_plan import VllmSettings
+from oomguard.report.memory_plan import to_record
 
 TABLE = Path(__file__).parents[3] / "shared" / "data" / "llmd_v019_dev.json"
 LLAMA = {
@@ -297,3 +299,35 @@ def test_a_published_file_that_leans_on_its_family_s_defaults_is_read():
     model = prepare(ModelFiles("model", "config.json", sparse, None))
     assert (model.shape.heads, model.shape.vocab) == (8, 262208)
     assert any("vision" in parameter.name for parameter in model.parameters)
+
+
+SPOILED = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5), st.lists(st.integers(-1, 99), max_size=5),
+    st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "weights", "num_bits", "quant_method", "bits"]), st.one_of(
+        st.none(), st.floats(), st.text(max_size=9), st.integers(-5, 5), st.lists(st.integers(), max_size=2))),
+)  # fmt: skip
+FIELDS = (
+    *LLAMA, "head_dim", "sliding_window", "layer_types", "rope_scaling", "quantization_config", "kv_lora_rank", "qk_rope_head_dim",
+    "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "text_config", "vision_config", "tie_word_embeddings",
+    "architectures", "partial_rotary_factor", "num_kv_shared_layers", "model_max_length", "hybrid_override_pattern", "attention_chunk_size",
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), SPOILED, min_size=1, max_size=4),
+    st.sampled_from(
+        ["llama", "gemma2", "deepseek_v3", "mamba2", "nemotron_h", "jamba", "qwen3_next", "llama4_text", "phi3"]
+    ),
+    st.sampled_from([1, 2, 3, 16]),
+)
+def test_a_spoiled_configuration_is_planned_or_refused_by_name(damage, family, ranks):
+    from oomguard.errors import UsageError
+    from oomguard.memory.model_shape import read_shape
+
+    config = {**LLAMA, "model_type": family, **damage}
+    with contextlib.suppress(UsageError):  # any other exception is a finding
+        files = ModelFiles("model", "config.json", config, counted(read_shape(config)))
+        found = plan_vllm(prepare(files), replace(H100, tensor_parallel_size=ranks))
+        assert found.weights_bytes >= 0
+        json.dumps(to_record(found), allow_nan=False)
