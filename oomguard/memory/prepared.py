@@ -27,7 +27,6 @@ class Prepared:
     parameters: tuple[Parameter, ...]
     exact: bool
     assumptions: tuple[str, ...]
-    from_files: bool = False
     weights_uncertainty_ratio: float = 0.0
     speculation: Speculation | None = None
     draft: Prepared | None = None
@@ -52,7 +51,7 @@ def _prepare(model: ModelFiles, dtype: str, quantization: str | None) -> Prepare
         shape = replace(shape, dtype_bytes=element_bytes(dtype))
     if model.parameters is not None:
         parameters = loaded(model.parameters, shape, quantization, assumed)
-        return Prepared(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed), from_files=True)
+        return Prepared(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
     found = built_on_meta(shape)
     exact = found is not None or well_counted(shape)
     assumed.append(
