@@ -1,0 +1,24 @@
+"""Healthy and unrelated programs give no incident: as many of them as a minute runs; benchmarks/healthy_logs.py runs all."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "healthy_logs.py"
+
+
+@pytest.mark.timeout(900)
+def test_what_healthy_programs_print_holds_no_incident(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path), "--minutes", "1"],
+        capture_output=True, text=True, timeout=800, check=True,
+    )  # fmt: skip
+
+    files = int(re.search(r"^(\d+) files", ran.stdout, re.MULTILINE).group(1))
+    assert files >= 50, ran.stdout
+    assert "incidents: 0 in 0 files" in ran.stdout, ran.stdout
