@@ -87,6 +87,17 @@ class MemoryPlan:
         """Whether the engine would start with these settings."""
         return not self.reasons
 
+    @property
+    def margin_bytes(self) -> int:
+        """What the pool has beyond one request of the full length, on the stage with least."""
+        return min(stage.pool_bytes - stage.request_bytes for stage in self.stages)
+
+    @property
+    def has_margin(self) -> bool:
+        """Whether it still fits when the pool is smaller by its uncertainty; a pool set in bytes has none."""
+        set_in_bytes = self.settings.kv_cache_memory_bytes is not None
+        return self.fits and (set_in_bytes or self.margin_bytes >= self.uncertainty_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class GeneratePlan:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _FORMS: Final = ("terminal", "json")
 _POSITIVE: Final = click.IntRange(1)
-_SIZES: Final = {"kv_cache_memory_bytes"}
 
 
 def _engine_options(function: F) -> F:

@@ -52,15 +52,8 @@ def fit(model: Prepared, settings: VllmSettings) -> Fit:
     return Fit(None, (), _ranks(model, settings), _gpu(model, settings))
 
 
-def has_margin(plan: MemoryPlan) -> bool:
-    """Whether it still fits when the pool is smaller by the plan's uncertainty."""
-    if plan.settings.kv_cache_memory_bytes is not None:
-        return plan.fits
-    return plan.fits and all(s.pool_bytes - s.request_bytes >= plan.uncertainty_bytes for s in plan.stages)
-
-
 def _fits(model: Prepared, settings: VllmSettings) -> bool:
-    return has_margin(plan_vllm(model, settings))
+    return plan_vllm(model, settings).has_margin
 
 
 def _fits_somehow(model: Prepared, settings: VllmSettings) -> bool:
@@ -168,7 +161,6 @@ def _gpu(model: Prepared, settings: VllmSettings) -> int | None:
         return None
     while low < high:
         middle = (low + high) // 2
-        low, high = (
-            (low, middle) if _fits(model, replace(settings, gpu_total_bytes=middle * MIB)) else (middle + 1, high)
-        )
+        fits = _fits_somehow(model, replace(settings, gpu_total_bytes=middle * MIB))
+        low, high = (low, middle) if fits else (middle + 1, high)
     return low * MIB if _fits_somehow(model, replace(settings, gpu_total_bytes=low * MIB)) else None

@@ -37,6 +37,11 @@ class Parameter:
     bytes: int
     floating: bool = True
 
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return prod(self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:

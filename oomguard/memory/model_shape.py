@@ -24,7 +24,7 @@ _ALIASES: Final = {
     "moe_intermediate_size": ("expert_intermediate_size", "moe_ffn_hidden_size"),
     "sliding_window": ("window_size",),
 }  # fmt: skip
-_DTYPE_BYTES: Final = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+DTYPE_BYTES: Final = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 _ONE_HEAD_UNLESS_NEW: Final = frozenset({"falcon", "RefinedWebModel", "RefinedWeb"})
 # Larger than any model has; above it a value is a mistake, and arithmetic with it would only hide that.
 MAX_COUNT: Final = 10**9
@@ -211,7 +211,7 @@ def _dtype_bytes(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int:
     for part in (text, outer):
         name = part.get("dtype") or part.get("torch_dtype")
         if isinstance(name, str):
-            known = _DTYPE_BYTES.get(name.removeprefix("torch."))
+            known = DTYPE_BYTES.get(name.removeprefix("torch."))
             # vLLM loads float32 checkpoints in half precision (vllm/config/model.py, _resolve_auto_dtype).
             return 2 if known is None else min(known, 2)
     return 2

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any, Final
 
 from oomguard.memory.layer_caches import layer_kinds
@@ -47,10 +48,7 @@ def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config
     with _quiet():
         try:
-            from transformers import AutoConfig
-
-            fields = {name: value for name, value in config.items() if name not in _NO_FIELDS}
-            filled = AutoConfig.for_model(config["model_type"], **fields).to_dict()
+            filled = auto_config(config).to_dict()
         except Exception:  # noqa: BLE001 - what it does not know is read as it stands
             return config
     return _merged(filled, config)
@@ -77,18 +75,24 @@ def _importable() -> bool:
 _NO_FIELDS: Final = frozenset({"model_type", "quantization_config"})
 
 
+def auto_config(config: Mapping[str, Any]) -> Any:
+    """transformers' own object of a configuration, as of a model that is not quantised; raises what transformers does."""
+    from transformers import AutoConfig
+
+    fields = {name: value for name, value in config.items() if name not in _NO_FIELDS}
+    return AutoConfig.for_model(config["model_type"], **fields)
+
+
 def _build(shape: ModelShape) -> Iterator[Parameter]:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    whole = shape.outer if has_encoder(shape) else shape.config
-    fields = {name: value for name, value in whole.items() if name not in _NO_FIELDS}
+    kind, whole = AutoModelForCausalLM, dict(shape.config)
     if has_encoder(shape):  # the language model's part decides, whatever the outer class has for a default
-        fields["tie_word_embeddings"] = _tied(shape)
-    config = AutoConfig.for_model(str(whole.get("model_type") or shape.model_type), **fields)
-    kind = AutoModelForImageTextToText if has_encoder(shape) else AutoModelForCausalLM
+        kind, whole = AutoModelForImageTextToText, {**shape.outer, "tie_word_embeddings": _tied(shape)}
+    whole["model_type"] = str(whole.get("model_type") or shape.model_type)
     with torch.device("meta"):
-        model = kind.from_config(config, dtype=torch.bfloat16)
+        model = kind.from_config(auto_config(whole), dtype=torch.bfloat16)
     seen: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in seen:  # tied weights are one
@@ -136,10 +140,7 @@ def well_counted(shape: ModelShape) -> bool:
 
 
 def _parameter(name: str, size: tuple[int, ...], shape: ModelShape) -> Parameter:
-    count = 1
-    for n in size:
-        count *= n
-    return Parameter(name, size, count * shape.dtype_bytes)
+    return Parameter(name, size, prod(size) * shape.dtype_bytes)
 
 
 def _layer(shape: ModelShape, index: int, kind: str) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from packaging.version import Version
-
 from oomguard.errors import SettingError
-from oomguard.memory.constants import constant, tables
+from oomguard.memory.constants import LATEST, constant, tables
 from oomguard.memory.generate import generate_row_bytes
 from oomguard.memory.layer_caches import layer_caches
 from oomguard.memory.model_config import from_mapping
@@ -19,7 +17,6 @@ from oomguard.memory_plan import GeneratePlan
 # The closed form is within 0.21 % of a fake-tensor run on five plain decoders (generate.py); other shapes are less sure.
 _CLOSED_FORM_UNCERTAINTY_RATIO: Final = 0.03
 _ATTENTIONS: Final = ("sdpa", "eager")
-_NEWEST: Final = Version("0.33")
 
 
 def plan_generate(model: Prepared, call: GenerateCall, gpu_total_bytes: int, *, trace: bool = False) -> GeneratePlan:
@@ -46,7 +43,7 @@ def plan_generate(model: Prepared, call: GenerateCall, gpu_total_bytes: int, *, 
         uncertainty = round(_CLOSED_FORM_UNCERTAINTY_RATIO * (peak - weights))
     token = sum(cache.token_bytes for cache in layer_caches(model.shape, kv_element_bytes=model.shape.dtype_bytes))
     ratio = 1 + tables()["generate"]["reserved_ratio"]
-    context = constant("context", _NEWEST)["bytes"]
+    context = constant("context", LATEST)["bytes"]
     room = (gpu_total_bytes - context) / ratio - weights
     return GeneratePlan(
         model=model.name, gpu_total_bytes=gpu_total_bytes, batch_size=call.batch_size, prompt_tokens=call.prompt_tokens,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.drafts import Speculation, read_speculation
 from oomguard.memory.layer_caches import NOT_READ
 from oomguard.memory.model_files import ModelFiles, Parameter, find_model
-from oomguard.memory.model_shape import ModelShape, read_shape
+from oomguard.memory.model_shape import DTYPE_BYTES, ModelShape, read_shape
 from oomguard.memory.parameters import built_on_meta, completed, counted, has_encoder, well_counted
 from oomguard.memory.quantized import loaded, quantized
 
-_DTYPES: Final = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
 # What counting parameters from the shape alone may be off by: plain families differ in norms, biases and gates, others by much.
 _COUNTED_WELL_RATIO, _COUNTED_BADLY_RATIO = 0.15, 0.8
 
@@ -87,6 +85,6 @@ def _certain(shape: ModelShape, assumed: list[str]) -> bool:
 
 def element_bytes(name: str) -> int:
     """Bytes of an element of a data type by vLLM's name of it; raises SettingError."""
-    if name not in _DTYPES:
-        raise SettingError(f"dtype is {name!r}", hint=f"one of auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+    if name not in DTYPE_BYTES:
+        raise SettingError(f"dtype is {name!r}", hint=f"one of auto, {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[name]

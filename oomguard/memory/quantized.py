@@ -15,10 +15,10 @@ from typing import Any, Final
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.model_files import Parameter
 from oomguard.memory.model_shape import MAX_COUNT, ModelShape
+from oomguard.memory.weights import EXPERTS
 
 _LINEAR: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
 _NEVER: Final = re.compile(r"norm|\.gate\.weight$|\.router\b|shared_expert_gate|conv1d|A_log|dt_bias|\.D$|embed|rotary")
-_EXPERTS: Final = re.compile(r"\.experts?\b|\.experts\.")
 _SCALE_BYTES: Final = 2
 
 
@@ -39,22 +39,15 @@ def quantized(
     if form is None:
         return tuple(parameters)
     return tuple(
-        replace(p, bytes=round(_elements(p) * form.bits / 8)) if _is_quantized(p, form) else p for p in parameters
+        replace(p, bytes=round(p.elements * form.bits / 8)) if _is_quantized(p, form) else p for p in parameters
     )
-
-
-def _elements(parameter: Parameter) -> int:
-    count = 1
-    for n in parameter.shape:
-        count *= n
-    return count
 
 
 def _is_quantized(parameter: Parameter, form: Format) -> bool:
     name = parameter.name
     if len(parameter.shape) < 2 or not _LINEAR.search(name) or _NEVER.search(name):
         return False
-    if form.experts_only and not _EXPERTS.search(name):
+    if form.experts_only and not EXPERTS.search(name):
         return False
     return not any(_matches(pattern, name) for pattern in form.ignored)
 
@@ -110,7 +103,7 @@ def loaded(
     if config is not None:
         _check_method(config, asked)
         return tuple(parameters)
-    plain = (replace(p, bytes=_elements(p) * shape.dtype_bytes) if p.floating else p for p in parameters)
+    plain = (replace(p, bytes=p.elements * shape.dtype_bytes) if p.floating else p for p in parameters)
     return quantized(plain, shape, asked, assumed)
 
 

@@ -19,7 +19,6 @@ from oomguard.errors import InputError, SettingError
 # Steps that are run before the rest is drawn as a line: the first is the prefill, the next may still warm up.
 _STEPS: Final = 5
 _LIMIT_S: Final = 600
-_LAST_LINES: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise InputError(f"the trace took more than {_LIMIT_S} seconds", hint="fewer prompt tokens or beams") from None
     if ran.returncode:
-        last = (ran.stderr.strip().splitlines() or [f"exit status {ran.returncode}"])[-_LAST_LINES]
+        last = (ran.stderr.strip().splitlines() or [f"exit status {ran.returncode}"])[-1]
         raise InputError(
             f"the model cannot be traced: {last}",
             hint="pip install 'oomguard[hf]' where torch or transformers is missing",

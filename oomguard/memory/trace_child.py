@@ -16,7 +16,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+
+from oomguard.memory.parameters import auto_config
 
 # Which operation's answer is read as yes: "is the mask all ones", and "do beams go on"; "has all ended" (aten::eq) is no.
 _READ_AS_TRUE: Final = frozenset({"aten::all", "aten::bitwise_and", "aten::logical_and"})
@@ -89,15 +91,11 @@ class _EnoughError(Exception):
 
 def trace(asked: dict[str, Any]) -> dict[str, Any]:
     """The answer to one question; ``asked`` has the model's configuration and the call's numbers."""
-    fields = {
-        name: value for name, value in asked["config"].items() if name not in {"model_type", "quantization_config"}
-    }
-    config = AutoConfig.for_model(asked["config"]["model_type"], **fields)
     options = {"cache_implementation": asked["cache_implementation"]} if asked["cache_implementation"] else {}
     dtype = getattr(torch, asked["dtype"])
     with FakeTensorMode():
         model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=asked["attn_implementation"], dtype=dtype
+            auto_config(asked["config"]), attn_implementation=asked["attn_implementation"], dtype=dtype
         ).eval()
         live = LiveBytes()
         for tensor in (*model.parameters(), *model.buffers()):

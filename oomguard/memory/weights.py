@@ -7,6 +7,7 @@ Held against the figures that vLLM 0.19 logged on an H100: benchmarks/plan_h100.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ _EMBEDDING: Final = re.compile(
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)(?:\.weight)?$")
 _KEYS_VALUES: Final = re.compile(r"\.(?:k_proj|v_proj|key|value)\.(?!.*norm)")
 _FUSED_ATTENTION: Final = re.compile(r"\.(?:qkv_proj|query_key_value|c_attn|Wqkv)\.")
-_EXPERTS: Final = re.compile(r"\.experts?\b|\.experts\.")
+EXPERTS: Final = re.compile(r"\.experts?\b|\.experts\.")
 # Layers that predict further tokens, under names of their own.
 _FURTHER: Final = re.compile(r"(?:^|\.)mtp[._]")
 _OF_ALL_EXPERTS: Final = 3
@@ -52,6 +53,7 @@ class RankWeights:
         return max(self.stages_bytes)
 
 
+@functools.lru_cache(maxsize=64)
 def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
     """The layers of each pipeline stage; what does not divide goes to the stages before the last (get_pp_indices)."""
     counts = [layers // stages] * stages
@@ -128,7 +130,7 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
     of_all = (
         len(parameter.shape) == _OF_ALL_EXPERTS and bool(_LAYER.search(parameter.name)) and "conv" not in parameter.name
     )
-    if (of_all or _EXPERTS.search(parameter.name)) and "shared" not in parameter.name:
+    if (of_all or EXPERTS.search(parameter.name)) and "shared" not in parameter.name:
         return expert_ranks
     if len(parameter.shape) < 2 or _WHOLE.search(parameter.name):
         return 1

@@ -94,7 +94,7 @@ def to_record(plan: MemoryPlan) -> dict[str, Any]:
         "max_num_batched_tokens": plan.settings.max_num_batched_tokens,
         "gpu_memory_utilization": plan.settings.gpu_memory_utilization,
         "fits": plan.fits,
-        "margin_bytes": min((s.pool_bytes - s.request_bytes for s in plan.stages), default=0),
+        "margin_bytes": plan.margin_bytes,
         "reasons": list(plan.reasons),
         "assumptions": list(plan.assumptions),
         "uncertainty_bytes": plan.uncertainty_bytes,
@@ -164,13 +164,11 @@ def print_plan(console: Console, plan: MemoryPlan, advice: Sequence[str]) -> Non
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
-    margin = min((stage.pool_bytes - stage.request_bytes for stage in plan.stages), default=0)
-    sure = margin >= plan.uncertainty_bytes or settings.kv_cache_memory_bytes is not None
     verdict = Text("fits", style="bold green") if plan.fits else Text("does not fit: ", style="bold red")
-    if plan.fits and not sure:
+    if plan.fits and not plan.has_margin:
         verdict = Text("fits, but within what is uncertain", style="bold yellow")
         verdict.append(
-            f": {format_gib(margin)} to spare, {format_gib(plan.uncertainty_bytes)} unsure", style="not bold"
+            f": {format_gib(plan.margin_bytes)} to spare, {format_gib(plan.uncertainty_bytes)} unsure", style="not bold"
         )
     console.print(verdict if plan.fits else verdict.append("; ".join(plan.reasons), style="not bold"), soft_wrap=True)
     for line in advice:
@@ -181,18 +179,29 @@ def print_plan(console: Console, plan: MemoryPlan, advice: Sequence[str]) -> Non
 
 def print_sweep(console: Console, name: str, plans: Sequence[tuple[Any, MemoryPlan]]) -> None:
     """One row for each value of a setting."""
+    titles = (name, "weights", "activations", "KV cache", "KV tokens", "at once", "fits")
+    _print_rows(console, titles, (
+        (
+            str(value), format_gib(plan.weights_bytes), format_gib(plan.peak_activation_bytes),
+            format_gib(plan.kv_cache_pool_bytes), f"{plan.kv_cache_tokens:,}", f"{plan.max_concurrency:.2f}", _yes(plan.fits),
+        )
+        for value, plan in plans
+    ))  # fmt: skip
+
+
+def _print_rows(console: Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in (name, "weights", "activations", "KV cache", "KV tokens", "at once", "fits"):
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    for value, plan in plans:
-        table.add_row(
-            str(value), format_gib(plan.weights_bytes), format_gib(plan.peak_activation_bytes),
-            format_gib(plan.kv_cache_pool_bytes), f"{plan.kv_cache_tokens:,}", f"{plan.max_concurrency:.2f}",
-            "yes" if plan.fits else "no",
-        )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
+
+
+def _yes(fits: bool) -> str:
+    return "yes" if fits else "no"
 
 
 def print_generate(console: Console, plan: GeneratePlan) -> None:
@@ -227,14 +236,11 @@ def print_generate(console: Console, plan: GeneratePlan) -> None:
 
 def print_generate_sweep(console: Console, name: str, plans: Sequence[tuple[Any, GeneratePlan]]) -> None:
     """One row for each value of a setting of the call."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in (name, "weights", "KV cache", "allocated", "reserved", "largest batch", "fits"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for value, plan in plans:
-        table.add_row(
+    titles = (name, "weights", "KV cache", "allocated", "reserved", "largest batch", "fits")
+    _print_rows(console, titles, (
+        (
             str(value), format_gib(plan.weights_bytes), format_gib(plan.kv_cache_bytes), format_gib(plan.peak_bytes),
-            format_gib(plan.reserved_bytes), str(plan.largest_batch_size), "yes" if plan.fits else "no",
-        )  # fmt: skip
-    console.print(table)
+            format_gib(plan.reserved_bytes), str(plan.largest_batch_size), _yes(plan.fits),
+        )
+        for value, plan in plans
+    ))  # fmt: skip

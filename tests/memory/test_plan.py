@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.facts import GIB
-from oomguard.memory.fitting import fit, has_margin
+from oomguard.memory.fitting import fit
 from oomguard.memory.model_files import ModelFiles
 from oomguard.memory.parameters import counted
 from oomguard.memory.plan import plan_vllm
@@ -169,9 +169,9 @@ def test_a_request_that_is_too_long_is_shortened_to_the_longest_with_a_margin():
     assert found.plan is not None
     ((name, before, after),) = found.changed
     assert (name, before) == ("max_model_len", 131072)
-    assert has_margin(found.plan)
+    assert found.plan.has_margin
     longer = replace(found.plan.settings, max_model_len=after + 16)
-    assert not has_margin(plan_vllm(MODEL, longer))
+    assert not plan_vllm(MODEL, longer).has_margin
 
 
 def test_a_low_utilization_is_raised_no_further_than_needed():
@@ -180,7 +180,7 @@ def test_a_low_utilization_is_raised_no_further_than_needed():
     assert found.plan is not None
     ((name, _, after),) = found.changed
     assert name == "gpu_memory_utilization"
-    assert not has_margin(plan_vllm(MODEL, replace(asked, gpu_memory_utilization=round(after - 0.01, 2))))
+    assert not plan_vllm(MODEL, replace(asked, gpu_memory_utilization=round(after - 0.01, 2))).has_margin
 
 
 def test_a_utilization_above_what_is_free_is_lowered():
@@ -211,7 +211,7 @@ def test_what_is_proposed_fits_with_its_margin(gib, utilization, ranks, length):
     found = fit(MODEL, asked)
     if found.plan is not None:
         assert found.plan.fits
-        assert not found.changed or has_margin(found.plan)
+        assert not found.changed or found.plan.has_margin
 
 
 # What comes on top of a model
@@ -331,3 +331,10 @@ def test_a_spoiled_configuration_is_planned_or_refused_by_name(damage, family, r
         found = plan_vllm(prepare(files), replace(H100, tensor_parallel_size=ranks))
         assert found.weights_bytes >= 0
         json.dumps(to_record(found), allow_nan=False)
+
+
+def test_the_gpu_that_would_do_is_the_smallest_also_where_all_of_it_was_asked_for():
+    found = fit(MODEL, replace(H100, gpu_total_bytes=8 * GIB, gpu_memory_utilization=1.0, max_model_len=131072))
+    assert found.plan is None
+    assert found.gpu_total_bytes is not None
+    assert found.gpu_total_bytes < 64 * GIB
