@@ -54,7 +54,7 @@ typecheck: .venv/ready-dev
 
 bench: .venv/ready-dev         ## the figures of the README
 	$(BIN)/python benchmarks/import_time.py
-	$(BIN)/python benchmarks/batch_split.py
+	$(BIN)/python benchmarks/batch_cases.py
 	$(BIN)/python benchmarks/corpus.py
 	$(BIN)/python benchmarks/lookalikes.py
 	$(BIN)/python benchmarks/short_log.py

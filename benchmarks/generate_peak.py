@@ -8,7 +8,7 @@ import argparse
 import warnings
 from typing import Any
 
-from oomguard.memory.trace import GenerateCall, traced_peak
+from oomguard.memory.trace import GenerateCall, traced_steps
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -98,7 +98,7 @@ def main() -> None:
         if not name.startswith(only):
             continue
         call = GenerateCall(config, **numbers)
-        mine, truth = traced_peak(call).peak_bytes, real_peak(call)
+        mine, truth = traced_steps(call).peak_bytes(call.max_new_tokens), real_peak(call)
         errors.append(100 * (mine / truth - 1))
         print(f"{name:22} {mine / 2**20:9.2f} MiB beside {truth / 2**20:9.2f} MiB: {errors[-1]:+.2f} %", flush=True)
     mean = sum(map(abs, errors)) / len(errors)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 
 from oomguard.diagnosing import assess_all, default_rules
+from oomguard.engines.transformers import GenerateCall
 from oomguard.facts import Fact, FactValue
-from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName
+from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName, noting_failed_calls
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch, SettingInForce
+from oomguard.memory.derive import derive
 from oomguard.observe import torch_memory
 from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.remedy.settings import setting
-from oomguard.splitting import annotate, clear, row_bytes, scan_error
+from oomguard.splitting import annotate, clear, row_bytes_at_failure, scan_error, traced_facts
 from oomguard.switch import disabled
 
 
@@ -29,8 +33,13 @@ class AttemptBlock:
         self.settings: Mapping[str, FactValue] = MappingProxyType(dict(settings))
         self._run = run
         self._started = 0.0
+        self._noting: contextlib.ExitStack | None = None
+        self._failed_calls: list[GenerateCall] = []
 
     def __enter__(self) -> AttemptBlock:
+        if not disabled():
+            self._noting = contextlib.ExitStack()
+            self._failed_calls = self._noting.enter_context(noting_failed_calls())
         torch_memory.reset_peak()
         self._started = time.monotonic()
         return self
@@ -38,7 +47,13 @@ class AttemptBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return self._run.ended(self, error, time.monotonic() - self._started)
+        seconds = time.monotonic() - self._started
+        if self._noting is not None:
+            self._noting.close()
+        try:
+            return self._run.ended(self, error, seconds, self._failed_calls)
+        finally:
+            self._failed_calls.clear()
 
 
 class _Run:
@@ -51,14 +66,16 @@ class _Run:
         self._pending: tuple[Patch, ...] = ()
         self._tried: set[tuple[str, FactValue]] = set()
 
-    def ended(self, block: AttemptBlock, error: BaseException | None, seconds: float) -> bool:
+    def ended(
+        self, block: AttemptBlock, error: BaseException | None, seconds: float, calls: list[GenerateCall]
+    ) -> bool:
         """Record an attempt; True (swallow the exception) where another one follows."""
         patches, self._pending = self._pending, ()
         peak = torch_memory.peak_bytes()
         measured: dict[str, float] = {} if peak is None else {"peak_bytes": peak}
         incident = None
         if isinstance(error, Exception) and not disabled():
-            incident = self._diagnose(error)
+            incident = self._diagnose(error, calls)
         name = "" if error is None else type(error).__name__
         self.attempts.append(
             Attempt(
@@ -83,27 +100,35 @@ class _Run:
         self.settings[patch.setting] = patch.new
         return True
 
-    def _diagnose(self, error: Exception) -> Incident | None:
+    def _diagnose(self, error: Exception, calls: list[GenerateCall]) -> Incident | None:
         scanned = scan_error(error, self._in_force())
         if scanned.first_cause is None:
             return None
         clear(error)
         torch_memory.release()
-        given = self._facts(scanned.first_cause)
+        given = self._facts(scanned.first_cause, calls)
         self.diagnosis = assess_all(scanned, default_rules(), self.policy, self._tried, given=given)
         return self.diagnosis.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:
         return {name: SettingInForce(name, value, True, "given") for name, value in self.settings.items()}
 
-    def _facts(self, failure: Incident) -> dict[str, Fact]:
+    def _facts(self, failure: Incident, calls: list[GenerateCall]) -> dict[str, Fact]:
         rows = self.settings.get("batch_size")
         if not isinstance(rows, int) or isinstance(rows, bool):
             return {}
         base = torch_memory.live_bytes()
-        needed, at_failure = row_bytes(failure, base, rows, None)
+        at_failure = row_bytes_at_failure(failure, base, rows)
+        # The body had not ended, so what its rows need is taken as twice what they held.
+        needed = None if at_failure is None else 2 * at_failure
         values = {"batch_size": rows, "baseline_bytes": base, "row_bytes": needed, "row_bytes_at_failure": at_failure}
-        return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+        facts = {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+        # A call of generate on all these rows tells what fewer of them need; where such a size failed too, it does not.
+        call = calls[-1] if calls and calls[-1].rows == rows and not self._tried else None
+        traced = None if call is None else call.traced()
+        if traced is not None:
+            facts |= traced_facts(derive(replace(failure, facts={**facts, **failure.facts})), traced, rows)
+        return facts
 
 
 def attempts(

@@ -6,11 +6,12 @@ innermost one's policy rules. What cannot be remedied is raised again as it was,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
@@ -34,6 +35,7 @@ DEFAULT_MAX_ATTEMPTS: Final = 8
 # The guards that are entered in this thread or task, innermost last.
 _entered: ContextVar[tuple[Guard, ...]] = ContextVar("oomguard_guards", default=())
 _inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False)
+_failed_calls: ContextVar[list[hf.GenerateCall] | None] = ContextVar("oomguard_failed_calls", default=None)
 
 
 class Guard:
@@ -176,8 +178,18 @@ def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:
 def _watched_generate(wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What every ``generate`` goes through: itself, unless a guard is in force and no watched call is around it."""
     guards = _entered.get()
-    if not guards or _inside_call.get() or disabled():
+    if _inside_call.get() or disabled():
         return wrapped(*args, **kwargs)
+    if not guards:
+        failed = _failed_calls.get()
+        if failed is None:
+            return wrapped(*args, **kwargs)
+        try:
+            return wrapped(*args, **kwargs)
+        except Exception as raised:
+            if may_be_oom(raised):
+                failed.append(hf.GenerateCall.of(model, args, kwargs))
+            raise
     result, error = _run_split(guards[-1], wrapped, hf.GenerateCall.of(model, args, kwargs))
     try:
         if error is not None:
@@ -185,6 +197,18 @@ def _watched_generate(wrapped: Callable[..., Any], model: Any, args: tuple[Any, 
         return result
     finally:
         del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+
+
+@contextlib.contextmanager
+def noting_failed_calls() -> Iterator[list[hf.GenerateCall]]:
+    """The calls of ``generate`` that fail for memory inside, outside any guard: they are raised as they are."""
+    hf.watch(_watched_generate)
+    failed: list[hf.GenerateCall] = []
+    token = _failed_calls.set(failed)
+    try:
+        yield failed
+    finally:
+        _failed_calls.reset(token)
 
 
 def _run_split(owner: Guard, function: Callable[..., Any], call: Any) -> tuple[Any, BaseException | None]:

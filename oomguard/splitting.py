@@ -10,13 +10,17 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from oomguard.diagnosing import assess_all, default_rules
+from oomguard.engines.traced_call import TracedCall
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch, SettingInForce
+from oomguard.memory.derive import derive
+from oomguard.memory.rows import RowsThatRan, largest_rows
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
 from oomguard.observe.scan import scan
 from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy
+from oomguard.remedy.solvers import BATCH_MARGIN_RATIO, TRACED_MARGIN_RATIO, room_for_rows
 from oomguard.report.note import note
 
 
@@ -45,6 +49,11 @@ class SplitRun:
         self._pending: tuple[Patch, ...] = ()
         self._tried: set[tuple[str, FactValue]] = set()
         self._not_splittable: str | None = call.not_splittable
+        self._traced: TracedCall | None = None if self._not_splittable else call.traced()
+        self._ran = RowsThatRan()
+        self._base_bytes = 0
+        self._room_bytes: float | None = None
+        self._peak_bytes: int | None = None
         self._first_error: BaseException | None = None
         self._incident: Incident | None = None
 
@@ -65,7 +74,7 @@ class SplitRun:
             return None, self._first_error
         finally:
             # tenacity's own cycles keep this object until a collection: it must not keep the user's tensors as long.
-            self._whole = self._call = self._first_error = None
+            self._whole = self._call = self._first_error = self._traced = None
             self._wrapped = _finished
             self._done = []
 
@@ -73,10 +82,11 @@ class SplitRun:
         """Run the rows that are left; False where one part failed."""
         started = time.monotonic()
         patches, self._pending = self._pending, ()
-        settings: dict[str, FactValue] = {"batch_size": self._size}
-        torch_memory.reset_peak()
+        self._peak_bytes = None
         failed = self._run_whole() if self._size >= self._rows else self._run_parts()
-        peak = torch_memory.peak_bytes()
+        # Parts that were measured made room for larger ones: the last size is the one that holds.
+        settings: dict[str, FactValue] = {"batch_size": self._size}
+        peak = self._peak_bytes
         measured: dict[str, float] = {} if peak is None else {"peak_bytes": peak}
         incident = None if failed is None else self._remedy(failed)
         error = "" if failed is None else type(failed).__name__
@@ -89,13 +99,19 @@ class SplitRun:
 
     def _run_whole(self) -> BaseException | None:
         """The call as the user made it, its result as it is."""
+        torch_memory.reset_peak()
         self._whole, error = _guarded(self._wrapped, self._call.args, self._call.kwargs)
+        self._peak_bytes = torch_memory.peak_bytes()
         return error
 
     def _run_parts(self) -> BaseException | None:
         while self._next_row < self._rows:
             stop = min(self._rows, self._next_row + self._size)
+            before = torch_memory.live_bytes(self._call.model)
+            torch_memory.reset_peak()
             part, error = _guarded(self._wrapped, *self._call.part(self._next_row, stop))
+            peak = torch_memory.peak_bytes()
+            self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             if error is not None:
                 return error
             problem = self._call.problem(part, stop - self._next_row)
@@ -104,8 +120,19 @@ class SplitRun:
                 self._not_splittable = problem
                 return self._first_error
             self._done.append(part)
+            self._learn(stop - self._next_row, before, peak)
             self._next_row = stop
         return None
+
+    def _learn(self, rows: int, before: int | None, peak: int | None) -> None:
+        """From what a part took, how many rows the next one may have; where the call was traced that is known already."""
+        if self._traced is not None or before is None or peak is None or self._room_bytes is None:
+            return
+        self._ran.add(rows, peak - before)
+        # The results of finished parts are alive too.
+        held = (torch_memory.live_bytes(self._call.model) or before) - self._base_bytes
+        room = self._room_bytes - held
+        self._size = min(self._rows, self._ran.rows_within(round(room)))
 
     def _remedy(self, error: BaseException) -> Incident | None:
         """Diagnose a failure and choose the next size; what is to be raised in the end is the first failure."""
@@ -144,17 +171,48 @@ class SplitRun:
         get_logger().info("splitting the batch", rows=rows, kind=incident.kind, done=self._next_row)
 
     def _facts(self, failure: Incident) -> dict[str, Fact]:
-        """What the call knows of itself, and the bytes of one row: by the model, at least what was live when it failed."""
+        """What the call knows of itself, and how many rows fit by a trace of it or what each held when it failed."""
         call, rows = self._call, min(self._size, self._rows - self._next_row)
         base = torch_memory.live_bytes(call.model)
-        # Where a size that the model gave has failed, the model is wrong for this call: what was measured counts.
-        modelled = None if self._tried else call.modelled_row_bytes()
-        needed, at_failure = row_bytes(failure, base, rows, modelled)
         values: dict[str, FactValue | None] = {
-            "batch_size": rows, "prompt_tokens": call.prompt_tokens, "max_new_tokens": call.max_new_tokens,
-            "baseline_bytes": base, "row_bytes": needed, "row_bytes_at_failure": at_failure,
+            "batch_size": rows, "prompt_tokens": call.prompt_tokens, "max_new_tokens": call.max_new_tokens, "baseline_bytes": base,
+            "row_bytes_at_failure": row_bytes_at_failure(failure, base, rows),
         }  # fmt: skip
-        return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+        facts = {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+        known = derive(replace(failure, facts={**facts, **failure.facts}))
+        self._base_bytes, self._room_bytes = base or 0, room_for_rows(known, BATCH_MARGIN_RATIO)
+        if self._tried:
+            self._traced = (
+                None  # a size that the trace gave has failed: it is wrong for this call, what is measured counts
+            )
+        if self._traced is not None:
+            kept = call.result_row_bytes
+            found = traced_facts(known, self._traced, rows, lambda number: (self._rows - number) * kept)
+            if not found:
+                self._traced = None
+            facts |= found
+        return facts
+
+
+def traced_facts(
+    known: Incident, traced: TracedCall, rows: int, beside: Callable[[int], int] = lambda _rows: 0
+) -> dict[str, Fact]:
+    """How many rows of a failed call of ``rows`` fit, by a trace of it; empty where that cannot be told.
+
+    ``beside`` is what else is alive, by the number of rows: the results of the other ones.
+    """
+    room = room_for_rows(known, TRACED_MARGIN_RATIO)
+    if room is None:
+        return {}
+    free = round(room)
+
+    def need(number: int) -> int | None:
+        own = traced.need_bytes(number, free - beside(number))
+        return None if own is None else own + beside(number)
+
+    found = largest_rows(need, free, rows)
+    names = ("traced_rows", "traced_peak_bytes")
+    return {} if found is None else {n: Fact(n, value, "traced") for n, value in zip(names, found, strict=True)}
 
 
 def _finished() -> None:
@@ -170,17 +228,13 @@ def _guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any,
         return None, error.with_traceback(trace.tb_next if trace is not None else None)
 
 
-def row_bytes(failure: Incident, base: int | None, rows: int, modelled: int | None) -> tuple[int | None, int | None]:
-    """Bytes that one row needs and those it held when the call failed, from the live bytes in the message.
-
-    Without a model the call's end is unknown: it had not finished, so its need is taken as twice what was live.
-    """
+def row_bytes_at_failure(failure: Incident, base: int | None, rows: int) -> int | None:
+    """Bytes that one row held when the call failed, from the live bytes in the message; it would have gone on to more."""
     tried = failure.number("tried_bytes")
     live = failure.number("allocated_bytes") or failure.number("process_in_use_bytes")
     if base is None or tried is None or live is None:
-        return modelled, None
-    at_failure = max(1, round((live + tried - base) / rows))
-    return (max(at_failure, modelled) if modelled is not None else 2 * at_failure), at_failure
+        return None
+    return max(1, round((live + tried - base) / rows))
 
 
 def scan_error(error: BaseException, settings: Mapping[str, SettingInForce] | None = None) -> Diagnosis:

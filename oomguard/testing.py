@@ -7,8 +7,6 @@ It does not see the scratch memory inside kernels, and it sees only the thread i
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -17,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from oomguard.errors import SettingError
+from oomguard.live_storages import LiveStorages
 
 _UNITS: Final = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _active: list[SimulatedDevice] = []
@@ -32,10 +31,17 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def __init__(self, capacity_bytes: int) -> None:
         super().__init__()
         self.capacity_bytes = capacity_bytes
-        self.live_bytes = 0
-        self.peak_bytes = 0
-        self._sizes: dict[int, int] = {}
-        self._references: dict[int, weakref.ref[Any]] = {}
+        self._storages = LiveStorages()
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the tensors that are alive now."""
+        return self._storages.bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was alive after an operation since ``reset_peak``."""
+        return self._storages.peak_bytes
 
     def __enter__(self) -> SimulatedDevice:
         _active.append(self)
@@ -48,27 +54,27 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""
-        self.peak_bytes = self.live_bytes
+        self._storages.reset_peak()
 
-    def unseen_bytes(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Bytes of those of the tensors that no operation has read yet: a model's weights before its first call."""
-        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if not t.is_meta}
-        return sum(size for key, size in storages.items() if key not in self._sizes)
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count these tensors from now, as if an operation had read them: a model's weights before its first call."""
+        for tensor in tensors:
+            self._storages.adopt(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs or {})):
-            self._adopt(leaf)
+            self._storages.adopt(leaf)
         before = self.live_bytes
         self._check(before, 0)  # weights that are first read here may already be too much
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            self._adopt(leaf)
+            self._storages.adopt(leaf)
         if self.live_bytes > self.capacity_bytes:
             tried = self.live_bytes - before
             # The result goes with this frame: what the exception's traceback keeps is no part of the device's load.
             out = leaf = args = kwargs = None
             self._fail(before, tried)
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self._storages.note_peak()
         return out
 
     def _check(self, live: int, tried: int) -> None:
@@ -84,26 +90,6 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             f"Of the allocated memory {_size(live)} is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. "
             "If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
         )
-
-    def _adopt(self, leaf: Any) -> None:
-        if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
-            return
-        try:
-            storage = leaf.untyped_storage()
-        except NotImplementedError:  # sparse tensors have none
-            return
-        key, size = storage._cdata, storage.nbytes()
-        known = self._sizes.get(key)
-        if known == size:
-            return
-        if known is None:
-            self._references[key] = weakref.ref(storage, functools.partial(self._drop, key))
-        self._sizes[key] = size
-        self.live_bytes += size - (known or 0)
-
-    def _drop(self, key: int, _reference: object) -> None:
-        self.live_bytes -= self._sizes.pop(key, 0)
-        self._references.pop(key, None)
 
 
 def limit_memory(size: str | int) -> SimulatedDevice:

@@ -474,18 +474,55 @@ def test_zero_leaves_the_guard_on(model, batch, expected, monkeypatch):
         assert torch.equal(generate(model, batch), expected)
 
 
-def test_a_model_that_the_closed_form_does_not_know_takes_one_failed_attempt_all_the_same():
-    """GPT-2's configuration has other names: what was live when it failed is all there is to go by."""
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=512, n_embd=128, n_layer=2, n_head=4, eos_token_id=None, bos_token_id=1, pad_token_id=0
-    )
-    gpt2 = transformers.GPT2LMHeadModel(config).eval()
-    rows = torch.randint(3, 512, (48, 256))
-    options = {"attention_mask": torch.ones_like(rows), "max_new_tokens": 4, "do_sample": False}
-    with limit_memory("4 GiB") as device:
-        whole = gpt2.generate(input_ids=rows, **options)
-        capacity = device.peak_bytes // 2
-    with limit_memory(capacity), oomguard.guard() as g:
-        assert torch.equal(gpt2.generate(input_ids=rows, **options), whole)
+def largest_that_fits(run, rows, capacity):
+    def fits(number):
+        with limit_memory(capacity):
+            try:
+                run(number)
+            except torch.OutOfMemoryError:
+                return False
+            return True
+
+    return max(number for number in range(1, rows + 1) if fits(number))
+
+
+def test_one_failed_attempt_finds_nearly_the_largest_batch_that_fits(model, batch):
+    with limit_memory(CAPACITY), oomguard.guard() as g:
+        generate(model, batch)
+    largest = largest_that_fits(lambda n: generate(model, {k: v[:n] for k, v in batch.items()}), ROWS, CAPACITY)
     assert [a.succeeded for a in g.attempts] == [False, True]
+    assert largest - 1 <= g.attempts[-1].settings["batch_size"] <= largest
+
+
+class ReadsValues(transformers.LlamaForCausalLM):
+    """Its code depends on values, so it cannot be traced."""
+
+    def forward(self, input_ids=None, **kwargs):
+        if input_ids is not None:
+            input_ids[input_ids > 3].unique().tolist()
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+def test_a_model_that_cannot_be_traced_runs_a_few_rows_first_and_learns_from_them(model, batch, expected):
+    untraceable = ReadsValues(model.config).eval()
+    untraceable.load_state_dict(model.state_dict())
+    with limit_memory(CAPACITY), oomguard.guard() as g:
+        assert torch.equal(generate(untraceable, batch), expected)
+    largest = largest_that_fits(lambda n: generate(model, {k: v[:n] for k, v in batch.items()}), ROWS, CAPACITY)
+    assert [a.succeeded for a in g.attempts] == [False, True]
+    assert 0.85 * largest <= g.attempts[-1].settings["batch_size"] <= largest
+
+
+def test_a_plain_function_runs_a_few_rows_first_and_then_as_many_as_fit():
+    calls = []
+
+    @oomguard.guard(batch="rows")
+    def work(rows):
+        calls.append(len(rows))
+        return torch.zeros(len(rows), 2**18).exp()[:, 0].clone()  # 2 MiB a row at the peak
+
+    with limit_memory("64 MiB"):
+        assert work(list(range(200))).shape == (200,)
+    assert calls[0] == 200
+    assert max(calls[1:]) in {30, 31}
+    assert sum(calls[1:]) == 200

@@ -19,6 +19,7 @@ class RowsCall:
     model: Any = None
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
+    result_row_bytes: int = 0
 
     @classmethod
     def of(cls, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RowsCall:
@@ -69,6 +70,6 @@ class RowsCall:
 
         return np.concatenate(parts)
 
-    def modelled_row_bytes(self) -> int | None:
-        """None: nothing is known of what the function does."""
-        return None
+    def traced(self) -> None:
+        """Nothing is known of what the function does."""
+        return

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
-from oomguard.memory.generate import generate_row_bytes
-from oomguard.memory.model_config import from_mapping
+from oomguard.engines.traced_call import TracedCall
 
 # Arguments known to hold one row per input. A tensor under any other name may not (images of several per row, say),
 # so a call that has one is not split.
@@ -20,8 +19,6 @@ _UNSPLITTABLE: Final = (
     "streamer", "past_key_values", "assistant_model", "encoder_outputs", "prefix_allowed_tokens_fn", "logits_processor",
     "stopping_criteria", "custom_generate", "negative_prompt_ids",
 )  # fmt: skip
-
-_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 
 Handler = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -116,24 +113,27 @@ class GenerateCall:
                 return int(value)
         return 0
 
-    def modelled_row_bytes(self) -> int | None:
-        """Bytes of one row by the closed form; None where the architecture or a length is not known."""
-        raw = self.model.config.to_dict() if hasattr(self.model, "config") else {}
-        config = from_mapping(raw)
-        if any(raw.get(name) for name in _EXPERTS):
-            return None  # the closed form has no experts' workspace
-        if config is None or self.prompt_tokens is None or self.max_new_tokens is None:
-            return None
-        element = getattr(getattr(self.model, "dtype", None), "itemsize", None)
-        if element is not None:  # what the weights are, not what the configuration was saved with
-            config = replace(config, dtype_bytes=int(element))
-        beams = int(_option(self.model, self.args, self.kwargs, "num_beams") or 1)
+    @property
+    def result_row_bytes(self) -> int:
+        """Bytes of one row of the result, which stays alive while later parts run."""
         returned = int(_option(self.model, self.args, self.kwargs, "num_return_sequences") or 1)
+        encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
+        return 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
+
+    def traced(self) -> TracedCall | None:
+        """The call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
+        if self.max_new_tokens is None or self.not_splittable is not None or not hasattr(self.model, "parameters"):
+            return None
+        import torch
+
+        arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
+        if len(self.args) > 1:
+            arguments["generation_config"] = self.args[1]
+        cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
+        others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE}
         mask = self.kwargs.get("attention_mask")
-        padded = mask is not None and bool((mask == 0).any())
-        eager = getattr(self.model.config, "_attn_implementation", None) == "eager"
-        row = generate_row_bytes(config, self.prompt_tokens, self.max_new_tokens, padded=padded, eager=eager)
-        return row * max(beams, returned)
+        full = mask is None or not bool((mask == 0).any())
+        return TracedCall(self.model, cut, others, max(1, self.max_new_tokens), mask_is_full=full)
 
 
 def _option(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Final
 
 from oomguard.errors import SettingError
+from oomguard.memory.caching_allocator import least_capacity
 from oomguard.memory.constants import LATEST, constant, tables
 from oomguard.memory.generate import generate_row_bytes
 from oomguard.memory.layer_caches import layer_caches
 from oomguard.memory.model_config import from_mapping
 from oomguard.memory.prepared import Prepared
-from oomguard.memory.trace import GenerateCall, traced_peak
+from oomguard.memory.trace import GenerateCall, traced_steps
 from oomguard.memory_plan import GeneratePlan
 
 # The closed form is within 0.21 % of a fake-tensor run on five plain decoders (generate.py); other shapes are less sure.
@@ -34,27 +35,34 @@ def plan_generate(model: Prepared, call: GenerateCall, gpu_total_bytes: int, *, 
     else:
         note = ""
     rows = call.batch_size * call.num_beams
+    context = constant("context", LATEST)["bytes"]
     if trace:
-        found = traced_peak(call)
-        weights, peak, uncertainty = found.weights_bytes, found.peak_bytes, 0
+        found = traced_steps(call)
+        weights, peak, uncertainty = found.weights_bytes, found.peak_bytes(call.max_new_tokens), 0
+        events = list(found.all_events(call.max_new_tokens))
+        reserved, reserved_from = least_capacity(events, peak), _REPLAYED
+        reserved_weights = weights
     else:
         weights = sum(parameter.bytes for parameter in model.parameters)
         peak = weights + rows * _row_bytes(model, call)
         uncertainty = round(_CLOSED_FORM_UNCERTAINTY_RATIO * (peak - weights))
+        ratio = 1 + tables()["generate"]["reserved_ratio"]
+        reserved, reserved_from, reserved_weights = round(peak * ratio), _RESERVED, round(weights * ratio)
     token = sum(cache.token_bytes for cache in layer_caches(model.shape, kv_element_bytes=model.shape.dtype_bytes))
-    ratio = 1 + tables()["generate"]["reserved_ratio"]
-    context = constant("context", LATEST)["bytes"]
-    room = (gpu_total_bytes - context) / ratio - weights
+    room = gpu_total_bytes - context - reserved_weights
     return GeneratePlan(
         model=model.name, gpu_total_bytes=gpu_total_bytes, batch_size=call.batch_size, prompt_tokens=call.prompt_tokens,
         max_new_tokens=call.max_new_tokens, num_beams=call.num_beams, attn_implementation=call.attn_implementation,
         cache_implementation=call.cache_implementation, weights_bytes=weights, kv_bytes_per_token=token,
-        kv_cache_bytes=rows * length * token, peak_bytes=peak, reserved_bytes=round(peak * ratio), context_bytes=context,
-        largest_batch_size=max(0, int(room * call.batch_size / max(1, peak - weights))), uncertainty_bytes=uncertainty,
-        traced=trace, assumptions=(*model.assumptions, *((note,) if note else ()), _RESERVED),
+        kv_cache_bytes=rows * length * token, peak_bytes=peak, reserved_bytes=reserved, context_bytes=context,
+        largest_batch_size=max(0, int(room * call.batch_size / max(1, reserved - reserved_weights))), uncertainty_bytes=uncertainty,
+        traced=trace, assumptions=(*model.assumptions, *((note,) if note else ()), reserved_from),
     )  # fmt: skip
 
 
+_REPLAYED: Final = (
+    "reserved by torch: the least that its caching allocator gets along with, the call's allocations replayed"
+)
 _RESERVED: Final = "reserved by torch: 5.2 % over what is allocated, the most of four replayed calls"
 
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oomguard.errors import InputError, SettingError
+from oomguard.memory.traced import TracedSteps
 
-# Steps that are run before the rest is drawn as a line: the first is the prefill, the next may still warm up.
-_STEPS: Final = 5
 _LIMIT_S: Final = 600
 
 
@@ -35,33 +34,17 @@ class GenerateCall:
     dtype: str = "bfloat16"
 
 
-@dataclass(frozen=True, slots=True)
-class TracedPeak:
-    """Bytes allocated: the weights, the prefill's peak, the last step's, and the larger of the two with all it stands on."""
-
-    weights_bytes: int
-    prefill_bytes: int
-    last_step_bytes: int
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that is allocated at once during the call."""
-        return max(self.prefill_bytes, self.last_step_bytes)
-
-
-def traced_peak(call: GenerateCall) -> TracedPeak:
+def traced_steps(call: GenerateCall) -> TracedSteps:
     """Run the call's first steps under fake tensors; raises InputError where torch or transformers cannot, SettingError for its numbers."""
     for name in ("batch_size", "prompt_tokens", "max_new_tokens", "num_beams"):
         if getattr(call, name) <= 0:
             raise SettingError(f"{name} is {getattr(call, name)}")
     question = {**{name: getattr(call, name) for name in call.__slots__}, "config": dict(call.config)}
-    question["steps"] = min(_STEPS, call.max_new_tokens)
     answer = _ask(question)
-    peaks = [int(peak) for peak in answer["peaks_bytes"]]
-    left = call.max_new_tokens - len(peaks)
-    # Each step adds the same: one token to every layer's cache. A static cache adds nothing.
-    last = peaks[-1] + (left * (peaks[-1] - peaks[-2]) if len(peaks) > 2 and left > 0 else 0)
-    return TracedPeak(int(answer["weights_bytes"]), peaks[0], max(last, *peaks[1:], 0) if len(peaks) > 1 else 0)
+    return TracedSteps(
+        answer["weights_bytes"], answer["start_bytes"], tuple(answer["peaks_bytes"]),
+        tuple((number, size) for number, size in answer["events"]), tuple(answer["events_seen"]), answer["end_bytes"],
+    )  # fmt: skip
 
 
 def _ask(question: dict[str, Any]) -> dict[str, Any]:

@@ -18,10 +18,11 @@ def _cuda() -> Any:
 
 
 def live_bytes(model: Any = None) -> int | None:
-    """Bytes in live tensors now; on a simulated device, the weights of ``model`` count before they are first used."""
+    """Bytes in live tensors now; on a simulated device the weights of ``model`` count from here on, used or not yet."""
     if (device := _simulated()) is not None:
-        weights = [*model.parameters(), *model.buffers()] if hasattr(model, "parameters") else []
-        return int(device.live_bytes + device.unseen_bytes(weights))
+        if hasattr(model, "parameters"):
+            device.adopt([*model.parameters(), *model.buffers()])
+        return int(device.live_bytes)
     cuda = _cuda()
     return None if cuda is None else int(cuda.memory_allocated())
 

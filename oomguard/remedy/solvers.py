@@ -26,8 +26,12 @@ FREE_MARGIN_RATIO: Final = 0.02
 MAX_UTILIZATION: Final = 0.97
 # Where the KV need of one request is not known: up to this share of the device, as far as it is free.
 UNKNOWN_KV_RATIO: Final = 0.10
-# A simulated or real allocator needs a little more than the sum of the tensors.
-BATCH_MARGIN_RATIO: Final = 0.03
+# What was measured on other rows: those to come may be longer by a little.
+BATCH_MARGIN_RATIO: Final = 0.01
+# A trace counts every tensor (0.01 % beside the real allocator's count); kernels' scratch memory is not in it.
+TRACED_MARGIN_RATIO: Final = 0.002
+# Of the rows that failed, the part that is run to be measured: what they would still have asked for is not known.
+MEASURING_SHARE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,26 +228,63 @@ def kv_bytes_within_free(incident: Incident) -> Solution:
     return Solution(value, f"{format_gib(free)} is free, {format_gib(asked)} was asked for", round(asked - value))
 
 
+def room_for_rows(facts: Incident, margin_ratio: float) -> float | None:
+    """Bytes that the rows of a call may take beyond what was alive before it; None where the device or that is not known."""
+    base, total = facts.number("baseline_bytes"), facts.number("device_total_bytes")
+    if base is None or not total:
+        return None
+    others = facts.number("other_process_in_use_bytes") or 0
+    beside_tensors = facts.number("non_torch_bytes") or 0
+    return (total - others) * (1 - margin_ratio) - beside_tensors - base
+
+
 def rows_that_fit(incident: Incident) -> Solution:
-    """Rows of a call that fit: (capacity - live before the call) / bytes of one row, measured in the failed attempt."""
-    rows, row_bytes = incident.number("batch_size"), incident.number("row_bytes")
-    base, total = incident.number("baseline_bytes"), incident.number("device_total_bytes")
-    if rows is None or not row_bytes or base is None or not total:
-        missing = [
-            n for n in ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes") if n not in incident.facts
-        ]
+    """Rows of a call that fit: by a trace of the call where there is one, else few enough that what they take can be measured."""
+    rows, base = incident.number("batch_size"), incident.number("baseline_bytes")
+    traced, room = incident.number("traced_rows"), room_for_rows(incident, BATCH_MARGIN_RATIO)
+    if rows is not None and traced is not None and base is not None:
+        return _traced_rows(incident, int(rows), int(traced), base)
+    row_bytes, seen = incident.number("row_bytes"), incident.number("row_bytes_at_failure")
+    if rows is None or room is None or base is None or not (row_bytes or seen):
+        needed = ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes")
+        missing = [name for name in needed if name not in incident.facts]
         return Solution(None, f"not known: {', '.join(missing)}", unknown=tuple(f"{n}: not measured" for n in missing))
-    others = incident.number("other_process_in_use_bytes") or 0
-    room = (total - others) * (1 - BATCH_MARGIN_RATIO) - base
+    if not row_bytes:
+        assert seen is not None  # noqa: S101 - just asked
+        return _measuring_rows(int(rows), seen, room)
     value = min(int(rows) - 1, math.floor(room / row_bytes))
-    seen = incident.number("row_bytes_at_failure")
     if value < 1 and rows > 1 and seen is not None and seen <= room:
         value = 1  # the model says that not one row fits, what was measured does not rule it out
     if value < 1:
         return Solution(None, f"one row needs {format_gib(row_bytes)}, {format_gib(max(0, room))} is free for it")
-    fit = f"{value} row{'s' if value > 1 else ''} in {format_gib(room)}, {int(rows)} failed"
-    reason = f"one row needs {format_gib(row_bytes)}: {fit}"
+    reason = f"one row needs {format_gib(row_bytes)}: {_rows(value)} in {format_gib(room)}, {int(rows)} failed"
     return Solution(value, reason, round((rows - value) * row_bytes), predicts={"peak_bytes": base + value * row_bytes})
+
+
+def _traced_rows(incident: Incident, rows: int, fit: int, base: float) -> Solution:
+    room = room_for_rows(incident, TRACED_MARGIN_RATIO) or 0
+    need = incident.number("traced_peak_bytes") or 0
+    free = format_gib(max(0, room))
+    if fit < 1:
+        return Solution(None, f"one row needs {format_gib(need)}, traced, and {free} is free for it")
+    reason = f"{_rows(fit)} peak at {format_gib(need)}, traced, of {free} that is free for them; {rows} failed"
+    return Solution(fit, reason, round((rows - fit) * need / fit), predicts={"peak_bytes": base + need})
+
+
+def _measuring_rows(rows: int, seen_row_bytes: float, room: float) -> Solution:
+    """What a row needs is known when it has ended, not before: a few rows that are most likely to."""
+    at_most = math.floor(room / seen_row_bytes)
+    if rows <= 1 or at_most < 1:
+        return Solution(
+            None, f"one row held {format_gib(seen_row_bytes)} when it failed, {format_gib(max(0, room))} is free"
+        )
+    value = max(1, min(rows - 1, at_most) // MEASURING_SHARE)
+    held = f"{rows} rows failed holding {format_gib(rows * seen_row_bytes)}, and would have gone on to more"
+    return Solution(value, f"{held}: {_rows(value)} first, then as many as what they take allows")
+
+
+def _rows(number: int) -> str:
+    return f"{number} row{'s' if number > 1 else ''}"
 
 
 SOLVERS: Final[dict[str, Solver]] = {

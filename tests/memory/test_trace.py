@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.errors import InputError, SettingError
-from oomguard.memory.trace import GenerateCall, traced_peak
+from oomguard.memory.trace import GenerateCall, traced_steps
 
 pytest.importorskip("transformers")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -36,12 +36,13 @@ def test_the_traced_peak_is_the_allocator_s(monkeypatch, numbers):
 
     call = GenerateCall(TINY, **numbers)
 
-    assert traced_peak(call).peak_bytes == pytest.approx(real_peak(call), rel=0.01)
+    assert traced_steps(call).peak_bytes(call.max_new_tokens) == pytest.approx(real_peak(call), rel=0.01)
 
 
 def test_a_longer_answer_adds_one_token_a_step():
     def last(tokens: int) -> int:
-        return traced_peak(GenerateCall(TINY, batch_size=4, prompt_tokens=8, max_new_tokens=tokens)).last_step_bytes
+        call = GenerateCall(TINY, batch_size=4, prompt_tokens=8, max_new_tokens=tokens)
+        return traced_steps(call).last_step_bytes(tokens)
 
     twenty, forty = last(20), last(40)
     kv = 20 * 4 * 2 * 2 * 2 * 32 * 2
@@ -50,11 +51,11 @@ def test_a_longer_answer_adds_one_token_a_step():
 
 def test_a_model_that_transformers_does_not_know_is_one_message():
     with pytest.raises(InputError, match="cannot be traced"):
-        traced_peak(GenerateCall({**TINY, "model_type": "nobody_knows_this"}, 1, 8, 2))
+        traced_steps(GenerateCall({**TINY, "model_type": "nobody_knows_this"}, 1, 8, 2))
 
 
 @pytest.mark.parametrize("name", ["batch_size", "prompt_tokens", "max_new_tokens", "num_beams"])
 def test_numbers_that_are_no_counts_are_refused(name):
     numbers = {"batch_size": 1, "prompt_tokens": 8, "max_new_tokens": 2, "num_beams": 1, name: 0}
     with pytest.raises(SettingError, match=f"{name} is 0"):
-        traced_peak(GenerateCall(TINY, **numbers))
+        traced_steps(GenerateCall(TINY, **numbers))

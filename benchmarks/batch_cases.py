@@ -1,0 +1,245 @@
+"""Generated batch cases on a simulated device: oomguard's guard beside accelerate and torch-max-mem.
+
+Each case is a small model with random weights, rows, lengths and a device on which they do not all fit at once. The device
+counts what the model's own code allocates as it runs; no formula is asked. The largest feasible batch is found by trying
+(bisection on the same device). The weights are on the device before anything is measured, as they are on a GPU.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gpt2", "opt", "mixtral", "t5")
+
+
+def make_case(number: int, seed: int) -> dict[str, Any]:
+    """The numbers of one case; the same for the same seed."""
+    draw = random.Random(1000 * seed + number)
+    family = FAMILIES[number % len(FAMILIES)]
+    long = draw.random() < 0.3
+    return {
+        "number": number, "family": family, "hidden": draw.choice((64, 128, 192)), "layers": draw.choice((2, 3, 4)),
+        "vocab": draw.choice((500, 2000, 8000)), "rows": draw.randint(8, 96),
+        "prompt": draw.randint(4, 48) if long else draw.randint(48, 384),
+        "new": draw.randint(24, 96) if long else draw.randint(2, 16), "padded": draw.random() < 0.5,
+        "attention": draw.choice(("sdpa", "sdpa", "eager")), "beams": draw.choice((1, 1, 1, 2, 3)),
+        "samples": draw.random() < 0.2, "share": draw.uniform(0.12, 0.95),
+    }  # fmt: skip
+
+
+def make_model(case: dict[str, Any]) -> Any:
+    """The case's model in float32 with random weights."""
+    import torch
+    import transformers as hf
+
+    hidden, layers, vocab = case["hidden"], case["layers"], case["vocab"]
+    plain = {
+        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 1024, "head_dim": hidden // 4,
+    }  # fmt: skip
+    extra = {
+        "mistral": {"sliding_window": 64},
+        "gemma2": {"sliding_window": 64, "query_pre_attn_scalar": hidden // 4},
+        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    }
+    if case["family"] == "gpt2":
+        config = hf.GPT2Config(vocab_size=vocab, n_embd=hidden, n_layer=layers, n_head=4, n_positions=1024)
+    elif case["family"] == "opt":
+        config = hf.OPTConfig(
+            vocab_size=vocab, hidden_size=hidden, ffn_dim=4 * hidden, num_hidden_layers=layers, num_attention_heads=4,
+            max_position_embeddings=1024, word_embed_proj_dim=hidden,
+        )  # fmt: skip
+    elif case["family"] == "t5":
+        config = hf.T5Config(
+            vocab_size=vocab,
+            d_model=hidden,
+            d_kv=hidden // 4,
+            d_ff=3 * hidden,
+            num_layers=layers,
+            num_heads=4,
+            decoder_start_token_id=0,
+        )
+    else:
+        config = hf.AutoConfig.for_model(case["family"], **plain, **extra.get(case["family"], {}))
+    torch.manual_seed(case["number"])
+    kind = hf.AutoModelForSeq2SeqLM if case["family"] == "t5" else hf.AutoModelForCausalLM
+    model = kind.from_config(
+        config, attn_implementation=None if case["family"] in {"t5", "gemma2"} else case["attention"]
+    ).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+class Trial:
+    """One case on its device: the call on some rows, and the largest number that fits."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        import torch
+
+        self.case, self.model = case, make_model(case)
+        rows, prompt = case["rows"], case["prompt"]
+        self.ids = torch.randint(3, case["vocab"], (rows, prompt))
+        self.mask = torch.ones_like(self.ids)
+        if case["padded"]:  # every row, so that no part is lighter than another
+            for row in range(rows):
+                self.mask[row, : 1 + row * prompt // (2 * rows)] = 0
+        with self.device(2**40) as device:
+            self.generate()
+            self.capacity = int(self.weights + (device.peak_bytes - self.weights) * case["share"])
+
+    @property
+    def weights(self) -> int:
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+    @contextlib.contextmanager
+    def device(self, capacity: int) -> Any:
+        """A device with the weights on it."""
+        from oomguard.testing import limit_memory
+
+        with limit_memory(capacity) as device:
+            device.adopt([*self.model.parameters(), *self.model.buffers()])
+            yield device
+
+    def generate(self, start: int = 0, stop: int | None = None) -> Any:
+        """The call on rows ``start`` to ``stop``."""
+        case, part = self.case, slice(start, stop)
+        return self.model.generate(
+            input_ids=self.ids[part], attention_mask=self.mask[part], max_new_tokens=case["new"], pad_token_id=0,
+            do_sample=case["samples"] and case["beams"] == 1, num_beams=case["beams"],
+        )  # fmt: skip
+
+    def fits(self, rows: int) -> bool:
+        """Whether that many rows run at once."""
+        import torch
+
+        with self.device(self.capacity):
+            try:
+                self.generate(0, rows)
+            except torch.OutOfMemoryError:
+                return False
+            return True
+
+    def feasible(self) -> int:
+        """The largest number of rows that run at once, 0 where not one does."""
+        low, high = 0, self.case["rows"]
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits(middle) else (low, middle - 1)
+        return low
+
+
+def with_oomguard(trial: Trial) -> tuple[int, int]:
+    import oomguard
+
+    with trial.device(trial.capacity), oomguard.guard() as g:
+        trial.generate()
+    return len(g.attempts) - 1, g.attempts[-1].settings["batch_size"]
+
+
+def in_chunks(trial: Trial, batch_size: int, sizes: list[int]) -> list[Any]:
+    """What a user of the others writes: all rows, ``batch_size`` at a time."""
+    sizes.append(batch_size)
+    rows = trial.case["rows"]
+    return [trial.generate(start, min(rows, start + batch_size)) for start in range(0, rows, batch_size)]
+
+
+def with_accelerate(trial: Trial) -> tuple[int, int]:
+    from accelerate.utils import find_executable_batch_size
+
+    sizes: list[int] = []
+    with trial.device(trial.capacity):
+        find_executable_batch_size(
+            lambda batch_size: in_chunks(trial, batch_size, sizes), starting_batch_size=trial.case["rows"]
+        )()
+    return len(sizes) - 1, sizes[-1]
+
+
+def with_torch_max_mem(trial: Trial) -> tuple[int, int]:
+    from torch_max_mem import MemoryUtilizationMaximizer
+
+    sizes: list[int] = []
+
+    def run(batch_size: int) -> list[Any]:
+        return in_chunks(trial, batch_size, sizes)
+
+    # q=1: without it sizes are whole multiples of 32, and most cases have fewer rows.
+    with trial.device(trial.capacity):
+        MemoryUtilizationMaximizer(parameter_name="batch_size", q=1, safe_devices={"cpu", "cuda"})(run)(
+            batch_size=trial.case["rows"]
+        )
+    return len(sizes) - 1, sizes[-1]
+
+
+TOOLS = {"oomguard": with_oomguard, "accelerate": with_accelerate, "torch-max-mem": with_torch_max_mem}
+
+
+def run_case(numbers: tuple[int, int]) -> dict[str, Any]:
+    """One case under every tool: (failed attempts, rows) each, None where it gave up."""
+    import torch
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    case = make_case(*numbers)
+    trial = Trial(case)
+    feasible = trial.feasible()
+    found: dict[str, Any] = {**case, "feasible": feasible, "capacity": trial.capacity}
+    if 1 <= feasible < case["rows"]:
+        for name, tool in TOOLS.items():
+            try:
+                found[name] = tool(trial)
+            except Exception as error:  # noqa: BLE001 - the tool gave up: counted as such
+                found[name] = None
+                found[f"{name}_error"] = f"{type(error).__name__}: {str(error)[:200]}"
+    return found
+
+
+def summary(results: list[dict[str, Any]]) -> str:
+    """One line for each tool."""
+    lines = []
+    for name in TOOLS:
+        ended = [(r[name], r["feasible"]) for r in results if r.get(name)]
+        gave_up = sum(name in r and not r[name] for r in results)
+        failed = [attempts for (attempts, _), _ in ended]
+        kept = [rows / feasible for (_, rows), feasible in ended]
+        at_once = 100 * sum(n <= 1 for n in failed) / (len(failed) + gave_up)
+        lines.append(
+            f"{name:14} {sum(failed) / len(failed):5.2f} failed attempts a case, at most one in {at_once:5.1f} %, "
+            f"{100 * sum(kept) / len(kept):5.1f} % of the largest feasible batch kept, gave up {gave_up} of {len(failed) + gave_up}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--cases", type=int, default=240, help="cases to generate; those that fit whole or not at all are left out"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="one case by its number")
+    parser.add_argument("--out", help="a file for one JSON object a case")
+    asked = parser.parse_args()
+    numbers = [asked.only] if asked.only is not None else range(asked.cases)
+    results = []
+    with multiprocessing.get_context("spawn").Pool(min(2, os.cpu_count() or 1), maxtasksperchild=20) as pool:
+        for found in pool.imap_unordered(run_case, [(n, asked.seed) for n in numbers]):
+            results.append(found)
+            if asked.out:
+                with Path(asked.out).open("a") as out:
+                    out.write(json.dumps(found) + "\n")
+            if not found.get("oomguard") or found["oomguard"][0] > 1 or found["oomguard"][1] < 0.97 * found["feasible"]:
+                print(json.dumps({k: v for k, v in found.items() if k != "capacity"}), flush=True)
+    used = [r for r in results if "oomguard" in r]
+    print(f"{len(used)} cases with {', '.join(FAMILIES)}; {len(results) - len(used)} left out")
+    print(summary(used))
+
+
+if __name__ == "__main__":
+    main()

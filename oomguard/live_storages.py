@@ -1,0 +1,64 @@
+"""Which storages of tensors are alive, and how many bytes they are; shapes decide, so fake tensors count like real ones.
+
+Knows no torch: whatever has an ``untyped_storage`` is a tensor here.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+
+class LiveStorages:
+    """Bytes of the storages that were adopted and are still alive; each counts once, however many tensors view it.
+
+    With ``keep_events`` every change is noted as (storage number, bytes): a new size, 0 for its end.
+    """
+
+    def __init__(self, *, keep_events: bool = False) -> None:
+        self.bytes = 0
+        self.peak_bytes = 0
+        self.events: list[tuple[int, int]] | None = [] if keep_events else None
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._ends: dict[int, weakref.ref[Any]] = {}
+        self._numbers = 0
+
+    def adopt(self, leaf: Any) -> None:
+        """Count the tensor's storage from now until nothing refers to it; anything that is no tensor is passed over.
+
+        ``peak_bytes`` does not follow by itself: ``note_peak`` says when all of an operation's results are there.
+        """
+        if getattr(leaf, "untyped_storage", None) is None or leaf.is_meta:
+            return
+        try:
+            storage = leaf.untyped_storage()
+        except NotImplementedError:  # sparse tensors have none
+            return
+        key, size = storage._cdata, storage.nbytes()
+        number, known = self._sizes.get(key, (0, 0))
+        if number == 0:
+            self._numbers += 1
+            number = self._numbers
+            self._ends[key] = weakref.ref(storage, functools.partial(self._end, key))
+        elif known == size:
+            return
+        self._sizes[key] = (number, size)
+        self.bytes += size - known
+        if self.events is not None:
+            self.events.append((number, size))
+
+    def note_peak(self) -> None:
+        """Take what is alive now into the peak."""
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far."""
+        self.peak_bytes = self.bytes
+
+    def _end(self, key: int, _reference: object) -> None:
+        number, size = self._sizes.pop(key, (0, 0))
+        self._ends.pop(key, None)
+        self.bytes -= size
+        if self.events is not None and number:
+            self.events.append((number, 0))
