@@ -37,10 +37,20 @@ def assess(
     *,
     given: Mapping[str, Fact] | None = None,
     local_models: bool = False,
+    model: str | None = None,
 ) -> Incident:
-    """One observed incident, explained and planned for; ``given`` facts fill what was not printed."""
+    """One observed incident, explained and planned for; ``given`` facts fill what was not printed.
+
+    ``local_models`` lets the memory model read the folder that the log names, ``model`` one that the user names.
+    """
     facts = {**(given or {}), **incident.facts}
-    return plan(explain(derive(replace(incident, facts=facts), local_models=local_models), rules), rules, policy, tried)
+    derived = derive(replace(incident, facts=facts), local_models=local_models or model is not None, model=model)
+    start = None
+    if local_models or model is not None:
+        from oomguard.memory.in_force import start_in_force  # loads the whole memory model
+
+        start = start_in_force(derived, model)
+    return plan(explain(derived, rules), rules, policy, tried, start)
 
 
 def assess_all(
@@ -51,10 +61,12 @@ def assess_all(
     *,
     given: Mapping[str, Fact] | None = None,
     local_models: bool = False,
+    model: str | None = None,
 ) -> Diagnosis:
     """Every incident of a scan, explained and planned for."""
     incidents = tuple(
-        assess(i, rules, policy, tried, given=given, local_models=local_models) for i in diagnosis.incidents
+        assess(i, rules, policy, tried, given=given, local_models=local_models, model=model)
+        for i in diagnosis.incidents
     )
     starts = tuple(replace(start, budget=budget_of_start(start.facts)) for start in diagnosis.starts)
     return replace(diagnosis, incidents=incidents, starts=starts)
@@ -68,10 +80,15 @@ def diagnose_lines(
     policy: Policy | None = None,
     given: Mapping[str, Fact] | None = None,
     settings: Mapping[str, SettingInForce] | None = None,
+    model: str | None = None,
 ) -> Diagnosis:
-    """Diagnose a stream of lines; ``given`` facts and ``settings`` fill what the log leaves out."""
+    """Diagnose a stream of lines; ``given`` facts and ``settings`` fill what the log leaves out.
+
+    ``model``, a folder or a hub name, lets the memory model solve what the log's own numbers do not.
+    """
     rules = rules or default_rules()
-    return assess_all(scan(lines, rules, source, given=settings), rules, policy or Policy(), given=given)
+    found = scan(lines, rules, source, given=settings)
+    return assess_all(found, rules, policy or Policy(), given=given, model=model)
 
 
 def diagnose_stream(
@@ -82,6 +99,7 @@ def diagnose_stream(
     policy: Policy | None = None,
     given: Mapping[str, Fact] | None = None,
     settings: Mapping[str, SettingInForce] | None = None,
+    model: str | None = None,
 ) -> Diagnosis:
     """Diagnose a stream of bytes of any size in constant memory, see ``diagnose_lines``.
 
@@ -90,7 +108,7 @@ def diagnose_stream(
     rules = rules or default_rules()
     anchors = rules.anchors
     lines = skim(stream, lambda: finder(anchors))
-    diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings)
+    diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)
     damage = damage_of(stream)
     return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))
 

@@ -99,7 +99,8 @@ class Cause:
 class Patch:
     """One setting, old to new. ``new`` is None where it could not be solved; ``reason`` then names what is missing.
 
-    ``blocked_by`` says why the policy does not permit it (None: permitted). ``predicts`` maps facts to the values the
+    ``blocked_by`` says why the policy does not permit it (None: permitted). Patches of one ``group`` are applied together:
+    none of them is enough alone. ``predicts`` maps facts to the values the
     next attempt should show, to be compared with what it measures.
     """
 
@@ -116,6 +117,7 @@ class Patch:
     predicts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     tradeoff: str = ""
     blocked_by: str | None = None
+    group: int | None = None
 
     @property
     def applicable(self) -> bool:

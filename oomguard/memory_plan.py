@@ -8,8 +8,26 @@ from packaging.version import Version
 
 
 @dataclass(frozen=True, slots=True)
+class Correction:
+    """What a start of this model measured beyond the model's own sum, in bytes, part by part; ``source`` says which start.
+
+    ``uncertainty_bytes`` is what the printed figures leave open. It stands in for the priors' own.
+    """
+
+    source: str
+    weights_bytes: int = 0
+    peak_activation_bytes: int = 0
+    non_torch_bytes: int = 0
+    cudagraph_bytes: int = 0
+    uncertainty_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """vLLM's own settings by their own names; None stands for the engine's default."""
+    """vLLM's own settings by their own names; None stands for the engine's default.
+
+    ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the context.
+    """
 
     version: Version
     gpu_total_bytes: int
@@ -38,6 +56,8 @@ class VllmSettings:
     limit_mm_per_prompt: str | None = None
     gpu_name: str | None = None
     prompt_logprobs: bool = False
+    device_free_bytes: int | None = None
+    correction: Correction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +69,12 @@ class Stage:
     peak_activation_bytes: int
     pool_bytes: int
     request_bytes: int
+    block_bytes: int = 0
+
+    @property
+    def needed_bytes(self) -> int:
+        """The smallest pool that one request of the full length fits in, the block that vLLM keeps for itself beside it."""
+        return self.request_bytes + self.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +116,7 @@ class MemoryPlan:
     @property
     def margin_bytes(self) -> int:
         """What the pool has beyond one request of the full length, on the stage with least."""
-        return min(stage.pool_bytes - stage.request_bytes for stage in self.stages)
+        return min(stage.pool_bytes - stage.needed_bytes for stage in self.stages)
 
     @property
     def has_margin(self) -> bool:

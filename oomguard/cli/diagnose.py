@@ -47,6 +47,9 @@ class _Jobs(click.IntRange):
     help="A setting in force that the log leaves out. Repeatable.",
 )
 @option(
+    "--model", metavar="MODEL", help="The model's folder, config.json or hub name: solves what the log leaves open."
+)
+@option(
     "--follow",
     is_flag=True,
     help="Read on as the log grows, also when it is cut or replaced; each incident is told once. Ctrl-C ends it.",
@@ -63,9 +66,9 @@ class _Jobs(click.IntRange):
 )
 @color_option
 def command(
-    paths: tuple[str, ...], form: str | None, output: str | None, gpu_memory: str | None, given: tuple[str, ...], follow: bool, jobs: int,
-    exit_code: bool, allow: str | None, pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...], no_mask: bool, quiet: bool,
-    verbose: bool, color: str,
+    paths: tuple[str, ...], form: str | None, output: str | None, gpu_memory: str | None, given: tuple[str, ...], model: str | None,
+    follow: bool, jobs: int, exit_code: bool, allow: str | None, pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...],
+    no_mask: bool, quiet: bool, verbose: bool, color: str,
 ) -> int:  # fmt: skip
     """Say why memory ran out: each incident with its numbers, its cause, and what to change.
 
@@ -88,7 +91,7 @@ def command(
     with _sink(output, inputs, form) as write:
         screen = Screen.of(_console(output, color)) if form == "terminal" else None
         work = Work(
-            form, screen, allow, pin, minimum, rules, gpu_memory, given, masked=not no_mask, quiet=quiet, verbose=verbose
+            form, screen, allow, pin, minimum, rules, gpu_memory, given, model, masked=not no_mask, quiet=quiet, verbose=verbose
         )  # fmt: skip
         found = _follow(inputs[0], work, write) if follow else _diagnose(inputs, work, jobs, write, errors)
     from oomguard.cli import show_error

@@ -66,7 +66,7 @@ def _write_new(reading: _Reading, bench: Bench, write: Callable[[str], None]) ->
     diagnosis = reading.new()
     if not diagnosis.incidents:
         return False
-    diagnosis = assess_all(diagnosis, bench.rules, bench.policy, given=bench.facts)
+    diagnosis = assess_all(diagnosis, bench.rules, bench.policy, given=bench.facts, model=bench.work.model)
     write(bench.render(diagnosis))
     return diagnosis.verdict == "oom"
 

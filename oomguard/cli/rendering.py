@@ -72,6 +72,7 @@ class Work:
     rules: tuple[str, ...] = ()
     gpu_memory: str | None = None
     given: tuple[str, ...] = ()
+    model: str | None = None
     masked: bool = True
     quiet: bool = False
     verbose: bool = False
@@ -88,7 +89,7 @@ class Outcome:
 
 
 class Bench:
-    """A ``Work`` made ready: policy, rules and given facts read once. Raises SettingError and RuleError."""
+    """A ``Work`` made ready: policy, rules and given facts read once. Raises SettingError, RuleError and InputError."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -103,6 +104,10 @@ class Bench:
         for text in work.given:
             name, value = parse_assignment(text)
             self.settings[name] = SettingInForce(name, value, None, "given")
+        if work.model is not None:
+            from oomguard.memory.model_files import find_model
+
+            find_model(work.model)  # told now, not once for every log
 
     def diagnose(self, path: str, on_read: Callable[[int], None] | None = None) -> Outcome:
         """Diagnose one input and render it; what cannot be read is part of the outcome, not raised."""
@@ -111,7 +116,13 @@ class Bench:
         try:
             with contextlib.closing(open_standard_input(on_read) if path == "-" else open_log(path, on_read)) as stream:
                 diagnosis = diagnose_stream(
-                    stream, path, rules=self.rules, policy=self.policy, given=self.facts, settings=self.settings
+                    stream,
+                    path,
+                    rules=self.rules,
+                    policy=self.policy,
+                    given=self.facts,
+                    settings=self.settings,
+                    model=self.work.model,
                 )
                 damage = damage_of(stream)
             if damage is not None:

@@ -14,8 +14,6 @@ from typing import Final
 
 from oomguard.facts import Fact
 from oomguard.incident import Budget, BudgetPart, Incident
-from oomguard.memory.kv_cache import kv_bytes_per_token
-from oomguard.memory.model_config import read_model_config
 from oomguard.memory.model_name import bits_from_name, bits_of_dtype, parameters_from_name
 from oomguard.memory.shares import add_shares
 
@@ -27,11 +25,11 @@ _PARTS: Final = (
 )  # fmt: skip
 
 
-def derive(incident: Incident, *, local_models: bool = False) -> Incident:
+def derive(incident: Incident, *, local_models: bool = False, model: str | None = None) -> Incident:
     """The incident with every fact that follows from its printed ones, and with its budget.
 
     ``local_models`` also reads the configuration of a model folder that the log names: right for a run of this
-    moment, wrong for a saved log, which may come from another machine.
+    moment, wrong for a saved log, which may come from another machine. ``model`` is the one to read in its place.
     """
     facts = dict(incident.facts)
     total_fact = facts.get("device_total_bytes")
@@ -70,8 +68,10 @@ def derive(incident: Incident, *, local_models: bool = False) -> Incident:
     pool = number("kv_cache_memory_bytes")
     if pool is not None and incident.kind == "kv_cache_too_small_for_max_len":
         facts["kv_cache_pool_bytes"] = Fact("kv_cache_pool_bytes", int(pool), facts["kv_cache_memory_bytes"].source)
-    if local_models:
-        _add_kv_need(facts)
+    if local_models and incident.framework == "vllm":
+        from oomguard.memory.in_force import add_kv_need
+
+        add_kv_need(incident, facts, model)
     facts["phase"] = Fact("phase", incident.phase, "solved")
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
@@ -99,19 +99,6 @@ def _add_named_weights(facts: dict[str, Fact]) -> None:
     for name, width in (("estimated_weights_bytes", bits), ("estimated_weights_4bit_bytes", 4.5)):
         size = round(parameters * width / 8 / max(1, ranks))
         facts[name] = Fact(name, size, "solved", 0.1 * size)
-
-
-def _add_kv_need(facts: dict[str, Fact]) -> None:
-    """KV need of one request of the full length, from the model's own configuration, where the log names a local folder."""
-    model, tokens = facts.get("model"), facts.get("max_model_len_tokens")
-    if model is None or tokens is None or "kv_cache_needed_bytes" in facts:
-        return
-    config = read_model_config(str(model.value))
-    if config is None:
-        return
-    ranks = facts.get("tensor_parallel_size")
-    per_token = kv_bytes_per_token(config, int(ranks.value) if ranks else 1)
-    facts["kv_bytes_per_token"] = Fact("kv_bytes_per_token", per_token, "config")
 
 
 _START_PARTS: Final = (

@@ -19,7 +19,7 @@ _FEWEST_STEP_TOKENS: Final = 512
 _FEWEST_SEQS: Final = 1
 _SHORTEST_TOKENS: Final = 16
 _MOST_RANKS: Final = 64
-_UTILIZATION_STEP: Final = 0.01
+_UTILIZATION_STEP: Final = 0.001
 _LARGEST_GPU_BYTES: Final = 1 << 42
 
 
@@ -36,18 +36,26 @@ class Fit:
     gpu_total_bytes: int | None = None
 
 
-def fit(model: Prepared, settings: VllmSettings) -> Fit:
-    """Change the least that makes the plan fit with its margin: what keeps the outputs and the capacity first."""
+Permits = Callable[[str, Any, Any], bool]
+
+
+def fit(model: Prepared, settings: VllmSettings, permits: Permits = lambda _name, _old, _new: True) -> Fit:
+    """Change the least that makes the plan fit with its margin: what keeps the outputs and the capacity first.
+
+    ``permits`` judges each change by the setting's name, its value and the new one; what it refuses is solved in another way.
+    """
     asked = plan_vllm(model, settings)
     if asked.fits:
         return Fit(asked)
     filled = asked.settings
     for start in (filled, _at_ceiling(model, filled)):
-        for solve in _SOLVERS:
-            found = solve(model, start) if start is not None else None
-            if found is not None:
-                plan = plan_vllm(model, found)
-                return Fit(plan, tuple(_changes(filled, found)))
+        for name, solver in _SOLVERS.items():
+            if start is None or (settings.device == "cpu" and name not in _ON_CPU):
+                continue
+            found = solver(model, start)
+            changed = tuple(_changes(filled, found)) if found is not None else ()
+            if found is not None and all(permits(*change) for change in changed):
+                return Fit(plan_vllm(model, found), changed)
     # On another device the engine's own defaults are others: what the user gave is searched with, not what was filled in.
     return Fit(None, (), _ranks(model, settings), _gpu(model, settings))
 
@@ -62,31 +70,46 @@ def _fits_somehow(model: Prepared, settings: VllmSettings) -> bool:
 
 
 def _ceiling(settings: VllmSettings, context_bytes: int) -> float:
-    """The largest utilization that an empty GPU allows, in whole hundredths."""
+    """The largest utilization that what is free at the start allows, in whole steps."""
     free = (settings.gpu_total_bytes - context_bytes) / settings.gpu_total_bytes
-    return max(0.0, math.floor(free / _UTILIZATION_STEP) * _UTILIZATION_STEP)
+    return max(0.0, _in_steps(math.floor, free))
+
+
+def _in_steps(rounded: Callable[[float], int], ratio: float) -> float:
+    """A utilization in whole steps, so that what is asked for is a number a person would write."""
+    nudge = -1e-9 if rounded is math.ceil else 1e-9
+    return round(rounded(ratio / _UTILIZATION_STEP + nudge) * _UTILIZATION_STEP, 3)
 
 
 def _at_ceiling(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
-    """The settings with the highest utilization that an empty GPU allows and all parts together fit in, None where it is theirs."""
+    """The settings with the highest utilization that the device allows and all parts together fit in, None where it is theirs."""
     if settings.kv_cache_memory_bytes is not None:
         return None
-    plan = plan_vllm(model, settings)
-    outside = plan.context_bytes + (plan.cudagraph_bytes if not counts_graphs(settings) else 0)
-    ceiling = round(_ceiling(settings, outside), 2)
+    ceiling = _ceiling(settings, _outside(settings, plan_vllm(model, settings)))
     return replace(settings, gpu_memory_utilization=ceiling) if 0 < ceiling != settings.gpu_memory_utilization else None
 
 
+def _outside(settings: VllmSettings, plan: MemoryPlan) -> int:
+    """What the utilization does not contain: what is not free at the start, and graphs that are captured on top."""
+    return plan.context_bytes + (0 if counts_graphs(settings) else plan.cudagraph_bytes)
+
+
 def _utilization(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
-    """The smallest higher utilization that fits, else the largest lower one: what the memory equation says, not habit."""
+    """The smallest higher utilization that fits, else the largest lower one: what the memory equation says, not habit.
+
+    The pool grows by the device's size with the utilization, and nothing else changes.
+    """
     if settings.kv_cache_memory_bytes is not None:
         return None
-    top = round(_ceiling(settings, plan_vllm(model, settings).context_bytes) / _UTILIZATION_STEP)
-    now = settings.gpu_memory_utilization / _UTILIZATION_STEP
-    higher, lower = range(math.floor(now + 1e-9) + 1, top + 1), range(min(top, math.ceil(now - 1e-9) - 1), 0, -1)
-    for hundredths in (*higher, *lower):
-        candidate = replace(settings, gpu_memory_utilization=round(hundredths * _UTILIZATION_STEP, 2))
-        if _fits(model, candidate):
+    plan = plan_vllm(model, settings)
+    top = _ceiling(settings, plan.context_bytes)
+    lacking = (plan.uncertainty_bytes - plan.margin_bytes) / settings.gpu_total_bytes
+    now = settings.gpu_memory_utilization
+    least = _in_steps(math.ceil, now + lacking)
+    higher = (least, least + _UTILIZATION_STEP) if lacking > 0 else ()
+    for value in (*higher, top, _ceiling(settings, _outside(settings, plan))):
+        candidate = replace(settings, gpu_memory_utilization=round(value, 3))
+        if 0 < value <= top and value != now and _fits(model, candidate):
             return candidate
     return None
 
@@ -132,12 +155,25 @@ def _length(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
     )
 
 
+def solve(model: Prepared, settings: VllmSettings, name: str) -> MemoryPlan | None:
+    """The plan with this one setting changed so that it fits, None where none of its values is enough."""
+    if name not in _SOLVERS or (settings.device == "cpu" and name not in _ON_CPU):
+        return None
+    found = _SOLVERS[name](model, plan_vllm(model, settings).settings)
+    return None if found is None else plan_vllm(model, found)
+
+
 # In the order of what they cost: outputs and capacity kept, then speed, then requests at once, then their length.
-_SOLVERS: Final = (_utilization, _step_tokens, _eager, _seqs, _length)
+_SOLVERS: Final = {
+    "gpu_memory_utilization": _utilization, "max_num_batched_tokens": _step_tokens, "enforce_eager": _eager, "max_num_seqs": _seqs,
+    "max_model_len": _length,
+}  # fmt: skip
+# The CPU backend has no graphs, and what it holds while it profiles follows no formula of ours.
+_ON_CPU: Final = frozenset({"gpu_memory_utilization", "max_model_len"})
 
 
 def _changes(old: VllmSettings, new: VllmSettings) -> Iterator[tuple[str, Any, Any]]:
-    for name in ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager", "max_num_seqs", "max_model_len"):
+    for name in _SOLVERS:
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
             yield name, before, after

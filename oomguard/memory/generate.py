@@ -8,26 +8,36 @@ layer's half of the cache on top. A padding mask expands the KV heads to all hea
 
 from __future__ import annotations
 
-from oomguard.memory.model_config import ModelConfig
+from oomguard.errors import SettingError
+from oomguard.memory.layer_caches import layer_caches
+from oomguard.memory.model_shape import ModelShape
 
 
 def generate_row_bytes(
-    config: ModelConfig, prompt_tokens: int, max_new_tokens: int, *, padded: bool = False, eager: bool = False
+    shape: ModelShape, prompt_tokens: int, max_new_tokens: int, *, padded: bool = False, eager: bool = False
 ) -> int:
     """Peak bytes of one row at the larger of prefill and the last decoding step; ``padded`` rows carry a [T, T] mask.
 
-    ``eager`` attention keeps its scores: masked, copied to fp32 and through the softmax, 10 bytes each in bf16.
+    ``eager`` attention keeps its scores: masked, copied to fp32 and through the softmax, 10 bytes each in bf16. Raises
+    SettingError where a layer keeps something else than every token, or experts take its MLP's place.
     """
-    size = config.dtype_bytes
-    kv_token = 2 * config.layers * config.kv_heads * config.head_dim * size
-    repeated = 2 * config.heads * config.head_dim * size
+    plain = all(cache.kind == "full" and not cache.latent for cache in layer_caches(shape, kv_element_bytes=2))
+    intermediate = shape.number("intermediate_size") or 4 * shape.hidden
+    if not plain or shape.number("num_experts") is not None:
+        raise SettingError(
+            "the closed form holds for plain decoders with the dynamic cache",
+            hint="--trace runs the model's own code under fake tensors (torch and transformers installed)",
+        )
+    size = shape.dtype_bytes
+    kv_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * size
+    repeated = 2 * shape.heads * shape.head_dim * size
     # The MLP's peak and eager attention's do not come at the same time: the larger counts.
-    mlp = prompt_tokens * size * (3 * config.intermediate + 4 * config.hidden)
-    scores = config.heads * prompt_tokens * prompt_tokens * max(10, 3 * size) if eager else 0
+    mlp = prompt_tokens * size * (3 * intermediate + 4 * shape.hidden)
+    scores = shape.heads * prompt_tokens * prompt_tokens * max(10, 3 * size) if eager else 0
     prefill = prompt_tokens * (kv_token + repeated) + max(mlp, scores)
     if padded:
         prefill += prompt_tokens * prompt_tokens
     total_tokens = prompt_tokens + max_new_tokens
-    decode = total_tokens * (kv_token + kv_token // (2 * config.layers) + repeated)
-    logits = config.vocab * (size + 4 * 3)  # the last position's logits, its fp32 copy and the processors' work on it
+    decode = total_tokens * (kv_token + kv_token // (2 * shape.layers) + repeated)
+    logits = shape.vocab * (size + 4 * 3)  # the last position's logits, its fp32 copy and the processors' work on it
     return max(prefill, decode) + logits

@@ -20,7 +20,7 @@ from oomguard.memory.parameters import has_encoder
 from oomguard.memory.prepared import Prepared, element_bytes
 from oomguard.memory.quantized import quantizes_cache
 from oomguard.memory.weights import RankWeights, first_of_fullest, rank_weights, stage_layers
-from oomguard.memory_plan import MemoryPlan, Stage, VllmSettings
+from oomguard.memory_plan import Correction, MemoryPlan, Stage, VllmSettings
 
 KV_ELEMENT_BYTES: Final = {
     "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "fp8_inc": 1.0, "bfloat16": 2.0, "float16": 2.0, "float32": 4.0,
@@ -38,6 +38,9 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
     _check(settings, shape)
     weights = _weights(model, settings)
     weights, drafts, adapters = _with_extras(model, settings, weights, assumed)
+    correction = settings.correction or Correction("")
+    held = tuple(size + correction.weights_bytes for size in weights.stages_bytes)
+    weights = replace(weights, stages_bytes=held)
     caches = _caches(shape, settings) + _draft_caches(model, settings)
     layout = lay_out(caches, _kv_settings(model, settings, caches))
     constants = _constants(settings)
@@ -48,8 +51,10 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
     fullest = stages[first_of_fullest(weights)]
     length, tokens = settings.max_model_len or 0, settings.max_num_batched_tokens or 0
     limit = max(length, shape.max_positions or 0)
-    sources = [uncertainty, constants["uncertainty"]]
-    sources.append(round(model.weights_uncertainty_ratio * weights.fullest_bytes))
+    sources = [uncertainty, constants["uncertainty"], round(model.weights_uncertainty_ratio * weights.fullest_bytes)]
+    if settings.correction is not None:
+        sources = [correction.uncertainty_bytes]
+        assumed.append(f"measured: {correction.source}")
     if not model.exact:
         sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     return MemoryPlan(
@@ -257,6 +262,17 @@ def counts_graphs(settings: VllmSettings) -> bool:
 
 
 def _constants(settings: VllmSettings) -> dict[str, int]:
+    """The parts that no formula gives, put right by what was measured; ``context`` is all that is not free at the start."""
+    found = _priors(settings)
+    if settings.correction is not None:
+        found["non_torch"] += settings.correction.non_torch_bytes
+        found["cudagraphs"] += settings.correction.cudagraph_bytes if found["cudagraphs"] else 0
+    if settings.device_free_bytes is not None:
+        found["context"] = settings.gpu_total_bytes - settings.device_free_bytes
+    return found
+
+
+def _priors(settings: VllmSettings) -> dict[str, int]:
     if settings.device == "cpu":
         return dict.fromkeys(("cudagraphs", "non_torch", "context", "uncertainty", "subtracted"), 0)
     version = settings.version
@@ -284,12 +300,23 @@ def _stages(
             shape, settings.version, rows=settings.max_num_seqs or 0, step_tokens=settings.max_num_batched_tokens or 0,
             tensor_parallel_size=settings.tensor_parallel_size, first_stage=number == 0, last_stage=number == last,
         )  # fmt: skip
+        if settings.correction is not None:
+            peak = replace(peak, bytes=max(0, peak.bytes + settings.correction.peak_activation_bytes))
         uncertainty = max(uncertainty, peak.uncertainty_bytes)
         pool = (
             requested - held - peak.bytes - constants["non_torch"] - constants["subtracted"] * constants["cudagraphs"]
         )
         pool = pool if settings.kv_cache_memory_bytes is None else settings.kv_cache_memory_bytes
-        found.append(Stage(number, held, peak.bytes, pool, layout.request_bytes(stage=layers[number])))
+        found.append(
+            Stage(
+                number,
+                held,
+                peak.bytes,
+                pool,
+                layout.request_bytes(stage=layers[number]),
+                layout.block_bytes(layers[number]),
+            )
+        )
     return tuple(found), uncertainty
 
 

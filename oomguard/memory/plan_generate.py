@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from oomguard.errors import SettingError
@@ -10,7 +9,6 @@ from oomguard.memory.caching_allocator import least_capacity
 from oomguard.memory.constants import LATEST, constant, tables
 from oomguard.memory.generate import generate_row_bytes
 from oomguard.memory.layer_caches import layer_caches
-from oomguard.memory.model_config import from_mapping
 from oomguard.memory.prepared import Prepared
 from oomguard.memory.trace import GenerateCall, traced_steps
 from oomguard.memory_plan import GeneratePlan
@@ -67,12 +65,10 @@ _RESERVED: Final = "reserved by torch: 5.2 % over what is allocated, the most of
 
 
 def _row_bytes(model: Prepared, call: GenerateCall) -> int:
-    config = from_mapping({**model.shape.config, "torch_dtype": "bfloat16"})
-    if config is None or call.cache_implementation is not None:
+    if call.cache_implementation is not None:
         raise SettingError(
-            "the closed form holds for plain decoders with the dynamic cache",
+            f"the closed form holds for the dynamic cache, not {call.cache_implementation!r}",
             hint="--trace runs the model's own code under fake tensors (torch and transformers installed)",
         )
-    config = replace(config, dtype_bytes=model.shape.dtype_bytes)
     eager = call.attn_implementation == "eager"
-    return generate_row_bytes(config, call.prompt_tokens, call.max_new_tokens, eager=eager)
+    return generate_row_bytes(model.shape, call.prompt_tokens, call.max_new_tokens, eager=eager)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
@@ -13,6 +13,9 @@ from oomguard.remedy.policy import Policy
 from oomguard.remedy.settings import SETTINGS, as_env, as_flag, as_kwarg, default_value, effect_of, setting
 from oomguard.remedy.solvers import SOLVERS, Solution
 from oomguard.rules.load import Fix, Rule, RuleSet
+
+if TYPE_CHECKING:
+    from oomguard.memory.in_force import Start
 
 Tried = Collection[tuple[str, FactValue]]
 
@@ -23,10 +26,11 @@ _CURRENT_FACTS: Final = {
 }
 
 
-def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) -> Incident:
+def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), start: Start | None = None) -> Incident:
     """The incident with its plan: one patch for each setting, applicable ones first, then blocked, then unsolved.
 
-    ``tried`` are the (setting, value) pairs of earlier attempts: none is ever planned again.
+    ``tried`` are the (setting, value) pairs of earlier attempts: none is ever planned again. ``start`` is the model behind the
+    failed start, where it could be read: it solves what the printed numbers leave open.
     """
     patches: dict[str, Patch] = {}
     alternatives: dict[str, Alternative] = {}
@@ -42,7 +46,7 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) 
             missing = _missing(fix, incident)
             if missing is None:
                 continue
-            solution = _solve(fix, incident, missing)
+            solution = _solve(fix, incident, missing, start)
             patch = _patch(fix, rule, solution, incident, policy)
             if missing and patch.new is not None and patch.blocked_by is None:
                 patch = replace(patch, blocked_by=f"not known: {', '.join(missing)}")
@@ -57,10 +61,37 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = ()) 
                 )
                 continue
             patches[patch.setting] = patch
+    if start is not None and not any(patch.applicable for patch in patches.values()):
+        _add_modelled(incident, start, policy, tried, patches, alternatives)
     if "device_total_bytes" not in incident.facts:
         unknown.setdefault("device total: not printed")
     ordered = sorted(patches.values(), key=lambda p: (not p.applicable, p.new is None, p.effect))
     return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
+
+
+def _add_modelled(
+    incident: Incident,
+    start: Start,
+    policy: Policy,
+    tried: Tried,
+    patches: dict[str, Patch],
+    alternatives: dict[str, Alternative],
+) -> None:
+    """What the memory model says where no printed number leads to a patch that may be applied."""
+    from oomguard.remedy.modelled import STARTS, smallest_that_would, solved_together
+
+    if incident.kind not in STARTS:
+        return
+    together = solved_together(incident, start, policy)
+    if together and not any((patch.setting, patch.new) in tried for patch in together):
+        # What may be applied takes the place of what may not; what may not does not hide a value that the engine printed.
+        for patch in together:
+            known = patches.get(patch.setting)
+            if patch.applicable or known is None or known.new is None:
+                patches[patch.setting] = patch
+    elif not together:
+        for other in smallest_that_would(start):
+            alternatives.setdefault(other.setting, other)
 
 
 def _missing(fix: Fix, incident: Incident) -> list[str] | None:
@@ -75,7 +106,7 @@ def _missing(fix: Fix, incident: Incident) -> list[str] | None:
     return missing
 
 
-def _solve(fix: Fix, incident: Incident, missing: list[str]) -> Solution:
+def _solve(fix: Fix, incident: Incident, missing: list[str], start: Start | None) -> Solution:
     """The fix's value. What the user set may be unknown and the value still solved; any other missing fact may not."""
     needed = [name for name in missing if not name.endswith("_set")]
     if needed:
@@ -89,11 +120,21 @@ def _solve(fix: Fix, incident: Incident, missing: list[str]) -> Solution:
             return Solution(None, f"not applicable: {names} unknown" if names else f"not a value of {fix.setting}")
         return Solution(value, "")
     if fix.lever:
+        found = _solved_lever(start, fix.setting) if start is not None else None
+        if found is not None:
+            value, reason, predicts = found
+            return Solution(value, f"{fix.lever}; {reason}", predicts=predicts)
         return Solution(None, f"{fix.lever}; by how much is not known ({fix.missing})", unknown=(fix.missing,))
     solver = SOLVERS.get(fix.solve or "")
     if solver is None:
         raise SettingError(f"no solver named {fix.solve!r}", hint=f"known solvers: {', '.join(SOLVERS)}")
     return solver(incident)
+
+
+def _solved_lever(start: Start, name: str) -> tuple[FactValue, str, dict[str, float]] | None:
+    from oomguard.remedy.modelled import solved_lever
+
+    return solved_lever(start, name)
 
 
 def _typed(name: str, value: FactValue | None) -> FactValue | None:
@@ -131,3 +172,12 @@ def _current(name: str, incident: Incident) -> FactValue | None:
 def next_patch(incident: Incident) -> Patch | None:
     """The patch to apply by itself: the first applicable one of the plan, None where nothing is left."""
     return next((patch for patch in incident.plan if patch.applicable), None)
+
+
+def next_patches(incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
+    """The patches to apply now: the first applicable one that the engine ``carries``, and those that belong with it."""
+    for patch in incident.plan:
+        group = [p for p in incident.plan if p is patch or (patch.group is not None and p.group == patch.group)]
+        if all(p.applicable and carries(p.setting) for p in group):
+            return tuple(group)
+    return ()

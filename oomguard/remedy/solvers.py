@@ -13,12 +13,11 @@ from typing import Final
 
 from oomguard.facts import MIB, FactValue, format_gib
 from oomguard.incident import Incident
-from oomguard.memory.kv_cache import kv_request_bytes
 
 # Raising the utilization: what the engine holds varies a little from start to start; on the CPU backend the node's
 # total itself moves by the minute, so the margin there is larger.
 RAISE_MARGIN_RATIO: Final = 0.01
-RAISE_MARGIN_CPU_RATIO: Final = 0.10
+RAISE_MARGIN_CPU_RATIO: Final = 0.02
 RAISE_MARGIN_BYTES: Final = 64 * MIB
 # Lowering it into what is free: the other processes may take a little more before the engine looks again.
 FREE_MARGIN_RATIO: Final = 0.02
@@ -119,12 +118,13 @@ def utilization_for_kv_cache(incident: Incident) -> Solution:
     left = incident.number("kv_cache_available_bytes")
     if left is None:
         return Solution(None, "how much is missing is not printed", unknown=("available KV cache memory: not printed",))
-    per_token, length = incident.number("kv_bytes_per_token"), incident.number("max_model_len_tokens")
+    needed, length = incident.number("kv_cache_needed_bytes"), incident.number("max_model_len_tokens")
     total = incident.number("device_total_bytes")
     need = wish = 0.0
-    if per_token is not None and length is not None:
-        need = float(kv_request_bytes(int(per_token), int(length)))
-        what = f", one request of {int(length)} tokens needs {format_gib(need)}"
+    if needed is not None:
+        need = needed + incident.slack("kv_cache_needed_bytes")
+        tokens = "max_model_len" if length is None else f"{int(length)}"
+        what = f", one request of {tokens} tokens needs {format_gib(need)}"
     else:
         wish = (total or 0.0) * UNKNOWN_KV_RATIO
         what = "; one request's need is not known, so up to a tenth of the device is taken"
@@ -154,10 +154,10 @@ def _raise_by(
     margin_ratio = RAISE_MARGIN_CPU_RATIO if incident.facts.get("on_cpu") else RAISE_MARGIN_RATIO
     margin = max(RAISE_MARGIN_BYTES, margin_ratio * (before + missing_bytes))
     sure_total = total - incident.slack("device_total_bytes")
-    value = math.ceil(100 * (before + missing_bytes + margin) / sure_total) / 100
+    value = _rounded(math.ceil, (before + missing_bytes + margin) / sure_total)
     ceiling = MAX_UTILIZATION if free is None else min(MAX_UTILIZATION, free / total)
     if wish_bytes:
-        wished = math.floor(100 * min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total)) / 100
+        wished = _rounded(math.floor, min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total))
         value = max(value, wished)
     if value > ceiling:
         reached = (before + bare_bytes) / total
@@ -175,6 +175,12 @@ def _raise_by(
     return Solution(value, f"{what}; margin {format_gib(margin)}", predicts=predicts)
 
 
+def _rounded(direction: Callable[[float], int], ratio: float) -> float:
+    """A utilization in thousandths: a hundredth of a large device is more than a gigabyte."""
+    nudge = -1e-9 if direction is math.ceil else 1e-9
+    return direction(1000 * ratio + nudge) / 1000
+
+
 def utilization_within_free(incident: Incident) -> Solution:
     """Lower the utilization to what is free: (free - margin) / total."""
     free, total = incident.number("device_free_bytes"), incident.number("device_total_bytes")
@@ -182,7 +188,7 @@ def utilization_within_free(incident: Incident) -> Solution:
         return Solution(None, "free and total memory are not printed", unknown=("free memory: not printed",))
     margin = FREE_MARGIN_RATIO * total
     free_sure = free - incident.slack("device_free_bytes") - margin
-    value = math.floor(100 * free_sure / (total + incident.slack("device_total_bytes"))) / 100
+    value = _rounded(math.floor, free_sure / (total + incident.slack("device_total_bytes")))
     if value <= 0:
         return Solution(None, f"only {format_gib(free)} of {format_gib(total)} is free")
     ratio, desired = incident.number("gpu_memory_utilization_ratio"), incident.number("desired_bytes")
@@ -208,7 +214,7 @@ def utilization_for_tried(incident: Incident) -> Solution:
             unknown=tuple(missing),
         )
     lacking = max(0.0, tried - free) + FREE_MARGIN_RATIO * total
-    value = math.floor(100 * (ratio - lacking / total)) / 100
+    value = _rounded(math.floor, ratio - lacking / total)
     if value <= 0:
         return Solution(None, f"{format_gib(tried)} beside the KV pool does not fit in {format_gib(total)}")
     return Solution(value, f"{format_gib(lacking)} more is left beside the KV pool", round((ratio - value) * total))

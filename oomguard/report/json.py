@@ -125,7 +125,7 @@ def _patch(patch: Patch) -> dict[str, Any]:
         "setting": patch.setting, "from": patch.old, "to": patch.new, "effect": str(patch.effect),
         "as_flag": patch.as_flag, "as_kwarg": patch.as_kwarg, "as_env": patch.as_env, "reason": patch.reason,
         "predicted_freed_bytes": patch.predicted_freed_bytes, "applicable": patch.applicable,
-        "blocked_by": patch.blocked_by, "predicts": patch.predicts, "tradeoff": patch.tradeoff, "rule": patch.rule,
+        "blocked_by": patch.blocked_by, "predicts": patch.predicts, "tradeoff": patch.tradeoff, "rule": patch.rule, "group": patch.group,
     }  # fmt: skip
     return {key: plain_value(value) for key, value in row.items()}
 

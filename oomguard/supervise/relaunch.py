@@ -22,6 +22,7 @@ from oomguard.journal import Journal, Record
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.observe.scan import Scanner
+from oomguard.remedy.planner import next_patches
 from oomguard.remedy.policy import Policy
 from oomguard.report.headline import headline
 from oomguard.report.json import incident_dict, patch_dict
@@ -163,18 +164,17 @@ class Supervision:
         )
         if self._settings and not is_vllm_command(self.launch.argv) and not vllm.acknowledged(folder):
             log.warning("the change did not reach the engine: no vLLM in the command's Python took it")
-        patch = (
-            next((p for p in incident.plan if p.applicable and vllm.carries(p.setting)), None)
-            if incident.is_oom
-            else None
-        )
+        patches = next_patches(incident, vllm.carries) if incident.is_oom else ()
         self.on_failure(diagnosis, self._commands(incident))
-        if patch is None:
+        if not patches:
             log.info("nothing more to change by itself")
         elif self.dry_run:
-            log.info("dry run: nothing is run again", would_change=f"{patch.setting} {patch.old} -> {patch.new}")
+            log.info(
+                "dry run: nothing is run again",
+                would_change=", ".join(f"{p.setting} {p.old} -> {p.new}" for p in patches),
+            )
         elif signals.stopped_by is None:
-            self._pending = (patch,)
+            self._pending = patches
 
     def _commands(self, incident: Incident) -> dict[str, str]:
         """The full command with each solved patch and alternative applied, to paste; secrets are masked."""

@@ -3,14 +3,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from oomguard.errors import SettingError
 from oomguard.memory.generate import generate_row_bytes
-from oomguard.memory.model_config import ModelConfig
+from oomguard.memory.model_shape import read_shape
 
-LLAMA_8B = ModelConfig(
-    layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256, dtype_bytes=2
-)
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "torch_dtype": "bfloat16",
+}  # fmt: skip
+LLAMA_8B = read_shape(CONFIG)
 GIB = 2**30
+
+
+def shape(**changes):
+    return read_shape({**CONFIG, **changes})
 
 
 def test_an_8b_prefill_is_what_a_fake_tensor_run_gives():
@@ -32,10 +41,39 @@ def test_a_long_answer_is_counted_by_its_cache():
 
 
 def test_twice_the_element_size_is_twice_the_bytes():
-    one, two = (generate_row_bytes(replace(LLAMA_8B, dtype_bytes=size, vocab=1), 1024, 1) for size in (2, 4))
+    one, two = (generate_row_bytes(replace(shape(vocab_size=8), dtype_bytes=n), 1024, 1) for n in (2, 4))
     assert two == pytest.approx(2 * one, rel=0.001)
 
 
 def test_padding_adds_a_mask():
     plain, padded = (generate_row_bytes(LLAMA_8B, 4096, 1, padded=padded) for padded in (False, True))
     assert padded - plain == 4096 * 4096
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sliding_window": 512, "model_type": "mistral"}, {"num_local_experts": 8, "model_type": "mixtral"}],
+    ids=["a window", "experts"],
+)
+def test_what_is_no_plain_decoder_is_refused(changes):
+    with pytest.raises(SettingError, match="plain decoders"):
+        generate_row_bytes(shape(**changes), 1024, 1)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 80),
+    st.integers(1, 64),
+    st.integers(8, 256),
+    st.integers(1, 10_000),
+    st.integers(1, 10_000),
+    st.integers(1, 1000),
+)
+def test_a_row_needs_more_the_longer_it_is(layers, kv_heads, head_dim, prompt, new, more):
+    model = shape(num_hidden_layers=layers, num_key_value_heads=kv_heads, head_dim=head_dim)
+    row = generate_row_bytes(model, prompt, new)
+
+    assert row >= (prompt + new) * 2 * layers * kv_heads * head_dim * 2
+    assert generate_row_bytes(model, prompt + more, new) > row
+    assert generate_row_bytes(model, prompt, new + more) >= row
+    assert generate_row_bytes(model, prompt, new, padded=True) >= row

@@ -66,7 +66,7 @@ def test_more_tokens_than_positions_are_said():
     ("config", "call", "message"),
     [
         ({**LLAMA, "sliding_window": 64}, CALL, "plain decoders"),
-        (LLAMA, replace(CALL, cache_implementation="static"), "plain decoders"),
+        (LLAMA, replace(CALL, cache_implementation="static"), "dynamic cache"),
         (LLAMA, replace(CALL, attn_implementation="flash_attention_2"), "attn_implementation is 'flash_attention_2'"),
     ],
     ids=["sliding", "static", "flash"],

@@ -1,0 +1,141 @@
+"""The start that failed, as the memory model sees it: the model it names and the settings in force, put right by what it printed."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.version import InvalidVersion, Version
+
+from oomguard.errors import OomguardError
+from oomguard.facts import GIB, Fact, FactValue
+from oomguard.incident import Incident
+from oomguard.memory.constants import LATEST
+from oomguard.memory.model_files import find_model
+from oomguard.memory.plan import plan_vllm
+from oomguard.memory.prepared import Prepared, prepare
+from oomguard.memory_plan import Correction, VllmSettings
+
+# Where a setting's value is also a fact of another name.
+_FACTS: Final = {"gpu_memory_utilization": "gpu_memory_utilization_ratio", "max_model_len": "max_model_len_tokens"}
+_NUMBERS: Final = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+    "kv_cache_memory_bytes", "block_size", "max_loras", "max_lora_rank",
+)  # fmt: skip
+_YES_NO: Final = ("enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "enable_lora")
+_TEXTS: Final = ("kv_cache_dtype", "dtype", "quantization", "mamba_ssm_cache_dtype")
+_DEFAULT_UTILIZATION: Final = ((Version("0.20"), 0.92), (Version("0"), 0.90))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A model and the settings it was started with."""
+
+    model: Prepared
+    settings: VllmSettings
+
+
+def start_in_force(incident: Incident, model: str | None = None, *, of_unknown_size: int | None = None) -> Start | None:
+    """The start behind an incident of vLLM; ``model`` in place of the folder that the log names.
+
+    None where the model cannot be read here, the device's size is not known and ``of_unknown_size`` does not stand in for it, or
+    the settings are none that can be planned.
+    """
+    named = model or _text(incident, "model")
+    total = incident.number("device_total_bytes") or of_unknown_size
+    if incident.framework != "vllm" or named is None or not total:
+        return None
+    settings = settings_of(incident, round(total))
+    if model is None and not Path(named).expanduser().exists():
+        return None  # nothing is fetched for a name that a log holds
+    prepared = _prepared(named, settings.dtype, settings.quantization)
+    if prepared is None:
+        return None
+    try:
+        return Start(prepared, _corrected(prepared, settings, incident))
+    except OomguardError:
+        return None
+
+
+def settings_of(incident: Incident, total_bytes: int) -> VllmSettings:
+    """The engine's settings in force, as far as the command, its echo and the log's own lines tell them."""
+    values: dict[str, Any] = {}
+    for name in (*_NUMBERS, *_YES_NO, *_TEXTS):
+        value = _value(incident, name)
+        if isinstance(value, bool):
+            if name in _YES_NO:
+                values[name] = value
+        elif isinstance(value, str):
+            if name in _TEXTS:
+                values[name] = value.removeprefix("torch.")
+        elif isinstance(value, int) and name in _NUMBERS and value > 0:
+            values[name] = value
+    version = _version(incident.framework_version)
+    ratio = _value(incident, "gpu_memory_utilization")
+    if not isinstance(ratio, float):
+        ratio = next(default for since, default in _DEFAULT_UTILIZATION if version >= since)
+    free = incident.number("device_free_bytes")
+    slack = incident.slack("device_free_bytes")
+    return VllmSettings(
+        version=version, gpu_total_bytes=total_bytes, gpu_memory_utilization=ratio,
+        device="cpu" if incident.facts.get("on_cpu") else "cuda",
+        device_free_bytes=None if free is None else min(total_bytes, round(free - slack)), **values,
+    )  # fmt: skip
+
+
+def _corrected(model: Prepared, settings: VllmSettings, incident: Incident) -> VllmSettings:
+    """The settings with what the start printed: what it held in all, else only what is free."""
+    left = incident.number("kv_cache_available_bytes")
+    if left is None or settings.kv_cache_memory_bytes is not None or settings.pipeline_parallel_size > 1:
+        return settings
+    predicted = plan_vllm(model, settings)
+    beyond = predicted.kv_cache_pool_bytes - round(left)
+    slack = incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
+    correction = Correction("what this start held", non_torch_bytes=beyond, uncertainty_bytes=round(slack))
+    return replace(settings, correction=correction)
+
+
+def add_kv_need(incident: Incident, facts: dict[str, Fact], model: str | None = None) -> None:
+    """Add the KV cache that one request needs, from the model's own configuration, where the log does not print it."""
+    if "kv_cache_needed_bytes" in facts or "max_model_len_tokens" not in facts:
+        return
+    # What a request needs does not follow from the device's size.
+    start = start_in_force(replace(incident, facts=facts), model, of_unknown_size=80 * GIB)
+    if start is None or not start.model.exact:
+        return
+    try:
+        needed = max(stage.needed_bytes for stage in plan_vllm(start.model, start.settings).stages)
+    except OomguardError:
+        return
+    facts["kv_cache_needed_bytes"] = Fact("kv_cache_needed_bytes", needed, "config")
+
+
+def _value(incident: Incident, name: str) -> FactValue | None:
+    in_force = incident.settings.get(name)
+    if in_force is not None and in_force.value is not None:
+        return in_force.value
+    fact = incident.facts.get(_FACTS.get(name, name))
+    return None if fact is None else fact.value
+
+
+def _text(incident: Incident, name: str) -> str | None:
+    value = _value(incident, name)
+    return value if isinstance(value, str) and value else None
+
+
+def _version(text: str | None) -> Version:
+    try:
+        return Version(Version(text or "").base_version)
+    except InvalidVersion:
+        return LATEST
+
+
+@functools.lru_cache(maxsize=8)
+def _prepared(model: str, dtype: str, quantization: str | None) -> Prepared | None:
+    """The model read once; None where it cannot be read."""
+    try:
+        return prepare(find_model(model), dtype=dtype, quantization=quantization)
+    except OomguardError:
+        return None
