@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,6 +18,7 @@ from oomguard.facts import format_gib
 if TYPE_CHECKING:
     from packaging.version import Version
 
+    from oomguard.incident import StartUp
     from oomguard.memory.prepared import Prepared
     from oomguard.memory_plan import MemoryPlan, VllmSettings
 
@@ -93,13 +95,19 @@ def _call_options(function: F) -> F:
 )
 @_engine_options
 @_call_options
+@option(
+    "--calibrate",
+    metavar="LOG",
+    help="A start-up log of this model: what it measured replaces the priors, now and later.",
+)
+@option("--no-calibration", is_flag=True, help="Plan with the priors, whatever starts have been measured.")
 @option("--sweep", metavar="SETTING=V1,V2,…", help="One row for each value of a setting.")
 @option("--format", "form", type=click.Choice(_FORMS), default="terminal", show_default=True, help="Output form.")
 @option("--exit-code", is_flag=True, help="Exit with 1 when it does not fit.")
 @color_option
 def command(
     model: str, gpu_memory: str | None, gpu: int | None, gpu_name: str | None, device: str, engine: str, engine_version: str | None,
-    sweep: str | None, form: str, exit_code: bool, color: str, **given: Any,
+    calibrate: str | None, no_calibration: bool, sweep: str | None, form: str, exit_code: bool, color: str, **given: Any,
 ) -> int:  # fmt: skip
     """Say where the bytes of each GPU will go when vLLM starts with MODEL, or when transformers generates with it.
 
@@ -115,14 +123,20 @@ def command(
     from oomguard.memory.prepared import prepare
     from oomguard.report.memory_plan import print_sweep, to_json, to_record
 
+    start = None if calibrate is None else _measured(calibrate)
+    if start is not None and gpu_memory is None and gpu is None and gpu_name is None:
+        gpu_memory = str(round(float(start.facts["device_total_bytes"].value)))
+    if start is not None and engine_version is None:
+        engine_version = start.framework_version
+    if start is not None and "on_cpu" in start.facts and start.facts["on_cpu"].value:
+        device = "cpu"
     settings = _settings(_gpu_bytes(gpu_memory, gpu, gpu_name), _version(engine_version), device, given)
     settings = replace(settings, gpu_name=gpu_name)
     prepared = prepare(
-        find_model(model),
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        speculative_config=settings.speculative_config,
-    )
+        find_model(model), dtype=settings.dtype, quantization=settings.quantization, speculative_config=settings.speculative_config
+    )  # fmt: skip
+    if not no_calibration:
+        settings = _calibrated(prepared, settings, start, calibrate)
     if sweep:
         name, plans = _sweep(prepared, settings, sweep)
         if form == "json":
@@ -140,6 +154,29 @@ def command(
 
         print_plan(console(color), plan, advice)
     return int(exit_code and not plan.fits)
+
+
+def _measured(path: str) -> StartUp:
+    """The start in a log; raises InputError where there is none with figures."""
+    from oomguard.diagnosing import diagnose_stream
+    from oomguard.memory.calibration import measured_start
+    from oomguard.observe.source import open_log
+
+    with open_log(path) as stream:
+        return measured_start(diagnose_stream(stream, path).starts)
+
+
+def _calibrated(model: Prepared, settings: VllmSettings, start: StartUp | None, path: str | None) -> VllmSettings:
+    """The settings with what a start of this model measured: this one, which is kept, or one of before."""
+    from oomguard.memory.calibration import Calibrations, correction_of
+
+    kept = Calibrations()
+    if start is None:
+        return replace(settings, correction=kept.find(model, settings))
+    version = f"vLLM {start.framework_version}" if start.framework_version else "vLLM"
+    correction = correction_of(start, model, f"a start of {version}, {Path(path or '').name}")
+    kept.keep(model, settings, correction)
+    return replace(settings, correction=correction)
 
 
 def _generate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from oomguard.errors import OomguardError
 from oomguard.facts import GIB, Fact, FactValue
-from oomguard.incident import Incident
+from oomguard.incident import Incident, SettingInForce
 from oomguard.memory.constants import LATEST
 from oomguard.memory.model_files import find_model
 from oomguard.memory.plan import plan_vllm
@@ -47,7 +48,7 @@ def start_in_force(incident: Incident, model: str | None = None, *, of_unknown_s
     total = incident.number("device_total_bytes") or of_unknown_size
     if incident.framework != "vllm" or named is None or not total:
         return None
-    settings = settings_of(incident, round(total))
+    settings = settings_of(incident.settings, incident.facts, incident.framework_version, round(total))
     if model is None and not Path(named).expanduser().exists():
         return None  # nothing is fetched for a name that a log holds
     prepared = _prepared(named, settings.dtype, settings.quantization)
@@ -59,11 +60,13 @@ def start_in_force(incident: Incident, model: str | None = None, *, of_unknown_s
         return None
 
 
-def settings_of(incident: Incident, total_bytes: int) -> VllmSettings:
+def settings_of(
+    in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact], framework_version: str | None, total_bytes: int
+) -> VllmSettings:
     """The engine's settings in force, as far as the command, its echo and the log's own lines tell them."""
     values: dict[str, Any] = {}
     for name in (*_NUMBERS, *_YES_NO, *_TEXTS):
-        value = _value(incident, name)
+        value = _value(in_force, facts, name)
         if isinstance(value, bool):
             if name in _YES_NO:
                 values[name] = value
@@ -72,16 +75,16 @@ def settings_of(incident: Incident, total_bytes: int) -> VllmSettings:
                 values[name] = value.removeprefix("torch.")
         elif isinstance(value, int) and name in _NUMBERS and value > 0:
             values[name] = value
-    version = _version(incident.framework_version)
-    ratio = _value(incident, "gpu_memory_utilization")
+    version = _version(framework_version)
+    ratio = _value(in_force, facts, "gpu_memory_utilization")
     if not isinstance(ratio, float):
         ratio = next(default for since, default in _DEFAULT_UTILIZATION if version >= since)
-    free = incident.number("device_free_bytes")
-    slack = incident.slack("device_free_bytes")
+    free = facts.get("device_free_bytes")
+    known_free = free is not None and isinstance(free.value, (int, float))
     return VllmSettings(
         version=version, gpu_total_bytes=total_bytes, gpu_memory_utilization=ratio,
-        device="cpu" if incident.facts.get("on_cpu") else "cuda",
-        device_free_bytes=None if free is None else min(total_bytes, round(free - slack)), **values,
+        device="cpu" if "on_cpu" in facts and facts["on_cpu"].value else "cuda",
+        device_free_bytes=min(total_bytes, round(float(free.value) - free.slack)) if free is not None and known_free else None, **values,
     )  # fmt: skip
 
 
@@ -112,16 +115,16 @@ def add_kv_need(incident: Incident, facts: dict[str, Fact], model: str | None = 
     facts["kv_cache_needed_bytes"] = Fact("kv_cache_needed_bytes", needed, "config")
 
 
-def _value(incident: Incident, name: str) -> FactValue | None:
-    in_force = incident.settings.get(name)
-    if in_force is not None and in_force.value is not None:
-        return in_force.value
-    fact = incident.facts.get(_FACTS.get(name, name))
+def _value(in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact], name: str) -> FactValue | None:
+    setting = in_force.get(name)
+    if setting is not None and setting.value is not None:
+        return setting.value
+    fact = facts.get(_FACTS.get(name, name))
     return None if fact is None else fact.value
 
 
 def _text(incident: Incident, name: str) -> str | None:
-    value = _value(incident, name)
+    value = _value(incident.settings, incident.facts, name)
     return value if isinstance(value, str) and value else None
 
 

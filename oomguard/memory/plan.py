@@ -54,7 +54,7 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
     sources = [uncertainty, constants["uncertainty"], round(model.weights_uncertainty_ratio * weights.fullest_bytes)]
     if settings.correction is not None:
         sources = [correction.uncertainty_bytes]
-        assumed.append(f"measured: {correction.source}")
+        assumed.append(f"parts as measured by {correction.source}")
     if not model.exact:
         sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     return MemoryPlan(

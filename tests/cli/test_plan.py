@@ -210,3 +210,26 @@ def test_the_example_answers_its_four_questions():
     ran = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=120, check=True)
     assert [line[:2] for line in ran.stdout.splitlines() if line[:1].isdigit()] == ["1.", "2.", "3.", "4."]
     assert "one token is 0.25 MiB. The weights are 61.02 GiB" in ran.stdout
+
+
+def test_a_measured_start_replaces_the_priors_now_and_later(model):
+    log = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
+    options = ["--max-model-len", 32768, "--max-num-batched-tokens", 2048]
+    gpu = ["--gpu-memory", "24GiB", "--engine-version", "0.12"]
+
+    calibrated = record(model, "--calibrate", log, *options)
+    later = record(model, *gpu, *options)
+    priors = record(model, *gpu, "--no-calibration", *options)
+
+    assert calibrated["kv_cache_tokens"] == 40128  # as that log says
+    assert any("as measured by a start of vLLM 0.12.0" in line for line in later["assumptions"])
+    assert not any("as measured" in line for line in priors["assumptions"])
+    assert calibrated["uncertainty_bytes"] < priors["uncertainty_bytes"]
+
+
+def test_a_log_that_measured_nothing_is_refused_in_two_lines(model, tmp_path):
+    (tmp_path / "empty.log").write_text("nothing\n")
+    ran = plan(model, "--calibrate", tmp_path / "empty.log")
+    assert ran.returncode == 2
+    assert "no start of vLLM" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,167 @@
+"""What one start of a model measured, kept in place of the priors for the same engine version, GPU and model.
+
+The memory identity ties a start's printed parts: requested = weights + activation peak + non-torch + CUDA graphs (where the
+version counts them) + KV cache. What it leaves over the model's own sum is the correction (shared data: vLLM 0.19 on H100).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.errors import ConfigError, InputError
+from oomguard.facts import Fact
+from oomguard.incident import StartUp
+from oomguard.memory.in_force import settings_of
+from oomguard.memory.plan import plan_vllm
+from oomguard.memory.prepared import Prepared
+from oomguard.memory_plan import Correction, VllmSettings
+
+_SCHEMA: Final = 1
+# Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device up to this.
+_SAME_DEVICE_RATIO: Final = 0.05
+
+
+def measured_start(starts: tuple[StartUp, ...]) -> StartUp:
+    """The last start that printed what its KV cache got; raises InputError where none did."""
+    for start in reversed(starts):
+        if "kv_cache_available_bytes" in start.facts and _number(start.facts, "device_total_bytes"):
+            return start
+    raise InputError(
+        "the log has no start of vLLM that says how large its device is and what its KV cache got",
+        hint="give the log of a start at logging level INFO, from its first line",
+    )
+
+
+def settings_of_start(start: StartUp) -> VllmSettings:
+    """The settings that a start was made with."""
+    total = _number(start.facts, "device_total_bytes") or 0
+    return settings_of(start.settings, start.facts, start.framework_version, round(total))
+
+
+def correction_of(start: StartUp, model: Prepared, source: str) -> Correction:
+    """What the start measured beyond the model's sum, part by part; what no printed part accounts for is non-torch memory.
+
+    Raises ConfigError and SettingError where the start cannot be planned.
+    """
+    settings = replace(settings_of_start(start), device_free_bytes=None)
+    predicted = plan_vllm(model, settings)
+    facts = start.facts
+
+    def beyond(name: str, part_bytes: int) -> int:
+        printed = _number(facts, name)
+        return 0 if printed is None else round(printed) - part_bytes
+
+    found = Correction(
+        source,
+        weights_bytes=beyond("model_weights_bytes", predicted.weights_bytes + predicted.draft_weights_bytes),
+        peak_activation_bytes=beyond("peak_activation_bytes", predicted.peak_activation_bytes),
+        cudagraph_bytes=beyond("cudagraph_bytes", predicted.cudagraph_bytes) if predicted.cudagraph_bytes else 0,
+        uncertainty_bytes=round(sum(facts[name].slack for name in _USED if name in facts)),
+    )
+    if settings.kv_cache_memory_bytes is None:
+        left = round(_number(facts, "kv_cache_available_bytes") or 0)
+        pool = plan_vllm(model, replace(settings, correction=found)).kv_cache_pool_bytes
+        found = replace(found, non_torch_bytes=pool - left)
+    return found
+
+
+_USED: Final = ("kv_cache_available_bytes", "desired_bytes")
+
+
+class Calibrations:
+    """Corrections by engine version, GPU and model, in a file of the user's state folder."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or default_path()
+
+    def keep(self, model: Prepared, settings: VllmSettings, correction: Correction) -> None:
+        """Keep a correction; it takes the place of an earlier one. Raises InputError where the file cannot be written."""
+        entries = [entry for entry in self._entries() if not _same(entry["of"], _of(model, settings))]
+        entries.append({"of": _of(model, settings), "correction": asdict(correction)})
+        text = json.dumps({"schema": _SCHEMA, "calibrations": entries}, indent=1)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
+                file.write(text)
+            os.replace(file.name, self.path)  # noqa: PTH105 - in one step, so that no reader sees half of it
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror}", hint="XDG_STATE_HOME names another folder") from None
+
+    def find(self, model: Prepared, settings: VllmSettings) -> Correction | None:
+        """The correction that was kept for this model, engine version and GPU, None where there is none."""
+        wanted = _of(model, settings)
+        for entry in self._entries():
+            if _same(entry["of"], wanted):
+                return Correction(**entry["correction"])
+        return None
+
+    def _entries(self) -> list[dict[str, Any]]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"cannot be read: {error}", path=str(self.path), hint="delete it, or plan with --no-calibration"
+            ) from None
+        entries = found.get("calibrations") if isinstance(found, dict) and found.get("schema") == _SCHEMA else None
+        if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
+            raise ConfigError(
+                "is no file of calibrations", path=str(self.path), hint="delete it, or plan with --no-calibration"
+            )
+        return entries
+
+
+def default_path() -> Path:
+    """The calibrations' place in the user's state folder (``XDG_STATE_HOME`` respected)."""
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("oomguard", appauthor=False)) / "calibrations.json"
+
+
+def _of(model: Prepared, settings: VllmSettings) -> dict[str, Any]:
+    """What a correction belongs to. The model is known by its configuration: its folder may be another one tomorrow."""
+    config = json.dumps(model.shape.outer, sort_keys=True, default=str)
+    return {
+        "engine": "vllm", "version": f"{settings.version.major}.{settings.version.minor}", "device": settings.device,
+        "gpu_total_bytes": settings.gpu_total_bytes, "model": hashlib.sha256(config.encode()).hexdigest()[:16],
+        "tensor_parallel_size": settings.tensor_parallel_size, "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "quantization": settings.quantization, "dtype": settings.dtype if settings.dtype in {"float32", "float"} else "16 bit",
+        "speculative": settings.speculative_config is not None, "lora": settings.enable_lora,
+    }  # fmt: skip
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    rest = ({name: value for name, value in each.items() if name != "gpu_total_bytes"} for each in (one, other))
+    first, second = rest
+    a, b = one["gpu_total_bytes"], other["gpu_total_bytes"]
+    return first == second and abs(a - b) <= _SAME_DEVICE_RATIO * max(a, b)
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("of"), dict):
+        return False
+    if not isinstance(entry["of"].get("gpu_total_bytes"), int) or not isinstance(entry.get("correction"), dict):
+        return False
+    names = {
+        "source",
+        "weights_bytes",
+        "peak_activation_bytes",
+        "non_torch_bytes",
+        "cudagraph_bytes",
+        "uncertainty_bytes",
+    }
+    correction = entry["correction"]
+    return set(correction) == names and all(isinstance(v, str if n == "source" else int) for n, v in correction.items())
+
+
+def _number(facts: Mapping[str, Fact], name: str) -> float | None:
+    fact = facts.get(name)
+    return None if fact is None or isinstance(fact.value, (str, bool)) else fact.value

@@ -1,0 +1,95 @@
+"""A measured start stands in for the priors: the plan of the same start is then the start itself, and it is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oomguard.diagnosing import diagnose
+from oomguard.errors import ConfigError, InputError
+from oomguard.facts import GIB
+from oomguard.memory.calibration import Calibrations, correction_of, measured_start, settings_of_start
+from oomguard.memory.model_files import ModelFiles
+from oomguard.memory.plan import plan_vllm
+from oomguard.memory.prepared import prepare
+
+LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model():
+    return prepare(ModelFiles("an 8B", "config.json", CONFIG, None))
+
+
+@pytest.fixture(scope="module")
+def start():
+    return measured_start(diagnose(LOG).starts)
+
+
+@pytest.fixture(scope="module")
+def correction(model, start):
+    return correction_of(start, model, "that log")
+
+
+def test_the_plan_of_the_measured_start_is_that_start(model, start, correction):
+    plan = plan_vllm(model, replace(settings_of_start(start), correction=correction))
+    printed = {name: fact.value for name, fact in start.facts.items()}
+    assert plan.kv_cache_pool_bytes == printed["kv_cache_available_bytes"]
+    assert plan.kv_cache_tokens == printed["kv_cache_capacity_tokens"]
+    assert round(plan.max_concurrency, 2) == printed["max_concurrency"]
+    assert plan.weights_bytes == printed["model_weights_bytes"]
+    assert plan.peak_activation_bytes == printed["peak_activation_bytes"]
+    assert plan.cudagraph_bytes == printed["cudagraph_bytes"]
+
+
+def test_what_the_figures_leave_open_is_all_that_is_uncertain(model, start, correction):
+    measured = plan_vllm(model, replace(settings_of_start(start), correction=correction))
+    prior = plan_vllm(model, settings_of_start(start))
+    assert 0 < measured.uncertainty_bytes <= 0.02 * GIB < prior.uncertainty_bytes
+
+
+def test_another_utilization_adds_its_share_of_the_device(model, start, correction):
+    at = replace(settings_of_start(start), correction=correction)
+    more = plan_vllm(model, replace(at, gpu_memory_utilization=0.95)).kv_cache_pool_bytes
+    assert more - plan_vllm(model, at).kv_cache_pool_bytes == pytest.approx(0.05 * at.gpu_total_bytes, abs=2)
+
+
+def test_a_correction_is_found_again_for_the_same_engine_gpu_and_model(tmp_path, model, start, correction):
+    kept = Calibrations(tmp_path / "state" / "calibrations.json")
+    settings = settings_of_start(start)
+    assert kept.find(model, settings) is None
+    kept.keep(model, settings, correction)
+    kept.keep(model, settings, replace(correction, source="a later log"))
+
+    again = Calibrations(kept.path)
+    assert again.find(model, replace(settings, gpu_total_bytes=24 * GIB, max_model_len=100)).source == "a later log"
+    assert again.find(model, replace(settings, gpu_total_bytes=48 * GIB)) is None
+    assert again.find(model, replace(settings, tensor_parallel_size=2)) is None
+    assert again.find(model, replace(settings, version=type(settings.version)("0.13"))) is None
+    other = prepare(ModelFiles("another", "config.json", {**CONFIG, "num_hidden_layers": 16}, None))
+    assert again.find(other, settings) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"schema": 2, "calibrations": []}', '{"schema": 1, "calibrations": [1]}',
+     json.dumps({"schema": 1, "calibrations": [{"of": {"gpu_total_bytes": 1}, "correction": {"source": "x", "weights_bytes": "1"}}]})],
+)  # fmt: skip
+def test_a_spoiled_file_is_named(tmp_path, model, start, text):
+    path = tmp_path / "calibrations.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="calibrations"):
+        Calibrations(path).find(model, settings_of_start(start))
+
+
+def test_a_log_without_figures_is_refused():
+    with pytest.raises(InputError, match="no start of vLLM"):
+        measured_start(diagnose("nothing happened\nat all").starts)
