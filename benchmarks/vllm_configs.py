@@ -60,7 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     "nothing left, 1 GiB needed": share("llama-3.1-8b", 131072, 0.02, "raised"),
     "nothing left, 4 GiB needed": share("seed-oss", 524288, 0.02, "raised"),
     "too little left": share("seed-oss", 524288, 0.06, "raised"),
-    "default above what is free": share("qwen3-0.6b", 4096, None, "lowered"),
+    "a share above what is free": share("qwen3-0.6b", 4096, 0.99, "lowered"),
     "a pool above what is free": {**pool("qwen3-0.6b", 4096, 60 * GIB), "judged": "pool"},
     "two settings at once": share("wide", 131072, 0.02, "together"),
 }

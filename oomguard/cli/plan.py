@@ -100,6 +100,11 @@ def _call_options(function: F) -> F:
     metavar="LOG",
     help="A start-up log of this model: what it measured replaces the priors, now and later.",
 )
+@option(
+    "--ask-engine",
+    is_flag=True,
+    help="Let the installed vLLM lay out the KV cache itself: about ten seconds, no device.",
+)
 @option("--no-calibration", is_flag=True, help="Plan with the priors, whatever starts have been measured.")
 @option("--sweep", metavar="SETTING=V1,V2,…", help="One row for each value of a setting.")
 @option("--format", "form", type=click.Choice(_FORMS), default="terminal", show_default=True, help="Output form.")
@@ -107,7 +112,7 @@ def _call_options(function: F) -> F:
 @color_option
 def command(
     model: str, gpu_memory: str | None, gpu: int | None, gpu_name: str | None, device: str, engine: str, engine_version: str | None,
-    calibrate: str | None, no_calibration: bool, sweep: str | None, form: str, exit_code: bool, color: str, **given: Any,
+    calibrate: str | None, ask_engine: bool, no_calibration: bool, sweep: str | None, form: str, exit_code: bool, color: str, **given: Any,
 ) -> int:  # fmt: skip
     """Say where the bytes of each GPU will go when vLLM starts with MODEL, or when transformers generates with it.
 
@@ -146,6 +151,10 @@ def command(
             print_sweep(console(color), name, plans)
         return int(exit_code and not all(plan.fits for _, plan in plans))
     plan = plan_vllm(prepared, settings)
+    if ask_engine:
+        from oomguard.memory.engine_plan import asked_of_engine
+
+        plan = asked_of_engine(plan, model)
     advice, solved = _advice(prepared, settings, plan, _given(given))
     if form == "json":
         click.echo(to_json({**to_record(plan), **solved}))

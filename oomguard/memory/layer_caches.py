@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from oomguard.errors import ConfigError
-from oomguard.memory.model_shape import ModelShape
+from oomguard.memory.model_shape import MAX_COUNT, ModelShape
 
 Kind = Literal["full", "sliding", "chunked", "state"]
 
@@ -36,11 +36,19 @@ _MLA_TYPES: Final = (
 # A sparse attention's indexer keeps its own key of a token in eight bits, with a scale of four bytes for each 128 of them
 # (vllm/model_executor/models/deepseek_v2.py, 0.32).
 _INDEXER_GROUP, _SCALE_BYTES = 128, 4
+_GEMMA4: Final = "gemma4"
+_GEMMA4_FULL_WIDTH: Final = 512
 # Fields that change what single layers keep and that nothing here reads: where one is set the numbers are not exact.
-NOT_READ: Final = (
+_NOT_READ: Final = (
     "hybrid_layer_pattern", "block_configs", "linear_attn_config", "attn_type_list", "global_head_dim", "num_global_key_value_heads",
     "compress_ratios", "layer_group_size",
 )  # fmt: skip
+
+
+def not_read(shape: ModelShape) -> tuple[str, ...]:
+    """The fields that decide over the cache and are not understood here."""
+    read = {"global_head_dim", "num_global_key_value_heads"} if shape.model_type.startswith(_GEMMA4) else set()
+    return tuple(name for name in _NOT_READ if shape.config.get(name) and name not in read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +249,30 @@ def _attention(shape: ModelShape, index: int, kind: Kind, element_bytes: float, 
             raise ConfigError("qk_rope_head_dim is missing beside kv_lora_rank")
         # One latent vector stands for keys and values, and every rank holds it whole.
         return LayerCache(index, "full", token_bytes=round(_MLA_HEADS * (rank + rope) * element_bytes), latent=True)
-    key, value = shape.head_dim, shape.head_dim
+    kv_heads, key = _heads(shape, index, kind)
+    value = key
     if rank and (nope := shape.number("qk_nope_head_dim")):
         key = value = nope + (shape.number("qk_rope_head_dim") or 0)  # unfolded, values padded to the keys
-    heads = max(1, shape.kv_heads // ranks)  # where ranks outnumber the heads, each holds a copy of one
+    heads = max(1, kv_heads // ranks)  # where ranks outnumber the heads, each holds a copy of one
     window = {"sliding": _window(shape), "chunked": shape.number("attention_chunk_size") or 0}.get(kind, 0)
     return LayerCache(index, kind, token_bytes=round(heads * (key + value) * element_bytes), window_tokens=window)
+
+
+def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int]:
+    """A layer's key-value heads and their width: its own where the file gives layers their own."""
+    own = shape.config.get("per_layer_config")
+    if isinstance(own, Mapping):
+        layer = own.get(str(index), own.get(index))
+        changed = layer if isinstance(layer, Mapping) else {}
+        found = [changed.get("num_key_value_heads", shape.kv_heads), changed.get("head_dim", shape.head_dim)]
+        if not all(isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MAX_COUNT for n in found):
+            raise ConfigError(f"per_layer_config has {found!r} for layer {index}")
+        return found[0], found[1]
+    if shape.model_type.startswith(_GEMMA4) and kind == "full":
+        # Wider heads where attention is full; fewer of them where keys stand for values (configuration_gemma4.py, 5.23).
+        heads = shape.number("num_global_key_value_heads") if shape.config.get("attention_k_eq_v") else None
+        return heads or shape.kv_heads, shape.number("global_head_dim") or _GEMMA4_FULL_WIDTH
+    return shape.kv_heads, shape.head_dim
 
 
 def _indexer(shape: ModelShape, index: int) -> list[LayerCache]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.drafts import Speculation, read_speculation
-from oomguard.memory.layer_caches import NOT_READ
+from oomguard.memory.layer_caches import not_read
 from oomguard.memory.model_files import ModelFiles, Parameter, find_model
 from oomguard.memory.model_shape import DTYPE_BYTES, ModelShape, read_shape
 from oomguard.memory.parameters import built_on_meta, completed, counted, has_encoder, well_counted
@@ -77,7 +77,7 @@ def _shape(model: ModelFiles) -> ModelShape:
 
 def _certain(shape: ModelShape, assumed: list[str]) -> bool:
     """Whether all that decides over the cache is read; what is not is said."""
-    unread = [name for name in NOT_READ if shape.config.get(name)]
+    unread = not_read(shape)
     if unread:
         assumed.append(f"{', '.join(unread)} in the configuration: not read, so the KV cache may differ by much")
     return not unread

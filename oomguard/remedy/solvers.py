@@ -18,7 +18,7 @@ from oomguard.incident import Incident
 # total itself moves by the minute, so the margin there is larger.
 RAISE_MARGIN_RATIO: Final = 0.01
 RAISE_MARGIN_CPU_RATIO: Final = 0.02
-RAISE_MARGIN_BYTES: Final = 64 * MIB
+RAISE_MARGIN_BYTES: Final = 32 * MIB
 # Lowering it into what is free: the other processes may take a little more before the engine looks again.
 FREE_MARGIN_RATIO: Final = 0.02
 # Without a printed free figure no utilization above this is proposed: context and display take the rest.

@@ -233,3 +233,16 @@ def test_a_log_that_measured_nothing_is_refused_in_two_lines(model, tmp_path):
     assert ran.returncode == 2
     assert "no start of vLLM" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_where_vllm_is_not_installed_it_cannot_be_asked(model):
+    ran = plan(model, "--gpu-memory", "24GiB", "--ask-engine")
+    assert ran.returncode == 2
+    assert "vLLM cannot be asked: ModuleNotFoundError" in ran.stderr
+    assert "the closed form plans" in ran.stderr
+
+
+def test_several_gpus_cannot_be_asked_for(model):
+    ran = plan(model, "--gpu-memory", "24GiB", "--ask-engine", "--tensor-parallel-size", 2)
+    assert ran.returncode == 2
+    assert "one GPU only" in ran.stderr

@@ -1,0 +1,85 @@
+"""Run by the Python that has vLLM: what its own planning code makes of a model and a pool, without weights and without a device.
+
+Reads one JSON object on standard input and prints one on the last line of standard output. The model is built on the meta device,
+its attention layers say what they cache, and ``get_kv_cache_configs`` lays that out. Tried with 0.32; names that other versions do
+not have end in an error, which the caller says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """The pool's blocks and requests at once, the longest request in it, and the smallest pool for the asked length."""
+    import torch
+    from vllm.config import get_layers_from_vllm_config, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.v1.attention.backends import utils as backends
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs, get_max_concurrency_for_kv_cache_config
+
+    config = EngineArgs(**asked["arguments"], load_format="dummy", skip_tokenizer_init=True).create_engine_config()
+    with set_current_vllm_config(config):
+        init_distributed_environment(1, 0, f"file://{asked['rendezvous']}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(config.model_config.dtype)
+        with torch.device("meta"):
+            model = initialize_model(config)
+        torch.set_default_dtype(before)
+        layers = get_layers_from_vllm_config(config, AttentionLayerBase)
+        # Layers that read another's cache have none of their own (get_kv_cache_spec of the model runner).
+        own = {n: layer for n, layer in layers.items() if not getattr(layer, "kv_sharing_target_layer_name", None)}
+        specs = {n: spec for n, layer in own.items() if (spec := layer.get_kv_cache_spec(config)) is not None}
+        if hasattr(backends, "resolve_kv_cache_layout"):  # where a block's bytes lie, not how many they are
+            backends.resolve_kv_cache_layout(config, [["LBNHC"]], specs.values())
+
+        def planned(max_model_len: int, pool_bytes: int) -> Any:
+            config.model_config.max_model_len = max_model_len
+            try:
+                return get_kv_cache_configs(config, [specs], [pool_bytes])[0]
+            except ValueError:
+                return None
+
+        length, pool = config.model_config.max_model_len, asked["pool_bytes"]
+        longest = _largest(lambda tokens: planned(tokens, pool) is not None, asked["limit_tokens"])
+        smallest = _largest(lambda size: planned(length, size) is None, 1 << 44) + 1
+        # Of a pool in which the asked length does not fit, the blocks are those of the longest that does.
+        found = planned(min(length, longest), pool) if longest else None
+        concurrency = 0.0 if found is None else get_max_concurrency_for_kv_cache_config(config, found)
+        return {
+            "blocks": 0 if found is None else found.num_blocks, "max_concurrency": concurrency if longest >= length else 0.0,
+            "block_tokens": config.cache_config.block_size, "longest_tokens": longest, "needed_bytes": smallest,
+            "weights_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
+        }  # fmt: skip
+
+
+def _largest(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to ``limit`` for which it holds, 0 where it does for none."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def main() -> None:
+    """Answer the question on standard input."""
+    asked = json.load(sys.stdin)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the engine prints is no answer
+    found = answer(asked)
+    out.write(json.dumps(found) + "\n")
+    out.flush()
+    os._exit(0)  # an initialised process group takes seconds to end, and nothing is left to be saved
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""A plan whose KV cache vLLM's own planning code laid out, where vLLM is installed: right also for what the closed form does not read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.errors import InputError, SettingError
+from oomguard.memory_plan import MemoryPlan, VllmSettings
+
+_LIMIT_S: Final = 300
+_PASSED: Final = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "mamba_ssm_cache_dtype", "dtype", "quantization",
+    "block_size", "enforce_eager", "enable_prefix_caching",
+)  # fmt: skip
+
+
+def asked_of_engine(plan: MemoryPlan, model_path: str) -> MemoryPlan:
+    """The plan with its KV cache as the installed vLLM lays it out; takes about ten seconds, loads no weights.
+
+    Raises SettingError for several GPUs, whose ranks it cannot stand in for here, and InputError where vLLM cannot be asked.
+    """
+    settings = plan.settings
+    if settings.tensor_parallel_size * settings.pipeline_parallel_size > 1:
+        raise SettingError("vLLM can be asked for one GPU only", hint="leave --ask-engine out for more")
+    if settings.speculative_config is not None:
+        raise SettingError("vLLM cannot be asked with a draft model", hint="leave --ask-engine out")
+    found = _ask(
+        settings,
+        model_path,
+        max(0, plan.kv_cache_pool_bytes),
+        max(plan.longest_request_tokens, settings.max_model_len or 1),
+    )
+    block_bytes = plan.kv_cache_pool_bytes // found["blocks"] if found["blocks"] else 0
+    stage = replace(plan.stages[0], request_bytes=found["needed_bytes"], block_bytes=0)
+    fits = found["longest_tokens"] >= (settings.max_model_len or 1)
+    reasons = tuple(r for r in plan.reasons if not r.startswith("one request of "))
+    if not fits and plan.kv_cache_pool_bytes > 0:
+        longest = found["longest_tokens"]
+        reasons = (
+            f"one request of {settings.max_model_len} tokens does not fit, one of {longest} does, says vLLM",
+            *reasons,
+        )
+    return replace(
+        plan, kv_cache_blocks=found["blocks"], block_tokens=found["block_tokens"], max_concurrency=found["max_concurrency"],
+        kv_cache_tokens=int(found["max_concurrency"] * (settings.max_model_len or 0)), longest_request_tokens=found["longest_tokens"],
+        kv_bytes_per_token=plan.kv_bytes_per_token or block_bytes // max(1, found["block_tokens"]), stages=(stage,), reasons=reasons,
+        assumptions=(*plan.assumptions, "KV cache: laid out by the installed vLLM itself"),
+    )  # fmt: skip
+
+
+def _ask(settings: VllmSettings, model_path: str, pool_bytes: int, limit_tokens: int) -> dict[str, Any]:
+    arguments = {name: getattr(settings, name) for name in _PASSED if getattr(settings, name) is not None}
+    if settings.device == "cpu" and settings.mamba_ssm_cache_dtype == "auto":
+        arguments["mamba_ssm_cache_dtype"] = "float32"  # what the CPU backend's kernels take
+    path = Path(model_path)
+    arguments["model"] = str(path.parent if path.is_file() else path)
+    with tempfile.TemporaryDirectory(prefix="oomguard-") as folder:
+        question = {
+            "arguments": {**arguments, "kv_cache_memory_bytes": max(1, pool_bytes)}, "pool_bytes": pool_bytes,
+            "limit_tokens": limit_tokens, "rendezvous": str(Path(folder) / "rendezvous"),
+        }  # fmt: skip
+        try:
+            ran = subprocess.run(
+                [sys.executable, "-m", "oomguard.memory.engine_child"], input=json.dumps(question), capture_output=True, text=True,
+                timeout=_LIMIT_S, check=False, env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise InputError(f"vLLM did not answer in {_LIMIT_S} seconds", hint="leave --ask-engine out") from None
+    lines = ran.stdout.strip().splitlines()
+    if ran.returncode or not lines:
+        said = [line for line in ran.stderr.strip().splitlines() if line.strip()]
+        raise InputError(
+            f"vLLM cannot be asked: {said[-1].strip() if said else f'exit status {ran.returncode}'}",
+            hint="--ask-engine needs vLLM in the Python that runs oomguard; without it the closed form plans",
+        )
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found

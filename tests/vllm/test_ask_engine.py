@@ -1,0 +1,76 @@
+"""``plan --ask-engine``: vLLM's own planning code, asked without weights or a start, agrees with the closed form."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "kv_models.json").read_text())
+GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 512, "max_position_embeddings": 8192,
+    "sliding_window": 512, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 2, "torch_dtype": "bfloat16",
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+}  # fmt: skip
+CONFIGS = {
+    "gemma-4": GEMMA4,
+    "gemma-4 with other heads": {
+        **GEMMA4,
+        "global_head_dim": 384,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    },
+    **{name: MODELS[name] for name in ("llama-3.1-8b", "gemma-3n", "jamba-mini", "deepseek-v2-lite")},
+}
+
+
+def planned(folder: Path, env: dict[str, str], *options: str) -> dict:
+    command = [
+        "python",
+        "-m",
+        "oomguard",
+        "plan",
+        str(folder),
+        "--device",
+        "cpu",
+        "--gpu-memory",
+        "4GiB",
+        "--format",
+        "json",
+    ]
+    numbers = [
+        "--kv-cache-memory-bytes",
+        "1GiB",
+        "--max-num-seqs",
+        "4",
+        "--max-num-batched-tokens",
+        "512",
+        "--max-model-len",
+        "4096",
+    ]
+    ran = subprocess.run(
+        [*command, *numbers, *options], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_engine_s_own_layout_is_the_closed_form_s(name, vllm_env, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    ours, engine = planned(tmp_path, vllm_env), planned(tmp_path, vllm_env, "--ask-engine")
+    assert "laid out by the installed vLLM" in engine["assumptions"][-1]
+    for number in ("kv_cache_blocks", "kv_cache_tokens", "block_tokens", "longest_request_tokens", "fits"):
+        assert engine.get(number) == ours.get(number), number
+    assert engine["max_concurrency"] == pytest.approx(ours["max_concurrency"])
+
+
+def test_a_length_that_does_not_fit_is_said_with_the_one_that_does(vllm_env, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MODELS["llama-3.1-8b"], "max_position_embeddings": 262144}))
+    found = planned(tmp_path, vllm_env, "--ask-engine", "--max-model-len", "262144")
+    assert found["fits"] is False
+    assert "says vLLM" in found["reasons"][0]
+    assert str(planned(tmp_path, vllm_env)["kv_cache_blocks"] * 128 - 128) in found["reasons"][0]
