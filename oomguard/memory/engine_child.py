@@ -22,6 +22,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.platforms import current_platform
     from vllm.v1.attention.backends import utils as backends
     from vllm.v1.core.kv_cache_utils import get_kv_cache_configs, get_max_concurrency_for_kv_cache_config
 
@@ -34,6 +35,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         with torch.device("meta"):
             model = initialize_model(config)
         torch.set_default_dtype(before)
+        if hasattr(current_platform, "update_block_size_for_backend"):  # blocks grow until one holds a state
+            current_platform.update_block_size_for_backend(config)
         layers = get_layers_from_vllm_config(config, AttentionLayerBase)
         # Layers that read another's cache have none of their own (get_kv_cache_spec of the model runner).
         own = {n: layer for n, layer in layers.items() if not getattr(layer, "kv_sharing_target_layer_name", None)}
