@@ -52,7 +52,11 @@ typecheck: .venv/ready-dev
 	$(BIN)/mypy
 	$(BIN)/mypy --strict tests/typing
 
-bench: .venv/ready-dev         ## the figures of the README
+.venv/ready-bench: .venv/ready-dev   ## the tools that some benchmarks run beside ours
+	$(PIP) -e '.[bench]'
+	touch $@
+
+bench: .venv/ready-bench       ## the figures of the README
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/batch_cases.py
 	$(BIN)/python benchmarks/corpus.py
@@ -63,8 +67,9 @@ bench: .venv/ready-dev         ## the figures of the README
 	$(BIN)/python benchmarks/generate_peak.py
 	$(BIN)/python benchmarks/healthy_logs.py
 
-bench-vllm: .venv/ready-dev .venv-vllm/ready   ## those that need the real vLLM
+bench-vllm: .venv/ready-bench .venv-vllm/ready   ## those that need the real vLLM
 	$(BIN)/python benchmarks/kv_cache.py
+	$(BIN)/python benchmarks/vllm_configs.py
 
 fuzz: .venv/ready-dev          ## hostile rule files, and 100,000 spoiled logs and rule files
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -q -n $(XDIST) tests/fuzz

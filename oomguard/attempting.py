@@ -121,7 +121,10 @@ class _Run:
         at_failure = row_bytes_at_failure(failure, base, rows)
         # The body had not ended, so what its rows need is taken as twice what they held.
         needed = None if at_failure is None else 2 * at_failure
-        values = {"batch_size": rows, "baseline_bytes": base, "row_bytes": needed, "row_bytes_at_failure": at_failure}
+        values = {
+            "batch_size": rows, "baseline_bytes": base, "row_bytes": needed, "row_bytes_at_failure": at_failure,
+            "caching_allocator": torch_memory.is_cached(),
+        }  # fmt: skip
         facts = {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
         # A call of generate on all these rows tells what fewer of them need; where such a size failed too, it does not.
         call = calls[-1] if calls and calls[-1].rows == rows and not self._tried else None

@@ -143,6 +143,7 @@ def _specs() -> dict[str, FactSpec]:
         ("baseline_bytes", "int", "live bytes on the device before the failed call"),
         ("peak_bytes", "int", "largest number of live bytes during the attempt"),
         ("row_bytes", "int", "bytes that one row of the failed call needs"),
+        ("caching_allocator", "bool", "tensors come from a caching allocator, which holds more than they are"),
         ("traced_rows", "int", "rows of the failed call that fit, by a trace of its own code; 0 where not one does"),
         ("traced_peak_bytes", "int", "bytes beyond the baseline of that many rows, of one row where none fits"),
         ("row_bytes_at_failure", "int", "bytes that one row of the failed call held when it failed, a lower bound"),

@@ -20,7 +20,7 @@ from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
 from oomguard.observe.scan import scan
 from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy
-from oomguard.remedy.solvers import BATCH_MARGIN_RATIO, TRACED_MARGIN_RATIO, room_for_rows
+from oomguard.remedy.solvers import room_for_rows
 from oomguard.report.note import note
 
 
@@ -49,7 +49,7 @@ class SplitRun:
         self._pending: tuple[Patch, ...] = ()
         self._tried: set[tuple[str, FactValue]] = set()
         self._not_splittable: str | None = call.not_splittable
-        self._traced: TracedCall | None = None if self._not_splittable else call.traced()
+        self._traced: TracedCall | None = None
         self._ran = RowsThatRan()
         self._base_bytes = 0
         self._room_bytes: float | None = None
@@ -176,15 +176,13 @@ class SplitRun:
         base = torch_memory.live_bytes(call.model)
         values: dict[str, FactValue | None] = {
             "batch_size": rows, "prompt_tokens": call.prompt_tokens, "max_new_tokens": call.max_new_tokens, "baseline_bytes": base,
-            "row_bytes_at_failure": row_bytes_at_failure(failure, base, rows),
+            "row_bytes_at_failure": row_bytes_at_failure(failure, base, rows), "caching_allocator": torch_memory.is_cached(),
         }  # fmt: skip
         facts = {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
         known = derive(replace(failure, facts={**facts, **failure.facts}))
-        self._base_bytes, self._room_bytes = base or 0, room_for_rows(known, BATCH_MARGIN_RATIO)
-        if self._tried:
-            self._traced = (
-                None  # a size that the trace gave has failed: it is wrong for this call, what is measured counts
-            )
+        self._base_bytes, self._room_bytes = base or 0, room_for_rows(known)
+        # Where a size that the trace gave has failed, it is wrong for this call, and what is measured counts.
+        self._traced = None if self._tried or self._not_splittable else call.traced()
         if self._traced is not None:
             kept = call.result_row_bytes
             found = traced_facts(known, self._traced, rows, lambda number: (self._rows - number) * kept)
@@ -201,7 +199,7 @@ def traced_facts(
 
     ``beside`` is what else is alive, by the number of rows: the results of the other ones.
     """
-    room = room_for_rows(known, TRACED_MARGIN_RATIO)
+    room = room_for_rows(known, traced=True)
     if room is None:
         return {}
     free = round(room)

@@ -18,12 +18,10 @@ _SCRATCH_BYTES: Final = 64 * MIB
 class TracedCall:
     """One call, to be asked for the bytes that ``n`` rows of it take beyond what is alive before it."""
 
-    def __init__(
-        self, model: Any, row_arguments: Mapping[str, Any], others: Mapping[str, Any], steps: int, *, mask_is_full: bool
-    ) -> None:
+    def __init__(self, model: Any, row_arguments: Mapping[str, Any], others: Mapping[str, Any], steps: int) -> None:
         """``row_arguments`` hold one row per input and are cut, ``others`` are given as they are; ``steps`` is the longest answer."""
         self._model, self._row_arguments, self._others, self._steps = model, row_arguments, others, steps
-        self._mask_is_full = mask_is_full
+        self._mask_is_full = False
         self._twin: Any = None
         self._started_s = time.monotonic()
         self._failed = False
@@ -44,7 +42,7 @@ class TracedCall:
             return None
 
     def _traced(self, rows: int, room_bytes: int | None) -> int | None:
-        from oomguard.memory.fake_generate import rows_like, trace_call, twin_of
+        from oomguard.memory.fake_generate import is_full, rows_like, trace_call, twin_of
 
         if self._twin is None:
             devices = {tensor.device for tensor in (*self._model.parameters(), *self._model.buffers())}
@@ -52,6 +50,7 @@ class TracedCall:
                 self._failed = True  # the peak of each of several devices is not told apart
                 return None
             self._twin = twin_of(self._model)
+            self._mask_is_full = is_full(self._row_arguments.get("attention_mask"))
         arguments = {name: rows_like(self._twin, value, rows) for name, value in self._row_arguments.items()}
         on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
         traced = trace_call(

@@ -131,9 +131,7 @@ class GenerateCall:
             arguments["generation_config"] = self.args[1]
         cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE}
-        mask = self.kwargs.get("attention_mask")
-        full = mask is None or not bool((mask == 0).any())
-        return TracedCall(self.model, cut, others, max(1, self.max_new_tokens), mask_is_full=full)
+        return TracedCall(self.model, cut, others, max(1, self.max_new_tokens))
 
 
 def _option(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:

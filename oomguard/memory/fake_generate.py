@@ -140,6 +140,12 @@ def rows_like(twin: Twin, tensor: Any, rows: int) -> Any:
         return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
 
 
+def is_full(mask: Any) -> bool:
+    """Whether a real attention mask hides nothing; a simulated device does not see the question."""
+    with _disable_current_modes():
+        return mask is None or not bool((mask == 0).any())
+
+
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
         return mode.from_tensor(value, static_shapes=True)

@@ -17,6 +17,11 @@ def _cuda() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
+def is_cached() -> bool:
+    """Whether tensors come from torch's caching allocator; the simulated device counts them as they are."""
+    return _simulated() is None and _cuda() is not None
+
+
 def live_bytes(model: Any = None) -> int | None:
     """Bytes in live tensors now; on a simulated device the weights of ``model`` count from here on, used or not yet."""
     if (device := _simulated()) is not None:

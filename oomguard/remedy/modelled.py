@@ -46,7 +46,7 @@ def solved_together(incident: Incident, start: Start, policy: Policy) -> tuple[P
         return ()
     patches = [_patch(*change, _reason(found.plan), _predicts(found.plan)) for change in found.changed]
     blocked = next((why for patch in patches if (why := policy.blocks(patch, incident))), None)
-    return tuple(_with(patch, blocked, len(patches) > 1) for patch in patches)
+    return tuple(_with(patch, blocked, [p.setting for p in patches if p is not patch]) for patch in patches)
 
 
 def smallest_that_would(start: Start) -> tuple[Alternative, ...]:
@@ -76,8 +76,12 @@ def _patch(name: str, old: Any, new: Any, reason: str, predicts: dict[str, float
     )  # fmt: skip
 
 
-def _with(patch: Patch, blocked: str | None, several: bool) -> Patch:
-    return replace(patch, blocked_by=blocked, group=_ONE_GROUP if several else None)
+def _with(patch: Patch, blocked: str | None, others: list[str]) -> Patch:
+    if not others:
+        return replace(patch, blocked_by=blocked)
+    return replace(
+        patch, blocked_by=blocked, group=_ONE_GROUP, reason=f"together with {', '.join(others)}, {patch.reason}"
+    )
 
 
 def _reason(plan: MemoryPlan) -> str:
