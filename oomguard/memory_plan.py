@@ -26,7 +26,8 @@ class Correction:
 class VllmSettings:
     """vLLM's own settings by their own names; None stands for the engine's default.
 
-    ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the context.
+    ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the context;
+    ``device_free_from`` says where that was taken from, where it is an assumption.
     """
 
     version: Version
@@ -57,6 +58,7 @@ class VllmSettings:
     gpu_name: str | None = None
     prompt_logprobs: bool = False
     device_free_bytes: int | None = None
+    device_free_from: str = ""
     correction: Correction | None = None
 
 

@@ -78,6 +78,12 @@ def _call_options(function: F) -> F:
 @option("--gpu", type=click.IntRange(0), metavar="INDEX", help="The GPU of this machine with this index.")
 @option("--gpu-name", metavar="NAME", help="A GPU by its name, for example H100 or 'RTX 4090'.")
 @option(
+    "--memory-kind",
+    type=click.Choice(["discrete", "wsl2", "unified"]),
+    help="Whose memory it is. [default: by GPU and host]",
+)
+@option("--gpu-replicas", type=_POSITIVE, default=1, help="Engines that a time-sliced GPU is shared by. [default: 1]")
+@option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
@@ -111,8 +117,9 @@ def _call_options(function: F) -> F:
 @option("--exit-code", is_flag=True, help="Exit with 1 when it does not fit.")
 @color_option
 def command(
-    model: str, gpu_memory: str | None, gpu: int | None, gpu_name: str | None, device: str, engine: str, engine_version: str | None,
-    calibrate: str | None, ask_engine: bool, no_calibration: bool, sweep: str | None, form: str, exit_code: bool, color: str, **given: Any,
+    model: str, gpu_memory: str | None, gpu: int | None, gpu_name: str | None, memory_kind: str | None, gpu_replicas: int,
+    device: str, engine: str, engine_version: str | None, calibrate: str | None, ask_engine: bool, no_calibration: bool,
+    sweep: str | None, form: str, exit_code: bool, color: str, **given: Any,
 ) -> int:  # fmt: skip
     """Say where the bytes of each GPU will go when vLLM starts with MODEL, or when transformers generates with it.
 
@@ -136,7 +143,8 @@ def command(
     if start is not None and "on_cpu" in start.facts and start.facts["on_cpu"].value:
         device = "cpu"
     settings = _settings(_gpu_bytes(gpu_memory, gpu, gpu_name), _version(engine_version), device, given)
-    settings = replace(settings, gpu_name=gpu_name)
+    here = gpu_memory is None and gpu_name is None
+    settings = _with_free(replace(settings, gpu_name=gpu_name), memory_kind, gpu_replicas, here=here)
     prepared = prepare(
         find_model(model), dtype=settings.dtype, quantization=settings.quantization, speculative_config=settings.speculative_config
     )  # fmt: skip
@@ -163,6 +171,18 @@ def command(
 
         print_plan(console(color), plan, advice)
     return int(exit_code and not plan.fits)
+
+
+def _with_free(settings: VllmSettings, kind: str | None, replicas: int, *, here: bool) -> VllmSettings:
+    """The settings with what is free at a start, where the device's memory is not the engine's alone; ``here``: a GPU of this machine."""
+    from oomguard.memory.ceilings import free_at_start, kind_of
+    from oomguard.observe.host import wsl_version
+
+    if settings.device == "cpu":
+        return settings
+    kind = kind or kind_of(settings.gpu_name, on_wsl2=here and wsl_version() == 2)
+    free, source = free_at_start(settings.gpu_total_bytes, kind, replicas)
+    return settings if free is None else replace(settings, device_free_bytes=free, device_free_from=source)
 
 
 def _measured(path: str) -> StartUp:

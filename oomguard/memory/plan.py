@@ -38,6 +38,8 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
     _check(settings, shape)
     weights = _weights(model, settings)
     weights, drafts, adapters = _with_extras(model, settings, weights, assumed)
+    if settings.device_free_from:
+        assumed.append(settings.device_free_from)
     correction = settings.correction or Correction("")
     held = tuple(size + correction.weights_bytes for size in weights.stages_bytes)
     weights = replace(weights, stages_bytes=held)
@@ -333,7 +335,8 @@ def _reasons(
     total = settings.gpu_total_bytes
     if requested > total - constants["context"]:
         free = format_gib(total - constants["context"])
-        yield f"the engine wants {format_gib(requested)} free at its start, an empty GPU has {free}"
+        has = "an empty GPU has" if settings.device_free_bytes is None else "this one has"
+        yield f"the engine wants {format_gib(requested)} free at its start, {has} {free}"
     for stage in stages:
         where = f" on pipeline stage {stage.number}" if len(stages) > 1 else ""
         pool = format_gib(stage.pool_bytes)

@@ -54,12 +54,13 @@ def _words(name: str, flag: str, value: Any) -> list[str]:
 def budget_of(plan: MemoryPlan) -> Budget:
     """The fullest GPU's bytes as parts of its whole."""
     # A prior was measured on another start, often on another device.
+    not_free = "CUDA context" if plan.settings.device_free_bytes is None else "not free at the start"
     prior = "prior" if plan.settings.correction is None else "measured"
     rows = (
         ("weights", plan.weights_bytes, "solved"), ("draft model", plan.draft_weights_bytes, "solved"),
         ("LoRA adapters", plan.adapter_bytes, "solved"), ("activations", plan.peak_activation_bytes, prior),
         ("non-torch", plan.non_torch_bytes, prior), ("CUDA graphs", plan.cudagraph_bytes, prior),
-        ("KV cache", max(0, plan.kv_cache_pool_bytes), "solved"), ("CUDA context", plan.context_bytes, "prior"),
+        ("KV cache", max(0, plan.kv_cache_pool_bytes), "solved"), (not_free, plan.context_bytes, "prior"),
     )  # fmt: skip
     parts = [BudgetPart(name, size, source) for name, size, source in rows if size > 0]
     free = plan.settings.gpu_total_bytes - sum(part.bytes for part in parts)

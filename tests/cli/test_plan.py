@@ -246,3 +246,29 @@ def test_several_gpus_cannot_be_asked_for(model):
     ran = plan(model, "--gpu-memory", "24GiB", "--ask-engine", "--tensor-parallel-size", 2)
     assert ran.returncode == 2
     assert "one GPU only" in ran.stderr
+
+
+def test_a_utilization_above_what_wsl2_leaves_is_lowered_below_it(model):
+    """0.95 was refused three times with 30.12 of 31.84 GiB free; 0.93 was what its owner then took."""
+    options = [
+        "--gpu-memory",
+        "31.84GiB",
+        "--engine-version",
+        "0.32",
+        "--max-model-len",
+        8192,
+        "--gpu-memory-utilization",
+        0.95,
+    ]
+    wsl2 = record(model, *options, "--memory-kind", "wsl2")
+    assert wsl2["fits"] is False
+    assert [change["to"] for change in wsl2["changes"]] == [0.945]
+    assert any("wsl2" in line for line in wsl2["assumptions"])
+    assert record(model, *options, "--memory-kind", "discrete")["fits"] is True
+
+
+def test_engines_that_share_a_time_sliced_gpu_get_their_part(model):
+    found = record(
+        model, "--gpu-memory", "48GiB", "--gpu-replicas", 2, "--engine-version", "0.32", "--max-model-len", 8192
+    )
+    assert [(change["setting"], change["to"]) for change in found["changes"]] == [("gpu_memory_utilization", 0.5)]

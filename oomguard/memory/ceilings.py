@@ -1,0 +1,36 @@
+"""How much of a device is free when an engine starts, where its memory is not the engine's alone: WSL2, unified, time-sliced."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oomguard.errors import SettingError
+from oomguard.memory.constants import tables
+
+KINDS: Final = ("discrete", "wsl2", "unified")
+
+
+def kind_of(gpu_name: str | None, *, on_wsl2: bool = False) -> str:
+    """The kind of memory of a GPU: by its name where that is one of unified memory, else by the host."""
+    plain = "".join(c for c in (gpu_name or "").lower() if c.isalnum())
+    for row in tables()["ceiling"]:
+        if any(name in plain for name in row["gpus"]):
+            return str(row["kind"])
+    return "wsl2" if on_wsl2 else "discrete"
+
+
+def free_at_start(total_bytes: int, kind: str, replicas: int = 1) -> tuple[int | None, str]:
+    """Bytes that are free for one engine, None where all but the context is, and what that was taken from.
+
+    ``replicas`` processes take turns on a time-sliced GPU: they share its memory, which nothing divides but they themselves.
+    Raises SettingError for a kind that is not known.
+    """
+    if kind not in KINDS:
+        raise SettingError(f"memory_kind is {kind!r}", hint=f"one of {', '.join(KINDS)}")
+    ratio = next((float(row["free_ratio"]) for row in tables()["ceiling"] if row["kind"] == kind), None)
+    if ratio is None and replicas == 1:
+        return None, ""
+    free = round((1.0 if ratio is None else ratio) * total_bytes / replicas)
+    said = [f"{ratio:.0%} of a device with {kind} memory is free at a start"] if ratio is not None else []
+    said += [f"{replicas} replicas share it evenly"] if replicas > 1 else []
+    return free, ", ".join(said)
