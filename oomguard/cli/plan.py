@@ -129,7 +129,7 @@ def command(
     Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does not fit.
     """
     if engine == "transformers":
-        return _generate(model, _gpu_bytes(gpu_memory, gpu, gpu_name), sweep, form, exit_code, color, given)
+        return _generate(model, _gpu(gpu_memory, gpu, gpu_name)[0], sweep, form, exit_code, color, given)
     from oomguard.memory.model_files import find_model
     from oomguard.memory.plan import plan_vllm
     from oomguard.memory.prepared import prepare
@@ -142,8 +142,9 @@ def command(
         engine_version = start.framework_version
     if start is not None and "on_cpu" in start.facts and start.facts["on_cpu"].value:
         device = "cpu"
-    settings = _settings(_gpu_bytes(gpu_memory, gpu, gpu_name), _version(engine_version), device, given)
     here = gpu_memory is None and gpu_name is None
+    total, gpu_name = _gpu(gpu_memory, gpu, gpu_name)
+    settings = _settings(total, _version(engine_version), device, given)
     settings = _with_free(replace(settings, gpu_name=gpu_name), memory_kind, gpu_replicas, here=here)
     prepared = prepare(
         find_model(model), dtype=settings.dtype, quantization=settings.quantization, speculative_config=settings.speculative_config
@@ -251,19 +252,19 @@ def _given(options: dict[str, Any]) -> set[str]:
     return names | ({"cpu_offload_bytes"} if options["cpu_offload_gb"] else set())
 
 
-def _gpu_bytes(size: str | None, index: int | None, name: str | None) -> int:
-    """Total memory of the GPU that one of the three options names, else of the first one here; raises UsageError."""
+def _gpu(size: str | None, index: int | None, name: str | None) -> tuple[int, str | None]:
+    """Total memory and name of the GPU that one of the three options names, else of the first one here; raises UsageError."""
     if sum(value is not None for value in (size, index, name)) > 1:
         raise UsageError("--gpu-memory, --gpu and --gpu-name name the same thing", hint="give one of them")
     total = size_bytes(size)
     if total is not None:
         if total <= 0:
             raise SettingError(f"--gpu-memory is {size}", hint="give the total memory of one GPU, for example 24GiB")
-        return total
+        return total, None
     if name is not None:
         from oomguard.memory.constants import gpu_total_bytes
 
-        return gpu_total_bytes(name)
+        return gpu_total_bytes(name), name
     from oomguard.observe.nvml import devices
 
     found = devices() or ()
@@ -271,7 +272,7 @@ def _gpu_bytes(size: str | None, index: int | None, name: str | None) -> int:
     if device is None or device.total_bytes is None:
         what = "no GPU can be seen here" if index is None else f"GPU {index} cannot be seen here"
         raise UsageError(what, hint="--gpu-memory 24GiB or --gpu-name H100 says which to plan for")
-    return device.total_bytes
+    return device.total_bytes, device.name
 
 
 def _version(given: str | None) -> Version:

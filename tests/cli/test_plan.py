@@ -272,3 +272,21 @@ def test_engines_that_share_a_time_sliced_gpu_get_their_part(model):
         model, "--gpu-memory", "48GiB", "--gpu-replicas", 2, "--engine-version", "0.32", "--max-model-len", 8192
     )
     assert [(change["setting"], change["to"]) for change in found["changes"]] == [("gpu_memory_utilization", 0.5)]
+
+
+def test_a_gpu_of_this_machine_keeps_its_name(model, monkeypatch):
+    """vLLM's defaults for an A100 are not those of its size."""
+    from click.testing import CliRunner
+
+    from oomguard.cli.plan import command
+    from oomguard.observe import nvml
+
+    def found(name: str) -> list[str]:
+        monkeypatch.setattr(nvml, "devices", lambda: (nvml.Device(0, name, 80 * GIB, 79 * GIB, {}),))
+        ran = CliRunner().invoke(command, [str(model), "--gpu", "0", "--format", "json", "--engine-version", "0.32"])
+        assert ran.exit_code == 0, ran.output
+        return json.loads(ran.stdout)["assumptions"]
+
+    assert any(line.startswith("max_num_seqs 256") for line in found("NVIDIA A100-SXM4-80GB"))
+    assert any(line.startswith("max_num_seqs 1024") for line in found("NVIDIA H100 80GB HBM3"))
+    assert any("unified" in line for line in found("NVIDIA GB10"))
