@@ -154,11 +154,12 @@ def command(
     if sweep:
         name, plans = _sweep(prepared, settings, sweep)
         if form == "json":
-            for _, plan in plans:
-                click.echo(to_json(to_record(plan)))
+            for word, plan in plans:
+                refused = {"schema": 1, name: word, "fits": False, "reasons": [plan]}
+                click.echo(to_json(refused if isinstance(plan, str) else to_record(plan)))
         else:
             print_sweep(console(color), name, plans)
-        return int(exit_code and not all(plan.fits for _, plan in plans))
+        return int(exit_code and not all(not isinstance(plan, str) and plan.fits for _, plan in plans))
     plan = plan_vllm(prepared, settings)
     if ask_engine:
         from oomguard.memory.engine_plan import asked_of_engine
@@ -313,11 +314,18 @@ def _positive(name: str, value: int | None) -> int | None:
     return value
 
 
-def _sweep(model: Prepared, settings: VllmSettings, text: str) -> tuple[str, list[tuple[Any, MemoryPlan]]]:
+def _sweep(model: Prepared, settings: VllmSettings, text: str) -> tuple[str, list[tuple[Any, MemoryPlan | str]]]:
+    """Each value with its plan, or with what the engine would refuse it for: one value must not hide the others."""
     from oomguard.memory.plan import plan_vllm
 
     name, values = _swept(text, _SWEPT)
-    return name, [(word, plan_vllm(model, replace(settings, **{name: value}))) for word, value in values]
+    plans: list[tuple[Any, MemoryPlan | str]] = []
+    for word, value in values:
+        try:
+            plans.append((word, plan_vllm(model, replace(settings, **{name: value}))))
+        except SettingError as error:
+            plans.append((word, str(error)))
+    return name, plans
 
 
 def _swept(text: str, known: dict[str, Callable[[str], Any]]) -> tuple[str, list[tuple[str, Any]]]:

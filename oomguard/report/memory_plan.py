@@ -180,16 +180,19 @@ def print_plan(console: Console, plan: MemoryPlan, advice: Sequence[str]) -> Non
         console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
 
 
-def print_sweep(console: Console, name: str, plans: Sequence[tuple[Any, MemoryPlan]]) -> None:
-    """One row for each value of a setting."""
+def print_sweep(console: Console, name: str, plans: Sequence[tuple[Any, MemoryPlan | str]]) -> None:
+    """One row for each value of a setting; why the engine would refuse a value stands below the table."""
     titles = (name, "weights", "activations", "KV cache", "KV tokens", "at once", "fits")
     _print_rows(console, titles, (
-        (
+        (str(value), *["-"] * 5, "refused") if isinstance(plan, str) else (
             str(value), format_gib(plan.weights_bytes), format_gib(plan.peak_activation_bytes),
             format_gib(plan.kv_cache_pool_bytes), f"{plan.kv_cache_tokens:,}", f"{plan.max_concurrency:.2f}", _yes(plan.fits),
         )
         for value, plan in plans
     ))  # fmt: skip
+    for value, plan in plans:
+        if isinstance(plan, str):
+            console.print(f"{value}: {plan}", markup=False)
 
 
 def _print_rows(console: Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:

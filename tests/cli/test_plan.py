@@ -290,3 +290,15 @@ def test_a_gpu_of_this_machine_keeps_its_name(model, monkeypatch):
     assert any(line.startswith("max_num_seqs 256") for line in found("NVIDIA A100-SXM4-80GB"))
     assert any(line.startswith("max_num_seqs 1024") for line in found("NVIDIA H100 80GB HBM3"))
     assert any("unified" in line for line in found("NVIDIA GB10"))
+
+
+def test_a_value_that_the_engine_would_refuse_does_not_end_the_sweep(model):
+    ran = plan(
+        model, "--gpu-memory", "80GiB", "--sweep", "tensor_parallel_size=2,3,4", "--format", "json", "--exit-code"
+    )
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [row["fits"] for row in rows] == [True, False, True]
+    assert "does not divide the 32 attention heads" in rows[1]["reasons"][0]
+    assert ran.returncode == 1
+    shown = plan(model, "--gpu-memory", "80GiB", "--sweep", "tensor_parallel_size=2,3,4")
+    assert "3: tensor_parallel_size is 3" in shown.stdout
