@@ -107,12 +107,10 @@ def with_memguard(command: list[str]) -> tuple[int, bool]:
     key = StateKey.from_values(available_mb=16000, backend="cpu", model_params=1e9, model_bits=16)
     watchdog = VLLMWatchdog(command, key, BanditPolicy(), max_retries=3, backoff_seconds=0)
     try:
-        return watchdog.attempts + 1, watchdog.run() == 0
-    except RuntimeError:
+        stood = watchdog.run() == 0
+    except RuntimeError:  # its retries are exhausted: as many launches as failures
         return watchdog.attempts, False
-    finally:
-        case_attempts = watchdog.attempts
-        print(f"    ml-memguard: {case_attempts} recoveries", file=sys.stderr)
+    return watchdog.attempts + 1, stood
 
 
 def kept(case: dict[str, Any], folder: str, output: str, records: list[Any]) -> float:

@@ -11,10 +11,11 @@ from types import MappingProxyType, TracebackType
 from oomguard.diagnosing import assess_all, default_rules
 from oomguard.engines.transformers import GenerateCall
 from oomguard.facts import Fact, FactValue
-from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName, noting_failed_calls
+from oomguard.guarding import DEFAULT_MAX_ATTEMPTS, EffectName, FailedCall, noting_failed_calls
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch, SettingInForce
 from oomguard.memory.derive import derive
 from oomguard.observe import torch_memory
+from oomguard.observe.exceptions import chain
 from oomguard.remedy.planner import next_patch
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.remedy.settings import setting
@@ -34,7 +35,7 @@ class AttemptBlock:
         self._run = run
         self._started = 0.0
         self._noting: contextlib.ExitStack | None = None
-        self._failed_calls: list[GenerateCall] = []
+        self._failed_calls: list[FailedCall] = []
 
     def __enter__(self) -> AttemptBlock:
         if not disabled():
@@ -66,9 +67,7 @@ class _Run:
         self._pending: tuple[Patch, ...] = ()
         self._tried: set[tuple[str, FactValue]] = set()
 
-    def ended(
-        self, block: AttemptBlock, error: BaseException | None, seconds: float, calls: list[GenerateCall]
-    ) -> bool:
+    def ended(self, block: AttemptBlock, error: BaseException | None, seconds: float, calls: list[FailedCall]) -> bool:
         """Record an attempt; True (swallow the exception) where another one follows."""
         patches, self._pending = self._pending, ()
         peak = torch_memory.peak_bytes()
@@ -100,20 +99,21 @@ class _Run:
         self.settings[patch.setting] = patch.new
         return True
 
-    def _diagnose(self, error: Exception, calls: list[GenerateCall]) -> Incident | None:
+    def _diagnose(self, error: Exception, calls: list[FailedCall]) -> Incident | None:
         scanned = scan_error(error, self._in_force())
         if scanned.first_cause is None:
             return None
         clear(error)
         torch_memory.release()
-        given = self._facts(scanned.first_cause, calls)
+        own = next((call for raised, call in calls if any(link is raised for link in chain(error))), None)
+        given = self._facts(scanned.first_cause, own)
         self.diagnosis = assess_all(scanned, default_rules(), self.policy, self._tried, given=given)
         return self.diagnosis.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:
         return {name: SettingInForce(name, value, True, "given") for name, value in self.settings.items()}
 
-    def _facts(self, failure: Incident, calls: list[GenerateCall]) -> dict[str, Fact]:
+    def _facts(self, failure: Incident, failed_call: GenerateCall | None) -> dict[str, Fact]:
         rows = self.settings.get("batch_size")
         if not isinstance(rows, int) or isinstance(rows, bool):
             return {}
@@ -127,8 +127,8 @@ class _Run:
         }  # fmt: skip
         facts = {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
         # A call of generate on all these rows tells what fewer of them need; where such a size failed too, it does not.
-        call = calls[-1] if calls and calls[-1].rows == rows and not self._tried else None
-        traced = None if call is None else call.traced()
+        tells = failed_call is not None and failed_call.rows == rows and not self._tried
+        traced = failed_call.traced() if failed_call is not None and tells else None
         if traced is not None:
             facts |= traced_facts(derive(replace(failure, facts={**facts, **failure.facts})), traced, rows)
         return facts

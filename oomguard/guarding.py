@@ -32,10 +32,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 EffectName = Literal["output-preserving", "reduces-capacity", "changes-outputs"]
 DEFAULT_MAX_ATTEMPTS: Final = 8
 
+FailedCall = tuple[BaseException, hf.GenerateCall]
 # The guards that are entered in this thread or task, innermost last.
 _entered: ContextVar[tuple[Guard, ...]] = ContextVar("oomguard_guards", default=())
 _inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False)
-_failed_calls: ContextVar[list[hf.GenerateCall] | None] = ContextVar("oomguard_failed_calls", default=None)
+# Where blocks that are no guard want to know of the call of ``generate`` that failed in them, innermost last.
+_failed_calls: ContextVar[tuple[list[FailedCall], ...]] = ContextVar("oomguard_failed_calls", default=())
 
 
 class Guard:
@@ -182,13 +184,16 @@ def _watched_generate(wrapped: Callable[..., Any], model: Any, args: tuple[Any, 
         return wrapped(*args, **kwargs)
     if not guards:
         failed = _failed_calls.get()
-        if failed is None:
+        if not failed:
             return wrapped(*args, **kwargs)
         try:
             return wrapped(*args, **kwargs)
         except Exception as raised:
             if may_be_oom(raised):
-                failed.append(hf.GenerateCall.of(model, args, kwargs))
+                with contextlib.suppress(
+                    Exception
+                ):  # only the last one counts, and it must not keep the others' inputs
+                    failed[-1][:] = [(raised, hf.GenerateCall.of(model, args, kwargs))]
             raise
     result, error = _run_split(guards[-1], wrapped, hf.GenerateCall.of(model, args, kwargs))
     try:
@@ -200,15 +205,15 @@ def _watched_generate(wrapped: Callable[..., Any], model: Any, args: tuple[Any, 
 
 
 @contextlib.contextmanager
-def noting_failed_calls() -> Iterator[list[hf.GenerateCall]]:
-    """The calls of ``generate`` that fail for memory inside, outside any guard: they are raised as they are."""
+def noting_failed_calls() -> Iterator[list[FailedCall]]:
+    """The last call of ``generate`` that failed for memory inside, outside any guard, with its exception, which is raised as it is."""
     hf.watch(_watched_generate)
-    failed: list[hf.GenerateCall] = []
-    token = _failed_calls.set(failed)
+    failed: list[FailedCall] = []
+    _failed_calls.set((*_failed_calls.get(), failed))
     try:
         yield failed
-    finally:
-        _failed_calls.reset(token)
+    finally:  # no token: a generator may be resumed in another context
+        _failed_calls.set(tuple(other for other in _failed_calls.get() if other is not failed))
 
 
 def _run_split(owner: Guard, function: Callable[..., Any], call: Any) -> tuple[Any, BaseException | None]:

@@ -113,6 +113,7 @@ class SplitRun:
             peak = torch_memory.peak_bytes()
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             if error is not None:
+                self._ran.failed(stop - self._next_row)
                 return error
             problem = self._call.problem(part, stop - self._next_row)
             if problem is not None:
@@ -145,6 +146,8 @@ class SplitRun:
         clear(error)
         torch_memory.release()
         given = self._facts(scanned.first_cause)
+        # A size that has failed is never planned again; one that ran is, for rows that turned out heavier.
+        self._tried.add(("batch_size", min(self._size, self._rows - self._next_row)))
         diagnosis = assess_all(scanned, default_rules(), self._owner.policy, self._tried, given=given)
         incident = diagnosis.incidents[0]
         if self._not_splittable is not None:
@@ -166,7 +169,6 @@ class SplitRun:
 
         self._owner.patched(patch)
         self._size, self._pending = size, (patch,)
-        self._tried.add((patch.setting, size))
         rows = f"{patch.old} -> {size}"
         get_logger().info("splitting the batch", rows=rows, kind=incident.kind, done=self._next_row)
 
@@ -182,7 +184,7 @@ class SplitRun:
         known = derive(replace(failure, facts={**facts, **failure.facts}))
         self._base_bytes, self._room_bytes = base or 0, room_for_rows(known)
         # Where a size that the trace gave has failed, it is wrong for this call, and what is measured counts.
-        self._traced = None if self._tried or self._not_splittable else call.traced()
+        self._traced = None if self._attempts or self._not_splittable else call.traced()
         if self._traced is not None:
             kept = call.result_row_bytes
             found = traced_facts(known, self._traced, rows, lambda number: (self._rows - number) * kept)

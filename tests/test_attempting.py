@@ -75,6 +75,19 @@ def test_an_unknown_effect_is_refused():
         oomguard.attempts(allow="reduce", batch_size=4)
 
 
+def test_a_block_may_be_left_in_another_context():
+    import contextvars
+
+    def numbers():
+        for attempt in oomguard.attempts(batch_size=4):
+            with attempt:
+                yield attempt.settings["batch_size"]
+
+    running = numbers()
+    assert contextvars.copy_context().run(next, running) == 4
+    assert list(running) == []
+
+
 def test_a_failed_generate_inside_is_traced_so_that_the_second_attempt_has_nearly_all_that_fits():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)

@@ -513,6 +513,20 @@ def test_a_model_that_cannot_be_traced_runs_a_few_rows_first_and_learns_from_the
     assert 0.85 * largest <= g.attempts[-1].settings["batch_size"] <= largest
 
 
+@pytest.mark.parametrize(
+    ("light", "heavy", "times", "capacity"),
+    [(6, 6, 4, 16), (20, 20, 4, 24), (100, 100, 3, 64)],
+    ids=["12", "40", "200"],
+)
+def test_rows_that_turn_out_heavier_are_run_fewer_at_a_time(light, heavy, times, capacity):
+    @oomguard.guard(batch="rows")
+    def work(rows):
+        return [float(torch.zeros(weight, 2**18).exp()[0, 0]) for weight in [sum(rows)]] * len(rows)  # a MiB a weight
+
+    with limit_memory(f"{capacity} MiB"):
+        assert len(work([1] * light + [times] * heavy)) == light + heavy
+
+
 def test_a_plain_function_runs_a_few_rows_first_and_then_as_many_as_fit():
     calls = []
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.options import F, color_option, console, option, size_bytes
+from oomguard.cli.options import color_option, console, option, size_bytes
+from oomguard.cli.plan_options import POSITIVE, call_options, engine_options
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import format_gib
 
@@ -23,53 +24,6 @@ if TYPE_CHECKING:
     from oomguard.memory_plan import MemoryPlan, VllmSettings
 
 _FORMS: Final = ("terminal", "json")
-_POSITIVE: Final = click.IntRange(1)
-
-
-def _engine_options(function: F) -> F:
-    """vLLM's settings, spelled as vLLM spells them."""
-    for decorate in reversed((
-        option("--tensor-parallel-size", "-tp", type=_POSITIVE, default=1, help="GPUs that share each layer."),
-        option("--pipeline-parallel-size", "-pp", type=_POSITIVE, default=1, help="Groups of GPUs that share the layers."),
-        option("--data-parallel-size", "-dp", type=_POSITIVE, default=1, help="Copies of the model; experts are spread over them."),
-        option("--enable-expert-parallel", "-ep", is_flag=True, help="Whole experts on each GPU, not parts of all."),
-        option("--max-model-len", type=_POSITIVE, help="Longest request. [default: the model's own]"),
-        option("--max-num-seqs", type=_POSITIVE, help="Requests in one step. [default: vllm serve's for the GPU]"),
-        option("--max-num-batched-tokens", type=_POSITIVE, help="Tokens in one step. [default: vllm serve's for the GPU]"),
-        option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), help="Share of the GPU. [default: the version's]"),
-        option("--kv-cache-memory-bytes", metavar="SIZE", help="Size of the KV cache on each GPU; the utilization then decides nothing."),
-        option("--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, …"),
-        option("--dtype", default="auto", metavar="DTYPE", help="auto, bfloat16, float16, float32."),
-        option("--quantization", "-q", metavar="METHOD", help="While loading: fp8, bitsandbytes. A quantised checkpoint says so itself."),
-        option("--block-size", type=_POSITIVE, help="Tokens in a block of the KV cache. [default: the platform's]"),
-        option("--enforce-eager", is_flag=True, help="No CUDA graphs."),
-        option("--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="Keep prefixes. [default: the version's]"),
-        option("--cpu-offload-gb", type=click.FloatRange(0), default=0.0, help="GiB of weights on each GPU that stay in host memory."),
-        option("--mamba-ssm-cache-dtype", default="auto", metavar="DTYPE", help="Recurrent states: auto, float32, bfloat16, float16."),
-        option("--speculative-config", metavar="JSON", help='Drafts: {"model": "DRAFT", "num_speculative_tokens": 5}, as vLLM takes it.'),
-        option("--enable-lora", is_flag=True, help="Slots for LoRA adapters."),
-        option("--max-loras", type=_POSITIVE, default=1, help="Adapters in one step. [default: 1]"),
-        option("--max-lora-rank", type=_POSITIVE, default=16, help="Largest rank of an adapter. [default: 16]"),
-        option("--limit-mm-per-prompt", metavar="JSON", help="Images, audio and video of a prompt; what their profile takes is not known."),
-        option("--prompt-logprobs", is_flag=True, help="Requests ask for log-probabilities of their prompts."),
-    )):  # fmt: skip
-        function = decorate(function)
-    return function
-
-
-def _call_options(function: F) -> F:
-    """A call of transformers' generate."""
-    for decorate in reversed((
-        option("--batch-size", type=_POSITIVE, default=1, help="transformers: rows of the call. [default: 1]"),
-        option("--prompt-tokens", type=_POSITIVE, default=1024, help="transformers: prompt length, padding included. [default: 1024]"),
-        option("--max-new-tokens", type=_POSITIVE, default=256, help="transformers: tokens that it may generate. [default: 256]"),
-        option("--num-beams", type=_POSITIVE, default=1, help="transformers: beams of a row. [default: 1]"),
-        option("--attn-implementation", default="sdpa", metavar="NAME", help="transformers: sdpa or eager. [default: sdpa]"),
-        option("--cache-implementation", metavar="NAME", help="transformers: static, … [default: the dynamic cache]"),
-        option("--trace", is_flag=True, help="transformers: run the model's own code under fake tensors; seconds, exact, no GPU."),
-    )):  # fmt: skip
-        function = decorate(function)
-    return function
 
 
 @click.command("plan")
@@ -82,7 +36,7 @@ def _call_options(function: F) -> F:
     type=click.Choice(["discrete", "wsl2", "unified"]),
     help="Whose memory it is. [default: by GPU and host]",
 )
-@option("--gpu-replicas", type=_POSITIVE, default=1, help="Engines that a time-sliced GPU is shared by. [default: 1]")
+@option("--gpu-replicas", type=POSITIVE, default=1, help="Engines that a time-sliced GPU is shared by. [default: 1]")
 @option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
@@ -99,8 +53,8 @@ def _call_options(function: F) -> F:
 @option(
     "--engine-version", metavar="VERSION", help="vLLM's version. [default: the installed one, else the newest known]"
 )
-@_engine_options
-@_call_options
+@engine_options
+@call_options
 @option(
     "--calibrate",
     metavar="LOG",
@@ -128,20 +82,21 @@ def command(
 
     Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does not fit.
     """
+    if ask_engine and (sweep or engine == "transformers"):
+        raise UsageError("--ask-engine answers one plan of vLLM", hint="leave --sweep out")
     if engine == "transformers":
         return _generate(model, _gpu(gpu_memory, gpu, gpu_name)[0], sweep, form, exit_code, color, given)
     from oomguard.memory.model_files import find_model
     from oomguard.memory.plan import plan_vllm
     from oomguard.memory.prepared import prepare
-    from oomguard.report.memory_plan import print_sweep, to_json, to_record
+    from oomguard.report.memory_plan import to_json, to_record
 
     start = None if calibrate is None else _measured(calibrate)
-    if start is not None and gpu_memory is None and gpu is None and gpu_name is None:
-        gpu_memory = str(round(float(start.facts["device_total_bytes"].value)))
-    if start is not None and engine_version is None:
-        engine_version = start.framework_version
-    if start is not None and "on_cpu" in start.facts and start.facts["on_cpu"].value:
-        device = "cpu"
+    if start is not None:
+        if gpu_memory is None and gpu is None and gpu_name is None:
+            gpu_memory = str(round(float(start.facts["device_total_bytes"].value)))
+        engine_version = engine_version or start.framework_version
+        device = "cpu" if "on_cpu" in start.facts and start.facts["on_cpu"].value else device
     here = gpu_memory is None and gpu_name is None
     total, gpu_name = _gpu(gpu_memory, gpu, gpu_name)
     settings = _settings(total, _version(engine_version), device, given)
@@ -150,22 +105,14 @@ def command(
         find_model(model), dtype=settings.dtype, quantization=settings.quantization, speculative_config=settings.speculative_config
     )  # fmt: skip
     if not no_calibration:
-        settings = _calibrated(prepared, settings, start, calibrate)
+        settings = _calibrated(model, prepared, settings, start, calibrate)
     if sweep:
-        name, plans = _sweep(prepared, settings, sweep)
-        if form == "json":
-            for word, plan in plans:
-                refused = {"schema": 1, name: word, "fits": False, "reasons": [plan]}
-                click.echo(to_json(refused if isinstance(plan, str) else to_record(plan)))
-        else:
-            print_sweep(console(color), name, plans)
-        return int(exit_code and not all(not isinstance(plan, str) and plan.fits for _, plan in plans))
+        return _print_sweep(prepared, settings, sweep, form, exit_code, color)
     plan = plan_vllm(prepared, settings)
     if ask_engine:
-        from oomguard.memory.engine_plan import asked_of_engine
-
-        plan = asked_of_engine(plan, model)
-    advice, solved = _advice(prepared, settings, plan, _given(given))
+        plan, advice, solved = _asked(plan, model, _given(given))
+    else:
+        advice, solved = _advice(prepared, settings, plan, _given(given))
     if form == "json":
         click.echo(to_json({**to_record(plan), **solved}))
     else:
@@ -197,17 +144,19 @@ def _measured(path: str) -> StartUp:
         return measured_start(diagnose_stream(stream, path).starts)
 
 
-def _calibrated(model: Prepared, settings: VllmSettings, start: StartUp | None, path: str | None) -> VllmSettings:
+def _calibrated(
+    model: str, prepared: Prepared, settings: VllmSettings, start: StartUp | None, path: str | None
+) -> VllmSettings:
     """The settings with what a start of this model measured: this one, which is kept, or one of before."""
-    from oomguard.memory.calibration import Calibrations, correction_of
+    from oomguard.memory.calibration import Calibrations, calibrated
+    from oomguard.memory.model_files import find_model
+    from oomguard.memory.prepared import prepare
 
-    kept = Calibrations()
     if start is None:
-        return replace(settings, correction=kept.find(model, settings))
-    version = f"vLLM {start.framework_version}" if start.framework_version else "vLLM"
-    correction = correction_of(start, model, f"a start of {version}, {Path(path or '').name}")
-    kept.keep(model, settings, correction)
-    return replace(settings, correction=correction)
+        return replace(settings, correction=Calibrations().find(prepared, settings))
+    files = find_model(model)
+    name = Path(path or "").name
+    return calibrated(start, name, settings, Calibrations(), lambda d, q: prepare(files, dtype=d, quantization=q))
 
 
 def _generate(
@@ -314,6 +263,19 @@ def _positive(name: str, value: int | None) -> int | None:
     return value
 
 
+def _print_sweep(model: Prepared, settings: VllmSettings, sweep: str, form: str, exit_code: bool, color: str) -> int:
+    from oomguard.report.memory_plan import print_sweep, to_json, to_record
+
+    name, plans = _sweep(model, settings, sweep)
+    if form == "json":
+        for word, plan in plans:
+            refused = {"schema": 1, name: word, "fits": False, "reasons": [plan]}
+            click.echo(to_json(refused if isinstance(plan, str) else to_record(plan)))
+    else:
+        print_sweep(console(color), name, plans)
+    return int(exit_code and not all(not isinstance(plan, str) and plan.fits for _, plan in plans))
+
+
 def _sweep(model: Prepared, settings: VllmSettings, text: str) -> tuple[str, list[tuple[Any, MemoryPlan | str]]]:
     """Each value with its plan, or with what the engine would refuse it for: one value must not hide the others."""
     from oomguard.memory.plan import plan_vllm
@@ -394,6 +356,21 @@ def _advice(
         "changes": [],
         "smallest": smallest,
     }
+
+
+def _asked(plan: MemoryPlan, model: str, given: set[str]) -> tuple[MemoryPlan, Sequence[str], dict[str, Any]]:
+    """The plan as the installed vLLM lays it out, and the longest length that it says fits where the asked one does not."""
+    from oomguard.memory.engine_plan import asked_of_engine
+    from oomguard.report.memory_plan import command_line
+
+    plan = asked_of_engine(plan, model)
+    length, longest = plan.settings.max_model_len, plan.longest_request_tokens
+    if plan.fits or longest < 1:
+        line = command_line(plan.model, plan.settings, given) if plan.fits else None
+        return plan, [line] if line else [], {"command": line, "changes": []}
+    line = command_line(plan.model, replace(plan.settings, max_model_len=longest), given | {"max_model_len"})
+    changes = [{"setting": "max_model_len", "from": length, "to": longest}]
+    return plan, ["this fits:", f"  max_model_len: {length} -> {longest}", line], {"command": line, "changes": changes}
 
 
 def _text(value: Any) -> str:

@@ -41,6 +41,15 @@ class TracedCall:
             get_logger().debug("the call cannot be traced", error=f"{type(error).__name__}: {error}")
             return None
 
+    def _pads(self, ids: Any) -> bool:
+        """Whether the inputs hold tokens that transformers takes for padding."""
+        from oomguard.memory.fake_generate import is_full
+
+        pad = self._others.get("pad_token_id")
+        if pad is None:
+            pad = getattr(getattr(self._model, "generation_config", None), "pad_token_id", None)
+        return isinstance(pad, int) and not ids.dtype.is_floating_point and not is_full(ids - pad)
+
     def _traced(self, rows: int, room_bytes: int | None) -> int | None:
         from oomguard.memory.fake_generate import is_full, rows_like, trace_call, twin_of
 
@@ -50,7 +59,13 @@ class TracedCall:
                 self._failed = True  # the peak of each of several devices is not told apart
                 return None
             self._twin = twin_of(self._model)
-            self._mask_is_full = is_full(self._row_arguments.get("attention_mask"))
+            mask = self._row_arguments.get("attention_mask")
+            self._mask_is_full = is_full(mask)
+            ids = self._row_arguments.get("input_ids", self._row_arguments.get("inputs"))
+            if mask is None and ids is not None and self._pads(ids):
+                # transformers makes the mask itself where it finds padding.
+                self._row_arguments = {**self._row_arguments, "attention_mask": ids}
+                self._mask_is_full = False
         arguments = {name: rows_like(self._twin, value, rows) for name, value in self._row_arguments.items()}
         on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
         traced = trace_call(

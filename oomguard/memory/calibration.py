@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.errors import ConfigError, InputError
-from oomguard.facts import Fact
+from oomguard.errors import ConfigError, InputError, SettingError
+from oomguard.facts import Fact, format_gib
 from oomguard.incident import StartUp
 from oomguard.memory.in_force import settings_of
 from oomguard.memory.plan import plan_vllm
@@ -26,6 +26,8 @@ from oomguard.memory_plan import Correction, VllmSettings
 _SCHEMA: Final = 1
 # Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device up to this.
 _SAME_DEVICE_RATIO: Final = 0.05
+# What counting may be off by; another model's weights differ by more.
+_SAME_WEIGHTS_RATIO: Final = 0.1
 
 
 def measured_start(starts: tuple[StartUp, ...]) -> StartUp:
@@ -75,6 +77,41 @@ def correction_of(start: StartUp, model: Prepared, source: str) -> Correction:
 _USED: Final = ("kv_cache_available_bytes", "desired_bytes")
 
 
+def calibrated(
+    start: StartUp,
+    name: str,
+    settings: VllmSettings,
+    kept: Calibrations,
+    prepared: Callable[[str, str | None], Prepared],
+) -> VllmSettings:
+    """Keep what a start of the model measured, and give it to ``settings`` where they are of the same kind.
+
+    ``prepared`` reads the model with the start's own data type and quantization. Raises SettingError where the start was of
+    another model, or what is asked for has other ranks, data types or versions, which it says nothing of.
+    """
+    own = settings_of_start(start)
+    model = prepared(own.dtype, own.quantization)
+    printed = _number(start.facts, "model_weights_bytes")
+    weights = plan_vllm(model, replace(own, device_free_bytes=None)).weights_bytes
+    if printed is not None and abs(printed - weights) > _SAME_WEIGHTS_RATIO * weights:
+        raise SettingError(
+            f"{name} is of a model with {format_gib(printed)} of weights, this one has {format_gib(weights)}",
+            hint="give the log of a start of this model",
+        )
+    version = f"vLLM {start.framework_version}" if start.framework_version else "vLLM"
+    correction = correction_of(start, model, f"a start of {version}, {name}")
+    kept.keep(model, own, correction)
+    other = [
+        key for key, value in _of(model, settings).items() if key != "gpu_total_bytes" and value != _of(model, own)[key]
+    ]
+    if other or not _same(_of(model, settings), _of(model, own)):
+        raise SettingError(
+            f"{name} is kept, but says nothing of this plan: {', '.join(other) or 'the size of the GPU'} differs",
+            hint="plan with the settings of that start",
+        )
+    return replace(settings, correction=correction)
+
+
 class Calibrations:
     """Corrections by engine version, GPU and model, in a file of the user's state folder."""
 
@@ -105,9 +142,9 @@ class Calibrations:
     def _entries(self) -> list[dict[str, Any]]:
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except OSError:  # none was kept, or none can be read: the priors are there, and said to be priors
             return []
-        except (OSError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"cannot be read: {error}", path=str(self.path), hint="delete it, or plan with --no-calibration"
             ) from None
@@ -134,6 +171,7 @@ def _of(model: Prepared, settings: VllmSettings) -> dict[str, Any]:
         "gpu_total_bytes": settings.gpu_total_bytes, "model": hashlib.sha256(config.encode()).hexdigest()[:16],
         "tensor_parallel_size": settings.tensor_parallel_size, "pipeline_parallel_size": settings.pipeline_parallel_size,
         "quantization": settings.quantization, "dtype": settings.dtype if settings.dtype in {"float32", "float"} else "16 bit",
+        "data_parallel_size": settings.data_parallel_size, "enable_expert_parallel": settings.enable_expert_parallel,
         "speculative": settings.speculative_config is not None, "lora": settings.enable_lora,
     }  # fmt: skip
 

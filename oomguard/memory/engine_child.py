@@ -17,6 +17,7 @@ from typing import Any
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """The pool's blocks and requests at once, the longest request in it, and the smallest pool for the asked length."""
     import torch
+    import vllm
     from vllm.config import get_layers_from_vllm_config, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
@@ -58,6 +59,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         found = planned(min(length, longest), pool) if longest else None
         concurrency = 0.0 if found is None else get_max_concurrency_for_kv_cache_config(config, found)
         return {
+            "device": "cpu" if current_platform.is_cpu() else "cuda", "version": vllm.__version__,
             "blocks": 0 if found is None else found.num_blocks, "max_concurrency": concurrency if longest >= length else 0.0,
             "block_tokens": config.cache_config.block_size, "longest_tokens": longest, "needed_bytes": smallest,
             "weights_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),

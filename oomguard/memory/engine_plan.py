@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from packaging.version import Version
+
 from oomguard.errors import InputError, SettingError
 from oomguard.memory_plan import MemoryPlan, VllmSettings
 
@@ -37,6 +39,14 @@ def asked_of_engine(plan: MemoryPlan, model_path: str) -> MemoryPlan:
         max(0, plan.kv_cache_pool_bytes),
         max(plan.longest_request_tokens, settings.max_model_len or 1),
     )
+    if found["device"] != settings.device:
+        raise SettingError(
+            f"the installed vLLM is for {found['device']}, not {settings.device}", hint=f"--device {found['device']}"
+        )
+    if Version(found["version"]).release[:2] != settings.version.release[:2]:
+        raise SettingError(
+            f"the installed vLLM is {found['version']}, not {settings.version}", hint="leave --engine-version out"
+        )
     block_bytes = plan.kv_cache_pool_bytes // found["blocks"] if found["blocks"] else 0
     stage = replace(plan.stages[0], request_bytes=found["needed_bytes"], block_bytes=0)
     fits = found["longest_tokens"] >= (settings.max_model_len or 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,11 @@ from oomguard.memory.traced import STEPS, TracedSteps
 _END_STEPS: Final = 3
 # Which operation's answer is read as yes: "do beams go on"; "has all ended" (aten::eq) is no. "Is the mask all ones" is told.
 _READ_AS_TRUE: Final = frozenset({"aten::bitwise_and", "aten::logical_and"})
+_HOOKS: Final = (
+    "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+)  # fmt: skip
+# One trace at a time: it changes what transformers thinks of fake tensors, and puts it back.
+_ONE_AT_A_TIME: Final = threading.RLock()
 _READ: Final = torch.ops.aten._local_scalar_dense.default
 _GROUPED: Final = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
 
@@ -42,9 +48,14 @@ class Twin:
 def twin_of(model: Any) -> Twin:
     """The model's twin; whatever copying a module of its kind raises."""
     with _disable_current_modes():
-        mode = FakeTensorMode()
+        # An operation without a shape rule raises; it would run for real otherwise, on a device that is full.
+        mode = FakeTensorMode(allow_fallback_kernels=False)
         with FakeCopyMode(mode):
-            return Twin(copy.deepcopy(model), mode)
+            twin = copy.deepcopy(model)
+    for module in twin.modules():
+        for hooks in _HOOKS:  # the user's own functions are not copied: they must see no fake tensor
+            getattr(module, hooks, {}).clear()
+    return Twin(twin, mode)
 
 
 def trace_call(
@@ -93,7 +104,7 @@ def trace_steps(
     """
     storages = LiveStorages(keep_events=keep_events)
     watch = _Watch(storages, mask_is_full=mask_is_full)
-    with _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
+    with _ONE_AT_A_TIME, _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         faked = {name: _fake(twin.mode, value) for name, value in arguments.items()}
         for tensor in (*twin.model.parameters(), *twin.model.buffers()):
@@ -111,9 +122,9 @@ def trace_steps(
             else:  # it ended by itself: what came after the last step belongs to that
                 if ends.peaks_bytes:
                     ends.peaks_bytes[-1] = max(ends.peaks_bytes[-1], storages.peak_bytes)
-    return TracedSteps(
-        weights_bytes, start_bytes, tuple(ends.peaks_bytes), tuple(storages.events or ()), tuple(ends.events_seen)
-    )
+    # What ended when the call was broken off is no part of it.
+    events = tuple(storages.events or ())[: ends.events_seen[-1] if ends.events_seen else None]
+    return TracedSteps(weights_bytes, start_bytes, tuple(ends.peaks_bytes), events, tuple(ends.events_seen))
 
 
 @contextlib.contextmanager
@@ -126,7 +137,8 @@ def _as_if_real() -> Iterator[None]:
     log.setLevel(logging.CRITICAL)  # an operation without a shape rule is reported by its exception
     try:
         if asks is not None:
-            import_utils.is_fake_tensor = lambda _: False
+            own = threading.get_ident()
+            import_utils.is_fake_tensor = lambda x: False if threading.get_ident() == own else asks(x)
         yield
     finally:
         log.setLevel(level)

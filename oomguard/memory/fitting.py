@@ -159,7 +159,10 @@ def solve(model: Prepared, settings: VllmSettings, name: str) -> MemoryPlan | No
     """The plan with this one setting changed so that it fits, None where none of its values is enough."""
     if name not in _SOLVERS or (settings.device == "cpu" and name not in _ON_CPU):
         return None
-    found = _SOLVERS[name](model, plan_vllm(model, settings).settings)
+    asked = plan_vllm(model, settings)
+    if asked.fits:
+        return None  # what failed is nothing that the model sees
+    found = _SOLVERS[name](model, asked.settings)
     return None if found is None else plan_vllm(model, found)
 
 
@@ -193,10 +196,17 @@ def _ranks(model: Prepared, settings: VllmSettings) -> int | None:
 def _gpu(model: Prepared, settings: VllmSettings) -> int | None:
     """The smallest device, in whole MiB, on which the same settings would fit."""
     low, high = settings.gpu_total_bytes // MIB, _LARGEST_GPU_BYTES // MIB
-    if not _fits_somehow(model, replace(settings, gpu_total_bytes=high * MIB)):
+    if not _fits_somehow(model, _on(settings, high * MIB)):
         return None
     while low < high:
         middle = (low + high) // 2
-        fits = _fits_somehow(model, replace(settings, gpu_total_bytes=middle * MIB))
-        low, high = (low, middle) if fits else (middle + 1, high)
-    return low * MIB if _fits_somehow(model, replace(settings, gpu_total_bytes=low * MIB)) else None
+        low, high = (low, middle) if _fits_somehow(model, _on(settings, middle * MIB)) else (middle + 1, high)
+    return low * MIB if _fits_somehow(model, _on(settings, low * MIB)) else None
+
+
+def _on(settings: VllmSettings, total_bytes: int) -> VllmSettings:
+    """The settings on a device of another size, of which the same bytes are not free."""
+    free = settings.device_free_bytes
+    if free is not None:
+        free = total_bytes - (settings.gpu_total_bytes - free)
+    return replace(settings, gpu_total_bytes=total_bytes, device_free_bytes=free)

@@ -27,6 +27,9 @@ _NUMBERS: Final = (
 )  # fmt: skip
 _YES_NO: Final = ("enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "enable_lora")
 _TEXTS: Final = ("kv_cache_dtype", "dtype", "quantization", "mamba_ssm_cache_dtype")
+# As the solvers of printed numbers have it: others may take more before the engine looks again; without a printed figure the
+# context and a display take their part.
+_FREE_MARGIN_RATIO, _MOST_FREE_RATIO = 0.02, 0.97
 _DEFAULT_UTILIZATION: Final = ((Version("0.20"), 0.92), (Version("0"), 0.90))
 
 
@@ -49,8 +52,14 @@ def start_in_force(incident: Incident, model: str | None = None, *, of_unknown_s
     if incident.framework != "vllm" or named is None or not total:
         return None
     settings = settings_of(incident.settings, incident.facts, incident.framework_version, round(total))
-    if model is None and not Path(named).expanduser().exists():
-        return None  # nothing is fetched for a name that a log holds
+    if model is None:
+        try:
+            path = Path(named).expanduser()
+            if not path.exists():
+                return None  # nothing is fetched for a name that a log holds
+        except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a folder of someone else
+            return None
+        named = str(path)
     prepared = _prepared(named, settings.dtype, settings.quantization)
     if prepared is None:
         return None
@@ -80,11 +89,15 @@ def settings_of(
     if not isinstance(ratio, float):
         ratio = next(default for since, default in _DEFAULT_UTILIZATION if version >= since)
     free = facts.get("device_free_bytes")
-    known_free = free is not None and isinstance(free.value, (int, float))
+    left = _MOST_FREE_RATIO * total_bytes
+    if free is not None and isinstance(free.value, (int, float)):
+        left = float(free.value) - free.slack - _FREE_MARGIN_RATIO * total_bytes
+    if free is None or float(free.value) >= ratio * total_bytes:
+        left = max(left, ratio * total_bytes)  # what the engine asked for at its start was there
     return VllmSettings(
         version=version, gpu_total_bytes=total_bytes, gpu_memory_utilization=ratio,
         device="cpu" if "on_cpu" in facts and facts["on_cpu"].value else "cuda",
-        device_free_bytes=min(total_bytes, round(float(free.value) - free.slack)) if free is not None and known_free else None, **values,
+        device_free_bytes=min(total_bytes, round(left)), **values,
     )  # fmt: skip
 
 

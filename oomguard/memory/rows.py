@@ -8,6 +8,7 @@ from typing import Final
 
 # Questions to a trace: each costs about as long as a few steps of the call on a CPU. An affine need takes two.
 _MOST_QUESTIONS: Final = 10
+_MOST_GROWTH: Final = 8
 
 
 def largest_rows(need_bytes: Callable[[int], int | None], room_bytes: int, too_many: int) -> tuple[int, int] | None:
@@ -48,15 +49,25 @@ class RowsThatRan:
     """What parts of a call took, by their rows: how many rows the next part may have."""
 
     _taken: dict[int, int] = field(default_factory=dict)
+    _most: int | None = None
+
+    def failed(self, rows: int) -> None:
+        """A part of ``rows`` rows did not fit: what was learned from other rows does not hold for these, and none grows so far again."""
+        self._taken.clear()
+        self._most = rows - 1 if self._most is None else min(self._most, rows - 1)
 
     def add(self, rows: int, taken_bytes: int) -> None:
         """A part of ``rows`` rows took at most ``taken_bytes`` beyond what was alive before it."""
         self._taken[rows] = max(taken_bytes, self._taken.get(rows, 0))
 
     def rows_within(self, room_bytes: int) -> int:
-        """Rows that fit in ``room_bytes``: on the line through the two largest parts, in proportion where there is one."""
+        """Rows that fit in ``room_bytes``: on the line through the two largest parts, in proportion where there is one.
+
+        Rows to come may be heavier than those that ran: at most eight times the largest part, and never one that has failed.
+        """
         (rows, taken), *smaller = sorted(self._taken.items(), reverse=True)
-        slope = taken / rows
+        slope = max(size / number for number, size in self._taken.items())
         if smaller and smaller[0][1] < taken:
             slope = (taken - smaller[0][1]) / (rows - smaller[0][0])
-        return max(1, rows + int((room_bytes - taken) // max(1.0, slope)))
+        found = rows + int((room_bytes - taken) // max(1.0, slope))
+        return max(1, min(found, _MOST_GROWTH * rows, found if self._most is None else self._most))

@@ -14,10 +14,6 @@ from oomguard.memory_plan import MemoryPlan
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.settings import as_env, as_flag, as_kwarg, effect_of
 
-# Failures of a start that the memory equation decides; one while serving is decided by what was not planned.
-STARTS: Final = frozenset(
-    {"kv_cache_none_left", "kv_cache_too_small_for_max_len", "cpu_node_memory", "startup_free_memory_below_utilization"}
-)
 _ONE_GROUP: Final = 1
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 Tried = Collection[tuple[str, FactValue]]
 
+# Failures of a start that the memory equation decides; others are decided by what the memory model does not plan.
+STARTS: Final = frozenset(
+    {"kv_cache_none_left", "kv_cache_too_small_for_max_len", "cpu_node_memory", "startup_free_memory_below_utilization"}
+)
 # The fact that holds a setting's value in force, where its name differs from the setting's.
 _CURRENT_FACTS: Final = {
     "gpu_memory_utilization": "gpu_memory_utilization_ratio",
@@ -46,7 +50,7 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), 
             missing = _missing(fix, incident)
             if missing is None:
                 continue
-            solution = _solve(fix, incident, missing, start)
+            solution = _solve(fix, incident, missing, start if incident.kind in STARTS else None)
             patch = _patch(fix, rule, solution, incident, policy)
             if missing and patch.new is not None and patch.blocked_by is None:
                 patch = replace(patch, blocked_by=f"not known: {', '.join(missing)}")
@@ -61,7 +65,7 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), 
                 )
                 continue
             patches[patch.setting] = patch
-    if start is not None and not any(patch.applicable for patch in patches.values()):
+    if start is not None and incident.kind in STARTS and not any(patch.applicable for patch in patches.values()):
         _add_modelled(incident, start, policy, tried, patches, alternatives)
     if "device_total_bytes" not in incident.facts:
         unknown.setdefault("device total: not printed")
@@ -78,10 +82,8 @@ def _add_modelled(
     alternatives: dict[str, Alternative],
 ) -> None:
     """What the memory model says where no printed number leads to a patch that may be applied."""
-    from oomguard.remedy.modelled import STARTS, smallest_that_would, solved_together
+    from oomguard.remedy.modelled import smallest_that_would, solved_together
 
-    if incident.kind not in STARTS:
-        return
     together = solved_together(incident, start, policy)
     if together and not any((patch.setting, patch.new) in tried for patch in together):
         # What may be applied takes the place of what may not; what may not does not hide a value that the engine printed.

@@ -162,6 +162,8 @@ def _raise_by(
     if wish_bytes:
         wished = _rounded(math.floor, min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total))
         value = max(value, wished)
+    if value <= 0:
+        return Solution(None, "nothing lacks by these figures")
     if value > ceiling:
         reached = (before + bare_bytes) / total
         limit = below.removeprefix("; ") or f"only {ceiling:.2f} of the device is free"
@@ -280,6 +282,10 @@ def _traced_rows(incident: Incident, rows: int, fit: int, base: float) -> Soluti
     room = room_for_rows(incident, traced=True) or 0
     need = incident.number("traced_peak_bytes") or 0
     free = format_gib(max(0, room))
+    seen = incident.number("row_bytes_at_failure")
+    if fit < 1 and rows > 1 and seen is not None and seen <= room:
+        # The trace says that not one row fits, by a little or not at all: what was measured does not rule it out.
+        return Solution(1, f"one row needs {format_gib(need)}, traced, and {free} is free for it; {rows} failed")
     if fit < 1:
         return Solution(None, f"one row needs {format_gib(need)}, traced, and {free} is free for it")
     reason = f"{_rows(fit)} peak at {format_gib(need)}, traced, of {free} that is free for them; {rows} failed"

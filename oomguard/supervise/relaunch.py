@@ -181,11 +181,17 @@ class Supervision:
         first = Launch(tuple(mask_command(self._first.argv)))
         solved = {patch.setting: patch.new for patch in incident.plan}
         solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
+        groups = {
+            patch.setting: {p.setting: p.new for p in incident.plan if p.group == patch.group and p.new is not None}
+            for patch in incident.plan
+            if patch.group is not None
+        }
         commands = {}
         for key, value in solved.items():
             name = key.removeprefix("alternative:")
             if value is not None and vllm.carries(name):
-                commands[key] = vllm.shown(first, {**self._settings, name: value})
+                together = groups.get(key, {})
+                commands[key] = vllm.shown(first, {**self._settings, **together, name: value})
         return commands
 
     def _shown(self) -> str:

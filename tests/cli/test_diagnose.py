@@ -400,7 +400,7 @@ LOGS = Path(__file__).parents[2] / "examples" / "logs"
     ("name", "kind", "cause", "setting", "value"),
     [
         ("vllm_serve_kv_cache", "kv_cache_too_small_for_max_len", "max_model_len_too_large", "max_model_len", 1792),
-        ("vllm_script_utilization_too_low", "cpu_node_memory", "utilization_too_low", "gpu_memory_utilization", 0.196),
+        ("vllm_script_utilization_too_low", "cpu_node_memory", "utilization_too_low", "gpu_memory_utilization", 0.192),
         ("vllm_script_utilization_too_high", "cpu_node_memory", "utilization_too_high", "gpu_memory_utilization", 0.82),
     ],
 )

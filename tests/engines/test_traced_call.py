@@ -99,6 +99,50 @@ def test_the_user_s_model_stays_as_it_is(name):
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
+def test_the_user_s_hooks_see_no_fake_tensor():
+    model, seen = make("llama"), []
+    model.model.layers[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+
+    assert a_call(model).traced().need_bytes(3) is not None
+
+    assert seen == []
+    assert len(model.model.layers[0]._forward_hooks) == 1
+
+
+def test_padding_without_a_mask_is_masked_as_transformers_does():
+    model = make("llama")
+    model.generation_config.pad_token_id = 7
+    call = a_call(model)
+    ids = call.kwargs["input_ids"].clone()
+    ids[:, :5] = 7
+    kwargs = {name: value for name, value in call.kwargs.items() if name not in {"attention_mask", "pad_token_id"}}
+    padded = GenerateCall.of(model, (), {**kwargs, "input_ids": ids})
+    with limit_memory("4 GiB") as device:
+        device.adopt([*model.parameters(), *model.buffers(), ids])
+        before = device.live_bytes
+        model.generate(**padded.kwargs)
+        real = device.peak_bytes - before
+
+    assert padded.traced().need_bytes(6) == pytest.approx(real, rel=0.01, abs=4096)
+
+
+def test_the_replayed_allocations_reach_the_traced_peak():
+    from oomguard.memory.fake_generate import rows_like, trace_call, twin_of
+
+    call = a_call(make("t5"), rows=16)
+    twin = twin_of(call.model)
+    arguments = {**call.kwargs, "max_new_tokens": 60}
+    arguments |= {name: rows_like(twin, arguments[name], 16) for name in ("input_ids", "attention_mask")}
+    traced = trace_call(twin, arguments, 60, mask_is_full=True, keep_events=True)
+    alive, most, sizes = 0, 0, {}
+    for number, size in traced.all_events(60):
+        alive += size - sizes.get(number, 0)
+        sizes[number] = size
+        most = max(most, alive)
+
+    assert most == pytest.approx(traced.peak_bytes(60), rel=0.02)
+
+
 def test_a_generation_config_and_positional_inputs_are_traced_alike():
     model = make("llama")
     call = a_call(model)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from oomguard.diagnosing import diagnose
-from oomguard.errors import ConfigError, InputError
+from oomguard.errors import ConfigError, InputError, SettingError
 from oomguard.facts import GIB
-from oomguard.memory.calibration import Calibrations, correction_of, measured_start, settings_of_start
+from oomguard.memory.calibration import Calibrations, calibrated, correction_of, measured_start, settings_of_start
 from oomguard.memory.model_files import ModelFiles
 from oomguard.memory.plan import plan_vllm
 from oomguard.memory.prepared import prepare
@@ -88,6 +88,27 @@ def test_a_spoiled_file_is_named(tmp_path, model, start, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match="calibrations"):
         Calibrations(path).find(model, settings_of_start(start))
+
+
+def test_a_start_with_other_ranks_is_kept_for_them_and_not_taken_for_these(tmp_path, model, start):
+    kept = Calibrations(tmp_path / "calibrations.json")
+    settings = settings_of_start(start)
+    with pytest.raises(SettingError, match="tensor_parallel_size"):
+        calibrated(start, "a.log", replace(settings, tensor_parallel_size=2), kept, lambda _d, _q: model)
+    assert kept.find(model, replace(settings, tensor_parallel_size=2)) is None
+    assert kept.find(model, settings).source.endswith("a.log")
+
+
+def test_a_start_of_another_model_is_refused(tmp_path, start):
+    half = prepare(ModelFiles("another", "config.json", {**CONFIG, "num_hidden_layers": 16}, None))
+    kept = Calibrations(tmp_path / "calibrations.json")
+    with pytest.raises(SettingError, match=r"of a model with 14\.99 GiB"):
+        calibrated(start, "a.log", settings_of_start(start), kept, lambda _d, _q: half)
+    assert not kept.path.exists()
+
+
+def test_where_the_file_cannot_be_read_the_priors_are_there(model, start):
+    assert Calibrations(Path("/dev/null/calibrations.json")).find(model, settings_of_start(start)) is None
 
 
 def test_a_log_without_figures_is_refused():

@@ -68,3 +68,12 @@ def test_one_row_is_always_left(room):
     ran = RowsThatRan()
     ran.add(2, 1000)
     assert ran.rows_within(room) == 1
+
+
+def test_after_a_failure_nothing_grows_so_far_again():
+    ran = RowsThatRan()
+    ran.add(1, 100)
+    assert ran.rows_within(10_000) == 8  # at most eight times what ran: rows to come may be heavier
+    ran.failed(8)
+    ran.add(2, 400)
+    assert ran.rows_within(10_000) == 7

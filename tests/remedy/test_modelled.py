@@ -117,3 +117,17 @@ def test_the_effect_of_each_patch_is_the_registry_s(model):
     found = planned(none_left(model, left=-GIB // 5, max_model_len_tokens=131072), make_policy("reduces-capacity"))
     effects = {patch.setting: patch.effect for patch in next_patches(found, lambda _name: True)}
     assert effects == {"gpu_memory_utilization": Effect.OUTPUT_PRESERVING, "max_model_len": Effect.REDUCES_CAPACITY}
+
+
+@pytest.mark.parametrize("name", ["~nobody_such/model", "x" * 300, "a\0b"])
+def test_a_name_that_is_no_path_here_reads_no_model(name):
+    assert start_in_force(none_left(name)) is None
+
+
+def test_a_failure_that_the_model_does_not_plan_is_not_solved_by_it(model):
+    from dataclasses import replace
+
+    found = planned(
+        replace(none_left(model, total=80 * GIB, left=50 * GIB, max_num_seqs=256), kind="sampler_warmup_oom")
+    )
+    assert not any("memory model" in patch.reason for patch in found.plan)
