@@ -22,11 +22,20 @@ def engine(flags: list[str]):
     asked = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
     defaults = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--model", asked.model])
     given = {name: value for name, value in vars(asked).items() if value != getattr(defaults, name)}
-    return LLM(
-        model=asked.model, **{n: v for n, v in given.items() if n != "model"}, load_format="dummy", skip_tokenizer_init=True,
-        enforce_eager=True, distributed_executor_backend="uni", max_num_seqs=4, max_num_batched_tokens=512,
-        mamba_ssm_cache_dtype="float32",
-    )  # fmt: skip
+    small = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 512,
+        "mamba_ssm_cache_dtype": "float32",
+        "enforce_eager": True,
+    }
+    arguments = {
+        **small,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "distributed_executor_backend": "uni",
+        **given,
+    }
+    return LLM(**{**arguments, "model": asked.model})
 
 
 def feasible(flags: list[str], length: int, pool_bytes: int) -> dict:
