@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,10 +101,9 @@ def calibrated(
     version = f"vLLM {start.framework_version}" if start.framework_version else "vLLM"
     correction = correction_of(start, model, f"a start of {version}, {name}")
     kept.keep(model, own, correction)
-    other = [
-        key for key, value in _of(model, settings).items() if key != "gpu_total_bytes" and value != _of(model, own)[key]
-    ]
-    if other or not _same(_of(model, settings), _of(model, own)):
+    asked, measured = _of(model, settings), _of(model, own)
+    if not _same(asked, measured):
+        other = [key for key, value in asked.items() if key != "gpu_total_bytes" and value != measured[key]]
         raise SettingError(
             f"{name} is kept, but says nothing of this plan: {', '.join(other) or 'the size of the GPU'} differs",
             hint="plan with the settings of that start",
@@ -120,8 +119,9 @@ class Calibrations:
 
     def keep(self, model: Prepared, settings: VllmSettings, correction: Correction) -> None:
         """Keep a correction; it takes the place of an earlier one. Raises InputError where the file cannot be written."""
-        entries = [entry for entry in self._entries() if not _same(entry["of"], _of(model, settings))]
-        entries.append({"of": _of(model, settings), "correction": asdict(correction)})
+        own = _of(model, settings)
+        entries = [entry for entry in self._entries() if not _same(entry["of"], own)]
+        entries.append({"of": own, "correction": asdict(correction)})
         text = json.dumps({"schema": _SCHEMA, "calibrations": entries}, indent=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,16 +188,10 @@ def _is_entry(entry: object) -> bool:
         return False
     if not isinstance(entry["of"].get("gpu_total_bytes"), int) or not isinstance(entry.get("correction"), dict):
         return False
-    names = {
-        "source",
-        "weights_bytes",
-        "peak_activation_bytes",
-        "non_torch_bytes",
-        "cudagraph_bytes",
-        "uncertainty_bytes",
-    }
     correction = entry["correction"]
-    return set(correction) == names and all(isinstance(v, str if n == "source" else int) for n, v in correction.items())
+    return set(correction) == {field.name for field in fields(Correction)} and all(
+        isinstance(v, str if n == "source" else int) for n, v in correction.items()
+    )
 
 
 def _number(facts: Mapping[str, Fact], name: str) -> float | None:
