@@ -46,6 +46,12 @@ class Fact:
     line: int | None = None
 
 
+def number_of(facts: Mapping[str, Fact], name: str) -> float | None:
+    """The value of a numeric fact, None where it is unknown (unknown is never zero)."""
+    fact = facts.get(name)
+    return None if fact is None or isinstance(fact.value, (str, bool)) else fact.value
+
+
 def _specs() -> dict[str, FactSpec]:
     rows: list[tuple[str, FactType, str]] = [
         # the allocator

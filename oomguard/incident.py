@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from oomguard.facts import Fact, FactValue
+from oomguard.facts import Fact, FactValue, number_of
 
 KINDS: Final = (
     "cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "mps_oom", "xla_oom", "cublas_alloc", "nccl_oom", "kv_cache_none_left",
@@ -190,10 +190,7 @@ class Incident:
 
     def number(self, name: str) -> float | None:
         """The value of a numeric fact, None where it is unknown (unknown is never zero)."""
-        fact = self.facts.get(name)
-        if fact is None or isinstance(fact.value, (str, bool)):
-            return None
-        return fact.value
+        return number_of(self.facts, name)
 
     def slack(self, name: str) -> float:
         """Half of the last printed digit of a fact, in its own unit; 0 where it is exact or unknown."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import ConfigError, InputError, SettingError
-from oomguard.facts import Fact, format_gib
+from oomguard.facts import format_gib, number_of
 from oomguard.incident import StartUp
 from oomguard.memory.in_force import settings_of
 from oomguard.memory.plan import plan_vllm
@@ -33,7 +33,7 @@ _SAME_WEIGHTS_RATIO: Final = 0.1
 def measured_start(starts: tuple[StartUp, ...]) -> StartUp:
     """The last start that printed what its KV cache got; raises InputError where none did."""
     for start in reversed(starts):
-        if "kv_cache_available_bytes" in start.facts and _number(start.facts, "device_total_bytes"):
+        if "kv_cache_available_bytes" in start.facts and number_of(start.facts, "device_total_bytes"):
             return start
     raise InputError(
         "the log has no start of vLLM that says how large its device is and what its KV cache got",
@@ -43,7 +43,7 @@ def measured_start(starts: tuple[StartUp, ...]) -> StartUp:
 
 def settings_of_start(start: StartUp) -> VllmSettings:
     """The settings that a start was made with."""
-    total = _number(start.facts, "device_total_bytes") or 0
+    total = number_of(start.facts, "device_total_bytes") or 0
     return settings_of(start.settings, start.facts, start.framework_version, round(total))
 
 
@@ -57,7 +57,7 @@ def correction_of(start: StartUp, model: Prepared, source: str) -> Correction:
     facts = start.facts
 
     def beyond(name: str, part_bytes: int) -> int:
-        printed = _number(facts, name)
+        printed = number_of(facts, name)
         return 0 if printed is None else round(printed) - part_bytes
 
     found = Correction(
@@ -68,7 +68,7 @@ def correction_of(start: StartUp, model: Prepared, source: str) -> Correction:
         uncertainty_bytes=round(sum(facts[name].slack for name in _USED if name in facts)),
     )
     if settings.kv_cache_memory_bytes is None:
-        left = round(_number(facts, "kv_cache_available_bytes") or 0)
+        left = round(number_of(facts, "kv_cache_available_bytes") or 0)
         pool = plan_vllm(model, replace(settings, correction=found)).kv_cache_pool_bytes
         found = replace(found, non_torch_bytes=pool - left)
     return found
@@ -91,7 +91,7 @@ def calibrated(
     """
     own = settings_of_start(start)
     model = prepared(own.dtype, own.quantization)
-    printed = _number(start.facts, "model_weights_bytes")
+    printed = number_of(start.facts, "model_weights_bytes")
     weights = plan_vllm(model, replace(own, device_free_bytes=None)).weights_bytes
     if printed is not None and abs(printed - weights) > _SAME_WEIGHTS_RATIO * weights:
         raise SettingError(
@@ -192,8 +192,3 @@ def _is_entry(entry: object) -> bool:
     return set(correction) == {field.name for field in fields(Correction)} and all(
         isinstance(v, str if n == "source" else int) for n, v in correction.items()
     )
-
-
-def _number(facts: Mapping[str, Fact], name: str) -> float | None:
-    fact = facts.get(name)
-    return None if fact is None or isinstance(fact.value, (str, bool)) else fact.value

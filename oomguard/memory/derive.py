@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from oomguard.facts import Fact
+from oomguard.facts import Fact, number_of
 from oomguard.incident import Budget, BudgetPart, Incident
 from oomguard.memory.model_name import bits_from_name, bits_of_dtype, parameters_from_name
 from oomguard.memory.shares import add_shares
@@ -37,8 +37,7 @@ def derive(incident: Incident, *, local_models: bool = False, model: str | None 
         del facts["device_total_bytes"]  # an underflow or a damaged line: no device is that small, no share follows
 
     def number(name: str) -> float | None:
-        fact = facts.get(name)
-        return None if fact is None or isinstance(fact.value, (str, bool)) else fact.value
+        return number_of(facts, name)
 
     def slack(*names: str) -> float:
         return sum(facts[name].slack for name in names if name in facts)

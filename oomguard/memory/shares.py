@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oomguard.facts import Fact, FactValue
+from oomguard.facts import Fact, FactValue, number_of
 
 # torch's context, its libraries and NCCL beside the allocator: what a process may hold beyond its tensors.
 _BESIDE_TENSORS_BYTES: Final = 2 << 30
@@ -18,8 +18,7 @@ def add_shares(facts: dict[str, Fact]) -> None:
     """Add own, others', unused and tried shares of the device, as far as the printed figures tell."""
 
     def number(name: str) -> float | None:
-        fact = facts.get(name)
-        return None if fact is None or isinstance(fact.value, (str, bool)) else fact.value
+        return number_of(facts, name)
 
     def solved(name: str, value: FactValue) -> None:
         facts.setdefault(name, Fact(name, value, "solved"))
