@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import InputError
+from oomguard.kept import state_file
 
 SCHEMA_VERSION: Final = 1
 _TABLE: Final = """
@@ -54,9 +55,7 @@ class Record:
 
 def default_path() -> Path:
     """The journal's place in the user's state folder (``XDG_STATE_HOME`` respected)."""
-    import platformdirs
-
-    return Path(platformdirs.user_state_dir("oomguard", appauthor=False)) / "journal.sqlite3"
+    return state_file("journal.sqlite3")
 
 
 class Journal:

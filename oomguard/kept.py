@@ -1,4 +1,4 @@
-"""Files that are costly to make, kept in the user's cache folder until what they were made of changes."""
+"""What oomguard keeps between runs: records in the user's state folder, and in the cache folder what is costly to make."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def kept_file(name: str, about: Iterable[bytes]) -> Path:
     for part in about:
         digest.update(part + b"\0")
     return Path(platformdirs.user_cache_dir("oomguard")) / name.format(digest.hexdigest()[:32])
+
+
+def state_file(name: str) -> Path:
+    """Where a record of runs is kept: in the user's state folder (``XDG_STATE_HOME`` respected)."""
+    return Path(platformdirs.user_state_dir("oomguard", appauthor=False)) / name
 
 
 def keep(path: Path, content: bytes) -> None:

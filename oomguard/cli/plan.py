@@ -15,6 +15,7 @@ from oomguard.cli.options import color_option, console, option, size_bytes
 from oomguard.cli.plan_options import POSITIVE, call_options, engine_options
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import format_gib
+from oomguard.memory.ceilings import KINDS
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -33,7 +34,7 @@ _FORMS: Final = ("terminal", "json")
 @option("--gpu-name", metavar="NAME", help="A GPU by its name, for example H100 or 'RTX 4090'.")
 @option(
     "--memory-kind",
-    type=click.Choice(["discrete", "wsl2", "unified"]),
+    type=click.Choice(KINDS),
     help="Whose memory it is. [default: by GPU and host]",
 )
 @option("--gpu-replicas", type=POSITIVE, default=1, help="Engines that a time-sliced GPU is shared by. [default: 1]")

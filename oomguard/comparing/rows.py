@@ -76,7 +76,7 @@ def _settings(old: Side, new: Side) -> Iterator[Row]:
     known |= {
         name
         for name, knob in SETTINGS.items()
-        if knob.defaults and "vllm" in {old.start.framework, new.start.framework}
+        if knob.default_in and "vllm" in {old.start.framework, new.start.framework}
     }
     listed = ["model", *SETTINGS, *sorted(named - SETTINGS.keys() - {"model"})]
     for name in (n for n in listed if n in named | known):
@@ -84,7 +84,7 @@ def _settings(old: Side, new: Side) -> Iterator[Row]:
         if {was.origin, now.origin} & {"printed", "solved"}:  # a default that nobody printed may be that very value
             was, now = (UNKNOWN if v.origin == "left alone" else v for v in (was, now))
         left = {was.origin, now.origin} <= {"default", "printed"} and not _touched(name, old, new)
-        kind: Kind = "default" if left and name in SETTINGS and SETTINGS[name].defaults else "setting"
+        kind: Kind = "default" if left and name in SETTINGS and SETTINGS[name].default_in else "setting"
         if {was.origin, now.origin} != {"left alone"}:
             yield Row(name, kind, was, now, _UNITS.get(name, ""))
     for fact, setting in _MARKS:

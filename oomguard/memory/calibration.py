@@ -18,6 +18,7 @@ from typing import Any, Final
 from oomguard.errors import ConfigError, InputError, SettingError
 from oomguard.facts import format_gib, number_of
 from oomguard.incident import StartUp
+from oomguard.kept import state_file
 from oomguard.memory.in_force import settings_of
 from oomguard.memory.plan import plan_vllm
 from oomguard.memory.prepared import Prepared
@@ -115,7 +116,7 @@ class Calibrations:
     """Corrections by engine version, GPU and model, in a file of the user's state folder."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or default_path()
+        self.path = path or state_file("calibrations.json")
 
     def keep(self, model: Prepared, settings: VllmSettings, correction: Correction) -> None:
         """Keep a correction; it takes the place of an earlier one. Raises InputError where the file cannot be written."""
@@ -154,13 +155,6 @@ class Calibrations:
                 "is no file of calibrations", path=str(self.path), hint="delete it, or plan with --no-calibration"
             )
         return entries
-
-
-def default_path() -> Path:
-    """The calibrations' place in the user's state folder (``XDG_STATE_HOME`` respected)."""
-    import platformdirs
-
-    return Path(platformdirs.user_state_dir("oomguard", appauthor=False)) / "calibrations.json"
 
 
 def _of(model: Prepared, settings: VllmSettings) -> dict[str, Any]:

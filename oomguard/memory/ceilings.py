@@ -10,6 +10,16 @@ from oomguard.memory.constants import tables
 KINDS: Final = ("discrete", "wsl2", "unified")
 
 
+def others_margin_ratio() -> float:
+    """Share of a device that other processes may still take between two looks at what is free."""
+    return float(tables()["ceilings"]["others_margin_ratio"])
+
+
+def most_free_ratio() -> float:
+    """The highest utilization that is proposed without a printed figure of what is free."""
+    return float(tables()["ceilings"]["most_free_ratio"])
+
+
 def kind_of(gpu_name: str | None, *, on_wsl2: bool = False) -> str:
     """The kind of memory of a GPU: by its name where that is one of unified memory, else by the host."""
     plain = "".join(c for c in (gpu_name or "").lower() if c.isalnum())

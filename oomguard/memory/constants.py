@@ -48,6 +48,11 @@ def since(name: str, version: Version) -> bool:
     return version >= Version(tables()["defaults"][name])
 
 
+def reserved_ratio() -> float:
+    """What the caching allocator holds beyond the tensors of a ``generate`` that was not replayed, as a share of them."""
+    return float(tables()["generate"]["reserved_ratio"])
+
+
 def gpu_total_bytes(name: str) -> int:
     """Total memory of a GPU by its name; raises SettingError with the known names."""
     wanted = _plain(name)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +9,12 @@ from typing import Any, Final
 
 from packaging.version import Version
 
-from oomguard.errors import InputError, SettingError
+from oomguard.errors import SettingError
+from oomguard.memory.child import ask_child
 from oomguard.memory_plan import MemoryPlan, VllmSettings
 
 _LIMIT_S: Final = 300
+_ENVIRONMENT: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 _PASSED: Final = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "mamba_ssm_cache_dtype", "dtype", "quantization",
     "block_size", "enforce_eager", "enable_prefix_caching",
@@ -76,19 +74,8 @@ def _ask(settings: VllmSettings, model_path: str, pool_bytes: int, limit_tokens:
             "arguments": {**arguments, "kv_cache_memory_bytes": max(1, pool_bytes)}, "pool_bytes": pool_bytes,
             "limit_tokens": limit_tokens, "rendezvous": str(Path(folder) / "rendezvous"),
         }  # fmt: skip
-        try:
-            ran = subprocess.run(
-                [sys.executable, "-m", "oomguard.memory.engine_child"], input=json.dumps(question), capture_output=True, text=True,
-                timeout=_LIMIT_S, check=False, env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise InputError(f"vLLM did not answer in {_LIMIT_S} seconds", hint="leave --ask-engine out") from None
-    lines = ran.stdout.strip().splitlines()
-    if ran.returncode or not lines:
-        said = [line for line in ran.stderr.strip().splitlines() if line.strip()]
-        raise InputError(
-            f"vLLM cannot be asked: {said[-1].strip() if said else f'exit status {ran.returncode}'}",
+        return ask_child(
+            "oomguard.memory.engine_child", question, limit_s=_LIMIT_S, environment=_ENVIRONMENT,
+            failed="vLLM cannot be asked", late="vLLM did not answer in {} seconds", late_hint="leave --ask-engine out",
             hint="--ask-engine needs vLLM in the Python that runs oomguard; without it the closed form plans",
-        )
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+        )  # fmt: skip

@@ -13,7 +13,8 @@ from packaging.version import InvalidVersion, Version
 from oomguard.errors import OomguardError
 from oomguard.facts import GIB, Fact, FactValue
 from oomguard.incident import Incident, SettingInForce
-from oomguard.memory.constants import LATEST
+from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
+from oomguard.memory.constants import LATEST, constant
 from oomguard.memory.model_files import find_model
 from oomguard.memory.plan import plan_vllm
 from oomguard.memory.prepared import Prepared, prepare
@@ -27,10 +28,6 @@ _NUMBERS: Final = (
 )  # fmt: skip
 _YES_NO: Final = ("enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "enable_lora")
 _TEXTS: Final = ("kv_cache_dtype", "dtype", "quantization", "mamba_ssm_cache_dtype")
-# As the solvers of printed numbers have it: others may take more before the engine looks again; without a printed figure the
-# context and a display take their part.
-_FREE_MARGIN_RATIO, _MOST_FREE_RATIO = 0.02, 0.97
-_DEFAULT_UTILIZATION: Final = ((Version("0.20"), 0.92), (Version("0"), 0.90))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +84,11 @@ def settings_of(
     version = _version(framework_version)
     ratio = _value(in_force, facts, "gpu_memory_utilization")
     if not isinstance(ratio, float):
-        ratio = next(default for since, default in _DEFAULT_UTILIZATION if version >= since)
+        ratio = float(constant("utilization", version)["default_ratio"])
     free = facts.get("device_free_bytes")
-    left = _MOST_FREE_RATIO * total_bytes
+    left = most_free_ratio() * total_bytes
     if free is not None and isinstance(free.value, (int, float)):
-        left = float(free.value) - free.slack - _FREE_MARGIN_RATIO * total_bytes
+        left = float(free.value) - free.slack - others_margin_ratio() * total_bytes
     if free is None or float(free.value) >= ratio * total_bytes:
         left = max(left, ratio * total_bytes)  # what the engine asked for at its start was there
     return VllmSettings(

@@ -6,7 +6,7 @@ from typing import Final
 
 from oomguard.errors import SettingError
 from oomguard.memory.caching_allocator import least_capacity
-from oomguard.memory.constants import LATEST, constant, tables
+from oomguard.memory.constants import LATEST, constant, reserved_ratio
 from oomguard.memory.generate import generate_row_bytes
 from oomguard.memory.layer_caches import layer_caches
 from oomguard.memory.prepared import Prepared
@@ -44,7 +44,7 @@ def plan_generate(model: Prepared, call: GenerateCall, gpu_total_bytes: int, *, 
         weights = sum(parameter.bytes for parameter in model.parameters)
         peak = weights + rows * _row_bytes(model, call)
         uncertainty = round(_CLOSED_FORM_UNCERTAINTY_RATIO * (peak - weights))
-        ratio = 1 + tables()["generate"]["reserved_ratio"]
+        ratio = 1 + reserved_ratio()
         reserved, reserved_from, reserved_weights = round(peak * ratio), _RESERVED, round(weights * ratio)
     token = sum(cache.token_bytes for cache in layer_caches(model.shape, kv_element_bytes=model.shape.dtype_bytes))
     room = gpu_total_bytes - context - reserved_weights

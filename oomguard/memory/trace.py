@@ -6,18 +6,16 @@ create a context on the device. Kernels' own scratch memory and the caching allo
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from oomguard.errors import InputError, SettingError
+from oomguard.errors import SettingError
+from oomguard.memory.child import ask_child
 from oomguard.memory.traced import TracedSteps
 
 _LIMIT_S: Final = 600
+_ENVIRONMENT: Final = {"CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +38,12 @@ def traced_steps(call: GenerateCall) -> TracedSteps:
         if getattr(call, name) <= 0:
             raise SettingError(f"{name} is {getattr(call, name)}")
     question = {**{name: getattr(call, name) for name in call.__slots__}, "config": dict(call.config)}
-    answer = _ask(question)
+    answer = ask_child(
+        "oomguard.memory.trace_child", question, limit_s=_LIMIT_S, environment=_ENVIRONMENT,
+        failed="the model cannot be traced", late="the trace took more than {} seconds",
+        hint="pip install 'oomguard[hf]' where torch or transformers is missing", late_hint="fewer prompt tokens or beams",
+    )  # fmt: skip
     return TracedSteps(
         answer["weights_bytes"], answer["start_bytes"], tuple(answer["peaks_bytes"]),
         tuple((number, size) for number, size in answer["events"]), tuple(answer["events_seen"]), answer["end_bytes"],
     )  # fmt: skip
-
-
-def _ask(question: dict[str, Any]) -> dict[str, Any]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-m", "oomguard.memory.trace_child"], input=json.dumps(question), env=environment,
-            capture_output=True, text=True, timeout=_LIMIT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise InputError(f"the trace took more than {_LIMIT_S} seconds", hint="fewer prompt tokens or beams") from None
-    if ran.returncode:
-        last = (ran.stderr.strip().splitlines() or [f"exit status {ran.returncode}"])[-1]
-        raise InputError(
-            f"the model cannot be traced: {last}",
-            hint="pip install 'oomguard[hf]' where torch or transformers is missing",
-        )
-    found: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
-    return found

@@ -10,7 +10,7 @@ from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Alternative, Incident, Patch
 from oomguard.remedy.policy import Policy
-from oomguard.remedy.settings import SETTINGS, as_env, as_flag, as_kwarg, default_value, effect_of, setting
+from oomguard.remedy.settings import as_env, as_flag, as_kwarg, default_value, effect_of, setting
 from oomguard.remedy.solvers import SOLVERS, Solution
 from oomguard.rules.load import Fix, Rule, RuleSet
 
@@ -168,7 +168,7 @@ def _current(name: str, incident: Incident) -> FactValue | None:
     fact = incident.facts.get(_CURRENT_FACTS.get(name, name))
     if fact is not None:
         return fact.value
-    return default_value(name, incident.framework_version) if SETTINGS[name].defaults else None
+    return default_value(name, incident.framework_version)
 
 
 def next_patch(incident: Incident) -> Patch | None:

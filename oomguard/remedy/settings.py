@@ -20,7 +20,8 @@ class Setting:
     """One canonical knob. ``raised`` and ``lowered`` are the effects of a larger and a smaller value.
 
     For a yes/no setting ``raised`` is switching it on; for text both are the effect of any change. ``hard_limit``:
-    a value that the user wrote is never raised without being told to.
+    a value that the user wrote is never raised without being told to. ``default_in``: the table of memory/constants.toml
+    that has its defaults by version.
     """
 
     name: str
@@ -31,13 +32,13 @@ class Setting:
     kwarg: str | None = None
     env: str | None = None
     hard_limit: bool = False
-    defaults: tuple[tuple[str, FactValue], ...] = ()
+    default_in: str | None = None
 
 
 _ROWS: Final = (
-    # vLLM; flags as `vllm serve` spells them. Defaults: read from released wheels, first range that holds.
+    # vLLM; flags as `vllm serve` spells them.
     Setting("gpu_memory_utilization", "float", _PRESERVES, _REDUCES, "--gpu-memory-utilization", "gpu_memory_utilization",
-            defaults=((">=0.20", 0.92), ("<0.20", 0.90))),
+            default_in="utilization"),
     Setting("max_model_len", "int", _REDUCES, _REDUCES, "--max-model-len", "max_model_len"),
     Setting("max_num_seqs", "int", _REDUCES, _REDUCES, "--max-num-seqs", "max_num_seqs"),
     Setting("max_num_batched_tokens", "int", _PRESERVES, _PRESERVES, "--max-num-batched-tokens", "max_num_batched_tokens"),
@@ -125,19 +126,19 @@ def effect_of(name: str, old: FactValue | None, new: FactValue) -> Effect:
 
 def default_value(name: str, framework_version: str | None) -> FactValue | None:
     """The engine's default in that version; None where it depends on more than the version, or the version is unknown."""
-    if framework_version is None:
+    table = SETTINGS[name].default_in
+    if framework_version is None or table is None:
         return None
-    from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
+
+    from oomguard.memory.constants import constant
 
     try:
         version = Version(Version(framework_version).base_version)
     except InvalidVersion:
         return None
-    return next(
-        (value for span, value in SETTINGS[name].defaults if SpecifierSet(span).contains(version, prereleases=True)),
-        None,
-    )
+    value: FactValue = constant(table, version)["default_ratio"]
+    return value
 
 
 def flag_words(name: str, value: FactValue | None) -> list[str] | None:

@@ -13,23 +13,18 @@ from typing import Final
 
 from oomguard.facts import MIB, FactValue, format_gib
 from oomguard.incident import Incident
+from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
+from oomguard.memory.constants import reserved_ratio
 
 # Raising the utilization: what the engine holds varies a little from start to start; on the CPU backend the node's
 # total itself moves by the minute, so the margin there is larger.
 RAISE_MARGIN_RATIO: Final = 0.01
 RAISE_MARGIN_CPU_RATIO: Final = 0.02
 RAISE_MARGIN_BYTES: Final = 32 * MIB
-# Lowering it into what is free: the other processes may take a little more before the engine looks again.
-FREE_MARGIN_RATIO: Final = 0.02
-# Without a printed free figure no utilization above this is proposed: context and display take the rest.
-MAX_UTILIZATION: Final = 0.97
 # Where the KV need of one request is not known: up to this share of the device, as far as it is free.
 UNKNOWN_KV_RATIO: Final = 0.10
 # What was measured on other rows: those to come may be longer by a little.
 BATCH_MARGIN_RATIO: Final = 0.01
-# What torch's caching allocator holds beyond the tensors: the most of four replayed calls (constants.toml, generate). A trace is
-# replayed through its rules and needs no such margin.
-ALLOCATOR_MARGIN_RATIO: Final = 0.052
 # A trace counts every tensor (0.01 % beside the real allocator's count); kernels' scratch memory is not in it.
 TRACED_MARGIN_RATIO: Final = 0.002
 # Of the rows that failed, the part that is run to be measured: what they would still have asked for is not known.
@@ -158,7 +153,7 @@ def _raise_by(
     margin = max(RAISE_MARGIN_BYTES, margin_ratio * (before + missing_bytes))
     sure_total = total - incident.slack("device_total_bytes")
     value = _rounded(math.ceil, (before + missing_bytes + margin) / sure_total)
-    ceiling = MAX_UTILIZATION if free is None else min(MAX_UTILIZATION, free / total)
+    ceiling = most_free_ratio() if free is None else min(most_free_ratio(), free / total)
     if wish_bytes:
         wished = _rounded(math.floor, min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total))
         value = max(value, wished)
@@ -191,7 +186,7 @@ def utilization_within_free(incident: Incident) -> Solution:
     free, total = incident.number("device_free_bytes"), incident.number("device_total_bytes")
     if free is None or not total:
         return Solution(None, "free and total memory are not printed", unknown=("free memory: not printed",))
-    margin = FREE_MARGIN_RATIO * total
+    margin = others_margin_ratio() * total
     free_sure = free - incident.slack("device_free_bytes") - margin
     value = _rounded(math.floor, free_sure / (total + incident.slack("device_total_bytes")))
     if value <= 0:
@@ -218,7 +213,7 @@ def utilization_for_tried(incident: Incident) -> Solution:
             f"makes room beside the KV pool; by how much is not known ({', '.join(missing)})",
             unknown=tuple(missing),
         )
-    lacking = max(0.0, tried - free) + FREE_MARGIN_RATIO * total
+    lacking = max(0.0, tried - free) + others_margin_ratio() * total
     value = _rounded(math.floor, ratio - lacking / total)
     if value <= 0:
         return Solution(None, f"{format_gib(tried)} beside the KV pool does not fit in {format_gib(total)}")
@@ -231,7 +226,7 @@ def kv_bytes_within_free(incident: Incident) -> Solution:
     if free is None or asked is None:
         return Solution(None, "free memory is not printed", unknown=("free memory: not printed",))
     total = incident.number("device_total_bytes") or free
-    value = int(free - incident.slack("device_free_bytes") - FREE_MARGIN_RATIO * total)
+    value = int(free - incident.slack("device_free_bytes") - others_margin_ratio() * total)
     if value <= 0:
         return Solution(None, f"only {format_gib(free)} is free")
     if value >= asked:
@@ -245,7 +240,8 @@ def room_for_rows(facts: Incident, *, traced: bool = False) -> float | None:
     What a trace says needs less of a margin than what was measured on other rows.
     """
     cached = facts.facts.get("caching_allocator")
-    allocator = ALLOCATOR_MARGIN_RATIO if cached is not None and cached.value else 0.0
+    # A trace is replayed through the allocator's rules and needs no margin for them.
+    allocator = reserved_ratio() if cached is not None and cached.value else 0.0
     margin_ratio = TRACED_MARGIN_RATIO if traced else BATCH_MARGIN_RATIO + allocator
     base, total = facts.number("baseline_bytes"), facts.number("device_total_bytes")
     if base is None or not total:

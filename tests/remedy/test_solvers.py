@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from oomguard.facts import GIB, MIB, Fact
 from oomguard.incident import Incident
+from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
 from oomguard.remedy.solvers import (
-    FREE_MARGIN_RATIO,
-    MAX_UTILIZATION,
     RAISE_MARGIN_CPU_RATIO,
     RAISE_MARGIN_RATIO,
     SOLVERS,
@@ -223,7 +222,7 @@ def test_the_byte_count_within_free_keeps_a_margin():
 
     solution = kv_bytes_within_free(incident(**facts))
 
-    assert solution.value == int(10 * GIB - FREE_MARGIN_RATIO * 20 * GIB)
+    assert solution.value == int(10 * GIB - others_margin_ratio() * 20 * GIB)
     assert solution.freed_bytes == 12 * GIB - solution.value
 
 
@@ -345,7 +344,7 @@ def test_the_utilization_is_never_lowered_for_a_negative_kv_cache(total, ratio, 
     if solution.value is None:
         assert solution.reason
         return
-    assert ratio < solution.value <= MAX_UTILIZATION
+    assert ratio < solution.value <= most_free_ratio()
     assert solution.value * total - (total * ratio + deficit + slack) >= 0
     assert solution.predicts["kv_cache_available_bytes"] >= 0
     assert free is None or solution.value * total <= round(total * free)
