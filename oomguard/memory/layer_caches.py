@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from oomguard.errors import ConfigError
+from oomguard.memory.layer_kinds import GEMMA4, MIMO, blocks_of_layers, layer_kinds, window_tokens
 from oomguard.memory.model_shape import MAX_COUNT, ModelShape
 
 Kind = Literal["full", "sliding", "chunked", "state"]
 
-# `layer_types` as transformers writes them, and the letters of Nemotron-H's pattern.
-_TYPES: Final = {
-    "full_attention": "full", "attention": "full", "global_attention": "full", "chunked_attention": "chunked",
-    "sliding_attention": "sliding", "local_attention": "sliding", "sliding_window_attention": "sliding",
-    "linear_attention": "delta", "mamba": "mamba2", "mamba2": "mamba2",
-    "conv": "conv",
-    "short_conv": "conv", "hybrid": "mamba2+full", "parallel_hybrid": "mamba2+full", "mlp": "none", "moe": "none",
-}  # fmt: skip
-_LETTERS: Final = {"M": "mamba2", "*": "full", "-": "none", "E": "none"}
 _MLA_HEADS: Final = 1
 _FLOAT32_BYTES: Final = 4
 # Model families whose attention keeps the latent vector; others with a kv_lora_rank unfold it (MiniCPM3).
@@ -36,19 +28,7 @@ _MLA_TYPES: Final = (
 # A sparse attention's indexer keeps its own key of a token in eight bits, with a scale of four bytes for each 128 of them
 # (vllm/model_executor/models/deepseek_v2.py, 0.32).
 _INDEXER_GROUP, _SCALE_BYTES = 128, 4
-_GEMMA4: Final = "gemma4"
 _GEMMA4_FULL_WIDTH: Final = 512
-# Fields that change what single layers keep and that nothing here reads: where one is set the numbers are not exact.
-_NOT_READ: Final = (
-    "hybrid_layer_pattern", "block_configs", "linear_attn_config", "attn_type_list", "global_head_dim", "num_global_key_value_heads",
-    "compress_ratios", "layer_group_size",
-)  # fmt: skip
-
-
-def not_read(shape: ModelShape) -> tuple[str, ...]:
-    """The fields that decide over the cache and are not understood here."""
-    read = {"global_head_dim", "num_global_key_value_heads"} if shape.model_type.startswith(_GEMMA4) else set()
-    return tuple(name for name in _NOT_READ if shape.config.get(name) and name not in read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,152 +75,6 @@ def keeps_latent(shape: ModelShape) -> bool:
     return bool(shape.number("kv_lora_rank")) and shape.model_type in _MLA_TYPES
 
 
-def layer_kinds(shape: ModelShape) -> tuple[str, ...]:
-    """Each layer's kind in order: ``full``, ``sliding``, ``chunked``, a kind of state, ``none``, or two joined by ``+``."""
-    kinds = _KINDS.get(shape.model_type, _by_types)(shape)
-    if len(kinds) != shape.layers:
-        raise ConfigError(f"the layer types name {len(kinds)} layers, num_hidden_layers is {shape.layers}")
-    shared = shape.number("num_kv_shared_layers") or 0
-    if shared >= shape.layers:
-        raise ConfigError(f"num_kv_shared_layers is {shared} of {shape.layers} layers")
-    return kinds[: shape.layers - shared] + ("none",) * shared
-
-
-def _by_types(shape: ModelShape) -> tuple[str, ...]:
-    """From ``layer_types`` where the file has them, else every layer alike."""
-    types = shape.config.get("layer_types")
-    window = _window(shape)
-    if isinstance(types, list) and types:
-        kinds = []
-        for name in types:
-            kind = _TYPES.get(name) if isinstance(name, str) else None
-            if kind is None:
-                raise ConfigError(f"layer_types has {name!r}, which is not known")
-            # transformers writes sliding layers also where no window is set: vLLM then attends in full.
-            kinds.append("full" if kind == "sliding" and not window else kind)
-        return tuple(kinds)
-    return ("sliding" if window else "full",) * shape.layers
-
-
-def _window(shape: ModelShape) -> int:
-    if shape.config.get("use_sliding_window") is False:
-        return 0
-    return shape.number("sliding_window") or 0
-
-
-def _every(step_name: str, default: int, *, global_at: int = -1) -> Callable[[ModelShape], tuple[str, ...]]:
-    """Families whose every n-th layer attends in full and whose others slide (``global_at``: which of the n)."""
-
-    def kinds(shape: ModelShape) -> tuple[str, ...]:
-        if isinstance(shape.config.get("layer_types"), list):
-            return _by_types(shape)
-        if not _window(shape):
-            return ("full",) * shape.layers
-        step = shape.number(step_name) or default
-        at = global_at % step
-        return tuple("full" if i % step == at else "sliding" for i in range(shape.layers))
-
-    return kinds
-
-
-def _llama4(shape: ModelShape) -> tuple[str, ...]:
-    """Layers with rotary positions attend in chunks, every n-th (without) in full."""
-    types = shape.config.get("layer_types")
-    if isinstance(types, list) and types:
-        return _by_types(shape)
-    if not shape.number("attention_chunk_size"):
-        return ("full",) * shape.layers
-    rope = shape.config.get("no_rope_layers")
-    step = shape.number("no_rope_layer_interval") or 4
-    if isinstance(rope, list) and len(rope) == shape.layers:
-        return tuple("chunked" if value else "full" for value in rope)
-    return tuple("full" if (i + 1) % step == 0 else "chunked" for i in range(shape.layers))
-
-
-def _qwen3_next(shape: ModelShape) -> tuple[str, ...]:
-    if isinstance(shape.config.get("layer_types"), list):
-        return _by_types(shape)
-    step = shape.number("full_attention_interval") or 4
-    return tuple("full" if (i + 1) % step == 0 else "delta" for i in range(shape.layers))
-
-
-def _mamba1(shape: ModelShape) -> tuple[str, ...]:
-    return ("mamba1",) * shape.layers
-
-
-def _mamba2(shape: ModelShape) -> tuple[str, ...]:
-    return ("mamba2",) * shape.layers
-
-
-def _jamba(shape: ModelShape) -> tuple[str, ...]:
-    period, offset = shape.number("attn_layer_period") or 8, shape.number("attn_layer_offset") or 4
-    return tuple("full" if i % period == offset % period else "mamba1" for i in range(shape.layers))
-
-
-def _nemotron_h(shape: ModelShape) -> tuple[str, ...]:
-    pattern = shape.config.get("hybrid_override_pattern")
-    if not isinstance(pattern, str):
-        types = shape.config.get("layers_block_type")
-        return _by_named(types, shape) if isinstance(types, list) else _by_types(shape)
-    unknown = sorted(set(pattern) - set(_LETTERS))
-    if unknown:
-        raise ConfigError(f"hybrid_override_pattern has {unknown[0]!r}, known are {' '.join(_LETTERS)}")
-    return tuple(_LETTERS[letter] for letter in pattern)
-
-
-def _by_named(types: list[Any], shape: ModelShape) -> tuple[str, ...]:
-    unknown = [name for name in types if not isinstance(name, str) or name not in _TYPES]
-    if unknown:
-        raise ConfigError(f"layers_block_type has {unknown[0]!r}, which is not known")
-    del shape
-    return tuple(_TYPES[name] for name in types)
-
-
-def _zamba2(shape: ModelShape) -> tuple[str, ...]:
-    types = shape.config.get("layers_block_type")
-    if isinstance(types, list):
-        return _by_named(types, shape)
-    hybrid = shape.config.get("hybrid_layer_ids")
-    ids = set(hybrid) if isinstance(hybrid, list) else set()
-    return tuple("mamba2+full" if i in ids else "mamba2" for i in range(shape.layers))
-
-
-def _bamba(shape: ModelShape) -> tuple[str, ...]:
-    if isinstance(shape.config.get("layer_types"), list):
-        return tuple("mamba2" if kind == "delta" else kind for kind in _by_types(shape))
-    indices = shape.config.get("attn_layer_indices")
-    ids = set(indices) if isinstance(indices, list) else set()
-    return tuple("full" if i in ids else "mamba2" for i in range(shape.layers))
-
-
-def _falcon_h1(shape: ModelShape) -> tuple[str, ...]:
-    return ("mamba2+full",) * shape.layers
-
-
-def _lfm2(shape: ModelShape) -> tuple[str, ...]:
-    if isinstance(shape.config.get("layer_types"), list):
-        return _by_types(shape)
-    indices = shape.config.get("full_attn_idxs")
-    ids = set(indices) if isinstance(indices, list) else set(range(shape.layers))
-    return tuple("full" if i in ids else "conv" for i in range(shape.layers))
-
-
-_KINDS: Final[Mapping[str, Callable[[ModelShape], tuple[str, ...]]]] = {
-    "gemma2": _every("sliding_window_pattern", 2),
-    "gemma3": _every("sliding_window_pattern", 6),
-    "gemma3_text": _every("sliding_window_pattern", 6),
-    "gemma3n_text": _every("sliding_window_pattern", 5),
-    "cohere2": _every("sliding_window_pattern", 4),
-    "exaone4": _every("sliding_window_pattern", 4),
-    "olmo3": _every("sliding_window_pattern", 4),
-    "gpt_oss": _every("sliding_window_pattern", 2),
-    "llama4": _llama4, "llama4_text": _llama4, "qwen3_next": _qwen3_next, "qwen3_5_text": _qwen3_next, "qwen3_5_moe_text": _qwen3_next,
-    "mamba": _mamba1, "falcon_mamba": _mamba1, "mamba2": _mamba2, "codestral_mamba": _mamba2,
-    "jamba": _jamba, "nemotron_h": _nemotron_h, "zamba2": _zamba2, "bamba": _bamba, "granitemoehybrid": _bamba,
-    "falcon_h1": _falcon_h1, "lfm2": _lfm2, "lfm2_moe": _lfm2,
-}  # fmt: skip
-
-
 def _attention(shape: ModelShape, index: int, kind: Kind, element_bytes: float, ranks: int) -> LayerCache:
     rank = shape.number("kv_lora_rank")
     if rank and keeps_latent(shape):
@@ -249,17 +83,16 @@ def _attention(shape: ModelShape, index: int, kind: Kind, element_bytes: float, 
             raise ConfigError("qk_rope_head_dim is missing beside kv_lora_rank")
         # One latent vector stands for keys and values, and every rank holds it whole.
         return LayerCache(index, "full", token_bytes=round(_MLA_HEADS * (rank + rope) * element_bytes), latent=True)
-    kv_heads, key = _heads(shape, index, kind)
-    value = key
+    kv_heads, key, value = _heads(shape, index, kind)
     if rank and (nope := shape.number("qk_nope_head_dim")):
         key = value = nope + (shape.number("qk_rope_head_dim") or 0)  # unfolded, values padded to the keys
     heads = max(1, kv_heads // ranks)  # where ranks outnumber the heads, each holds a copy of one
-    window = {"sliding": _window(shape), "chunked": shape.number("attention_chunk_size") or 0}.get(kind, 0)
+    window = {"sliding": window_tokens(shape), "chunked": shape.number("attention_chunk_size") or 0}.get(kind, 0)
     return LayerCache(index, kind, token_bytes=round(heads * (key + value) * element_bytes), window_tokens=window)
 
 
-def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int]:
-    """A layer's key-value heads and their width: its own where the file gives layers their own."""
+def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
+    """A layer's key-value heads and the width of its keys and values: its own where the file gives layers their own."""
     own = shape.config.get("per_layer_config")
     if isinstance(own, Mapping):
         layer = own.get(str(index), own.get(index))
@@ -267,12 +100,22 @@ def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int]:
         found = [changed.get("num_key_value_heads", shape.kv_heads), changed.get("head_dim", shape.head_dim)]
         if not all(isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MAX_COUNT for n in found):
             raise ConfigError(f"per_layer_config has {found!r} for layer {index}")
-        return found[0], found[1]
-    if shape.model_type.startswith(_GEMMA4) and kind == "full":
+        return found[0], found[1], found[1]
+    if shape.config.get("block_configs"):
+        group = blocks_of_layers(shape)[index].get("n_heads_in_group")
+        if not isinstance(group, int) or isinstance(group, bool) or not 0 < group <= shape.heads:
+            raise ConfigError(f"block_configs has n_heads_in_group {group!r} for layer {index}")
+        return shape.heads // group, shape.head_dim, shape.head_dim
+    if shape.model_type.startswith(MIMO):
+        swa = "swa_" if kind == "sliding" else ""
+        key = _needed(shape, f"{swa}head_dim")
+        return _needed(shape, f"{swa}num_key_value_heads"), key, shape.number(f"{swa}v_head_dim") or key
+    if shape.model_type.startswith(GEMMA4) and kind == "full":
         # Wider heads where attention is full; fewer of them where keys stand for values (configuration_gemma4.py, 5.23).
         heads = shape.number("num_global_key_value_heads") if shape.config.get("attention_k_eq_v") else None
-        return heads or shape.kv_heads, shape.number("global_head_dim") or _GEMMA4_FULL_WIDTH
-    return shape.kv_heads, shape.head_dim
+        width = shape.number("global_head_dim") or _GEMMA4_FULL_WIDTH
+        return heads or shape.kv_heads, width, width
+    return shape.kv_heads, shape.head_dim, shape.head_dim
 
 
 def _indexer(shape: ModelShape, index: int) -> list[LayerCache]:
@@ -338,6 +181,18 @@ def _delta_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
     )
 
 
+def _kda_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
+    """Convolution and recurrent state of Kimi's delta attention (MambaStateShapeCalculator.kda_state_shape, kda_state_dtype)."""
+    part = shape.config["linear_attn_config"]
+    found = [part.get(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")]
+    counts = [n for n in found if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MAX_COUNT]
+    if len(counts) != len(found):
+        raise ConfigError(f"linear_attn_config has num_heads, head_dim and short_conv_kernel_size {found}")
+    heads, width, kernel = counts
+    convolution = 3 * heads * width // ranks * (kernel - 1) * shape.dtype_bytes
+    return convolution + heads // ranks * width * width * (dtype_bytes or _FLOAT32_BYTES)
+
+
 def _conv_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
     """State of a short convolution (MambaStateShapeCalculator.short_conv_state_shape)."""
     del dtype_bytes
@@ -346,5 +201,5 @@ def _conv_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
 
 
 _STATES: Final[Mapping[str, Callable[[ModelShape, int, int | None], int]]] = {
-    "mamba1": _mamba1_bytes, "mamba2": _mamba2_bytes, "delta": _delta_bytes, "conv": _conv_bytes,
+    "mamba1": _mamba1_bytes, "mamba2": _mamba2_bytes, "delta": _delta_bytes, "conv": _conv_bytes, "kda": _kda_bytes,
 }  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, Final
 
-from oomguard.memory.layer_caches import layer_kinds
+from oomguard.memory.layer_kinds import layer_kinds
 from oomguard.memory.model_files import Parameter
 from oomguard.memory.model_shape import ModelShape
 

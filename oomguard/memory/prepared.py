@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.drafts import Speculation, read_speculation
-from oomguard.memory.layer_caches import not_read
+from oomguard.memory.layer_kinds import not_read
 from oomguard.memory.model_files import ModelFiles, Parameter, find_model
 from oomguard.memory.model_shape import DTYPE_BYTES, ModelShape, read_shape
 from oomguard.memory.parameters import built_on_meta, completed, counted, has_encoder, well_counted

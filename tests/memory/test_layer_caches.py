@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oomguard.errors import ConfigError
-from oomguard.memory.layer_caches import layer_caches, layer_kinds
+from oomguard.memory.layer_caches import layer_caches
+from oomguard.memory.layer_kinds import layer_kinds
 from oomguard.memory.model_shape import read_shape
 
 BASE = {
@@ -123,3 +124,61 @@ def test_a_sparse_attention_s_indexer_keeps_its_own_keys():
     )
     caches = layer_caches(sparse, kv_element_bytes=2)
     assert sum(cache.token_bytes for cache in caches if cache.index == 0) == 576 * 2 + 128 + 4
+
+
+MIMO = {
+    "model_type": "mimo_v2_flash", "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128,
+    "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128, "sliding_window": 128,
+    "hybrid_layer_pattern": [0, 1, 1, 0],
+}  # fmt: skip
+
+
+def test_a_pattern_of_numbers_gives_windows_their_own_heads():
+    found = layer_caches(shape(**MIMO), kv_element_bytes=2)
+    assert [cache.kind for cache in found] == ["full", "sliding", "sliding", "full"]
+    assert [cache.token_bytes for cache in found[:2]] == [4 * (192 + 128) * 2, 8 * (192 + 128) * 2]
+
+
+def test_a_searched_architecture_has_its_own_heads_in_each_layer_or_none():
+    blocks = [{"attention": {"no_op": False, "n_heads_in_group": n}} for n in (4, 8, 2)]
+    blocks.insert(1, {"attention": {"no_op": True, "n_heads_in_group": None}})
+    found = layer_caches(shape(model_type="nemotron-nas", block_configs=blocks), kv_element_bytes=2)
+    assert [(cache.index, cache.token_bytes) for cache in found] == [
+        (0, 2 * 2 * 8 * 2),
+        (2, 2 * 8 * 2),
+        (3, 4 * 2 * 8 * 2),
+    ]
+
+
+def test_delta_attention_keeps_a_state_and_the_other_layers_a_latent_vector():
+    part = {
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+        "num_heads": 32,
+        "head_dim": 128,
+        "short_conv_kernel_size": 4,
+    }
+    kimi = shape(model_type="kimi_linear", linear_attn_config=part, kv_lora_rank=512, qk_rope_head_dim=64)
+    states, latent = layer_caches(kimi, kv_element_bytes=2)[:3], layer_caches(kimi, kv_element_bytes=2)[3]
+    # 32 heads of 128: the last three tokens of queries, keys and values in bf16, and a square of float32 for each head.
+    assert {cache.state_bytes for cache in states} == {3 * 32 * 128 * 3 * 2 + 32 * 128 * 128 * 4}
+    assert (latent.kind, latent.token_bytes) == ("full", (512 + 64) * 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({**MIMO, "hybrid_layer_pattern": [0, 2, 1, 1]}, "not a list of 0 and 1"),
+        ({**MIMO, "swa_head_dim": None}, "swa_head_dim is missing"),
+        ({"block_configs": [{}]}, "does not say the attention of each of 4 layers"),
+        ({"block_configs": [{"attention": {"n_heads_in_group": 0}}] * 4}, "n_heads_in_group 0 for layer 0"),
+        ({"linear_attn_config": {"kda_layers": 3}}, "no list kda_layers"),
+        (
+            {"linear_attn_config": {"kda_layers": [1], "num_heads": True}},
+            "num_heads, head_dim and short_conv_kernel_size",
+        ),
+    ],
+)
+def test_a_pattern_that_cannot_be_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        layer_caches(shape(**changes), kv_element_bytes=2)

@@ -1,0 +1,221 @@
+"""What kind each layer of a model is: full, sliding or chunked attention, a kind of recurrent state, or nothing that is kept.
+
+Published configurations say it in a dozen ways: ``layer_types``, a pattern of letters or numbers, a period, lists of indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from oomguard.errors import ConfigError
+from oomguard.memory.model_shape import ModelShape
+
+GEMMA4: Final = "gemma4"
+MIMO: Final = "mimo_v2"
+# `layer_types` as transformers writes them, and the letters of Nemotron-H's pattern.
+_TYPES: Final = {
+    "full_attention": "full", "attention": "full", "global_attention": "full", "chunked_attention": "chunked",
+    "sliding_attention": "sliding", "local_attention": "sliding", "sliding_window_attention": "sliding",
+    "linear_attention": "delta", "mamba": "mamba2", "mamba2": "mamba2",
+    "conv": "conv",
+    "short_conv": "conv", "hybrid": "mamba2+full", "parallel_hybrid": "mamba2+full", "mlp": "none", "moe": "none",
+}  # fmt: skip
+_LETTERS: Final = {"M": "mamba2", "*": "full", "-": "none", "E": "none"}
+# Fields that change what single layers keep and that nothing here reads: where one is set the numbers are not exact.
+_NOT_READ: Final = (
+    "attn_type_list", "global_head_dim", "num_global_key_value_heads", "compress_ratios", "layer_group_size", "hybrid_layer_pattern",
+)  # fmt: skip
+_READ_IN: Final = {GEMMA4: {"global_head_dim", "num_global_key_value_heads"}, MIMO: {"hybrid_layer_pattern"}}
+
+
+def not_read(shape: ModelShape) -> tuple[str, ...]:
+    """The fields that decide over the cache and are not understood here."""
+    read = {name for family, names in _READ_IN.items() if shape.model_type.startswith(family) for name in names}
+    return tuple(name for name in _NOT_READ if shape.config.get(name) and name not in read)
+
+
+def layer_kinds(shape: ModelShape) -> tuple[str, ...]:
+    """Each layer's kind in order: ``full``, ``sliding``, ``chunked``, a kind of state, ``none``, or two joined by ``+``."""
+    own = next((read for field, read in _BY_FIELD.items() if shape.config.get(field)), _by_types)
+    kinds = _KINDS.get(shape.model_type, own)(shape)
+    if len(kinds) != shape.layers:
+        raise ConfigError(f"the layer types name {len(kinds)} layers, num_hidden_layers is {shape.layers}")
+    shared = shape.number("num_kv_shared_layers") or 0
+    if shared >= shape.layers:
+        raise ConfigError(f"num_kv_shared_layers is {shared} of {shape.layers} layers")
+    return kinds[: shape.layers - shared] + ("none",) * shared
+
+
+def _by_types(shape: ModelShape) -> tuple[str, ...]:
+    """From ``layer_types`` where the file has them, else every layer alike."""
+    types = shape.config.get("layer_types")
+    window = window_tokens(shape)
+    if isinstance(types, list) and types:
+        kinds = []
+        for name in types:
+            kind = _TYPES.get(name) if isinstance(name, str) else None
+            if kind is None:
+                raise ConfigError(f"layer_types has {name!r}, which is not known")
+            # transformers writes sliding layers also where no window is set: vLLM then attends in full.
+            kinds.append("full" if kind == "sliding" and not window else kind)
+        return tuple(kinds)
+    return ("sliding" if window else "full",) * shape.layers
+
+
+def window_tokens(shape: ModelShape) -> int:
+    """Tokens of the sliding window, 0 where there is none."""
+    if shape.config.get("use_sliding_window") is False:
+        return 0
+    return shape.number("sliding_window") or 0
+
+
+def _every(step_name: str, default: int, *, global_at: int = -1) -> Callable[[ModelShape], tuple[str, ...]]:
+    """Families whose every n-th layer attends in full and whose others slide (``global_at``: which of the n)."""
+
+    def kinds(shape: ModelShape) -> tuple[str, ...]:
+        if isinstance(shape.config.get("layer_types"), list):
+            return _by_types(shape)
+        if not window_tokens(shape):
+            return ("full",) * shape.layers
+        step = shape.number(step_name) or default
+        at = global_at % step
+        return tuple("full" if i % step == at else "sliding" for i in range(shape.layers))
+
+    return kinds
+
+
+def _llama4(shape: ModelShape) -> tuple[str, ...]:
+    """Layers with rotary positions attend in chunks, every n-th (without) in full."""
+    types = shape.config.get("layer_types")
+    if isinstance(types, list) and types:
+        return _by_types(shape)
+    if not shape.number("attention_chunk_size"):
+        return ("full",) * shape.layers
+    rope = shape.config.get("no_rope_layers")
+    step = shape.number("no_rope_layer_interval") or 4
+    if isinstance(rope, list) and len(rope) == shape.layers:
+        return tuple("chunked" if value else "full" for value in rope)
+    return tuple("full" if (i + 1) % step == 0 else "chunked" for i in range(shape.layers))
+
+
+def _qwen3_next(shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(shape.config.get("layer_types"), list):
+        return _by_types(shape)
+    step = shape.number("full_attention_interval") or 4
+    return tuple("full" if (i + 1) % step == 0 else "delta" for i in range(shape.layers))
+
+
+def _mamba1(shape: ModelShape) -> tuple[str, ...]:
+    return ("mamba1",) * shape.layers
+
+
+def _mamba2(shape: ModelShape) -> tuple[str, ...]:
+    return ("mamba2",) * shape.layers
+
+
+def _jamba(shape: ModelShape) -> tuple[str, ...]:
+    period, offset = shape.number("attn_layer_period") or 8, shape.number("attn_layer_offset") or 4
+    return tuple("full" if i % period == offset % period else "mamba1" for i in range(shape.layers))
+
+
+def _nemotron_h(shape: ModelShape) -> tuple[str, ...]:
+    pattern = shape.config.get("hybrid_override_pattern")
+    if not isinstance(pattern, str):
+        types = shape.config.get("layers_block_type")
+        return _by_named(types, shape) if isinstance(types, list) else _by_types(shape)
+    unknown = sorted(set(pattern) - set(_LETTERS))
+    if unknown:
+        raise ConfigError(f"hybrid_override_pattern has {unknown[0]!r}, known are {' '.join(_LETTERS)}")
+    return tuple(_LETTERS[letter] for letter in pattern)
+
+
+def _by_named(types: list[Any], shape: ModelShape) -> tuple[str, ...]:
+    unknown = [name for name in types if not isinstance(name, str) or name not in _TYPES]
+    if unknown:
+        raise ConfigError(f"layers_block_type has {unknown[0]!r}, which is not known")
+    del shape
+    return tuple(_TYPES[name] for name in types)
+
+
+def _zamba2(shape: ModelShape) -> tuple[str, ...]:
+    types = shape.config.get("layers_block_type")
+    if isinstance(types, list):
+        return _by_named(types, shape)
+    hybrid = shape.config.get("hybrid_layer_ids")
+    ids = set(hybrid) if isinstance(hybrid, list) else set()
+    return tuple("mamba2+full" if i in ids else "mamba2" for i in range(shape.layers))
+
+
+def _bamba(shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(shape.config.get("layer_types"), list):
+        return tuple("mamba2" if kind == "delta" else kind for kind in _by_types(shape))
+    indices = shape.config.get("attn_layer_indices")
+    ids = set(indices) if isinstance(indices, list) else set()
+    return tuple("full" if i in ids else "mamba2" for i in range(shape.layers))
+
+
+def _falcon_h1(shape: ModelShape) -> tuple[str, ...]:
+    return ("mamba2+full",) * shape.layers
+
+
+def _lfm2(shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(shape.config.get("layer_types"), list):
+        return _by_types(shape)
+    indices = shape.config.get("full_attn_idxs")
+    ids = set(indices) if isinstance(indices, list) else set(range(shape.layers))
+    return tuple("full" if i in ids else "conv" for i in range(shape.layers))
+
+
+def _by_numbers(shape: ModelShape) -> tuple[str, ...]:
+    """A pattern of 1 for a window and 0 for full attention (vllm/model_executor/models/mimo_v2.py, 0.32)."""
+    pattern = shape.config["hybrid_layer_pattern"]
+    if shape.model_type.startswith(MIMO):
+        if not isinstance(pattern, list) or not all(number in (0, 1) for number in pattern):
+            raise ConfigError(f"hybrid_layer_pattern is {str(pattern)[:60]}, not a list of 0 and 1")
+        return tuple("sliding" if number else "full" for number in pattern)
+    return _by_types(shape)
+
+
+def blocks_of_layers(shape: ModelShape) -> tuple[Mapping[str, Any], ...]:
+    """Each layer's attention as a searched architecture has it (vllm/model_executor/models/nemotron_nas.py, 0.32)."""
+    blocks = shape.config["block_configs"]
+    parts = (
+        [block.get("attention") for block in blocks if isinstance(block, Mapping)] if isinstance(blocks, list) else []
+    )
+    if len(parts) != shape.layers or not all(isinstance(part, Mapping) for part in parts):
+        raise ConfigError(f"block_configs does not say the attention of each of {shape.layers} layers")
+    return tuple(part for part in parts if isinstance(part, Mapping))
+
+
+def _by_blocks(shape: ModelShape) -> tuple[str, ...]:
+    return tuple("none" if part.get("no_op") else "full" for part in blocks_of_layers(shape))
+
+
+def _by_linear_attention(shape: ModelShape) -> tuple[str, ...]:
+    """Layers of delta attention by their numbers, from 1 (vllm/transformers_utils/configs/kimi_linear.py, 0.32)."""
+    part = shape.config["linear_attn_config"]
+    listed = part.get("kda_layers") if isinstance(part, Mapping) else None
+    if not isinstance(listed, list):
+        raise ConfigError("linear_attn_config has no list kda_layers")
+    return tuple("kda" if i + 1 in listed else "full" for i in range(shape.layers))
+
+
+# What a file says in a field of its own, whatever its family is called.
+_BY_FIELD: Final[Mapping[str, Callable[[ModelShape], tuple[str, ...]]]] = {
+    "hybrid_layer_pattern": _by_numbers, "block_configs": _by_blocks, "linear_attn_config": _by_linear_attention,
+}  # fmt: skip
+_KINDS: Final[Mapping[str, Callable[[ModelShape], tuple[str, ...]]]] = {
+    "gemma2": _every("sliding_window_pattern", 2),
+    "gemma3": _every("sliding_window_pattern", 6),
+    "gemma3_text": _every("sliding_window_pattern", 6),
+    "gemma3n_text": _every("sliding_window_pattern", 5),
+    "cohere2": _every("sliding_window_pattern", 4),
+    "exaone4": _every("sliding_window_pattern", 4),
+    "olmo3": _every("sliding_window_pattern", 4),
+    "gpt_oss": _every("sliding_window_pattern", 2),
+    "llama4": _llama4, "llama4_text": _llama4, "qwen3_next": _qwen3_next, "qwen3_5_text": _qwen3_next, "qwen3_5_moe_text": _qwen3_next,
+    "mamba": _mamba1, "falcon_mamba": _mamba1, "mamba2": _mamba2, "codestral_mamba": _mamba2,
+    "jamba": _jamba, "nemotron_h": _nemotron_h, "zamba2": _zamba2, "bamba": _bamba, "granitemoehybrid": _bamba,
+    "falcon_h1": _falcon_h1, "lfm2": _lfm2, "lfm2_moe": _lfm2,
+}  # fmt: skip
