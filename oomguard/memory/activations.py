@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from oomguard.memory.constants import constant
+from oomguard.memory.constants import constant, since
 from oomguard.memory.model_shape import ModelShape
 
 # prompt_logprobs: bytes a logit of the first model runner (bf16 logits, their fp32 copy, its log-softmax: 2 + 4 + 4), and the
 # tokens at once of the second (vllm/v1/worker/gpu/sample/prompt_logprob.py).
 _PROMPT_LOGPROBS_BYTES, _PROMPT_LOGPROBS_CHUNK_TOKENS = 10, 1024
-_SECOND_RUNNER_SINCE = Version("0.30")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,6 @@ def _workspace(shape: ModelShape, step_tokens: int, ranks: int) -> int:
 
 def prompt_logprobs_bytes(shape: ModelShape, version: Version, step_tokens: int) -> int:
     """What log-probabilities of prompt tokens take on top of a step; no start profiles them, so nothing is reserved."""
-    if version >= _SECOND_RUNNER_SINCE:
+    if since("second_runner_since", version):
         return min(step_tokens, _PROMPT_LOGPROBS_CHUNK_TOKENS) * shape.vocab * shape.dtype_bytes
     return step_tokens * shape.vocab * _PROMPT_LOGPROBS_BYTES

@@ -134,6 +134,14 @@ def _check(settings: VllmSettings, shape: ModelShape) -> None:
     tokens, rows, length = settings.max_num_batched_tokens or 0, settings.max_num_seqs or 0, settings.max_model_len or 0
     if tokens < rows:
         raise SettingError(f"max_num_batched_tokens is {tokens}, less than max_num_seqs {rows}")
+    known = tables()["defaults"]
+    multiple = known["cuda_block_multiple_tokens" if settings.device == "cuda" else "cpu_block_multiple_tokens"]
+    if settings.device == "cpu" and keeps_latent(shape):
+        multiple = known["cpu_latent_block_tokens"]
+    if settings.block_size and settings.block_size % multiple and since("block_multiple_since", settings.version):
+        raise SettingError(
+            f"block_size is {settings.block_size}", hint=f"attention takes multiples of {multiple} tokens"
+        )
     if shape.max_positions is not None and length > max(shape.max_positions, shape.default_length or 0):
         raise SettingError(
             f"max_model_len is {length}, the model is for {shape.max_positions}",
@@ -242,10 +250,6 @@ def _kv_settings(model: Prepared, settings: VllmSettings, caches: tuple[LayerCac
             else "cpu_block_tokens"
         ]
     )
-    # A step that is scheduled before the last one is settled holds its tokens too; the CPU backend waits.
-    steps = settings.pipeline_parallel_size
-    if settings.device == "cuda" and since("async_scheduling_since", settings.version):
-        steps += 1
     cached = settings.enable_prefix_caching
     if cached is None:
         cached = since("hybrid_prefix_caching_since", settings.version)
@@ -253,8 +257,25 @@ def _kv_settings(model: Prepared, settings: VllmSettings, caches: tuple[LayerCac
         cached = False  # vLLM caches no prefixes of a model without attention
     drafted = 0 if model.speculation is None else model.speculation.tokens
     return KvSettings(
-        block, settings.max_model_len or 0, steps * (settings.max_num_batched_tokens or 0), cached, drafted
+        block,
+        settings.max_model_len or 0,
+        _steps_in_flight(settings) * (settings.max_num_batched_tokens or 0),
+        cached,
+        drafted,
     )
+
+
+def _steps_in_flight(settings: VllmSettings) -> int:
+    """Steps that are scheduled before the last one is settled, whose tokens a window holds too (config/vllm.py, 0.32).
+
+    One for each pipeline stage; on a device one more, which the first runner cannot have beside a pipeline.
+    """
+    stages = settings.pipeline_parallel_size
+    if not since("steps_in_flight_since", settings.version):
+        return 1
+    if settings.device == "cpu" or (stages > 1 and not since("second_runner_since", settings.version)):
+        return stages
+    return stages + 1
 
 
 def counts_graphs(settings: VllmSettings) -> bool:

@@ -135,6 +135,7 @@ def test_why_it_does_not_fit_is_said_with_both_numbers():
             {"max_num_seqs": 2048, "max_num_batched_tokens": 512},
             "max_num_batched_tokens is 512, less than max_num_seqs 2048",
         ),
+        ({"block_size": 24, "version": Version("0.32")}, "block_size is 24"),
         ({"mamba_ssm_cache_dtype": "int3"}, None),
     ],
 )
@@ -338,3 +339,14 @@ def test_the_gpu_that_would_do_is_the_smallest_also_where_all_of_it_was_asked_fo
     assert found.plan is None
     assert found.gpu_total_bytes is not None
     assert found.gpu_total_bytes < 64 * GIB
+
+
+@pytest.mark.parametrize(
+    ("version", "stages", "steps"), [("0.25", 2, 1), ("0.26", 1, 2), ("0.26", 2, 2), ("0.33", 1, 2), ("0.33", 2, 3)]
+)
+def test_a_window_holds_the_tokens_of_every_step_in_flight(version, stages, steps):
+    windowed = prepared({**LLAMA, "model_type": "mistral", "sliding_window": 4096})
+    changed = replace(H100, version=Version(version), pipeline_parallel_size=stages, max_num_batched_tokens=2048)
+    found = plan_vllm(windowed, replace(changed, max_num_seqs=64, max_model_len=131072))
+    blocks = -(-(4095 + steps * 2048) // 16) + 1
+    assert found.max_concurrency == pytest.approx(found.kv_cache_blocks / blocks)
