@@ -64,7 +64,10 @@ class VllmSettings:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One pipeline stage's ranks, in bytes: what each holds, the KV cache's pool, and one request of the full length."""
+    """One pipeline stage's ranks, in bytes: what each holds, the KV cache's pool, and one request of the full length.
+
+    ``unprofiled_bytes`` is what sampling takes at its first use beyond the peak that the start measures.
+    """
 
     number: int
     weights_bytes: int
@@ -72,6 +75,7 @@ class Stage:
     pool_bytes: int
     request_bytes: int
     block_bytes: int = 0
+    unprofiled_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """The transient peak that vLLM reserves before it sizes the KV cache: the sampler's or the MLP's, whichever is larger.
 
 ``max(bytes_per_logit * R * V + sampler_base, T * (3 * I + 2 * H) * element + step_base) + workspace of the experts`` with R
-max_num_seqs, V the vocabulary, T max_num_batched_tokens, I the MLP's width and H the hidden size; constants.toml has the fitted
-constants with their sources. R and T were not swept there: their scaling follows from what the profile runs.
+max_num_seqs, V the vocabulary, T max_num_batched_tokens, I the MLP's width and H the hidden size; constants.toml has the
+constants by version and model runner, with their sources.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from oomguard.memory.constants import constant, since
+from oomguard.memory.model_runner import model_runner
 from oomguard.memory.model_shape import ModelShape
 
 # prompt_logprobs: bytes a logit of the first model runner (bf16 logits, their fp32 copy, its log-softmax: 2 + 4 + 4), and the
@@ -21,13 +22,17 @@ _PROMPT_LOGPROBS_BYTES, _PROMPT_LOGPROBS_CHUNK_TOKENS = 10, 1024
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Bytes of the peak and of each thing it may come from; ``uncertainty_bytes`` to either side."""
+    """Bytes of the peak and of each thing it may come from; ``uncertainty_bytes`` to either side.
+
+    ``unprofiled_bytes`` is what sampling takes beyond the peak at its first use, which no start of that version reserves.
+    """
 
     bytes: int
     sampler_bytes: int
     step_bytes: int
     workspace_bytes: int
     uncertainty_bytes: int
+    unprofiled_bytes: int
 
 
 def peak_activation(
@@ -35,7 +40,7 @@ def peak_activation(
     tensor_parallel_size: int = 1, first_stage: bool = True, last_stage: bool = True,
 ) -> Peak:  # fmt: skip
     """The peak of one rank; ``rows`` is what the sampler is profiled with, ``step_tokens`` the tokens of one step."""
-    row = constant("activations", version)
+    row = constant("activations", version, runner=model_runner(version, shape))
     element = shape.dtype_bytes
     rows = min(rows, step_tokens)
     sampler = round(row["bytes_per_logit"] * rows * shape.vocab) + row["sampler_base_bytes"] if last_stage else 0
@@ -44,8 +49,11 @@ def peak_activation(
     if not (first_stage and last_stage):
         step += constant("pipeline", version)["tensors"] * step_tokens * shape.hidden * element
     workspace = _workspace(shape, step_tokens, tensor_parallel_size)
-    total = max(sampler, step) + workspace
-    return Peak(total, sampler, step, workspace, round(row["uncertainty_ratio"] * total))
+    kept = since("kept_workspace_since", version)
+    total = max(sampler, step) + workspace if kept else max(sampler, step + workspace)
+    later = sampler + round(float(row.get("unprofiled_bytes_per_logit", 0)) * rows * shape.vocab) if sampler else 0
+    uncertain = round(row["uncertainty_ratio"] * total)
+    return Peak(total, sampler, step, workspace, uncertain, max(0, later - total))
 
 
 def _mlp_width(shape: ModelShape) -> int:

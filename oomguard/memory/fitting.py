@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import MIB
+from oomguard.memory.model_shape import ModelShape
 from oomguard.memory.plan import counts_graphs, plan_vllm
 from oomguard.memory.prepared import Prepared
 from oomguard.memory_plan import MemoryPlan, VllmSettings
@@ -85,13 +86,14 @@ def _at_ceiling(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
     """The settings with the highest utilization that the device allows and all parts together fit in, None where it is theirs."""
     if settings.kv_cache_memory_bytes is not None:
         return None
-    ceiling = _ceiling(settings, _outside(settings, plan_vllm(model, settings)))
+    ceiling = _ceiling(settings, _outside(settings, model.shape, plan_vllm(model, settings)))
     return replace(settings, gpu_memory_utilization=ceiling) if 0 < ceiling != settings.gpu_memory_utilization else None
 
 
-def _outside(settings: VllmSettings, plan: MemoryPlan) -> int:
-    """What the utilization does not contain: what is not free at the start, and graphs that are captured on top."""
-    return plan.context_bytes + (0 if counts_graphs(settings) else plan.cudagraph_bytes)
+def _outside(settings: VllmSettings, shape: ModelShape, plan: MemoryPlan) -> int:
+    """What the utilization does not contain: what is not free at the start, graphs that are captured and sampling that comes on top."""
+    graphs = 0 if counts_graphs(settings, shape) else plan.cudagraph_bytes
+    return plan.context_bytes + graphs + plan.stages[-1].unprofiled_bytes
 
 
 def _utilization(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
@@ -107,7 +109,7 @@ def _utilization(model: Prepared, settings: VllmSettings) -> VllmSettings | None
     now = settings.gpu_memory_utilization
     least = _in_steps(math.ceil, now + lacking)
     higher = (least, least + _UTILIZATION_STEP) if lacking > 0 else ()
-    for value in (*higher, top, _ceiling(settings, _outside(settings, plan))):
+    for value in (*higher, top, _ceiling(settings, _outside(settings, model.shape, plan))):
         candidate = replace(settings, gpu_memory_utilization=round(value, 3))
         if 0 < value <= top and value != now and _fits(model, candidate):
             return candidate

@@ -15,6 +15,7 @@ from oomguard.memory.adapters import adapter_bytes
 from oomguard.memory.constants import constant, since, tables
 from oomguard.memory.kv_layout import KvLayout, KvSettings, lay_out
 from oomguard.memory.layer_caches import LayerCache, keeps_latent, layer_caches
+from oomguard.memory.model_runner import model_runner
 from oomguard.memory.model_shape import ModelShape
 from oomguard.memory.parameters import has_encoder
 from oomguard.memory.prepared import Prepared, element_bytes
@@ -45,10 +46,12 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
     weights = replace(weights, stages_bytes=held)
     caches = _caches(shape, settings) + _draft_caches(model, settings)
     layout = lay_out(caches, _kv_settings(model, settings, caches))
-    constants = _constants(settings)
+    constants = _constants(settings, shape)
     requested = math.ceil(settings.gpu_total_bytes * settings.gpu_memory_utilization)
     layers = _layers_of_stages(settings, shape, caches)
     stages, uncertainty = _stages(shape, settings, weights, constants, requested, layout, layers)
+    if later := stages[-1].unprofiled_bytes:
+        assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
     blocks = min(layout.blocks(stage.pool_bytes, layers[stage.number]) for stage in stages)
     fullest = stages[first_of_fullest(weights)]
     length, tokens = settings.max_model_len or 0, settings.max_num_batched_tokens or 0
@@ -259,13 +262,13 @@ def _kv_settings(model: Prepared, settings: VllmSettings, caches: tuple[LayerCac
     return KvSettings(
         block,
         settings.max_model_len or 0,
-        _steps_in_flight(settings) * (settings.max_num_batched_tokens or 0),
+        _steps_in_flight(settings, shape) * (settings.max_num_batched_tokens or 0),
         cached,
         drafted,
     )
 
 
-def _steps_in_flight(settings: VllmSettings) -> int:
+def _steps_in_flight(settings: VllmSettings, shape: ModelShape) -> int:
     """Steps that are scheduled before the last one is settled, whose tokens a window holds too (config/vllm.py, 0.32).
 
     One for each pipeline stage; on a device one more, which the first runner cannot have beside a pipeline.
@@ -273,20 +276,21 @@ def _steps_in_flight(settings: VllmSettings) -> int:
     stages = settings.pipeline_parallel_size
     if not since("steps_in_flight_since", settings.version):
         return 1
-    if settings.device == "cpu" or (stages > 1 and not since("second_runner_since", settings.version)):
+    if settings.device == "cpu" or (stages > 1 and model_runner(settings.version, shape) == 1):
         return stages
     return stages + 1
 
 
-def counts_graphs(settings: VllmSettings) -> bool:
+def counts_graphs(settings: VllmSettings, shape: ModelShape) -> bool:
     """Whether this version takes its estimate of the CUDA graphs out of the utilization."""
-    counted = bool(constant("cudagraph_accounting", settings.version)["subtracted"])
+    runner = model_runner(settings.version, shape)
+    counted = bool(constant("cudagraph_accounting", settings.version, runner=runner)["subtracted"])
     return counted and not settings.enforce_eager and settings.device != "cpu"
 
 
-def _constants(settings: VllmSettings) -> dict[str, int]:
+def _constants(settings: VllmSettings, shape: ModelShape) -> dict[str, int]:
     """The parts that no formula gives, put right by what was measured; ``context`` is all that is not free at the start."""
-    found = _priors(settings)
+    found = _priors(settings, shape)
     if settings.correction is not None:
         found["non_torch"] += settings.correction.non_torch_bytes
         found["cudagraphs"] += settings.correction.cudagraph_bytes if found["cudagraphs"] else 0
@@ -295,7 +299,7 @@ def _constants(settings: VllmSettings) -> dict[str, int]:
     return found
 
 
-def _priors(settings: VllmSettings) -> dict[str, int]:
+def _priors(settings: VllmSettings, shape: ModelShape) -> dict[str, int]:
     if settings.device == "cpu":
         return dict.fromkeys(("cudagraphs", "non_torch", "context", "uncertainty", "subtracted"), 0)
     version = settings.version
@@ -303,7 +307,7 @@ def _priors(settings: VllmSettings) -> dict[str, int]:
         "non_torch", version, tensor_ranks=settings.tensor_parallel_size, stages=settings.pipeline_parallel_size
     )
     graphs, context = constant("cudagraphs", version), constant("context", version)
-    subtracted = counts_graphs(settings)
+    subtracted = counts_graphs(settings, shape)
     return {
         "cudagraphs": 0 if settings.enforce_eager else graphs["bytes"],
         "subtracted": int(subtracted),
@@ -332,14 +336,10 @@ def _stages(
         pool = pool if settings.kv_cache_memory_bytes is None else settings.kv_cache_memory_bytes
         found.append(
             Stage(
-                number,
-                held,
-                peak.bytes,
-                pool,
-                layout.request_bytes(stage=layers[number]),
-                layout.block_bytes(layers[number]),
+                number, held, peak.bytes, pool, layout.request_bytes(stage=layers[number]), layout.block_bytes(layers[number]),
+                0 if settings.device == "cpu" else peak.unprofiled_bytes,
             )
-        )
+        )  # fmt: skip
     return tuple(found), uncertainty
 
 
@@ -368,5 +368,6 @@ def _reasons(
             yield f"one request of {length} tokens needs {need} of KV cache{where}, {pool} is there"
         held = stage.weights_bytes + stage.peak_activation_bytes + max(0, stage.pool_bytes)
         held += constants["non_torch"] + constants["cudagraphs"] + constants["context"]
+        held += stage.unprofiled_bytes
         if held > total:
             yield f"all parts{where} take {format_gib(held)} of {format_gib(total)}"

@@ -1,0 +1,18 @@
+"""Which of vLLM's two model runners starts a model: they profile different things, and keep different steps in flight."""
+
+from __future__ import annotations
+
+from packaging.version import Version
+
+from oomguard.memory.constants import since
+from oomguard.memory.layer_kinds import layer_kinds
+from oomguard.memory.model_shape import ModelShape
+
+
+def model_runner(version: Version, shape: ModelShape) -> int:
+    """1 or 2, by the version's default; ``VLLM_USE_V2_MODEL_RUNNER`` may say otherwise, which no plan can know."""
+    if since("second_runner_since", version):
+        return 2
+    dense = (shape.number("num_experts") or 0) <= 1 and set(layer_kinds(shape)) <= {"full", "sliding"}
+    plain = dense and shape.outer is shape.config
+    return 2 if plain and since("second_runner_of_dense_since", version) else 1
