@@ -1,7 +1,8 @@
 """Errors of `oomguard plan` against what vLLM 0.19 logged on an H100: weights, peak activation, KV pool, tokens.
 
 The measurements are llm-d-planner's and lie in ../shared/data, not in the repository. The activation's constants were fitted on
-models of this table, so its error here is in sample; models that were held back judge it.
+models of this table, so their error here is in sample. Out of sample: each model's starts are predicted with the constants that
+the other models' starts give, fitted anew here. benchmarks/published_starts.py has other versions and devices.
 """
 
 import argparse
@@ -12,21 +13,25 @@ from pathlib import Path
 from packaging.version import Version
 
 from oomguard.facts import GIB
+from oomguard.memory.activations import Peak, peak_activation
+from oomguard.memory.constants import constant
 from oomguard.memory.model_files import ModelFiles
+from oomguard.memory.model_shape import read_shape
 from oomguard.memory.plan import plan_vllm
 from oomguard.memory.prepared import prepare
 from oomguard.memory_plan import MemoryPlan, VllmSettings
 
 TABLE = Path(__file__).parents[2] / "shared" / "data" / "llmd_v019_dev.json"
 TOTAL_GIB, UTILIZATION = 79.19, 0.95
+VERSION, SEQS, TOKENS = Version("0.19.0"), 1024, 8192
 
 
 def planned(run: dict) -> MemoryPlan:
     """What oomguard says of a run's start, from its configuration and settings only."""
     settings = VllmSettings(
-        version=Version("0.19.0"), gpu_total_bytes=round(TOTAL_GIB * GIB), gpu_memory_utilization=UTILIZATION,
+        version=VERSION, gpu_total_bytes=round(TOTAL_GIB * GIB), gpu_memory_utilization=UTILIZATION,
         tensor_parallel_size=run["tensor_parallel_size"], pipeline_parallel_size=run["pipeline_parallel_size"],
-        kv_cache_dtype=run.get("kv_cache_dtype", "auto"), max_num_seqs=1024, max_num_batched_tokens=8192,
+        kv_cache_dtype=run.get("kv_cache_dtype", "auto"), max_num_seqs=SEQS, max_num_batched_tokens=TOKENS,
     )  # fmt: skip
     return plan_vllm(prepare(ModelFiles(run["model"], "config.json", run["config"], None)), settings)
 
@@ -38,6 +43,58 @@ def pool_gib(run: dict) -> tuple[float | None, str]:
         return measured["kv_pool"], "measured"
     terms = [measured[name] for name in ("weights", "peak_activation", "non_torch")]
     return (None, "") if None in terms else (UTILIZATION * TOTAL_GIB - sum(terms), "identity")
+
+
+def refitted(runs: list[dict]) -> dict[str, float]:
+    """The three constants of the activation's formula that fit these starts best, by least squares of the relative error."""
+    row = constant("activations", VERSION, runner=1)
+    found = {name: float(row[name]) for name in ("bytes_per_logit", "sampler_base_bytes", "step_base_bytes")}
+    for _ in range(5):  # which of the two terms is the larger follows from the constants
+        sampled, stepped = [], []
+        for run in runs:
+            peak, total = terms(run, found), run["measured_gib"]["peak_activation"] * GIB
+            if peak.sampler_bytes >= peak.step_bytes:
+                sampled.append((rows_of_logits(run) / total, 1 / total, 1 - peak.workspace_bytes / total))
+            else:
+                rest = total - peak.workspace_bytes - (peak.step_bytes - found["step_base_bytes"])
+                stepped.append((1 / total, rest / total))
+        if len({weight for weight, _, _ in sampled}) > 1:
+            found["bytes_per_logit"], found["sampler_base_bytes"] = two_unknowns(sampled)
+        if stepped:
+            found["step_base_bytes"] = sum(a * b for a, b in stepped) / sum(a * a for a, _ in stepped)
+    return found
+
+
+def two_unknowns(rows: list[tuple[float, float, float]]) -> tuple[float, float]:
+    """x and y of a * x + b * y = c in the least squares; a base below zero is none."""
+    aa, ab, bb, ac, bc = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2)))
+    base = (aa * bc - ab * ac) / (aa * bb - ab * ab)
+    return ((ac - ab * base) / aa, base) if base > 0 else (ac / aa, 0.0)
+
+
+def rows_of_logits(run: dict) -> int:
+    return SEQS * read_shape(run["config"]).vocab
+
+
+def terms(run: dict, constants: dict[str, float]) -> Peak:
+    """The peak of a start's fullest rank with these constants in place of the table's."""
+    plan, last = planned(run), run["pipeline_parallel_size"] - 1
+    number = [stage.peak_activation_bytes for stage in plan.stages].index(plan.peak_activation_bytes)
+    return peak_activation(
+        read_shape(run["config"]), VERSION, rows=SEQS, step_tokens=TOKENS, tensor_parallel_size=run["tensor_parallel_size"],
+        first_stage=number == 0, last_stage=number == last, changed=constants,
+    )  # fmt: skip
+
+
+def left_out(runs: list[dict]) -> list[float]:
+    """Errors in percent of each model's peaks, with the constants of all other models."""
+    measured = [run for run in runs if run["measured_gib"]["peak_activation"]]
+    errors = []
+    for model in dict.fromkeys(run["model"] for run in measured):
+        found = refitted([run for run in measured if run["model"] != model])
+        own = [run for run in measured if run["model"] == model]
+        errors += [100 * (terms(run, found).bytes / GIB / run["measured_gib"]["peak_activation"] - 1) for run in own]
+    return errors
 
 
 def line(name: str, errors: Iterable[float], goal: str) -> str:
@@ -56,7 +113,8 @@ def main() -> None:
     if not table.is_file():
         raise SystemExit(f"{table} is not here: the measurements are no part of the repository")
     weights, peaks, single, several, tokens = [], [], [], [], []
-    for run in json.loads(table.read_text())["runs"]:
+    runs = json.loads(table.read_text())["runs"]
+    for run in runs:
         plan, measured = planned(run), run["measured_gib"]
         row = f"{run['model']:26} TP {run['tensor_parallel_size']} PP {run['pipeline_parallel_size']}"
         pools = single if run["tensor_parallel_size"] * run["pipeline_parallel_size"] == 1 else several
@@ -71,7 +129,8 @@ def main() -> None:
                 row += f"  {name} {mine:,.2f} / {theirs:,.2f}"
         print(row)
     print(line("weights", weights, "<= 0.5 %"))
-    print(line("peak activation", peaks, "<= 5 %"))
+    print(line("peak activation, in sample", peaks, "-"))
+    print(line("peak activation, each model by the others", left_out(runs), "<= 5 %"))
     print(line("KV pool, one GPU", single, "<= 1 %, worst <= 3 %"))
     print(line("KV pool, TP or PP", several, "<= 2 %"))
     print(line("KV tokens", tokens, "-"))

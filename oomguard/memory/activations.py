@@ -7,6 +7,7 @@ constants by version and model runner, with their sources.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -37,10 +38,13 @@ class Peak:
 
 def peak_activation(
     shape: ModelShape, version: Version, *, rows: int, step_tokens: int,
-    tensor_parallel_size: int = 1, first_stage: bool = True, last_stage: bool = True,
+    tensor_parallel_size: int = 1, first_stage: bool = True, last_stage: bool = True, changed: Mapping[str, float] | None = None,
 ) -> Peak:  # fmt: skip
-    """The peak of one rank; ``rows`` is what the sampler is profiled with, ``step_tokens`` the tokens of one step."""
-    row = constant("activations", version, runner=model_runner(version, shape))
+    """The peak of one rank; ``rows`` is what the sampler is profiled with, ``step_tokens`` the tokens of one step.
+
+    ``changed`` takes the place of constants, where they are to be fitted.
+    """
+    row = constant("activations", version, runner=model_runner(version, shape)) | dict(changed or {})
     element = shape.dtype_bytes
     rows = min(rows, step_tokens)
     sampler = round(row["bytes_per_logit"] * rows * shape.vocab) + row["sampler_base_bytes"] if last_stage else 0

@@ -1,0 +1,46 @@
+"""Errors of the predicted activation peak on starts that strangers published: other versions, GPUs and settings than the fit's.
+
+Each row holds what a start of vLLM printed, the settings that it was made with, and which of them are the version's defaults
+because nothing else was said. Rows that a constant was taken from are printed, and left out of the means.
+"""
+
+import json
+from pathlib import Path
+
+from packaging.version import Version
+
+from oomguard.facts import GIB
+from oomguard.memory.activations import peak_activation
+from oomguard.memory.model_shape import read_shape
+
+STARTS = Path(__file__).with_name("published_starts.json")
+
+
+def predicted_gib(start: dict) -> float:
+    """The peak of one rank by the start's configuration, version and settings only."""
+    settings = start["settings"]
+    peak = peak_activation(
+        read_shape(start["config"]), Version(start["version"]), rows=settings["max_num_seqs"],
+        step_tokens=settings["max_num_batched_tokens"], tensor_parallel_size=settings.get("tensor_parallel_size", 1),
+    )  # fmt: skip
+    return peak.bytes / GIB
+
+
+def main() -> None:
+    errors = []
+    for start in json.loads(STARTS.read_text())["starts"]:
+        mine, theirs = predicted_gib(start), start["printed_gib"]["peak_activation"]
+        error = 100 * (mine / theirs - 1)
+        used = start.get("used_for")
+        row = f"{start['model']:31} vLLM {start['version']:6} {mine:5.2f} / {theirs:5.2f} GiB {error:+6.1f} %"
+        print(row + (f"  (used for {used})" if used else ""))
+        if not used:
+            errors.append(error)
+    mean, worst = sum(map(abs, errors)) / len(errors), max(errors, key=abs)
+    print(
+        f"peak activation, published starts: mean {mean:.1f} %, worst {worst:+.1f} %, n = {len(errors)} (goal <= 5 %)"
+    )
+
+
+if __name__ == "__main__":
+    main()
