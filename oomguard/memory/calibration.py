@@ -15,14 +15,14 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.errors import ConfigError, InputError, SettingError
+from oomguard.errors import ConfigError, InputError, OomguardError, SettingError
 from oomguard.facts import format_gib, number_of
 from oomguard.incident import StartUp
 from oomguard.kept import state_file
-from oomguard.memory.in_force import settings_of
+from oomguard.memory.in_force import local_model, settings_of
 from oomguard.memory.plan import plan_vllm
 from oomguard.memory.prepared import Prepared
-from oomguard.memory_plan import Correction, VllmSettings
+from oomguard.memory_plan import Correction, MemoryPlan, VllmSettings
 
 _SCHEMA: Final = 1
 # Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device up to this.
@@ -61,11 +61,14 @@ def correction_of(start: StartUp, model: Prepared, source: str) -> Correction:
         printed = number_of(facts, name)
         return 0 if printed is None else round(printed) - part_bytes
 
+    graphs = beyond("cudagraph_bytes", predicted.cudagraph_bytes) if predicted.cudagraph_bytes else 0
     found = Correction(
         source,
         weights_bytes=beyond("model_weights_bytes", predicted.weights_bytes + predicted.draft_weights_bytes),
-        peak_activation_bytes=beyond("peak_activation_bytes", predicted.peak_activation_bytes),
-        cudagraph_bytes=beyond("cudagraph_bytes", predicted.cudagraph_bytes) if predicted.cudagraph_bytes else 0,
+        peak_activation_bytes=beyond(
+            "peak_activation_bytes", predicted.peak_activation_bytes + _graphs_within(start, predicted)
+        ),
+        cudagraph_bytes=graphs,
         uncertainty_bytes=round(sum(facts[name].slack for name in _USED if name in facts)),
     )
     if settings.kv_cache_memory_bytes is None:
@@ -73,6 +76,16 @@ def correction_of(start: StartUp, model: Prepared, source: str) -> Correction:
         pool = plan_vllm(model, replace(settings, correction=found)).kv_cache_pool_bytes
         found = replace(found, non_torch_bytes=pool - left)
     return found
+
+
+def _graphs_within(start: StartUp, predicted: MemoryPlan) -> int:
+    """What the printed peak holds of CUDA graphs: the form that sums weights and the rest up counts their estimate in it.
+
+    Source: https://github.com/vllm-project/vllm/pull/57983; the estimate itself is seldom printed, what they took in the end is.
+    """
+    summed = "consumed_bytes" in start.facts and "non_torch_bytes" not in start.facts
+    printed = number_of(start.facts, "cudagraph_bytes")
+    return round(printed) if summed and printed is not None and predicted.cudagraph_bytes else 0
 
 
 _USED: Final = ("kv_cache_available_bytes", "desired_bytes")
@@ -92,15 +105,7 @@ def calibrated(
     """
     own = settings_of_start(start)
     model = prepared(own.dtype, own.quantization)
-    printed = number_of(start.facts, "model_weights_bytes")
-    weights = plan_vllm(model, replace(own, device_free_bytes=None)).weights_bytes
-    if printed is not None and abs(printed - weights) > _SAME_WEIGHTS_RATIO * weights:
-        raise SettingError(
-            f"{name} is of a model with {format_gib(printed)} of weights, this one has {format_gib(weights)}",
-            hint="give the log of a start of this model",
-        )
-    version = f"vLLM {start.framework_version}" if start.framework_version else "vLLM"
-    correction = correction_of(start, model, f"a start of {version}, {name}")
+    correction = _checked(start, own, model, name)
     kept.keep(model, own, correction)
     asked, measured = _of(model, settings), _of(model, own)
     if not _same(asked, measured):
@@ -110,6 +115,35 @@ def calibrated(
             hint="plan with the settings of that start",
         )
     return replace(settings, correction=correction)
+
+
+def keep_measured(start: StartUp, name: str, kept: Calibrations) -> bool:
+    """Keep what a start of a model in a local folder measured; False where it cannot be told or nothing can be kept."""
+    own, folder = settings_of_start(start), start.settings.get("model")
+    named = None if folder is None else folder.value
+    model = local_model(named, own) if isinstance(named, str) and named and own.pipeline_parallel_size == 1 else None
+    if model is None or not model.exact:
+        return False
+    try:
+        kept.keep(model, own, _checked(start, own, model, name))
+    except OomguardError:
+        return False
+    return True
+
+
+def _checked(start: StartUp, own: VllmSettings, model: Prepared, name: str) -> Correction:
+    """The correction of a start that is of this model and drafts nothing; raises SettingError for another."""
+    if "speculative" in start.facts and start.facts["speculative"].value:
+        raise SettingError(f"{name} is of a start with a draft model", hint="give the log of a start without one")
+    printed = number_of(start.facts, "model_weights_bytes")
+    weights = plan_vllm(model, replace(own, device_free_bytes=None)).weights_bytes
+    if printed is not None and abs(printed - weights) > _SAME_WEIGHTS_RATIO * weights:
+        raise SettingError(
+            f"{name} is of a model with {format_gib(printed)} of weights, this one has {format_gib(weights)}",
+            hint="give the log of a start of this model",
+        )
+    version = f"vLLM {start.framework_version}" if start.framework_version else "vLLM"
+    return correction_of(start, model, f"a start of {version}, {name}")
 
 
 class Calibrations:

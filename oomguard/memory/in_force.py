@@ -49,21 +49,26 @@ def start_in_force(incident: Incident, model: str | None = None, *, of_unknown_s
     if incident.framework != "vllm" or named is None or not total:
         return None
     settings = settings_of(incident.settings, incident.facts, incident.framework_version, round(total))
-    if model is None:
-        try:
-            path = Path(named).expanduser()
-            if not path.exists():
-                return None  # nothing is fetched for a name that a log holds
-        except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a folder of someone else
-            return None
-        named = str(path)
-    prepared = _prepared(named, settings.dtype, settings.quantization)
+    prepared = (
+        local_model(named, settings) if model is None else _prepared(model, settings.dtype, settings.quantization)
+    )
     if prepared is None:
         return None
     try:
         return Start(prepared, _corrected(prepared, settings, incident))
     except OomguardError:
         return None
+
+
+def local_model(name: str, settings: VllmSettings) -> Prepared | None:
+    """The model in a folder of this machine; None for any other name, since nothing is fetched for what a log holds."""
+    try:
+        path = Path(name).expanduser()
+        if not path.exists():
+            return None
+    except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a folder of someone else
+        return None
+    return _prepared(str(path), settings.dtype, settings.quantization)
 
 
 def settings_of(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from oomguard.diagnosing import assess_all
 from oomguard.engines import vllm
 from oomguard.engines.command import Launch, is_vllm_command
+from oomguard.errors import OomguardError
 from oomguard.facts import FactValue
 from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, Patch, SettingInForce
 from oomguard.journal import Journal, Record
@@ -111,6 +112,7 @@ class Supervision:
         )  # fmt: skip
         self._attempts.append(attempt)
         self._end(row, attempt)
+        self._learn(scanner)
         log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._diagnosis = diagnosis
@@ -141,6 +143,22 @@ class Supervision:
         if self._settings:
             scanned = replace(scanned, incidents=tuple(self._with_patched(i) for i in scanned.incidents))
         return assess_all(scanned, self.rules, self.policy, self._tried, local_models=True)
+
+    def _learn(self, scanner: Scanner) -> None:
+        """Keep what the engine measured while it started, for the plans to come; where that cannot be, the run goes on."""
+        if self.journal is None or "kv_cache_available_bytes" not in scanner.measured:
+            return
+        from oomguard.memory.calibration import (  # loads the whole memory model
+            Calibrations,
+            keep_measured,
+            measured_start,
+        )
+
+        with contextlib.suppress(OomguardError, OSError):
+            start = measured_start(scanner.diagnosis("", given=vllm.settings_in_force(self.launch)).starts)
+            name = f"oomguard run on {time.strftime('%Y-%m-%d')}"
+            kept = keep_measured(start, name, Calibrations(self.journal.path.with_name("calibrations.json")))
+            get_logger().debug("what the start measured", kept=kept)
 
     def _with_patched(self, incident: Incident) -> Incident:
         first = vllm.settings_in_force(self._first)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +127,65 @@ def test_a_report_in_a_folder_that_does_not_exist_is_told_before_anything_runs(t
     ran = oomguard("run", "--report", str(tmp_path / "no" / "report.json"), "--", "touch", str(tmp_path / "ran"))
     assert ran.returncode == 2
     assert not (tmp_path / "ran").exists()
+
+
+LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
+EIGHT_B = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def learned(tmp_path: Path, text: str, **config: object) -> list[dict]:
+    """The calibrations that a run printing this log leaves beside its journal; its model's folder has this configuration."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**EIGHT_B, **config}))
+    log = tmp_path / "start.log"
+    log.write_text(text.replace("org/Model-8B-Instruct", str(folder)))
+    ran = oomguard("run", "-q", "--journal", str(tmp_path / "state" / "journal.sqlite3"), "--", "cat", str(log))
+    assert ran.returncode == 0
+    assert ran.stderr == ""
+    kept = tmp_path / "state" / "calibrations.json"
+    return json.loads(kept.read_text())["calibrations"] if kept.exists() else []
+
+
+def test_what_a_start_measured_is_kept_for_the_plans_to_come(tmp_path):
+    (entry,) = learned(tmp_path, LOG.read_text())
+    assert (entry["of"]["version"], entry["of"]["tensor_parallel_size"]) == ("0.12", 1)
+    assert "oomguard run on " in entry["correction"]["source"]
+    options = (
+        "--gpu-memory",
+        "23.64GiB",
+        "--engine-version",
+        "0.12",
+        "--gpu-memory-utilization",
+        "0.9",
+        "--max-num-seqs",
+        "256",
+    )
+    arguments = (*options, "--max-num-batched-tokens", "2048", "--max-model-len", "32768", "--format", "json")
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "home")}
+    (tmp_path / "home").mkdir()
+    (tmp_path / "state").rename(tmp_path / "home" / "oomguard")
+    ran = subprocess.run(
+        [sys.executable, "-m", "oomguard", "plan", str(tmp_path / "model"), *arguments],
+        capture_output=True, text=True, timeout=60, check=True, env=environment,
+    )  # fmt: skip
+    assert json.loads(ran.stdout)["kv_cache_tokens"] == 40128  # what that start printed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "config"),
+    [
+        ("org/Model-8B-Instruct", "org/No-Folder", {}),
+        ("speculative_config=None", "speculative_config={'model': 'org/draft'}", {}),
+        ("Available KV cache memory: 4.90 GiB", "Available KV cache memory:", {}),
+        ("x", "x", {"num_hidden_layers": 16}),
+        ("x", "x", {"hidden_size": -1}),
+    ],
+    ids=["no folder of this machine", "with a draft", "nothing measured", "of another model", "no model"],
+)
+def test_what_says_nothing_of_a_model_here_is_not_kept(old, new, config, tmp_path):
+    assert learned(tmp_path, LOG.read_text().replace(old, new), **config) == []

@@ -114,3 +114,20 @@ def test_where_the_file_cannot_be_read_the_priors_are_there(model, start):
 def test_a_log_without_figures_is_refused():
     with pytest.raises(InputError, match="no start of vLLM"):
         measured_start(diagnose("nothing happened\nat all").starts)
+
+
+def test_a_peak_that_counts_the_graphs_in_is_not_counted_with_them_twice(tmp_path, model):
+    """From 0.27 on a start prints weights and the rest as one sum, and its peak with the estimate of the graphs."""
+    old = "1.23 GiB for peak activation, 0.16 GiB for non-torch memory, and 0.62 GiB for CUDAGraph memory"
+    new = "1.85 GiB for peak activation, and 0.62 GiB for CUDAGraph memory"
+    text = LOG.read_text().replace("0.12.0", "0.31.0").replace(old, new)
+    text = text.replace("14.99 GiB for weight,", "15.15 GiB for consumed memory (weights + non-torch),")
+    assert new in text
+    log = tmp_path / "start.log"
+    log.write_text(text.replace("Available KV cache memory: 4.90 GiB", "Available KV cache memory: 4.28 GiB"))
+    start = measured_start(diagnose(log).starts)
+    plan = plan_vllm(model, replace(settings_of_start(start), correction=correction_of(start, model, "that log")))
+    assert plan.kv_cache_pool_bytes == start.facts["kv_cache_available_bytes"].value
+    assert plan.peak_activation_bytes == pytest.approx(1.23 * GIB, abs=0.01 * GIB)
+    assert plan.cudagraph_bytes == pytest.approx(0.62 * GIB, abs=0.01 * GIB)
+    assert plan.non_torch_bytes == pytest.approx(0.16 * GIB, abs=0.02 * GIB)
