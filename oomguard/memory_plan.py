@@ -66,7 +66,8 @@ class VllmSettings:
 class Stage:
     """One pipeline stage's ranks, in bytes: what each holds, the KV cache's pool, and one request of the full length.
 
-    ``unprofiled_bytes`` is what sampling takes at its first use beyond the peak that the start measures.
+    ``unprofiled_bytes`` is what sampling takes at its first use beyond the peak that the start measures; ``used_bytes`` all that
+    one of its devices holds when the engine runs, what is not free at the start included.
     """
 
     number: int
@@ -76,6 +77,7 @@ class Stage:
     request_bytes: int
     block_bytes: int = 0
     unprofiled_bytes: int = 0
+    used_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:

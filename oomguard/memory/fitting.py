@@ -116,6 +116,19 @@ def _utilization(model: Prepared, settings: VllmSettings) -> VllmSettings | None
     return None
 
 
+def _pool(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
+    """A KV cache that the user set in bytes: as much as one request needs, or as much as the device has beside the rest."""
+    now = settings.kv_cache_memory_bytes
+    if now is None:
+        return None
+    plan = plan_vllm(model, settings)
+    beyond = max(stage.used_bytes for stage in plan.stages) - settings.gpu_total_bytes
+    needed = -(-max(stage.needed_bytes for stage in plan.stages) // MIB) * MIB
+    value = needed if now < needed else (now - beyond - plan.uncertainty_bytes) // MIB * MIB
+    candidate = replace(settings, kv_cache_memory_bytes=value)
+    return candidate if value > 0 and value != now and _fits(model, candidate) else None
+
+
 def _largest(
     model: Prepared, low: int, high: int, make: Callable[[int], VllmSettings], *, multiple: int = 1
 ) -> VllmSettings | None:
@@ -170,11 +183,11 @@ def solve(model: Prepared, settings: VllmSettings, name: str) -> MemoryPlan | No
 
 # In the order of what they cost: outputs and capacity kept, then speed, then requests at once, then their length.
 _SOLVERS: Final = {
-    "gpu_memory_utilization": _utilization, "max_num_batched_tokens": _step_tokens, "enforce_eager": _eager, "max_num_seqs": _seqs,
-    "max_model_len": _length,
+    "kv_cache_memory_bytes": _pool, "gpu_memory_utilization": _utilization, "max_num_batched_tokens": _step_tokens,
+    "enforce_eager": _eager, "max_num_seqs": _seqs, "max_model_len": _length,
 }  # fmt: skip
 # The CPU backend has no graphs, and what it holds while it profiles follows no formula of ours.
-_ON_CPU: Final = frozenset({"gpu_memory_utilization", "max_model_len"})
+_ON_CPU: Final = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization", "max_model_len"})
 
 
 def _changes(old: VllmSettings, new: VllmSettings) -> Iterator[tuple[str, Any, Any]]:

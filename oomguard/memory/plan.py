@@ -334,12 +334,16 @@ def _stages(
             requested - held - peak.bytes - constants["non_torch"] - constants["subtracted"] * constants["cudagraphs"]
         )
         pool = pool if settings.kv_cache_memory_bytes is None else settings.kv_cache_memory_bytes
-        found.append(
-            Stage(
-                number, held, peak.bytes, pool, layout.request_bytes(stage=layers[number]), layout.block_bytes(layers[number]),
-                0 if settings.device == "cpu" else peak.unprofiled_bytes,
-            )
-        )  # fmt: skip
+        later = 0 if settings.device == "cpu" else peak.unprofiled_bytes
+        used = (
+            held
+            + peak.bytes
+            + max(0, pool)
+            + later
+            + sum(constants[name] for name in ("non_torch", "cudagraphs", "context"))
+        )
+        request, block = layout.request_bytes(stage=layers[number]), layout.block_bytes(layers[number])
+        found.append(Stage(number, held, peak.bytes, pool, request, block, later, used))
     return tuple(found), uncertainty
 
 
@@ -366,8 +370,5 @@ def _reasons(
         elif not layout.fits(stage.pool_bytes, stage=layers[stage.number]):
             length, need = settings.max_model_len, format_gib(stage.request_bytes)
             yield f"one request of {length} tokens needs {need} of KV cache{where}, {pool} is there"
-        held = stage.weights_bytes + stage.peak_activation_bytes + max(0, stage.pool_bytes)
-        held += constants["non_torch"] + constants["cudagraphs"] + constants["context"]
-        held += stage.unprofiled_bytes
-        if held > total:
-            yield f"all parts{where} take {format_gib(held)} of {format_gib(total)}"
+        if stage.used_bytes > total:
+            yield f"all parts{where} take {format_gib(stage.used_bytes)} of {format_gib(total)}"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from oomguard.errors import ConfigError, SettingError
-from oomguard.facts import GIB
+from oomguard.facts import GIB, MIB
 from oomguard.memory.fitting import fit
 from oomguard.memory.model_files import ModelFiles
 from oomguard.memory.parameters import counted
@@ -188,6 +188,26 @@ def test_a_utilization_above_what_is_free_is_lowered():
     found = fit(MODEL, replace(H100, gpu_memory_utilization=1.0))
     # 0.19 captures its graphs on top of what the utilization allows
     assert found.changed == (("gpu_memory_utilization", 1.0, 0.98),)
+
+
+def test_a_pool_in_bytes_is_raised_to_what_one_request_needs():
+    found = fit(MODEL, replace(H100, kv_cache_memory_bytes=GIB, max_model_len=32768, gpu_memory_utilization=0.9))
+    assert found.plan is not None
+    ((name, _, after),) = found.changed
+    assert name == "kv_cache_memory_bytes"
+    needed = found.plan.stages[0].needed_bytes
+    assert needed <= after < needed + MIB
+
+
+def test_a_pool_in_bytes_that_the_device_does_not_have_is_lowered_to_what_it_has():
+    asked = replace(H100, kv_cache_memory_bytes=70 * GIB, max_model_len=32768, gpu_memory_utilization=0.9)
+    found = fit(MODEL, asked)
+    assert found.plan is not None
+    ((name, _, after),) = found.changed
+    assert name == "kv_cache_memory_bytes"
+    left = H100.gpu_total_bytes - found.plan.stages[0].used_bytes
+    assert 0 <= left - plan_vllm(MODEL, asked).uncertainty_bytes < MIB
+    assert after < 70 * GIB
 
 
 def test_what_cannot_fit_says_which_gpus_would():
