@@ -35,7 +35,7 @@ def engine_options(function: F) -> F:
         option("--enable-lora", is_flag=True, help="Slots for LoRA adapters."),
         option("--max-loras", type=POSITIVE, default=1, help="Adapters in one step. [default: 1]"),
         option("--max-lora-rank", type=POSITIVE, default=16, help="Largest rank of an adapter. [default: 16]"),
-        option("--limit-mm-per-prompt", metavar="JSON", help="Images, audio and video of a prompt; what their profile takes is not known."),
+        option("--limit-mm-per-prompt", metavar="JSON", help='Images and video of a prompt: {"image": 2, "video": 0}.'),
         option("--prompt-logprobs", is_flag=True, help="Requests ask for log-probabilities of their prompts."),
     )):  # fmt: skip
         function = decorate(function)

@@ -6,7 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -45,12 +45,16 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A parsed configuration, where it came from, and the weights beside it (None where there are none)."""
+    """A parsed configuration, where it came from, and the weights beside it (None where there are none).
+
+    ``processor`` is the configuration of what prepares images, empty where none is beside it.
+    """
 
     name: str
     config_path: str
     config: Mapping[str, Any]
     parameters: tuple[Parameter, ...] | None
+    processor: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_model(model: str) -> ModelFiles:
@@ -58,7 +62,7 @@ def find_model(model: str) -> ModelFiles:
     path = Path(model)
     if path.is_dir():
         config = read_json(path / "config.json")
-        return ModelFiles(model, str(path / "config.json"), config, _headers(path))
+        return ModelFiles(model, str(path / "config.json"), config, _headers(path), _processor(path))
     if path.is_file():
         return ModelFiles(model, model, read_json(path), None)
     if model.startswith((".", "/", "~")) or model.count("/") != 1 or model.endswith(".json"):
@@ -66,6 +70,11 @@ def find_model(model: str) -> ModelFiles:
             f"{model}: no such folder or file", hint="a model folder, its config.json, or a hub name (ORG/NAME)"
         )
     return _from_hub(model)
+
+
+def _processor(folder: Path) -> dict[str, Any]:
+    path = folder / "preprocessor_config.json"
+    return read_json(path) if path.is_file() else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

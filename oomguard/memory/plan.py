@@ -13,6 +13,7 @@ from oomguard.facts import format_gib
 from oomguard.memory.activations import peak_activation, prompt_logprobs_bytes
 from oomguard.memory.adapters import adapter_bytes
 from oomguard.memory.constants import constant, since, tables
+from oomguard.memory.encoder import EncoderProfile, profile
 from oomguard.memory.kv_layout import KvLayout, KvSettings, lay_out
 from oomguard.memory.layer_caches import LayerCache, keeps_latent, layer_caches
 from oomguard.memory.model_runner import model_runner
@@ -49,7 +50,8 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
     constants = _constants(settings, shape)
     requested = math.ceil(settings.gpu_total_bytes * settings.gpu_memory_utilization)
     layers = _layers_of_stages(settings, shape, caches)
-    stages, uncertainty = _stages(shape, settings, weights, constants, requested, layout, layers)
+    images = _images(model, settings, assumed)
+    stages, uncertainty = _stages(shape, settings, weights, constants, requested, layout, layers, images)
     if later := stages[-1].unprofiled_bytes:
         assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
     blocks = min(layout.blocks(stage.pool_bytes, layers[stage.number]) for stage in stages)
@@ -189,8 +191,6 @@ def _with_extras(
         assumed.append(
             f"LoRA: {settings.max_loras} slots of rank {settings.max_lora_rank} on every matrix of the layers"
         )
-    if settings.limit_mm_per_prompt is not None or has_encoder(model.shape):
-        assumed.append("images, audio and video: what the encoder takes while it is profiled is not counted")
     held = tuple(map(sum, zip(weights.stages_bytes, drafts, adapters, strict=True)))
     return replace(weights, stages_bytes=held), drafts, adapters
 
@@ -281,6 +281,18 @@ def _steps_in_flight(settings: VllmSettings, shape: ModelShape) -> int:
     return stages + 1
 
 
+def _images(model: Prepared, settings: VllmSettings, assumed: list[str]) -> EncoderProfile | None:
+    """What the encoder of images takes while it is profiled, said; None where there is none, or it is switched off."""
+    if not has_encoder(model.shape) or settings.device == "cpu":
+        return None
+    if model.encoder is None:
+        assumed.append("images, audio and video: what the encoder takes while it is profiled is not counted")
+        return None
+    found = profile(model.encoder, settings, model.shape.dtype_bytes)
+    assumed += [] if found is None else [f"images: {found}; audio and video are not counted"]
+    return found
+
+
 def counts_graphs(settings: VllmSettings, shape: ModelShape) -> bool:
     """Whether this version takes its estimate of the CUDA graphs out of the utilization."""
     runner = model_runner(settings.version, shape)
@@ -318,7 +330,7 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> dict[str, int]:
 
 def _stages(
     shape: ModelShape, settings: VllmSettings, weights: RankWeights, constants: Mapping[str, int], requested: int, layout: KvLayout,
-    layers: Sequence[Collection[int]],
+    layers: Sequence[Collection[int]], images: EncoderProfile | None,
 ) -> tuple[tuple[Stage, ...], int]:  # fmt: skip
     found, uncertainty = [], 0
     last = settings.pipeline_parallel_size - 1
@@ -327,6 +339,10 @@ def _stages(
             shape, settings.version, rows=settings.max_num_seqs or 0, step_tokens=settings.max_num_batched_tokens or 0,
             tensor_parallel_size=settings.tensor_parallel_size, first_stage=number == 0, last_stage=number == last,
         )  # fmt: skip
+        if images is not None and number == 0:
+            both = max(images.peak_bytes, peak.bytes + images.outputs_bytes)
+            decided = images.uncertainty_bytes if both == images.peak_bytes else peak.uncertainty_bytes
+            peak = replace(peak, bytes=both, uncertainty_bytes=decided)
         if settings.correction is not None:
             peak = replace(peak, bytes=max(0, peak.bytes + settings.correction.peak_activation_bytes))
         uncertainty = max(uncertainty, peak.uncertainty_bytes)

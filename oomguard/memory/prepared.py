@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.drafts import Speculation, read_speculation
+from oomguard.memory.encoder import Encoder, read_encoder
 from oomguard.memory.layer_kinds import not_read
 from oomguard.memory.model_files import ModelFiles, Parameter, find_model
 from oomguard.memory.model_shape import DTYPE_BYTES, ModelShape, read_shape
@@ -28,6 +29,7 @@ class Prepared:
     weights_uncertainty_ratio: float = 0.0
     speculation: Speculation | None = None
     draft: Prepared | None = None
+    encoder: Encoder | None = None
 
 
 def prepare(
@@ -39,7 +41,15 @@ def prepare(
     if speculation is not None and speculation.model is not None:
         draft = prepare(find_model(speculation.model), dtype=dtype)
     found = _prepare(model, dtype, quantization)
-    return replace(found, speculation=speculation, draft=draft)
+    return replace(found, speculation=speculation, draft=draft, encoder=_encoder(model, found.shape))
+
+
+def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
+    """The tower of images by the file, or by its family's defaults where the file leaves its numbers out."""
+    if not has_encoder(shape):
+        return None
+    found = read_encoder(model.config, model.processor, shape.hidden)
+    return found or read_encoder(completed(model.config), model.processor, shape.hidden)
 
 
 def _prepare(model: ModelFiles, dtype: str, quantization: str | None) -> Prepared:
