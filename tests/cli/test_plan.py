@@ -242,12 +242,6 @@ def test_where_vllm_is_not_installed_it_cannot_be_asked(model):
     assert "the closed form plans" in ran.stderr
 
 
-def test_several_gpus_cannot_be_asked_for(model):
-    ran = plan(model, "--gpu-memory", "24GiB", "--ask-engine", "--tensor-parallel-size", 2)
-    assert ran.returncode == 2
-    assert "one GPU only" in ran.stderr
-
-
 def test_a_utilization_above_what_wsl2_leaves_is_lowered_below_it(model):
     """0.95 was refused three times with 30.12 of 31.84 GiB free; 0.93 was what its owner then took."""
     options = [

@@ -67,14 +67,43 @@ def planned(folder: Path, env: dict[str, str], *options: str) -> dict:
     return json.loads(ran.stdout)
 
 
+NUMBERS = ("kv_cache_blocks", "kv_cache_tokens", "block_tokens", "longest_request_tokens", "fits")
+DRAFT = {
+    **MODELS["llama-3.1-8b"],
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 256,
+    "head_dim": 32,
+}
+MTP = '{"method": "mtp", "num_speculative_tokens": 2}'
+
+
+def agrees(folder: Path, env: dict[str, str], *options: str) -> None:
+    ours, engine = planned(folder, env, *options), planned(folder, env, *options, "--ask-engine")
+    assert "laid out by the installed vLLM" in engine["assumptions"][-1]
+    assert {name: engine.get(name) for name in NUMBERS} == {name: ours.get(name) for name in NUMBERS}
+    assert engine["max_concurrency"] == pytest.approx(ours["max_concurrency"])
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_engine_s_own_layout_is_the_closed_form_s(name, vllm_env, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-    ours, engine = planned(tmp_path, vllm_env), planned(tmp_path, vllm_env, "--ask-engine")
-    assert "laid out by the installed vLLM" in engine["assumptions"][-1]
-    for number in ("kv_cache_blocks", "kv_cache_tokens", "block_tokens", "longest_request_tokens", "fits"):
-        assert engine.get(number) == ours.get(number), number
-    assert engine["max_concurrency"] == pytest.approx(ours["max_concurrency"])
+    agrees(tmp_path, vllm_env)
+
+
+@pytest.mark.parametrize("ranks", [("-tp", "2"), ("-pp", "2")], ids=" ".join)
+def test_so_it_is_over_ranks_and_stages_with_a_draft_model(ranks, vllm_env, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["gemma-3-1b"]))
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text(json.dumps(DRAFT))
+    drafting = json.dumps({"model": str(tmp_path / "draft"), "num_speculative_tokens": 3})
+    agrees(tmp_path, vllm_env, *ranks, "--speculative-config", drafting)
+
+
+def test_so_it_is_where_a_hybrid_model_drafts_with_its_own_layers(vllm_env, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["qwen3-next"]))
+    agrees(tmp_path, vllm_env, "--speculative-config", MTP)
 
 
 def test_a_length_that_does_not_fit_is_said_with_the_one_that_does(vllm_env, tmp_path):
