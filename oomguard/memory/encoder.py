@@ -22,8 +22,9 @@ _PLAIN, _PRODUCT = 2, 3
 _PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
 _MOST_PER_PROMPT: Final = 999  # vLLM's own where the user names none
 _UNCERTAINTY_RATIO: Final = 0.3
-# The largest image of Qwen's processors where no file says another (preprocessor_config.json of the published models).
-_MAX_PIXELS: Final = 12_845_056
+# The largest image of Qwen's processors where no file says another: 12845056 pixels of 28 x 28 a token, 16777216 of 32 x 32
+# (preprocessor_config.json of the published models).
+_LARGEST_TOKENS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def read_encoder(outer: Mapping[str, Any], processor: Mapping[str, Any], output_
         merged = max(1, patches // max(1, tokens))
         tokens *= 1 + (_count(outer, "max_dynamic_patch") or _tiles(outer))
     else:
-        tokens = _largest_image(processor) // (patch * (merge or 1)) ** 2
+        largest = _largest_pixels(processor)
+        tokens = _LARGEST_TOKENS if largest is None else largest // (patch * (merge or 1)) ** 2
     tensors = _PRODUCT if str(activation) in _PRODUCTS else _PLAIN
     return Encoder(width, mlp, tensors, merged, max(1, tokens), output_width, "video_token_id" in outer)
 
@@ -130,11 +132,11 @@ def _limit(value: Any) -> Any:
     return value.get("count", _MOST_PER_PROMPT) if isinstance(value, Mapping) else value
 
 
-def _largest_image(processor: Mapping[str, Any]) -> int:
-    """Pixels of the largest image that the processor makes."""
+def _largest_pixels(processor: Mapping[str, Any]) -> int | None:
+    """Pixels of the largest image that the processor makes, None where it does not say."""
     size = processor.get("size")
     longest = _count(size, "max_pixels") or _count(size, "longest_edge") if isinstance(size, Mapping) else None
-    return _count(processor, "max_pixels") or longest or _MAX_PIXELS
+    return _count(processor, "max_pixels") or longest
 
 
 def _shuffled(outer: Mapping[str, Any], tokens: int) -> int:

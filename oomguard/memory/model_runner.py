@@ -14,5 +14,4 @@ def model_runner(version: Version, shape: ModelShape) -> int:
     if since("second_runner_since", version):
         return 2
     dense = (shape.number("num_experts") or 0) <= 1 and set(layer_kinds(shape)) <= {"full", "sliding"}
-    plain = dense and shape.outer is shape.config
-    return 2 if plain and since("second_runner_of_dense_since", version) else 1
+    return 2 if dense and not shape.has_encoder and since("second_runner_of_dense_since", version) else 1

@@ -10,6 +10,7 @@ from oomguard.errors import ConfigError
 
 # Where a model of several parts keeps the language model's own configuration.
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
+_ENCODERS: Final = ("vision_config", "audio_config")
 # The canonical name of a number first, then what other families call it.
 _ALIASES: Final = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -62,6 +63,11 @@ class ModelShape:
     max_positions: int | None
     default_length: int | None
     path: str = "config.json"
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether there are parts beside the language model's: an encoder of images or audio, in whatever form the file has it."""
+        return self.outer is not self.config or any(isinstance(self.outer.get(part), Mapping) for part in _ENCODERS)
 
     def number(self, name: str) -> int | None:
         """A count under any of its names, of a list its largest; None where it is missing or null.

@@ -28,7 +28,7 @@ _TIED_BY_DEFAULT: Final = ("gemma", "cohere", "bloom", "falcon", "mpt", "gpt2", 
 def built_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
     """Every parameter as transformers builds it, no byte of it allocated; None where it is absent or does not know the model.
 
-    A model of several parts is built with all of them; see ``has_encoder``.
+    A model of several parts is built with all of them; see ``ModelShape.has_encoder``.
     """
     if not _importable():
         return None
@@ -63,11 +63,6 @@ def _merged(filled: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     return both
 
 
-def has_encoder(shape: ModelShape) -> bool:
-    """Whether the configuration has parts beside the language model's: an encoder of images or audio."""
-    return shape.outer is not shape.config
-
-
 def _importable() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
@@ -88,7 +83,7 @@ def _build(shape: ModelShape) -> Iterator[Parameter]:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kind, whole = AutoModelForCausalLM, dict(shape.config)
-    if has_encoder(shape):  # the language model's part decides, whatever the outer class has for a default
+    if shape.has_encoder:  # the language model's part decides, whatever the outer class has for a default
         kind, whole = AutoModelForImageTextToText, {**shape.outer, "tie_word_embeddings": _tied(shape)}
     whole["model_type"] = str(whole.get("model_type") or shape.model_type)
     with torch.device("meta"):
@@ -135,7 +130,7 @@ def _tied(shape: ModelShape) -> bool:
 
 def well_counted(shape: ModelShape) -> bool:
     """Whether the count is near for this family: dense attention in every layer, and an MLP of one kind."""
-    plain = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not has_encoder(shape)
+    plain = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not shape.has_encoder
     return plain and (shape.number("num_experts") or 0) <= 1 and not shape.number("kv_lora_rank")
 
 

@@ -18,7 +18,6 @@ from oomguard.memory.kv_layout import KvLayout, KvSettings, lay_out
 from oomguard.memory.layer_caches import LayerCache, keeps_latent, layer_caches
 from oomguard.memory.model_runner import model_runner
 from oomguard.memory.model_shape import ModelShape
-from oomguard.memory.parameters import has_encoder
 from oomguard.memory.prepared import Prepared, element_bytes
 from oomguard.memory.quantized import quantizes_cache
 from oomguard.memory.weights import RankWeights, first_of_fullest, rank_weights, stage_layers
@@ -283,7 +282,7 @@ def _steps_in_flight(settings: VllmSettings, shape: ModelShape) -> int:
 
 def _images(model: Prepared, settings: VllmSettings, assumed: list[str]) -> EncoderProfile | None:
     """What the encoder of images takes while it is profiled, said; None where there is none, or it is switched off."""
-    if not has_encoder(model.shape) or settings.device == "cpu":
+    if not model.shape.has_encoder or settings.device == "cpu":
         return None
     if model.encoder is None:
         assumed.append("images, audio and video: what the encoder takes while it is profiled is not counted")

@@ -10,7 +10,7 @@ from oomguard.memory.encoder import Encoder, read_encoder
 from oomguard.memory.layer_kinds import not_read
 from oomguard.memory.model_files import ModelFiles, Parameter, find_model
 from oomguard.memory.model_shape import DTYPE_BYTES, ModelShape, read_shape
-from oomguard.memory.parameters import built_on_meta, completed, counted, has_encoder, well_counted
+from oomguard.memory.parameters import built_on_meta, completed, counted, well_counted
 from oomguard.memory.quantized import loaded, quantized
 
 # What counting parameters from the shape alone may be off by: plain families differ in norms, biases and gates, others by much.
@@ -46,7 +46,7 @@ def prepare(
 
 def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
     """The tower of images by the file, or by its family's defaults where the file leaves its numbers out."""
-    if not has_encoder(shape):
+    if not shape.has_encoder:
         return None
     found = read_encoder(model.config, model.processor, shape.hidden)
     return found or read_encoder(completed(model.config), model.processor, shape.hidden)
@@ -66,7 +66,7 @@ def _prepare(model: ModelFiles, dtype: str, quantization: str | None) -> Prepare
         "weights: from the configuration, no safetensors files beside it" if found is not None else
         "weights: counted from the configuration, transformers does not build this model here"
     )  # fmt: skip
-    if found is None and has_encoder(shape):
+    if found is None and shape.has_encoder:
         assumed.append("weights: the encoder's of images or audio are not counted")
     parameters = quantized(found or counted(shape), shape, quantization, assumed)
     uncertain = 0.0 if found is not None else _COUNTED_WELL_RATIO if exact else _COUNTED_BADLY_RATIO

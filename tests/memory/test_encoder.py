@@ -119,8 +119,9 @@ TEXT = {
 }  # fmt: skip
 
 
-def test_a_plan_says_what_the_images_take_and_is_smaller_without_them():
-    model = prepare(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, ()))
+@pytest.mark.parametrize("config", [{**QWEN25, "text_config": TEXT}, {**TEXT, **QWEN25}], ids=["in parts", "flat"])
+def test_a_plan_says_what_the_images_take_and_is_smaller_without_them(config):
+    model = prepare(ModelFiles("vl", "config.json", config, ()))
     asked = replace(SETTINGS, max_model_len=8192, max_num_seqs=16)
     found = plan_vllm(model, asked)
     none = plan_vllm(model, replace(asked, limit_mm_per_prompt='{"image": 0, "video": 0}'))
