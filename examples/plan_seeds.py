@@ -7,6 +7,8 @@ No model is loaded; the configurations are those that the models' publishers giv
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from packaging.version import Version
 
 from oomguard.facts import GIB, format_gib
@@ -132,20 +134,19 @@ def token_table() -> None:
 def eight_gibibytes() -> None:
     print("3. A 4B vision model in 8 bit on 8 GiB (vLLM 0.11, max_model_len 4096)")
     model = ready("VL 4B FP8", QWEN3_VL_4B_FP8)
-    for utilization in (0.8, 0.7, 0.9):
-        settings = VllmSettings(
-            version=Version("0.11"), gpu_total_bytes=8 * GIB, gpu_memory_utilization=utilization, max_model_len=4096
-        )
-        plan = plan_vllm(model, settings)
-        print(row(f"utilization {utilization}", plan))
-    found = fit(
-        model,
-        VllmSettings(version=Version("0.11"), gpu_total_bytes=8 * GIB, gpu_memory_utilization=0.8, max_model_len=4096),
+    settings = VllmSettings(
+        version=Version("0.11"), gpu_total_bytes=8 * GIB, gpu_memory_utilization=0.8, max_model_len=4096
     )
+    plans = {ratio: plan_vllm(model, replace(settings, gpu_memory_utilization=ratio)) for ratio in (0.8, 0.7, 0.9)}
+    for ratio, plan in plans.items():
+        print(row(f"utilization {ratio}", plan))
+    found = fit(model, settings)
+    without = "; without images it does" if found.without_images else ""
     changes = ", ".join(f"{name} {before} -> {after}" for name, before, after in found.changed) or "nothing to change"
-    print(f"  At 0.8: {changes if found.plan else 'nothing fits'}.")
+    print(f"  At 0.8: {changes if found.plan else 'nothing fits with the largest images' + without}.")
+    beyond = format_gib(plans[0.8].kv_cache_pool_bytes + 3.79 * GIB)
     print(
-        "  '0.80 -> 0.70' takes 0.8 GiB from the pool; it never adds any. The log printed -3.79 GiB, 3.5 GiB less than this:"
+        f"  '0.80 -> 0.70' takes 0.8 GiB from the pool; it never adds any. The log printed -3.79 GiB, {beyond} less than this:"
     )
     print(
         "  a video's profile, or attention without flash kernels, is not in the plan. An image's is, with 16,384 tokens.\n"

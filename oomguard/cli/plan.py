@@ -336,6 +336,7 @@ def _advice(
     model: Prepared, settings: VllmSettings, plan: MemoryPlan, given: set[str]
 ) -> tuple[Sequence[str], dict[str, Any]]:
     """Lines for the terminal, keys for the JSON: the command that fits, and what it changes."""
+    from oomguard.memory.encoder import NO_IMAGES
     from oomguard.memory.fitting import fit
     from oomguard.report.memory_plan import command_line
 
@@ -351,7 +352,12 @@ def _advice(
         lines.append(f"it would fit with --tensor-parallel-size {found.tensor_parallel_size}")
     if found.gpu_total_bytes:
         lines.append(f"it would fit on a GPU of {format_gib(found.gpu_total_bytes)}")
-    smallest = {"tensor_parallel_size": found.tensor_parallel_size, "gpu_total_bytes": found.gpu_total_bytes}
+    if found.without_images:
+        lines.append(f"it would fit where no prompt has images: --limit-mm-per-prompt '{NO_IMAGES}'")
+    smallest = {
+        "tensor_parallel_size": found.tensor_parallel_size, "gpu_total_bytes": found.gpu_total_bytes,
+        "without_images": found.without_images,
+    }  # fmt: skip
     return [*(lines or ["no larger GPU and no more of them would help"])], {
         "command": None,
         "changes": [],

@@ -20,6 +20,7 @@ from oomguard.memory_plan import VllmSettings
 _ELEMENTS_OF_WIDTH: Final = 4.6
 _PLAIN, _PRODUCT = 2, 3
 _PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
+NO_IMAGES: Final = '{"image": 0, "video": 0}'
 _MOST_PER_PROMPT: Final = 999  # vLLM's own where the user names none
 _UNCERTAINTY_RATIO: Final = 0.3
 # The largest image of Qwen's processors where no file says another: 12845056 pixels of 28 x 28 a token, 16777216 of 32 x 32

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import MIB
+from oomguard.memory.encoder import NO_IMAGES
 from oomguard.memory.model_shape import ModelShape
 from oomguard.memory.plan import counts_graphs, plan_vllm
 from oomguard.memory.prepared import Prepared
@@ -28,13 +29,15 @@ _LARGEST_GPU_BYTES: Final = 1 << 42
 class Fit:
     """Settings that fit and what was changed to get there; ``plan`` None where nothing but other hardware or weights helps.
 
-    ``tensor_parallel_size`` and ``gpu_total_bytes`` are then the smallest that would, None where none would.
+    ``tensor_parallel_size`` and ``gpu_total_bytes`` are then the smallest that would, None where none would; ``without_images``
+    says that it would where no prompt has any.
     """
 
     plan: MemoryPlan | None
     changed: tuple[tuple[str, Any, Any], ...] = ()
     tensor_parallel_size: int | None = None
     gpu_total_bytes: int | None = None
+    without_images: bool = False
 
 
 Permits = Callable[[str, Any, Any], bool]
@@ -58,7 +61,13 @@ def fit(model: Prepared, settings: VllmSettings, permits: Permits = lambda _name
             if found is not None and all(permits(*change) for change in changed):
                 return Fit(plan_vllm(model, found), changed)
     # On another device the engine's own defaults are others: what the user gave is searched with, not what was filled in.
-    return Fit(None, (), _ranks(model, settings), _gpu(model, settings))
+    return Fit(None, (), _ranks(model, settings), _gpu(model, settings), _without_images(model, settings))
+
+
+def _without_images(model: Prepared, settings: VllmSettings) -> bool:
+    if model.encoder is None or settings.limit_mm_per_prompt == NO_IMAGES:
+        return False
+    return fit(model, replace(settings, limit_mm_per_prompt=NO_IMAGES)).plan is not None
 
 
 def _fits(model: Prepared, settings: VllmSettings) -> bool:

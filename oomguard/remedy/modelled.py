@@ -8,6 +8,7 @@ from typing import Any, Final
 from oomguard.errors import OomguardError
 from oomguard.facts import FactValue, format_gib
 from oomguard.incident import Alternative, Incident, Patch
+from oomguard.memory.encoder import NO_IMAGES
 from oomguard.memory.fitting import Fit, fit, solve
 from oomguard.memory.in_force import Start
 from oomguard.memory_plan import MemoryPlan
@@ -46,7 +47,7 @@ def solved_together(incident: Incident, start: Start, policy: Policy) -> tuple[P
 
 
 def smallest_that_would(start: Start) -> tuple[Alternative, ...]:
-    """What would make the start fit where no setting does: more ranks, or a larger device."""
+    """What would make the start fit where no setting does: more ranks, a larger device, or prompts without images."""
     try:
         found: Fit = fit(start.model, start.settings)
     except OomguardError:
@@ -62,6 +63,12 @@ def smallest_that_would(start: Start) -> tuple[Alternative, ...]:
     if found.gpu_total_bytes is not None:
         size = format_gib(found.gpu_total_bytes)
         others.append(Alternative("device", None, f"no setting fits on this device; one of {size} would do"))
+    if found.without_images:
+        why = "no setting fits with images profiled; without any in a prompt one does"
+        name = "limit_mm_per_prompt"
+        others.append(
+            Alternative(name, NO_IMAGES, why, as_flag(name, NO_IMAGES), f"{name}={NO_IMAGES}")
+        )  # a dict in Python too
     return tuple(others)
 
 

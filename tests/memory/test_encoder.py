@@ -10,6 +10,7 @@ from packaging.version import Version
 from oomguard.errors import SettingError
 from oomguard.facts import GIB
 from oomguard.memory.encoder import profile, read_encoder
+from oomguard.memory.fitting import fit
 from oomguard.memory.model_files import ModelFiles
 from oomguard.memory.plan import plan_vllm
 from oomguard.memory.prepared import prepare
@@ -129,3 +130,14 @@ def test_a_plan_says_what_the_images_take_and_is_smaller_without_them(config):
     assert not any(line.startswith("images") for line in none.assumptions)
     assert found.kv_cache_pool_bytes < none.kv_cache_pool_bytes
     assert found.uncertainty_bytes > none.uncertainty_bytes
+
+
+def test_where_only_the_images_are_too_much_it_is_said_and_acted_on_by_the_user():
+    model = prepare(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, None))
+    small = replace(
+        SETTINGS, gpu_total_bytes=10 * GIB, max_model_len=1024, max_num_seqs=None, max_num_batched_tokens=None
+    )
+    found = fit(model, small)
+    assert (found.plan, found.without_images) == (None, True)
+    without = replace(small, limit_mm_per_prompt='{"image": 0, "video": 0}')
+    assert fit(model, without).plan is not None
