@@ -52,7 +52,6 @@ class ModelShape:
     config: Mapping[str, Any]
     outer: Mapping[str, Any]
     model_type: str
-    architecture: str | None
     layers: int
     hidden: int
     heads: int
@@ -88,7 +87,7 @@ def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelSha
         layers, hidden = _needed(text, "num_hidden_layers"), _needed(text, "hidden_size")
         heads = 1 if heads_or_none is None and _attention_free(text) else _needed(text, "num_attention_heads")
         return ModelShape(
-            text, config, str(text.get("model_type") or config.get("model_type") or ""), _architecture(config, text),
+            text, config, str(text.get("model_type") or config.get("model_type") or ""),
             layers, hidden, heads, _kv_heads(text, heads), _head_dim(text, hidden, heads), _needed(text, "vocab_size"),
             _dtype_bytes(text, config), _longest(text, config), _default_length(text, config), path,
         )  # fmt: skip
@@ -104,14 +103,6 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if inner is None:
             return part
         part = inner
-
-
-def _architecture(config: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
-    for part in (config, text):
-        names = part.get("architectures")
-        if isinstance(names, list) and names and isinstance(names[0], str):
-            return names[0]
-    return None
 
 
 def _attention_free(text: Mapping[str, Any]) -> bool:
