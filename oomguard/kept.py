@@ -27,7 +27,16 @@ def state_file(name: str) -> Path:
 def keep(path: Path, content: bytes) -> None:
     """Write a file for the next time, whole or not at all; a cache that cannot be written is none."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
+        write_whole(path, content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file in one step, so that no reader sees half of it; raises OSError, and leaves nothing behind then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
         partial.write_bytes(content)
         partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

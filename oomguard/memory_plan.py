@@ -11,7 +11,8 @@ from packaging.version import Version
 class Correction:
     """What a start of this model measured beyond the model's own sum, in bytes, part by part; ``source`` says which start.
 
-    ``uncertainty_bytes`` is what the printed figures leave open. It stands in for the priors' own.
+    ``uncertainty_bytes`` is what the printed figures leave open. It stands in for the priors' own, where a plan has the rows,
+    tokens and graphs that were measured.
     """
 
     source: str
@@ -20,6 +21,9 @@ class Correction:
     non_torch_bytes: int = 0
     cudagraph_bytes: int = 0
     uncertainty_bytes: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    enforce_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)

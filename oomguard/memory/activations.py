@@ -25,7 +25,7 @@ _PROMPT_LOGPROBS_BYTES, _PROMPT_LOGPROBS_CHUNK_TOKENS = 10, 1024
 class Peak:
     """Bytes of the peak and of each thing it may come from; ``uncertainty_bytes`` to either side.
 
-    ``unprofiled_bytes`` is what sampling takes beyond the peak at its first use, which no start of that version reserves.
+    ``sampling_bytes`` is what is held when all of the sampler is first used: what that is beyond the peak no start reserves.
     """
 
     bytes: int
@@ -33,7 +33,7 @@ class Peak:
     step_bytes: int
     workspace_bytes: int
     uncertainty_bytes: int
-    unprofiled_bytes: int
+    sampling_bytes: int
 
 
 def peak_activation(
@@ -55,9 +55,9 @@ def peak_activation(
     workspace = _workspace(shape, step_tokens, tensor_parallel_size)
     kept = since("kept_workspace_since", version)
     total = max(sampler, step) + workspace if kept else max(sampler, step + workspace)
-    later = sampler + round(float(row.get("unprofiled_bytes_per_logit", 0)) * rows * shape.vocab) if sampler else 0
-    uncertain = round(row["uncertainty_ratio"] * total)
-    return Peak(total, sampler, step, workspace, uncertain, max(0, later - total))
+    unprofiled = round(float(row.get("unprofiled_bytes_per_logit", 0)) * rows * shape.vocab)
+    sampling = sampler + unprofiled + (workspace if kept else 0) if last_stage else 0
+    return Peak(total, sampler, step, workspace, round(row["uncertainty_ratio"] * total), sampling)
 
 
 def _mlp_width(shape: ModelShape) -> int:

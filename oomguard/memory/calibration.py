@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import ConfigError, InputError, OomguardError, SettingError
-from oomguard.facts import format_gib, number_of
+from oomguard.facts import GIB, format_gib, number_of
 from oomguard.incident import StartUp
-from oomguard.kept import state_file
+from oomguard.kept import state_file, write_whole
 from oomguard.memory.in_force import local_model, settings_of
-from oomguard.memory.plan import plan_vllm
+from oomguard.memory.model_files import find_model
+from oomguard.memory.model_shape import ModelShape
+from oomguard.memory.plan import counts_graphs, plan_vllm
 from oomguard.memory.prepared import Prepared
 from oomguard.memory_plan import Correction, MemoryPlan, VllmSettings
 
 _SCHEMA: Final = 1
 # Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device up to this.
 _SAME_DEVICE_RATIO: Final = 0.05
+# Totals and what is asked of them are printed with two decimals.
+_TOTAL_SLACK_BYTES: Final = 2e-2 * GIB
 # What counting may be off by; another model's weights differ by more.
 _SAME_WEIGHTS_RATIO: Final = 0.1
 
@@ -66,10 +68,13 @@ def correction_of(start: StartUp, model: Prepared, source: str) -> Correction:
         source,
         weights_bytes=beyond("model_weights_bytes", predicted.weights_bytes + predicted.draft_weights_bytes),
         peak_activation_bytes=beyond(
-            "peak_activation_bytes", predicted.peak_activation_bytes + _graphs_within(start, predicted)
+            "peak_activation_bytes", predicted.peak_activation_bytes + _graphs_within(start, predicted, model.shape)
         ),
         cudagraph_bytes=graphs,
         uncertainty_bytes=round(sum(facts[name].slack for name in _USED if name in facts)),
+        max_num_seqs=predicted.settings.max_num_seqs or 0,
+        max_num_batched_tokens=predicted.settings.max_num_batched_tokens or 0,
+        enforce_eager=settings.enforce_eager,
     )
     if settings.kv_cache_memory_bytes is None:
         left = round(number_of(facts, "kv_cache_available_bytes") or 0)
@@ -78,14 +83,15 @@ def correction_of(start: StartUp, model: Prepared, source: str) -> Correction:
     return found
 
 
-def _graphs_within(start: StartUp, predicted: MemoryPlan) -> int:
+def _graphs_within(start: StartUp, predicted: MemoryPlan, shape: ModelShape) -> int:
     """What the printed peak holds of CUDA graphs: the form that sums weights and the rest up counts their estimate in it.
 
     Source: https://github.com/vllm-project/vllm/pull/57983; the estimate itself is seldom printed, what they took in the end is.
     """
     summed = "consumed_bytes" in start.facts and "non_torch_bytes" not in start.facts
     printed = number_of(start.facts, "cudagraph_bytes")
-    return round(printed) if summed and printed is not None and predicted.cudagraph_bytes else 0
+    counted = counts_graphs(predicted.settings, shape)
+    return round(printed) if summed and counted and printed is not None and predicted.cudagraph_bytes else 0
 
 
 _USED: Final = ("kv_cache_available_bytes", "desired_bytes")
@@ -118,15 +124,23 @@ def calibrated(
 
 
 def keep_measured(start: StartUp, name: str, kept: Calibrations) -> bool:
-    """Keep what a start of a model in a local folder measured; False where it cannot be told or nothing can be kept."""
+    """Keep what a start of a model in a local folder measured; False where it cannot be told or nothing can be kept.
+
+    Of a folder without safetensors nothing is: its weights would have to be built, with all that this imports.
+    """
     own, folder = settings_of_start(start), start.settings.get("model")
     named = None if folder is None else folder.value
-    model = local_model(named, own) if isinstance(named, str) and named and own.pipeline_parallel_size == 1 else None
-    if model is None or not model.exact:
+    if start.framework_version is None or own.pipeline_parallel_size > 1 or not isinstance(named, str):
         return False
     try:
+        path = Path(named).expanduser()
+        if not path.is_dir() or find_model(str(path)).parameters is None:
+            return False
+        model = local_model(named, own)
+        if model is None or not model.exact or (model.encoder is not None and not start.settings_complete):
+            return False
         kept.keep(model, own, _checked(start, own, model, name))
-    except OomguardError:
+    except (OomguardError, OSError, RuntimeError, ValueError):
         return False
     return True
 
@@ -135,6 +149,14 @@ def _checked(start: StartUp, own: VllmSettings, model: Prepared, name: str) -> C
     """The correction of a start that is of this model and drafts nothing; raises SettingError for another."""
     if "speculative" in start.facts and start.facts["speculative"].value:
         raise SettingError(f"{name} is of a start with a draft model", hint="give the log of a start without one")
+    desired = number_of(start.facts, "desired_bytes")
+    asked = own.gpu_total_bytes * own.gpu_memory_utilization
+    slack = start.facts["desired_bytes"].slack + _TOTAL_SLACK_BYTES if desired is not None else 0.0
+    if desired is not None and own.kv_cache_memory_bytes is None and abs(desired - asked) > slack:
+        raise SettingError(
+            f"{name} is of several engines: {format_gib(desired)} were asked for, its settings ask for {format_gib(asked)}",
+            hint="give the log of one start",
+        )
     printed = number_of(start.facts, "model_weights_bytes")
     weights = plan_vllm(model, replace(own, device_free_bytes=None)).weights_bytes
     if printed is not None and abs(printed - weights) > _SAME_WEIGHTS_RATIO * weights:
@@ -159,26 +181,26 @@ class Calibrations:
         entries.append({"of": own, "correction": asdict(correction)})
         text = json.dumps({"schema": _SCHEMA, "calibrations": entries}, indent=1)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
-                file.write(text)
-            os.replace(file.name, self.path)  # noqa: PTH105 - in one step, so that no reader sees half of it
+            write_whole(self.path, text.encode())
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror}", hint="XDG_STATE_HOME names another folder") from None
 
     def find(self, model: Prepared, settings: VllmSettings) -> Correction | None:
-        """The correction that was kept for this model, engine version and GPU, None where there is none."""
+        """The correction that was kept for this model, engine version and GPU, None where none is, or none can be read."""
         wanted = _of(model, settings)
-        for entry in self._entries():
-            if _same(entry["of"], wanted):
-                return Correction(**entry["correction"])
-        return None
+        try:
+            entries = self._entries()
+        except InputError:  # the priors are there, and said to be priors
+            return None
+        return next((Correction(**entry["correction"]) for entry in entries if _same(entry["of"], wanted)), None)
 
     def _entries(self) -> list[dict[str, Any]]:
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
-        except OSError:  # none was kept, or none can be read: the priors are there, and said to be priors
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror}", hint="plan with --no-calibration") from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"cannot be read: {error}", path=str(self.path), hint="delete it, or plan with --no-calibration"
@@ -201,6 +223,7 @@ def _of(model: Prepared, settings: VllmSettings) -> dict[str, Any]:
         "quantization": settings.quantization, "dtype": settings.dtype if settings.dtype in {"float32", "float"} else "16 bit",
         "data_parallel_size": settings.data_parallel_size, "enable_expert_parallel": settings.enable_expert_parallel,
         "speculative": settings.speculative_config is not None, "lora": settings.enable_lora,
+        "limit_mm_per_prompt": settings.limit_mm_per_prompt if model.encoder is not None else None,
     }  # fmt: skip
 
 
@@ -218,5 +241,5 @@ def _is_entry(entry: object) -> bool:
         return False
     correction = entry["correction"]
     return set(correction) == {field.name for field in fields(Correction)} and all(
-        isinstance(v, str if n == "source" else int) for n, v in correction.items()
+        isinstance(v, str if n == "source" else bool if n == "enforce_eager" else int) for n, v in correction.items()
     )

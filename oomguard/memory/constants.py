@@ -35,7 +35,9 @@ def engine_version(text: str | None) -> Version:
 
 def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
     """The row of a table for a version; of rows for numbers of ranks the last whose numbers are not above the asked ones."""
-    rows = [row for row in tables()[table] if SpecifierSet(row["versions"]).contains(version, prereleases=True)]
+    rows = [
+        row for row in tables()[table] if SpecifierSet(row["versions"]).contains(version.base_version, prereleases=True)
+    ]
     rows = [row for row in rows if all(row.get(name, 1) <= value for name, value in where.items())]
     if not rows:
         raise SettingError(f"nothing is known of {table} in version {version}")

@@ -23,6 +23,8 @@ _PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
 NO_IMAGES: Final = '{"image": 0, "video": 0}'
 _MOST_PER_PROMPT: Final = 999  # vLLM's own where the user names none
 _UNCERTAINTY_RATIO: Final = 0.3
+# Tiles and shuffles of other families (Llama 4, Idefics): with one of these the tokens of an image are not known here.
+_NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "max_num_tiles")
 # The largest image of Qwen's processors where no file says another: 12845056 pixels of 28 x 28 a token, 16777216 of 32 x 32
 # (preprocessor_config.json of the published models).
 _LARGEST_TOKENS: Final = 16_384
@@ -70,15 +72,16 @@ def read_encoder(outer: Mapping[str, Any], processor: Mapping[str, Any], output_
         return None
     # Qwen2-VL calls the tower's width embed_dim, and its output's hidden_size.
     width = _count(vision, "embed_dim") or _count(vision, "hidden_size")
-    patch = _count(vision, "patch_size")
+    patch = _side(vision, "patch_size")
     ratio = vision.get("mlp_ratio")
     scaled = round(width * ratio) if width and isinstance(ratio, (int, float)) and 0 < ratio < width else None
     mlp = _count(vision, "intermediate_size") or scaled
-    if not width or not patch or not mlp:
+    shuffled = [name for part in (outer, vision) for name in _NOT_READ if part.get(name)]
+    if not width or not patch or not mlp or shuffled or (vision.get("image_size") and not _side(vision, "image_size")):
         return None
     activation = vision.get("hidden_act", "quick_gelu" if "embed_dim" in vision else "gelu")
     side, merge = (
-        _count(vision, "image_size"),
+        _side(vision, "image_size"),
         _count(vision, "spatial_merge_size") or _count(outer, "spatial_merge_size"),
     )
     merged = (merge or 1) ** 2
@@ -120,7 +123,7 @@ def images_per_prompt(limits: str | None, encoder: Encoder) -> int:
     try:
         given = json.loads(limits) if limits.lstrip().startswith("{") else dict(p.split("=") for p in limits.split(","))
         counts = {name: int(_limit(value)) for name, value in given.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise SettingError(f"limit_mm_per_prompt is {limits!r}", hint='for example {"image": 1, "video": 0}') from None
     if any(value < 0 for value in counts.values()):
         raise SettingError(f"limit_mm_per_prompt is {limits!r}, with a count below 0")
@@ -149,11 +152,19 @@ def _shuffled(outer: Mapping[str, Any], tokens: int) -> int:
 def _tiles(outer: Mapping[str, Any]) -> int:
     """Tiles beside the whole image of the largest grid (LLaVA-NeXT), 0 where images are not cut."""
     pinpoints, vision = outer.get("image_grid_pinpoints"), outer.get("vision_config")
-    side = _count(vision, "image_size") if isinstance(vision, Mapping) else None
+    side = _side(vision, "image_size") if isinstance(vision, Mapping) else None
     if not isinstance(pinpoints, list) or not side:
         return 0
     grids = [p for p in pinpoints if isinstance(p, list) and len(p) == 2 and all(isinstance(n, int) for n in p)]
     return max((max(1, high // side) * max(1, wide // side) for high, wide in grids), default=0)
+
+
+def _side(part: Mapping[str, Any], name: str) -> int | None:
+    """A length in pixels; of a pair of equal ones either."""
+    value = part.get(name)
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        return _count({name: value[0]}, name)
+    return _count(part, name)
 
 
 def _count(part: Mapping[str, Any], name: str) -> int | None:

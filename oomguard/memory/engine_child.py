@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+_ANY_POOL_BYTES = 1 << 44
+
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """The pool's blocks and requests at once, the longest request in it, and the smallest pool for the asked length."""
@@ -45,6 +47,13 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         owners = [{id(module) for model in stage for module in model.modules()} for stage in models]
         of_stages = [{name: spec for name, spec in specs.items() if id(layers[name]) in owner} for owner in owners]
 
+        left_out = specs.keys() - {name for stage in of_stages for name in stage}
+        if left_out:
+            raise RuntimeError(f"no stage has the layers {', '.join(sorted(left_out))}")
+        get_kv_cache_configs(
+            config, of_stages, [_ANY_POOL_BYTES] * stages
+        )  # what it cannot lay out at all is no length's fault
+
         def planned(max_model_len: int, pools_bytes: list[int]) -> Any:
             config.model_config.max_model_len = max_model_len
             try:
@@ -54,7 +63,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
         length, pools = config.model_config.max_model_len, asked["pools_bytes"]
         longest = _largest(lambda tokens: planned(tokens, pools) is not None, asked["limit_tokens"])
-        smallest = _largest(lambda size: planned(length, [size] * stages) is None, 1 << 44) + 1
+        smallest = _largest(lambda size: planned(length, [size] * stages) is None, _ANY_POOL_BYTES) + 1
         # Of a pool in which the asked length does not fit, the blocks are those of the longest that does.
         found = planned(min(length, longest), pools) if longest else None
         concurrency = 0.0 if found is None else get_max_concurrency_for_kv_cache_config(config, found)

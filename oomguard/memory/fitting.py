@@ -110,10 +110,11 @@ def _utilization(model: Prepared, settings: VllmSettings) -> VllmSettings | None
 
     The pool grows by the device's size with the utilization, and nothing else changes.
     """
-    if settings.kv_cache_memory_bytes is not None:
-        return None
     plan = plan_vllm(model, settings)
     top = _ceiling(settings, plan.context_bytes)
+    if settings.kv_cache_memory_bytes is not None:  # it decides over nothing but whether the engine begins
+        candidate = replace(settings, gpu_memory_utilization=top)
+        return candidate if 0 < top < settings.gpu_memory_utilization and _fits(model, candidate) else None
     lacking = (plan.uncertainty_bytes - plan.margin_bytes) / settings.gpu_total_bytes
     now = settings.gpu_memory_utilization
     least = _in_steps(math.ceil, now + lacking)
@@ -134,8 +135,11 @@ def _pool(model: Prepared, settings: VllmSettings) -> VllmSettings | None:
     beyond = max(stage.used_bytes for stage in plan.stages) - settings.gpu_total_bytes
     needed = -(-max(stage.needed_bytes for stage in plan.stages) // MIB) * MIB
     value = needed if now < needed else (now - beyond - plan.uncertainty_bytes) // MIB * MIB
-    candidate = replace(settings, kv_cache_memory_bytes=value)
-    return candidate if value > 0 and value != now and _fits(model, candidate) else None
+    if not 0 < value != now:
+        return None
+    changed = plan_vllm(model, replace(settings, kv_cache_memory_bytes=value))
+    spare = settings.gpu_total_bytes - max(stage.used_bytes for stage in changed.stages)
+    return changed.settings if changed.fits and spare >= changed.uncertainty_bytes else None
 
 
 def _largest(

@@ -27,7 +27,7 @@ _NUMBERS: Final = (
     "kv_cache_memory_bytes", "block_size", "max_loras", "max_lora_rank",
 )  # fmt: skip
 _YES_NO: Final = ("enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "enable_lora")
-_TEXTS: Final = ("kv_cache_dtype", "dtype", "quantization", "mamba_ssm_cache_dtype")
+_TEXTS: Final = ("kv_cache_dtype", "dtype", "quantization", "mamba_ssm_cache_dtype", "limit_mm_per_prompt")
 
 
 @dataclass(frozen=True, slots=True)

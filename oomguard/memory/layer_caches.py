@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from oomguard.errors import ConfigError
-from oomguard.memory.layer_kinds import GEMMA4, MIMO, blocks_of_layers, layer_kinds, window_tokens
+from oomguard.memory.layer_kinds import GEMMA4, MIMO, blocks_of_layers, is_searched, layer_kinds, window_tokens
 from oomguard.memory.model_shape import MAX_COUNT, ModelShape
 
 Kind = Literal["full", "sliding", "chunked", "state"]
@@ -101,7 +101,7 @@ def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
         if not all(isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MAX_COUNT for n in found):
             raise ConfigError(f"per_layer_config has {found!r} for layer {index}")
         return found[0], found[1], found[1]
-    if shape.config.get("block_configs"):
+    if is_searched(shape):
         group = blocks_of_layers(shape)[index].get("n_heads_in_group")
         if not isinstance(group, int) or isinstance(group, bool) or not 0 < group <= shape.heads:
             raise ConfigError(f"block_configs has n_heads_in_group {group!r} for layer {index}")

@@ -25,13 +25,15 @@ _LETTERS: Final = {"M": "mamba2", "*": "full", "-": "none", "E": "none"}
 # Fields that change what single layers keep and that nothing here reads: where one is set the numbers are not exact.
 _NOT_READ: Final = (
     "attn_type_list", "global_head_dim", "num_global_key_value_heads", "compress_ratios", "layer_group_size", "hybrid_layer_pattern",
+    "block_configs",
 )  # fmt: skip
 _READ_IN: Final = {GEMMA4: {"global_head_dim", "num_global_key_value_heads"}, MIMO: {"hybrid_layer_pattern"}}
 
 
 def not_read(shape: ModelShape) -> tuple[str, ...]:
     """The fields that decide over the cache and are not understood here."""
-    read = {name for family, names in _READ_IN.items() if shape.model_type.startswith(family) for name in names}
+    read = {"block_configs"} if is_searched(shape) else set()
+    read |= {name for family, names in _READ_IN.items() if shape.model_type.startswith(family) for name in names}
     return tuple(name for name in _NOT_READ if shape.config.get(name) and name not in read)
 
 
@@ -142,16 +144,14 @@ def _zamba2(shape: ModelShape) -> tuple[str, ...]:
     types = shape.config.get("layers_block_type")
     if isinstance(types, list):
         return _by_named(types, shape)
-    hybrid = shape.config.get("hybrid_layer_ids")
-    ids = set(hybrid) if isinstance(hybrid, list) else set()
+    ids = _indices(shape, "hybrid_layer_ids") or set()
     return tuple("mamba2+full" if i in ids else "mamba2" for i in range(shape.layers))
 
 
 def _bamba(shape: ModelShape) -> tuple[str, ...]:
     if isinstance(shape.config.get("layer_types"), list):
         return tuple("mamba2" if kind == "delta" else kind for kind in _by_types(shape))
-    indices = shape.config.get("attn_layer_indices")
-    ids = set(indices) if isinstance(indices, list) else set()
+    ids = _indices(shape, "attn_layer_indices") or set()
     return tuple("full" if i in ids else "mamba2" for i in range(shape.layers))
 
 
@@ -162,8 +162,8 @@ def _falcon_h1(shape: ModelShape) -> tuple[str, ...]:
 def _lfm2(shape: ModelShape) -> tuple[str, ...]:
     if isinstance(shape.config.get("layer_types"), list):
         return _by_types(shape)
-    indices = shape.config.get("full_attn_idxs")
-    ids = set(indices) if isinstance(indices, list) else set(range(shape.layers))
+    listed = _indices(shape, "full_attn_idxs")
+    ids = set(range(shape.layers)) if listed is None else listed
     return tuple("full" if i in ids else "conv" for i in range(shape.layers))
 
 
@@ -175,6 +175,12 @@ def _by_numbers(shape: ModelShape) -> tuple[str, ...]:
             raise ConfigError(f"hybrid_layer_pattern is {str(pattern)[:60]}, not a list of 0 and 1")
         return tuple("sliding" if number else "full" for number in pattern)
     return _by_types(shape)
+
+
+def is_searched(shape: ModelShape) -> bool:
+    """Whether ``block_configs`` says what each layer's attention is; others of that name say what takes its place."""
+    blocks = shape.config.get("block_configs")
+    return isinstance(blocks, list) and any(isinstance(block, Mapping) and "attention" in block for block in blocks)
 
 
 def blocks_of_layers(shape: ModelShape) -> tuple[Mapping[str, Any], ...]:
@@ -189,7 +195,19 @@ def blocks_of_layers(shape: ModelShape) -> tuple[Mapping[str, Any], ...]:
 
 
 def _by_blocks(shape: ModelShape) -> tuple[str, ...]:
+    if not is_searched(shape):
+        return _by_types(shape)
     return tuple("none" if part.get("no_op") else "full" for part in blocks_of_layers(shape))
+
+
+def _indices(shape: ModelShape, name: str) -> set[int] | None:
+    """Layers by their numbers, None where the file has no such list."""
+    listed = shape.config.get(name)
+    if not isinstance(listed, list):
+        return None
+    if not all(isinstance(i, int) for i in listed):
+        raise ConfigError(f"{name} is {str(listed)[:60]}, not a list of layers")
+    return set(listed)
 
 
 def _by_linear_attention(shape: ModelShape) -> tuple[str, ...]:

@@ -131,7 +131,12 @@ def _tied(shape: ModelShape) -> bool:
 def well_counted(shape: ModelShape) -> bool:
     """Whether the count is near for this family: dense attention in every layer, and an MLP of one kind."""
     plain = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not shape.has_encoder
-    return plain and (shape.number("num_experts") or 0) <= 1 and not shape.number("kv_lora_rank")
+    return (
+        plain
+        and not shape.config.get("block_configs")
+        and (shape.number("num_experts") or 0) <= 1
+        and not shape.number("kv_lora_rank")
+    )
 
 
 def _parameter(name: str, size: tuple[int, ...], shape: ModelShape) -> Parameter:
@@ -148,7 +153,7 @@ def _layer(shape: ModelShape, index: int, kind: str) -> Iterator[tuple[str, tupl
         yield "self_attn.k_proj.weight", (kv, hidden)
         yield "self_attn.v_proj.weight", (kv, hidden)
         yield "self_attn.o_proj.weight", (hidden, width)
-    if kind.startswith(("mamba", "delta", "conv")):  # two or three projections of about twice the width
+    if kind.startswith(("mamba", "delta", "conv", "kda")):  # two or three projections of about twice the width
         yield "mixer.in_proj.weight", (4 * hidden, hidden)
         yield "mixer.out_proj.weight", (hidden, 2 * hidden)
     experts = shape.number("num_experts") or 0

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import format_gib
@@ -14,6 +14,7 @@ from oomguard.memory.activations import peak_activation, prompt_logprobs_bytes
 from oomguard.memory.adapters import adapter_bytes
 from oomguard.memory.constants import constant, since, tables
 from oomguard.memory.encoder import EncoderProfile, profile
+from oomguard.memory.engine_defaults import with_defaults
 from oomguard.memory.kv_layout import KvLayout, KvSettings, lay_out
 from oomguard.memory.layer_caches import LayerCache, keeps_latent, layer_caches
 from oomguard.memory.model_runner import model_runner
@@ -28,7 +29,6 @@ KV_ELEMENT_BYTES: Final = {
 }  # fmt: skip
 # A cache of layers that were not understood.
 _UNREAD_RATIO: Final = 0.8
-_LENGTH_OF_NO_KEY: Final = 2048  # vllm/config/model.py
 
 
 def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
@@ -59,7 +59,7 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
     limit = max(length, shape.max_positions or 0)
     sources = [uncertainty, constants["uncertainty"], round(model.weights_uncertainty_ratio * weights.fullest_bytes)]
     if settings.correction is not None:
-        sources = [correction.uncertainty_bytes]
+        sources = list(_left_open(settings, correction, uncertainty, constants))
         assumed.append(f"parts as measured by {correction.source}")
     if not model.exact:
         sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
@@ -87,37 +87,6 @@ def plan_vllm(model: Prepared, settings: VllmSettings) -> MemoryPlan:
         assumptions=tuple(assumed),
         reasons=tuple(_reasons(settings, stages, requested, constants, layout, layers)),
     )
-
-
-def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str]) -> VllmSettings:
-    """The settings as the engine would fill them in; what was assumed is added to ``assumed``."""
-    known = tables()["defaults"]
-    total = settings.gpu_total_bytes
-    size = (
-        "huge" if total >= known["huge_device_bytes"] else "large" if total >= known["large_device_bytes"] else "small"
-    )
-    if settings.gpu_name is not None and any(name in settings.gpu_name.lower() for name in known["small_devices"]):
-        size = "small"
-    batch = dict(known[size])
-    if settings.device == "cpu":
-        world = settings.tensor_parallel_size * settings.pipeline_parallel_size
-        batch = {name: value * world for name, value in known["cpu"].items()}
-    changes: dict[str, Any] = {}
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        if getattr(settings, name) is None:
-            changes[name] = batch[name]
-            assumed.append(f"{name} {batch[name]}: vllm serve's default on a device of this size")
-    if settings.max_model_len is None:
-        changes["max_model_len"] = shape.default_length or _LENGTH_OF_NO_KEY
-        assumed.append(f"max_model_len {changes['max_model_len']}: the model's own")
-    filled = replace(settings, **changes)
-    # Only what the user left alone is fitted to the other (vllm/engine/arg_utils.py, 0.32).
-    if "max_num_batched_tokens" in changes:
-        most = (filled.max_num_seqs or 1) * (filled.max_model_len or 1)
-        filled = replace(filled, max_num_batched_tokens=min(most, filled.max_num_batched_tokens or most))
-    if "max_num_seqs" in changes:
-        filled = replace(filled, max_num_seqs=min(filled.max_num_seqs or 1, filled.max_num_batched_tokens or 1))
-    return filled
 
 
 def _check(settings: VllmSettings, shape: ModelShape) -> None:
@@ -280,6 +249,18 @@ def _steps_in_flight(settings: VllmSettings, shape: ModelShape) -> int:
     return stages + 1
 
 
+def _left_open(
+    settings: VllmSettings, measured: Correction, peak_uncertainty: int, constants: Mapping[str, int]
+) -> Iterator[int]:
+    """What a measured start leaves open: its figures' rounding, and the priors of parts that it had under other settings."""
+    yield measured.uncertainty_bytes
+    now = (settings.max_num_seqs, settings.max_num_batched_tokens)
+    if measured.max_num_seqs and now != (measured.max_num_seqs, measured.max_num_batched_tokens):
+        yield peak_uncertainty
+    if measured.max_num_seqs and measured.enforce_eager and not settings.enforce_eager:
+        yield constants["graphs_uncertainty"]
+
+
 def _images(model: Prepared, settings: VllmSettings, assumed: list[str]) -> EncoderProfile | None:
     """What the encoder of images takes while it is profiled, said; None where there is none, or it is switched off."""
     if not model.shape.has_encoder or settings.device == "cpu":
@@ -312,7 +293,9 @@ def _constants(settings: VllmSettings, shape: ModelShape) -> dict[str, int]:
 
 def _priors(settings: VllmSettings, shape: ModelShape) -> dict[str, int]:
     if settings.device == "cpu":
-        return dict.fromkeys(("cudagraphs", "non_torch", "context", "uncertainty", "subtracted"), 0)
+        return dict.fromkeys(
+            ("cudagraphs", "non_torch", "context", "uncertainty", "graphs_uncertainty", "subtracted"), 0
+        )
     version = settings.version
     other = constant(
         "non_torch", version, tensor_ranks=settings.tensor_parallel_size, stages=settings.pipeline_parallel_size
@@ -323,6 +306,7 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> dict[str, int]:
         "cudagraphs": 0 if settings.enforce_eager else graphs["bytes"],
         "subtracted": int(subtracted),
         "non_torch": other["bytes"], "context": context["bytes"],
+        "graphs_uncertainty": graphs["uncertainty_bytes"] if subtracted else 0,
         "uncertainty": round(math.hypot(other["uncertainty_bytes"], graphs["uncertainty_bytes"] if subtracted else 0)),
     }  # fmt: skip
 
@@ -349,7 +333,7 @@ def _stages(
             requested - held - peak.bytes - constants["non_torch"] - constants["subtracted"] * constants["cudagraphs"]
         )
         pool = pool if settings.kv_cache_memory_bytes is None else settings.kv_cache_memory_bytes
-        later = 0 if settings.device == "cpu" else peak.unprofiled_bytes
+        later = 0 if settings.device == "cpu" else max(0, peak.sampling_bytes - peak.bytes)
         used = (
             held
             + peak.bytes

@@ -27,6 +27,7 @@ _ASKED: Final = (
     "gpu_memory_utilization", "max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override", "enable_prefix_caching",
 )  # fmt: skip
 _ENTRY = re.compile(r"'(\w+)': ('(?:[^'\\]|\\.)*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=[,}])")
+_LIMITS = re.compile(r"'limit_mm_per_prompt': (\{[^{}]*\})")
 _BRACES = re.compile(r"'(?:[^'\\]|\\.)*'|[{}]")
 _MAX_DIGITS: Final = 18
 ECHO_ANCHOR: Final = "non-default args: {"
@@ -43,7 +44,8 @@ class Echo:
 def read_echo(text: str) -> Echo | None:
     """The settings of a ``non-default args`` line, None where the text holds none; a wrapped one is read to its end.
 
-    Only plain values are read (numbers, text, True, False, None): objects print as ``<...>`` and say nothing.
+    Only plain values are read (numbers, text, True, False, None), and the counts of images and video, as JSON: objects print as
+    ``<...>`` and say nothing.
     """
     start = text.find(ECHO_ANCHOR)
     if start < 0:
@@ -51,7 +53,11 @@ def read_echo(text: str) -> Echo | None:
     body = text[start + len(ECHO_ANCHOR) - 1 :]
     end = _closing_brace(body)
     entries = _ENTRY.findall(body[:end] if end else body)
-    return Echo({name: SettingInForce(name, _literal(raw), True, "printed") for name, raw in entries}, end is not None)
+    found = {name: SettingInForce(name, _literal(raw), True, "printed") for name, raw in entries}
+    if limits := _LIMITS.search(body[:end] if end else body):
+        name = "limit_mm_per_prompt"
+        found[name] = SettingInForce(name, limits.group(1).replace("'", '"'), True, "printed")
+    return Echo(found, end is not None)
 
 
 def _closing_brace(body: str) -> int | None:

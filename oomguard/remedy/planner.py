@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Alternative, Incident, Patch
-from oomguard.remedy.policy import Policy
+from oomguard.remedy.policy import HARD_LIMIT, Policy
 from oomguard.remedy.settings import as_env, as_flag, as_kwarg, default_value, effect_of, setting
 from oomguard.remedy.solvers import SOLVERS, Solution
 from oomguard.rules.load import Fix, Rule, RuleSet
@@ -57,12 +57,8 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), 
             unknown.update(dict.fromkeys(solution.unknown))
             if patch.new is not None and (patch.setting, patch.new) in tried:
                 continue
-            if fix.alternative or patch.blocked_by == "a byte count you set":
-                why = patch.blocked_by or patch.reason
-                alternatives.setdefault(
-                    patch.setting,
-                    Alternative(patch.setting, patch.new, why, patch.as_flag, patch.as_kwarg, patch.tradeoff),
-                )
+            if fix.alternative or patch.blocked_by == HARD_LIMIT:
+                alternatives.setdefault(patch.setting, _alternative(patch))
                 continue
             patches[patch.setting] = patch
     if start is not None and incident.kind in STARTS and not any(patch.applicable for patch in patches.values()):
@@ -71,6 +67,11 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), 
         unknown.setdefault("device total: not printed")
     ordered = sorted(patches.values(), key=lambda p: (not p.applicable, p.new is None, p.effect))
     return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
+
+
+def _alternative(patch: Patch) -> Alternative:
+    why = patch.blocked_by or patch.reason
+    return Alternative(patch.setting, patch.new, why, patch.as_flag, patch.as_kwarg, patch.tradeoff)
 
 
 def _add_modelled(
@@ -88,6 +89,9 @@ def _add_modelled(
     if together and not any((patch.setting, patch.new) in tried for patch in together):
         # What may be applied takes the place of what may not; what may not does not hide a value that the engine printed.
         for patch in together:
+            if patch.blocked_by == HARD_LIMIT:
+                alternatives.setdefault(patch.setting, _alternative(patch))
+                continue
             known = patches.get(patch.setting)
             if patch.applicable or known is None or known.new is None:
                 patches[patch.setting] = patch

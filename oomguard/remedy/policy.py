@@ -13,6 +13,8 @@ from oomguard.incident import Effect, Incident, Patch
 from oomguard.remedy.settings import SETTINGS, setting
 
 DEFAULT_MAX_RELAUNCHES: Final = 3
+# Why a patch is blocked that raises what the user wrote in bytes: it is an alternative then.
+HARD_LIMIT: Final = "a byte count you set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Policy:
         if floor is not None and patch.new is not None and _below(patch.new, floor):
             return f"below your floor of {floor}"
         if knob.hard_limit and set_by_user and patch.new is not None and not _below(patch.new, patch.old):
-            return "a byte count you set"
+            return HARD_LIMIT
         if self.allow is not None:
             return None if patch.effect <= self.allow else f"--allow {self.allow} forbids what {patch.effect}"
         if patch.effect == Effect.OUTPUT_PRESERVING:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from oomguard.diagnosing import assess_all
 from oomguard.engines import vllm
 from oomguard.engines.command import Launch, is_vllm_command
-from oomguard.errors import OomguardError
 from oomguard.facts import FactValue
 from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, Patch, SettingInForce
 from oomguard.journal import Journal, Record
@@ -112,7 +111,8 @@ class Supervision:
         )  # fmt: skip
         self._attempts.append(attempt)
         self._end(row, attempt)
-        self._learn(scanner)
+        if signals.stopped_by is None:
+            self._learn(scanner)
         log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._diagnosis = diagnosis
@@ -148,17 +148,14 @@ class Supervision:
         """Keep what the engine measured while it started, for the plans to come; where that cannot be, the run goes on."""
         if self.journal is None or "kv_cache_available_bytes" not in scanner.measured:
             return
-        from oomguard.memory.calibration import (  # loads the whole memory model
-            Calibrations,
-            keep_measured,
-            measured_start,
-        )
+        try:
+            from oomguard.memory.calibration import Calibrations, keep_measured, measured_start  # the memory model
 
-        with contextlib.suppress(OomguardError, OSError):
             start = measured_start(scanner.diagnosis("", given=vllm.settings_in_force(self.launch)).starts)
-            name = f"oomguard run on {time.strftime('%Y-%m-%d')}"
-            kept = keep_measured(start, name, Calibrations(self.journal.path.with_name("calibrations.json")))
+            kept = keep_measured(start, f"oomguard run on {time.strftime('%Y-%m-%d')}", Calibrations())
             get_logger().debug("what the start measured", kept=kept)
+        except Exception as error:  # noqa: BLE001 - whatever a log or a folder holds, the command's own end is not ours to change
+            get_logger().debug("what the start measured is not kept", reason=str(error))
 
     def _with_patched(self, incident: Incident) -> Incident:
         first = vllm.settings_in_force(self._first)

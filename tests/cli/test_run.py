@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -137,17 +138,33 @@ EIGHT_B = {
 }  # fmt: skip
 
 
-def learned(tmp_path: Path, text: str, **config: object) -> list[dict]:
-    """The calibrations that a run printing this log leaves beside its journal; its model's folder has this configuration."""
+def weights_of(config: dict) -> bytes:
+    """The head of a safetensors file with an 8B's tensors; no byte of them follows, and none is read."""
+    layer = {
+        "self_attn.q_proj": (4096, 4096), "self_attn.k_proj": (1024, 4096), "self_attn.v_proj": (1024, 4096), "self_attn.o_proj": (4096, 4096),
+        "mlp.gate_proj": (14336, 4096), "mlp.up_proj": (14336, 4096), "mlp.down_proj": (4096, 14336),
+    }  # fmt: skip
+    layers = config["num_hidden_layers"]
+    shapes = {f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in layer.items()}
+    shapes |= {"model.embed_tokens.weight": (128256, 4096), "lm_head.weight": (128256, 4096)}
+    head = json.dumps({n: {"dtype": "BF16", "shape": s, "data_offsets": [0, 0]} for n, s in shapes.items()}).encode()
+    return struct.pack("<Q", len(head)) + head
+
+
+def learned(tmp_path: Path, text: str, *, weights: bool = True, **config: object) -> list[dict]:
+    """The calibrations that a run printing this log leaves; its model's folder has this configuration."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**EIGHT_B, **config}))
+    whole = {**EIGHT_B, **config}
+    (folder / "config.json").write_text(json.dumps(whole))
+    if weights:
+        (folder / "model.safetensors").write_bytes(weights_of(whole))
     log = tmp_path / "start.log"
     log.write_text(text.replace("org/Model-8B-Instruct", str(folder)))
-    ran = oomguard("run", "-q", "--journal", str(tmp_path / "state" / "journal.sqlite3"), "--", "cat", str(log))
+    ran = oomguard("run", "-q", "--", "cat", str(log))
     assert ran.returncode == 0
     assert ran.stderr == ""
-    kept = tmp_path / "state" / "calibrations.json"
+    kept = Path(os.environ["XDG_STATE_HOME"]) / "oomguard" / "calibrations.json"
     return json.loads(kept.read_text())["calibrations"] if kept.exists() else []
 
 
@@ -165,27 +182,28 @@ def test_what_a_start_measured_is_kept_for_the_plans_to_come(tmp_path):
         "--max-num-seqs",
         "256",
     )
-    arguments = (*options, "--max-num-batched-tokens", "2048", "--max-model-len", "32768", "--format", "json")
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "home")}
-    (tmp_path / "home").mkdir()
-    (tmp_path / "state").rename(tmp_path / "home" / "oomguard")
-    ran = subprocess.run(
-        [sys.executable, "-m", "oomguard", "plan", str(tmp_path / "model"), *arguments],
-        capture_output=True, text=True, timeout=60, check=True, env=environment,
-    )  # fmt: skip
+    lengths = ("--max-num-batched-tokens", "2048", "--max-model-len", "32768")
+    ran = oomguard("plan", str(tmp_path / "model"), *options, *lengths, "--format", "json")
     assert json.loads(ran.stdout)["kv_cache_tokens"] == 40128  # what that start printed
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "config"),
+    ("old", "new", "changes"),
     [
         ("org/Model-8B-Instruct", "org/No-Folder", {}),
         ("speculative_config=None", "speculative_config={'model': 'org/draft'}", {}),
         ("Available KV cache memory: 4.90 GiB", "Available KV cache memory:", {}),
+        ("0.12.0", "", {}),
+        ("(0.9, 21.28 GiB)", "(0.9, 17.73 GiB)", {}),
         ("x", "x", {"num_hidden_layers": 16}),
         ("x", "x", {"hidden_size": -1}),
+        ("x", "x", {"model_type": "bamba", "attn_layer_indices": [[1]]}),
+        ("x", "x", {"weights": False}),
     ],
-    ids=["no folder of this machine", "with a draft", "nothing measured", "of another model", "no model"],
-)
-def test_what_says_nothing_of_a_model_here_is_not_kept(old, new, config, tmp_path):
-    assert learned(tmp_path, LOG.read_text().replace(old, new), **config) == []
+    ids=[
+        "no folder of this machine", "with a draft", "nothing measured", "of no known version", "of two engines", "of another model",
+        "no model", "an absurd model", "no weights beside it",
+    ],
+)  # fmt: skip
+def test_what_says_nothing_of_a_model_here_is_not_kept(old, new, changes, tmp_path):
+    assert learned(tmp_path, LOG.read_text().replace(old, new), **changes) == []

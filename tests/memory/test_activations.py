@@ -54,5 +54,17 @@ def test_the_experts_workspace_stays_beside_the_sampler_since_it_is_kept(version
 
 def test_a_plain_profile_leaves_the_sampler_s_copy_unreserved():
     found = peak(LLAMA, "0.32", rows=1024, tokens=1024)
-    assert found.bytes + found.unprofiled_bytes == found.sampler_bytes + 4 * 1024 * 128256
-    assert peak(LLAMA, "0.33", rows=1024, tokens=1024).unprofiled_bytes == 0
+    assert found.sampling_bytes == found.sampler_bytes + 4 * 1024 * 128256
+    assert found.sampling_bytes > found.bytes
+    late = peak(LLAMA, "0.33", rows=1024, tokens=1024)
+    assert late.sampling_bytes == late.sampler_bytes <= late.bytes
+
+
+def test_the_experts_workspace_makes_no_room_for_sampling():
+    found = peak(EXPERTS, "0.32", rows=1024, tokens=8192)
+    assert found.sampling_bytes == found.sampler_bytes + 4 * 1024 * 128256 + found.workspace_bytes
+
+
+def test_a_release_candidate_is_of_its_release():
+    assert peak(LLAMA, "0.33.0rc1") == peak(LLAMA, "0.33")
+    assert peak(LLAMA, "0.17.0rc1") == peak(LLAMA, "0.17")

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from oomguard.diagnosing import diagnose
 from oomguard.errors import ConfigError, InputError, SettingError
 from oomguard.facts import GIB
+from oomguard.incident import SettingInForce
 from oomguard.memory.calibration import Calibrations, calibrated, correction_of, measured_start, settings_of_start
 from oomguard.memory.model_files import ModelFiles
 from oomguard.memory.plan import plan_vllm
@@ -131,3 +133,28 @@ def test_a_peak_that_counts_the_graphs_in_is_not_counted_with_them_twice(tmp_pat
     assert plan.peak_activation_bytes == pytest.approx(1.23 * GIB, abs=0.01 * GIB)
     assert plan.cudagraph_bytes == pytest.approx(0.62 * GIB, abs=0.01 * GIB)
     assert plan.non_torch_bytes == pytest.approx(0.16 * GIB, abs=0.02 * GIB)
+
+
+def test_what_was_measured_without_graphs_leaves_the_graphs_open(model, start):
+    eager = replace(
+        start, settings={**start.settings, "enforce_eager": SettingInForce("enforce_eager", True, True, "printed")}
+    )
+    asked = replace(settings_of_start(start), version=Version("0.25"))
+    found = correction_of(replace(eager, framework_version="0.25.0"), model, "an eager start")
+    assert found.enforce_eager is True
+    with_graphs = plan_vllm(model, replace(asked, correction=found))
+    without = plan_vllm(model, replace(asked, correction=found, enforce_eager=True))
+    assert without.uncertainty_bytes <= 0.02 * GIB < 0.5 * GIB < with_graphs.uncertainty_bytes
+
+
+def test_what_was_measured_with_other_rows_leaves_the_peak_open(model, start, correction):
+    same = replace(settings_of_start(start), correction=correction)
+    other = plan_vllm(model, replace(same, max_num_seqs=64))
+    assert other.uncertainty_bytes > plan_vllm(model, same).uncertainty_bytes
+
+
+def test_a_calibration_that_cannot_be_written_leaves_nothing_behind(tmp_path, model, start, correction):
+    (tmp_path / "calibrations.json").mkdir()
+    with pytest.raises(InputError):
+        Calibrations(tmp_path / "calibrations.json").keep(model, settings_of_start(start), correction)
+    assert [path.name for path in tmp_path.iterdir()] == ["calibrations.json"]

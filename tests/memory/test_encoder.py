@@ -108,7 +108,9 @@ def test_no_images_are_no_profile():
     assert profile(read_encoder(GEMMA3, {}, 2560), replace(SETTINGS, limit_mm_per_prompt='{"image": 0}'), 2) is None
 
 
-@pytest.mark.parametrize("limits", ["{", "image", '{"image": "many"}', '{"image": -1}', "[1]"])
+@pytest.mark.parametrize(
+    "limits", ["{", "image", '{"image": "many"}', '{"image": -1}', "[1]", '{"image": 1e400}', '{"a":' * 3000]
+)
 def test_a_limit_that_is_none_is_refused(limits):
     with pytest.raises(SettingError, match="limit_mm_per_prompt"):
         profile(read_encoder(GEMMA3, {}, 2560), replace(SETTINGS, limit_mm_per_prompt=limits), 2)
@@ -141,3 +143,13 @@ def test_where_only_the_images_are_too_much_it_is_said_and_acted_on_by_the_user(
     assert (found.plan, found.without_images) == (None, True)
     without = replace(small, limit_mm_per_prompt='{"image": 0, "video": 0}')
     assert fit(model, without).plan is not None
+
+
+def test_sampling_fits_into_what_the_images_were_profiled_with():
+    model = prepare(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, ()))
+    many = replace(
+        SETTINGS, version=Version("0.32"), max_num_seqs=1024, max_num_batched_tokens=1024, max_model_len=8192
+    )
+    assert plan_vllm(model, many).stages[0].unprofiled_bytes == 0
+    without = plan_vllm(model, replace(many, limit_mm_per_prompt='{"image": 0, "video": 0}'))
+    assert without.stages[0].unprofiled_bytes > 0

@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.errors import ConfigError
 from oomguard.memory.layer_caches import layer_caches
-from oomguard.memory.layer_kinds import layer_kinds
+from oomguard.memory.layer_kinds import layer_kinds, not_read
 from oomguard.memory.model_shape import read_shape
 
 BASE = {
@@ -170,7 +170,9 @@ def test_delta_attention_keeps_a_state_and_the_other_layers_a_latent_vector():
     [
         ({**MIMO, "hybrid_layer_pattern": [0, 2, 1, 1]}, "not a list of 0 and 1"),
         ({**MIMO, "swa_head_dim": None}, "swa_head_dim is missing"),
-        ({"block_configs": [{}]}, "does not say the attention of each of 4 layers"),
+        ({"block_configs": [{"attention": {}}]}, "does not say the attention of each of 4 layers"),
+        ({"model_type": "bamba", "attn_layer_indices": [[1]]}, "attn_layer_indices is .* not a list of layers"),
+        ({"model_type": "zamba2", "hybrid_layer_ids": [{}]}, "hybrid_layer_ids is .* not a list of layers"),
         ({"block_configs": [{"attention": {"n_heads_in_group": 0}}] * 4}, "n_heads_in_group 0 for layer 0"),
         ({"linear_attn_config": {"kda_layers": 3}}, "no list kda_layers"),
         (
@@ -182,3 +184,9 @@ def test_delta_attention_keeps_a_state_and_the_other_layers_a_latent_vector():
 def test_a_pattern_that_cannot_be_is_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         layer_caches(shape(**changes), kv_element_bytes=2)
+
+
+def test_blocks_of_another_form_are_said_to_be_not_read():
+    puzzle = shape(block_configs=[{"block_type": "moe"}] * 4)
+    assert layer_kinds(puzzle) == ("full",) * 4
+    assert not_read(puzzle) == ("block_configs",)

@@ -210,6 +210,25 @@ def test_a_pool_in_bytes_that_the_device_does_not_have_is_lowered_to_what_it_has
     assert after < 70 * GIB
 
 
+def test_a_pool_in_bytes_is_not_raised_into_what_is_uncertain():
+    tight = replace(
+        H100,
+        gpu_total_bytes=round(18.4 * GIB),
+        kv_cache_memory_bytes=MIB,
+        max_model_len=8192,
+        gpu_memory_utilization=0.9,
+    )
+    needed = replace(tight, kv_cache_memory_bytes=plan_vllm(MODEL, tight).stages[0].needed_bytes)
+    spare = tight.gpu_total_bytes - plan_vllm(MODEL, needed).stages[0].used_bytes
+    assert 0 < spare < plan_vllm(MODEL, needed).uncertainty_bytes
+    assert "kv_cache_memory_bytes" not in {name for name, _, _ in fit(MODEL, tight).changed}
+
+
+def test_beside_a_pool_in_bytes_the_utilization_is_lowered_to_what_is_free():
+    found = fit(MODEL, replace(H100, kv_cache_memory_bytes=20 * GIB, max_model_len=32768, gpu_memory_utilization=1.0))
+    assert found.changed == (("gpu_memory_utilization", 1.0, 0.993),)
+
+
 def test_what_cannot_fit_says_which_gpus_would():
     small = replace(H100, gpu_total_bytes=12 * GIB)
     found = fit(MODEL, small)
