@@ -1,4 +1,4 @@
-"""Errors of the predicted activation peak on starts that strangers published: other versions, GPUs and settings than the fit's.
+"""Errors of the predicted activation peak on starts that strangers published: other versions, models and settings than the fit's.
 
 Each row holds what a start of vLLM printed, the settings that it was made with, and which of them are the version's defaults
 because nothing else was said. Rows that a constant was taken from are printed, and left out of the means. Two rules were mended

@@ -1,4 +1,4 @@
-"""The activation peak against starts that vLLM printed: other versions, devices and settings than the constants were fitted on."""
+"""The activation peak against starts that vLLM printed: other versions, models and settings than the constants were fitted on."""
 
 from __future__ import annotations
 
