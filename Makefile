@@ -64,6 +64,7 @@ bench: .venv/ready-bench       ## the figures of the README
 	$(BIN)/python benchmarks/short_log.py
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/plan_h100.py
+	$(BIN)/python benchmarks/published_starts.py
 	$(BIN)/python benchmarks/generate_peak.py
 	$(BIN)/python benchmarks/healthy_logs.py
 
