@@ -74,7 +74,7 @@ class ModelShape:
         Raises ConfigError for an absurd one.
         """
         try:
-            return _count(self.config, name)
+            return count_of(self.config, name)
         except ConfigError as error:
             raise ConfigError(str(error), path=self.path) from None
 
@@ -83,7 +83,7 @@ def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelSha
     """The numbers of a parsed configuration; raises ConfigError naming the field that is missing or absurd."""
     text = text_part(config)
     try:
-        heads_or_none = _count(text, "num_attention_heads")
+        heads_or_none = count_of(text, "num_attention_heads")
         layers, hidden = _needed(text, "num_hidden_layers"), _needed(text, "hidden_size")
         heads = 1 if heads_or_none is None and _attention_free(text) else _needed(text, "num_attention_heads")
         return ModelShape(
@@ -110,14 +110,15 @@ def _attention_free(text: Mapping[str, Any]) -> bool:
 
 
 def _needed(config: Mapping[str, Any], name: str) -> int:
-    value = _count(config, name)
+    value = count_of(config, name)
     if value is None:
         others = ", ".join((name, *_ALIASES.get(name, ())))
         raise ConfigError(f"{name} is missing (looked for {others})")
     return value
 
 
-def _count(config: Mapping[str, Any], name: str) -> int | None:
+def count_of(config: Mapping[str, Any], name: str) -> int | None:
+    """A count under any of its names, of a list its largest; None where it is missing or null. Raises ConfigError for an absurd one."""
     for key in (name, *_ALIASES.get(name, ())):
         value = config.get(key)
         if value is None:
@@ -162,10 +163,10 @@ def rope_factor(config: Mapping[str, Any]) -> float:
 
 def _longest(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
     """The longest request that the model is for, None where its file does not say."""
-    known = [value for name in _LENGTHS if (value := _count(text, name))]
+    known = [value for name in _LENGTHS if (value := count_of(text, name))]
     if not known:
         return None
-    longest = _count(text, "model_max_length") or min(known)
+    longest = count_of(text, "model_max_length") or min(known)
     if rope_kind(text) in _STRETCHED or "gemma3" in str(outer.get("model_type")):
         return longest
     return int(longest * rope_factor(text))
@@ -174,15 +175,15 @@ def _longest(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
 def _default_length(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
     """The longest request where the user gives none: of LongRoPE models the length before it is stretched."""
     if rope_kind(text) == "longrope":
-        return _count(text, "original_max_position_embeddings") or _longest(text, outer)
+        return count_of(text, "original_max_position_embeddings") or _longest(text, outer)
     return _longest(text, outer)
 
 
 def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
     """Heads that keep keys and values: all of them, unless the family says fewer in one of its ways."""
     attention = text.get("attn_config")
-    named = _count(attention, "num_key_value_heads") if isinstance(attention, Mapping) else None
-    named = named or _count(text, "num_key_value_heads")
+    named = count_of(attention, "num_key_value_heads") if isinstance(attention, Mapping) else None
+    named = named or count_of(text, "num_key_value_heads")
     kind = str(text.get("model_type"))
     if kind in _ONE_HEAD_UNLESS_NEW and not text.get("new_decoder_architecture"):
         # The old decoder shares one head, the new one has groups (vllm/model_executor/models/falcon.py).
@@ -193,7 +194,7 @@ def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
 
 
 def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
-    named = _count(text, "head_dim")
+    named = count_of(text, "head_dim")
     if named:
         return named
     if hidden % heads and not _attention_free(text):

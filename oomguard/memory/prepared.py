@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.drafts import Speculation, read_speculation
 from oomguard.memory.encoder import Encoder, read_encoder
 from oomguard.memory.layer_kinds import not_read
 from oomguard.memory.model_files import ModelFiles, Parameter, find_model
-from oomguard.memory.model_shape import DTYPE_BYTES, ModelShape, read_shape
+from oomguard.memory.model_shape import DTYPE_BYTES, ModelShape, count_of, read_shape, text_part
 from oomguard.memory.parameters import built_on_meta, completed, counted, well_counted
 from oomguard.memory.quantized import loaded, quantized
 
+_ASKED: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 # What counting parameters from the shape alone may be off by: plain families differ in norms, biases and gates, others by much.
 _COUNTED_WELL_RATIO, _COUNTED_BADLY_RATIO = 0.15, 0.8
 
@@ -54,7 +56,7 @@ def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
 
 def _prepare(model: ModelFiles, dtype: str, quantization: str | None) -> Prepared:
     assumed: list[str] = []
-    shape = _shape(model)
+    shape = _shape(model, assumed)
     if dtype != "auto":
         shape = replace(shape, dtype_bytes=element_bytes(dtype))
     if model.parameters is not None:
@@ -74,14 +76,23 @@ def _prepare(model: ModelFiles, dtype: str, quantization: str | None) -> Prepare
     return Prepared(model.name, shape, parameters, certain, tuple(assumed), weights_uncertainty_ratio=uncertain)
 
 
-def _shape(model: ModelFiles) -> ModelShape:
-    """The numbers as the file has them; with its family's defaults where it leaves some out."""
+def _shape(model: ModelFiles, assumed: list[str]) -> ModelShape:
+    """The numbers as the file has them; with its family's defaults where it leaves some out, which is said."""
     try:
         shape = read_shape(model.config, model.config_path)
     except ConfigError:
-        return read_shape(completed(model.config), model.config_path)
+        return _filled(model, assumed)
     if shape.number("num_key_value_heads") is None and not shape.config.get("attn_config"):
-        return read_shape(completed(model.config), model.config_path)
+        return _filled(model, assumed)
+    return shape
+
+
+def _filled(model: ModelFiles, assumed: list[str]) -> ModelShape:
+    shape = read_shape(completed(model.config), model.config_path)
+    given = text_part(model.config)
+    added = [f"{name} {shape.number(name)}" for name in _ASKED if count_of(given, name) is None and shape.number(name)]
+    if added:
+        assumed.append(f"{', '.join(added)}: not in the file, its family's default in transformers")
     return shape
 
 

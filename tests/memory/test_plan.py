@@ -338,6 +338,8 @@ def test_a_published_file_that_leans_on_its_family_s_defaults_is_read():
               "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}, "vision_config": {}}  # fmt: skip
     model = prepare(ModelFiles("model", "config.json", sparse, None))
     assert (model.shape.heads, model.shape.vocab) == (8, 262208)
+    said = "num_attention_heads 8, num_key_value_heads 4, vocab_size 262208: not in the file, its family's default in transformers"
+    assert said in model.assumptions
     assert any("vision" in parameter.name for parameter in model.parameters)
 
 
