@@ -17,11 +17,11 @@ from oomguard.errors import ConfigError, InputError, OomguardError, SettingError
 from oomguard.facts import GIB, format_gib, number_of
 from oomguard.incident import StartUp
 from oomguard.kept import state_file, write_whole
-from oomguard.memory.in_force import local_model, settings_of
+from oomguard.memory.in_force import local_path, settings_of
 from oomguard.memory.model_files import find_model
 from oomguard.memory.model_shape import ModelShape
 from oomguard.memory.plan import counts_graphs, plan_vllm
-from oomguard.memory.prepared import Prepared
+from oomguard.memory.prepared import Prepared, prepare
 from oomguard.memory_plan import Correction, MemoryPlan, VllmSettings
 
 _SCHEMA: Final = 1
@@ -132,15 +132,18 @@ def keep_measured(start: StartUp, name: str, kept: Calibrations) -> bool:
     named = None if folder is None else folder.value
     if start.framework_version is None or own.pipeline_parallel_size > 1 or not isinstance(named, str):
         return False
+    path = local_path(named)
+    if path is None:
+        return False
     try:
-        path = Path(named).expanduser()
-        if not path.is_dir() or find_model(str(path)).parameters is None:
+        files = find_model(str(path))
+        if files.parameters is None:
             return False
-        model = local_model(named, own)
-        if model is None or not model.exact or (model.encoder is not None and not start.settings_complete):
+        model = prepare(files, dtype=own.dtype, quantization=own.quantization)
+        if not model.exact or (model.encoder is not None and not start.settings_complete):
             return False
         kept.keep(model, own, _checked(start, own, model, name))
-    except (OomguardError, OSError, RuntimeError, ValueError):
+    except OomguardError:
         return False
     return True
 

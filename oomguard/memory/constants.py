@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from pathlib import Path
-from typing import Any, Final
-
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.errors import SettingError
 
+if TYPE_CHECKING:
+    from packaging.version import Version
+
 _FILE: Final = Path(__file__).with_name("constants.toml")
-LATEST: Final = Version("0.33")
+_LATEST: Final = "0.33"
 
 
 @functools.lru_cache(maxsize=1)
 def tables() -> dict[str, Any]:
     """The whole data file."""
+    import tomllib
+
     with _FILE.open("rb") as stream:
         return tomllib.load(stream)
 
 
+def latest() -> Version:
+    """The newest vLLM that is known here."""
+    from packaging.version import Version  # with its specifiers 13 ms, which a diagnosis does without
+
+    return Version(_LATEST)
+
+
 def engine_version(text: str | None) -> Version:
     """A vLLM version as given, the latest known one where nothing is; raises SettingError."""
+    from packaging.version import InvalidVersion, Version
+
     if text is None:
-        return LATEST
+        return latest()
     try:
         return Version(text.removeprefix("v"))
     except InvalidVersion:
@@ -35,6 +45,8 @@ def engine_version(text: str | None) -> Version:
 
 def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
     """The row of a table for a version; of rows for numbers of ranks the last whose numbers are not above the asked ones."""
+    from packaging.specifiers import SpecifierSet
+
     rows = [
         row for row in tables()[table] if SpecifierSet(row["versions"]).contains(version.base_version, prereleases=True)
     ]
@@ -47,6 +59,8 @@ def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
 
 def since(name: str, version: Version) -> bool:
     """Whether a behaviour of the defaults table was there in a version."""
+    from packaging.version import Version
+
     return version >= Version(tables()["defaults"][name])
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import format_gib
-from oomguard.memory.model_shape import MAX_COUNT
+from oomguard.memory.model_shape import is_count
 from oomguard.memory_plan import VllmSettings
 
 _ELEMENTS_OF_WIDTH: Final = 4.6
@@ -80,23 +80,18 @@ def read_encoder(outer: Mapping[str, Any], processor: Mapping[str, Any], output_
     if not width or not patch or not mlp or shuffled or (vision.get("image_size") and not _side(vision, "image_size")):
         return None
     activation = vision.get("hidden_act", "quick_gelu" if "embed_dim" in vision else "gelu")
-    side, merge = (
-        _side(vision, "image_size"),
-        _count(vision, "spatial_merge_size") or _count(outer, "spatial_merge_size"),
-    )
-    merged = (merge or 1) ** 2
+    side = _side(vision, "image_size")
+    merge = _count(vision, "spatial_merge_size") or _count(outer, "spatial_merge_size") or 1
+    merged = merge**2
     if side is not None:
         patches = (side // patch) ** 2
-        tokens = (
-            _count(outer, "mm_tokens_per_image")
-            or _count(outer, "image_seq_length")
-            or _shuffled(outer, patches // merged)
-        )
+        told = _count(outer, "mm_tokens_per_image") or _count(outer, "image_seq_length")
+        tokens = told or _shuffled(outer, patches // merged)
         merged = max(1, patches // max(1, tokens))
         tokens *= 1 + (_count(outer, "max_dynamic_patch") or _tiles(outer))
     else:
         largest = _largest_pixels(processor)
-        tokens = _LARGEST_TOKENS if largest is None else largest // (patch * (merge or 1)) ** 2
+        tokens = _LARGEST_TOKENS if largest is None else largest // (patch * merge) ** 2
     tensors = _PRODUCT if str(activation) in _PRODUCTS else _PLAIN
     return Encoder(width, mlp, tensors, merged, max(1, tokens), output_width, "video_token_id" in outer)
 
@@ -169,4 +164,4 @@ def _side(part: Mapping[str, Any], name: str) -> int | None:
 
 def _count(part: Mapping[str, Any], name: str) -> int | None:
     value = part.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else None
+    return value if is_count(value) and value > 0 else None

@@ -46,13 +46,11 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
             backends.resolve_kv_cache_layout(config, [["LBNHC"]], specs.values())
         owners = [{id(module) for model in stage for module in model.modules()} for stage in models]
         of_stages = [{name: spec for name, spec in specs.items() if id(layers[name]) in owner} for owner in owners]
-
         left_out = specs.keys() - {name for stage in of_stages for name in stage}
         if left_out:
             raise RuntimeError(f"no stage has the layers {', '.join(sorted(left_out))}")
-        get_kv_cache_configs(
-            config, of_stages, [_ANY_POOL_BYTES] * stages
-        )  # what it cannot lay out at all is no length's fault
+        # What it cannot lay out at all is no length's fault, and ends here.
+        get_kv_cache_configs(config, of_stages, [_ANY_POOL_BYTES] * stages)
 
         def planned(max_model_len: int, pools_bytes: list[int]) -> Any:
             config.model_config.max_model_len = max_model_len

@@ -43,11 +43,24 @@ class Fit:
 Permits = Callable[[str, Any, Any], bool]
 
 
-def fit(model: Prepared, settings: VllmSettings, permits: Permits = lambda _name, _old, _new: True) -> Fit:
+def _anything(_name: str, _old: Any, _new: Any) -> bool:
+    return True
+
+
+def fit(model: Prepared, settings: VllmSettings, permits: Permits = _anything) -> Fit:
     """Change the least that makes the plan fit with its margin: what keeps the outputs and the capacity first.
 
     ``permits`` judges each change by the setting's name, its value and the new one; what it refuses is solved in another way.
     """
+    found = _solved(model, settings, permits)
+    if found is not None:
+        return found
+    # On another device the engine's own defaults are others: what the user gave is searched with, not what was filled in.
+    return Fit(None, (), _ranks(model, settings), _gpu(model, settings), _without_images(model, settings))
+
+
+def _solved(model: Prepared, settings: VllmSettings, permits: Permits) -> Fit | None:
+    """The first change of settings that is enough, None where none is."""
     asked = plan_vllm(model, settings)
     if asked.fits:
         return Fit(asked)
@@ -60,14 +73,13 @@ def fit(model: Prepared, settings: VllmSettings, permits: Permits = lambda _name
             changed = tuple(_changes(filled, found)) if found is not None else ()
             if found is not None and all(permits(*change) for change in changed):
                 return Fit(plan_vllm(model, found), changed)
-    # On another device the engine's own defaults are others: what the user gave is searched with, not what was filled in.
-    return Fit(None, (), _ranks(model, settings), _gpu(model, settings), _without_images(model, settings))
+    return None
 
 
 def _without_images(model: Prepared, settings: VllmSettings) -> bool:
     if model.encoder is None or settings.limit_mm_per_prompt == NO_IMAGES:
         return False
-    return fit(model, replace(settings, limit_mm_per_prompt=NO_IMAGES)).plan is not None
+    return _solved(model, replace(settings, limit_mm_per_prompt=NO_IMAGES), _anything) is not None
 
 
 def _fits(model: Prepared, settings: VllmSettings) -> bool:

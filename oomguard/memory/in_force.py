@@ -14,7 +14,7 @@ from oomguard.errors import OomguardError
 from oomguard.facts import GIB, Fact, FactValue
 from oomguard.incident import Incident, SettingInForce
 from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
-from oomguard.memory.constants import LATEST, constant
+from oomguard.memory.constants import constant, latest
 from oomguard.memory.model_files import find_model
 from oomguard.memory.plan import plan_vllm
 from oomguard.memory.prepared import Prepared, prepare
@@ -49,9 +49,8 @@ def start_in_force(incident: Incident, model: str | None = None, *, of_unknown_s
     if incident.framework != "vllm" or named is None or not total:
         return None
     settings = settings_of(incident.settings, incident.facts, incident.framework_version, round(total))
-    prepared = (
-        local_model(named, settings) if model is None else _prepared(model, settings.dtype, settings.quantization)
-    )
+    source = local_path(named) if model is None else model
+    prepared = None if source is None else _prepared(str(source), settings.dtype, settings.quantization)
     if prepared is None:
         return None
     try:
@@ -60,15 +59,13 @@ def start_in_force(incident: Incident, model: str | None = None, *, of_unknown_s
         return None
 
 
-def local_model(name: str, settings: VllmSettings) -> Prepared | None:
-    """The model in a folder of this machine; None for any other name, since nothing is fetched for what a log holds."""
+def local_path(name: str) -> Path | None:
+    """A folder or file of this machine by the name that a log has; None for any other, since nothing is fetched for what a log holds."""
     try:
         path = Path(name).expanduser()
-        if not path.exists():
-            return None
+        return path if path.exists() else None
     except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a folder of someone else
         return None
-    return _prepared(str(path), settings.dtype, settings.quantization)
 
 
 def settings_of(
@@ -147,7 +144,7 @@ def _version(text: str | None) -> Version:
     try:
         return Version(Version(text or "").base_version)
     except InvalidVersion:
-        return LATEST
+        return latest()
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from oomguard.errors import ConfigError
 from oomguard.memory.layer_kinds import GEMMA4, MIMO, blocks_of_layers, is_searched, layer_kinds, window_tokens
-from oomguard.memory.model_shape import MAX_COUNT, ModelShape
+from oomguard.memory.model_shape import ModelShape, is_count
 
 Kind = Literal["full", "sliding", "chunked", "state"]
 
@@ -98,12 +98,12 @@ def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
         layer = own.get(str(index), own.get(index))
         changed = layer if isinstance(layer, Mapping) else {}
         found = [changed.get("num_key_value_heads", shape.kv_heads), changed.get("head_dim", shape.head_dim)]
-        if not all(isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MAX_COUNT for n in found):
+        if not all(is_count(n) and n > 0 for n in found):
             raise ConfigError(f"per_layer_config has {found!r} for layer {index}")
         return found[0], found[1], found[1]
     if is_searched(shape):
         group = blocks_of_layers(shape)[index].get("n_heads_in_group")
-        if not isinstance(group, int) or isinstance(group, bool) or not 0 < group <= shape.heads:
+        if not is_count(group) or not 0 < group <= shape.heads:
             raise ConfigError(f"block_configs has n_heads_in_group {group!r} for layer {index}")
         return shape.heads // group, shape.head_dim, shape.head_dim
     if shape.model_type.startswith(MIMO):
@@ -185,7 +185,7 @@ def _kda_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
     """Convolution and recurrent state of Kimi's delta attention (MambaStateShapeCalculator.kda_state_shape, kda_state_dtype)."""
     part = shape.config["linear_attn_config"]
     found = [part.get(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")]
-    counts = [n for n in found if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MAX_COUNT]
+    counts = [n for n in found if is_count(n) and n > 0]
     if len(counts) != len(found):
         raise ConfigError(f"linear_attn_config has num_heads, head_dim and short_conv_kernel_size {found}")
     heads, width, kernel = counts

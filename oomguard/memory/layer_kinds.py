@@ -186,9 +186,7 @@ def is_searched(shape: ModelShape) -> bool:
 def blocks_of_layers(shape: ModelShape) -> tuple[Mapping[str, Any], ...]:
     """Each layer's attention as a searched architecture has it (vllm/model_executor/models/nemotron_nas.py, 0.32)."""
     blocks = shape.config["block_configs"]
-    parts = (
-        [block.get("attention") for block in blocks if isinstance(block, Mapping)] if isinstance(blocks, list) else []
-    )
+    parts = [block.get("attention") for block in blocks if isinstance(block, Mapping)]
     if len(parts) != shape.layers or not all(isinstance(part, Mapping) for part in parts):
         raise ConfigError(f"block_configs does not say the attention of each of {shape.layers} layers")
     return tuple(part for part in parts if isinstance(part, Mapping))

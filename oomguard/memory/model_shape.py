@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from oomguard.errors import ConfigError
 
@@ -123,9 +123,9 @@ def count_of(config: Mapping[str, Any], name: str) -> int | None:
         value = config.get(key)
         if value is None:
             continue
-        if name not in _ONE_FOR_ALL and isinstance(value, list) and value and all(_is_count(item) for item in value):
+        if name not in _ONE_FOR_ALL and isinstance(value, list) and value and all(is_count(item) for item in value):
             value = max(value)  # by layer: the largest decides over peaks
-        if not _is_count(value):
+        if not is_count(value):
             raise ConfigError(f"{key} is {repr(value)[:_SHOWN_CHARS]}, not a count")
         assert isinstance(value, int)  # noqa: S101 - just asked
         if name == "num_hidden_layers" and value > _MAX_LAYERS:
@@ -136,7 +136,8 @@ def count_of(config: Mapping[str, Any], name: str) -> int | None:
     return None
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is a number that a model can have, 0 included."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 

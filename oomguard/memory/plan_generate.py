@@ -6,7 +6,7 @@ from typing import Final
 
 from oomguard.errors import SettingError
 from oomguard.memory.caching_allocator import least_capacity
-from oomguard.memory.constants import LATEST, constant, reserved_ratio
+from oomguard.memory.constants import constant, latest, reserved_ratio
 from oomguard.memory.generate import generate_row_bytes
 from oomguard.memory.layer_caches import layer_caches
 from oomguard.memory.prepared import Prepared
@@ -33,7 +33,7 @@ def plan_generate(model: Prepared, call: GenerateCall, gpu_total_bytes: int, *, 
     else:
         note = ""
     rows = call.batch_size * call.num_beams
-    context = constant("context", LATEST)["bytes"]
+    context = constant("context", latest())["bytes"]
     if trace:
         found = traced_steps(call)
         weights, peak, uncertainty = found.weights_bytes, found.peak_bytes(call.max_new_tokens), 0
