@@ -30,7 +30,8 @@ def make(folder: str) -> None:
         num_key_value_heads=2,
         max_position_embeddings=32768,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    # float16: vLLM's CPU attention in bfloat16 takes AMX, which some virtual machines show and do not enable.
+    LlamaForCausalLM(config).to(torch.float16).save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,14 @@ No model is loaded; the configurations are those that the models' publishers giv
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 
-from packaging.version import Version
+import oomguard
 
-from oomguard.facts import GIB, format_gib
-from oomguard.memory.fitting import fit
-from oomguard.memory.model_files import ModelFiles
-from oomguard.memory.plan import plan_vllm
-from oomguard.memory.plan_generate import plan_generate
-from oomguard.memory.prepared import Prepared, prepare
-from oomguard.memory.trace import GenerateCall
-from oomguard.memory_plan import MemoryPlan, VllmSettings
+GIB = 2**30
 
 W4A16 = {
     "quant_method": "compressed-tensors", "ignore": ["lm_head"],
@@ -70,41 +66,44 @@ DRAFT_1B = {
 }
 
 
-def ready(name: str, config: dict, draft: dict | None = None) -> Prepared:
-    """The model as `oomguard plan` reads it; ``draft`` is the configuration of a draft model."""
-    import json
-    import tempfile
-    from pathlib import Path
-
-    if draft is None:
-        return prepare(ModelFiles(name, "config.json", config, None))
+@contextmanager
+def saved(config: dict):
+    """A folder with a model's configuration, as `oomguard.plan` takes it."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(draft))
-        text = json.dumps({"model": folder, "num_speculative_tokens": 5})
-        return prepare(ModelFiles(name, "config.json", config, None), speculative_config=text)
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        yield folder
 
 
-def row(label: str, plan: MemoryPlan) -> str:
+def gib(size_bytes: float) -> str:
+    return f"{size_bytes / GIB:.2f} GiB"
+
+
+def row(label: str, budget: oomguard.StartBudget) -> str:
     """One line of a table: where the bytes of a GPU go, and what is left."""
-    held = plan.weights_bytes + plan.draft_weights_bytes
-    verdict = "fits" if plan.fits else "does not fit"
+    held = budget.weights_bytes + budget.draft_weights_bytes
+    verdict = "fits" if budget.fits else "does not fit"
     return (
-        f"  {label:34} weights {format_gib(held):>9}  activations {format_gib(plan.peak_activation_bytes):>9}  "
-        f"KV pool {format_gib(plan.kv_cache_pool_bytes):>9}  {plan.kv_cache_tokens:>9,} tokens  {verdict}"
+        f"  {label:34} weights {gib(held):>9}  activations {gib(budget.peak_activation_bytes):>9}  "
+        f"KV pool {gib(budget.kv_cache_pool_bytes):>9}  {budget.kv_cache_tokens:>9,} tokens  {verdict}"
     )
 
 
 def perplexity_on_two_gpus() -> None:
     print("1. An 8B and a 70B in 4 bit, TP 2, two GPUs of 95 GiB, windows of 2048 tokens (vLLM 0.11, utilization 0.9)")
-    settings = VllmSettings(
-        version=Version("0.11"), gpu_total_bytes=95 * GIB, gpu_memory_utilization=0.9, tensor_parallel_size=2, max_model_len=2048,
-        prompt_logprobs=True,
-    )  # fmt: skip
     for name, config in (("8B W4A16", LLAMA_8B), ("70B W4A16", LLAMA_70B)):
-        plan = plan_vllm(ready(name, {**config, "quantization_config": W4A16}), settings)
-        print(row(name, plan))
+        with saved({**config, "quantization_config": W4A16}) as model:
+            budget = oomguard.plan(
+                model,
+                gpu_memory="95GiB",
+                engine_version="0.11",
+                gpu_memory_utilization=0.9,
+                tensor_parallel_size=2,
+                max_model_len=2048,
+                prompt_logprobs=True,
+            ).budget
+        print(row(name, budget))
     print(
-        f"  Log-probabilities of a prompt take {format_gib(plan.prompt_logprobs_bytes)} more at the default step, which no start reserves."
+        f"  Log-probabilities of a prompt take {gib(budget.prompt_logprobs_bytes)} more at the default step, which no start reserves."
     )
     print(
         "  '10 to 15 GiB, not 94': the pool is what the utilization leaves, whatever the windows need. Prefix caching only"
@@ -114,15 +113,20 @@ def perplexity_on_two_gpus() -> None:
 
 def token_table() -> None:
     print("2. A 32B with transformers on 79.25 GiB, a prompt of 8,000 tokens: max_new_tokens and memory")
-    model = ready("32B", QWEN3_32B)
-    for tokens in (512, 1024, 2048, 4096, 8192):
-        plan = plan_generate(model, GenerateCall(model.shape.config, 1, 8000, tokens), round(79.25 * GIB))
-        kv = format_gib(tokens * plan.kv_bytes_per_token)
+    with saved(QWEN3_32B) as model:
+        calls = [
+            oomguard.plan(
+                model, engine="transformers", gpu_memory="79.25GiB", prompt_tokens=8000, max_new_tokens=tokens
+            )
+            for tokens in (512, 1024, 2048, 4096, 8192)
+        ]
+    for call in calls:
+        kv = gib(call.max_new_tokens * call.kv_bytes_per_token)
         print(
-            f"  {tokens:>5} new tokens: {kv:>9} of cache for them, peak {format_gib(plan.peak_bytes)}, reserved "
-            f"{format_gib(plan.reserved_bytes)}: {'fits' if plan.fits else 'does not fit'}"
+            f"  {call.max_new_tokens:>5} new tokens: {kv:>9} of cache for them, peak {gib(call.peak_bytes)}, reserved "
+            f"{gib(call.reserved_bytes)}: {'fits' if call.fits else 'does not fit'}"
         )
-    token, weights = f"{plan.kv_bytes_per_token / 2**20:.2f} MiB", format_gib(plan.weights_bytes)
+    token, weights = f"{call.kv_bytes_per_token / 2**20:.2f} MiB", gib(call.weights_bytes)
     print(
         f"  '6.4 GB for 4096 tokens' is off by six: one token is {token}. The weights are {weights}, not 72.22: the rest"
     )
@@ -133,18 +137,20 @@ def token_table() -> None:
 
 def eight_gibibytes() -> None:
     print("3. A 4B vision model in 8 bit on 8 GiB (vLLM 0.11, max_model_len 4096)")
-    model = ready("VL 4B FP8", QWEN3_VL_4B_FP8)
-    settings = VllmSettings(
-        version=Version("0.11"), gpu_total_bytes=8 * GIB, gpu_memory_utilization=0.8, max_model_len=4096
-    )
-    plans = {ratio: plan_vllm(model, replace(settings, gpu_memory_utilization=ratio)) for ratio in (0.8, 0.7, 0.9)}
+    with saved(QWEN3_VL_4B_FP8) as model:
+        plans = {
+            ratio: oomguard.plan(
+                model, gpu_memory="8GiB", engine_version="0.11", gpu_memory_utilization=ratio, max_model_len=4096
+            )
+            for ratio in (0.8, 0.7, 0.9)
+        }
     for ratio, plan in plans.items():
-        print(row(f"utilization {ratio}", plan))
-    found = fit(model, settings)
-    without = "; without images it does" if found.without_images else ""
-    changes = ", ".join(f"{name} {before} -> {after}" for name, before, after in found.changed) or "nothing to change"
-    print(f"  At 0.8: {changes if found.plan else 'nothing fits with the largest images' + without}.")
-    beyond = format_gib(plans[0.8].kv_cache_pool_bytes + 3.79 * GIB)
+        print(row(f"utilization {ratio}", plan.budget))
+    asked = plans[0.8]
+    without = "; without images it does" if asked.needed and asked.needed.without_images else ""
+    changes = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in asked.changes) or "nothing to change"
+    print(f"  At 0.8: {'nothing fits with the largest images' + without if asked.needed else changes}.")
+    beyond = gib(asked.budget.kv_cache_pool_bytes + 3.79 * GIB)
     print(
         f"  '0.80 -> 0.70' takes 0.8 GiB from the pool; it never adds any. The log printed -3.79 GiB, {beyond} less than this:"
     )
@@ -155,13 +161,19 @@ def eight_gibibytes() -> None:
 
 def with_and_without_a_draft() -> None:
     print("4. A 7B on 24 GiB, with and without a draft model of 1B (vLLM 0.11, utilization 0.9)")
-    plain, drafted = ready("7B", SEVEN_B), ready("7B + 1B", SEVEN_B, DRAFT_1B)
-    for length in (8192, 32768):
-        settings = VllmSettings(
-            version=Version("0.11"), gpu_total_bytes=24 * GIB, gpu_memory_utilization=0.9, max_model_len=length
-        )
-        print(row(f"max_model_len {length}", plan_vllm(plain, settings)))
-        print(row(f"max_model_len {length}, draft", plan_vllm(drafted, settings)))
+    with saved(SEVEN_B) as model, saved(DRAFT_1B) as draft:
+        speculation = {"model": draft, "num_speculative_tokens": 5}
+        for length in (8192, 32768):
+            for label, config in ((f"max_model_len {length}", None), (f"max_model_len {length}, draft", speculation)):
+                budget = oomguard.plan(
+                    model,
+                    gpu_memory="24GiB",
+                    engine_version="0.11",
+                    gpu_memory_utilization=0.9,
+                    max_model_len=length,
+                    speculative_config=config,
+                ).budget
+                print(row(label, budget))
     print(
         "  The pool does not depend on max_model_len: a shorter one only lowers what a single request may need. A token of this 7B"
     )

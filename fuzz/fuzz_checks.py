@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import time
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import oomguard
+from oomguard.diagnosing import diagnose_lines
 from oomguard.errors import RuleError
-from oomguard.incident import CAUSES, KINDS, PHASES
+from oomguard.incident import CAUSES, PHASES
+from oomguard.kinds import KINDS
+from oomguard.observe.source import read_lines
 from oomguard.report.json import to_json
 from oomguard.rules.load import RuleSet, load_rules
 
@@ -22,7 +25,7 @@ LIMIT_S = 2.0  # processor time of one input: a search has half a second, and a 
 def check_log(text: str, rules: RuleSet | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Diagnose a text; returns the JSON answer, which keeps the contract."""
     began = time.thread_time()
-    diagnosis = oomguard.diagnose(text if "\n" in text else text + "\n", rules=rules)
+    diagnosis = diagnose_lines(read_lines(io.BytesIO(text.encode("utf-8", "surrogatepass"))), rules=rules)
     line = to_json(diagnosis)
     took = time.thread_time() - began
     assert took <= limit_s, f"{took:.2f} s for {len(text)} characters"

@@ -1,25 +1,33 @@
 """When LLM inference runs out of memory: say why with numbers, change the least that fits, run again, prove it.
 
-Everything public is here and loads on first use: ``import oomguard`` imports no engine, no numpy and nothing heavy.
+Everything public is here and loads on first use: ``import oomguard`` imports no engine, no numpy and nothing heavy. It imports
+nothing of Python's own either: with ``python -m oomguard`` this file runs while the working directory still comes first.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 from oomguard._version import __version__
 
+TYPE_CHECKING = False  # type checkers know the name; importing it would import ``typing``
 if TYPE_CHECKING:
-    from oomguard.attempting import attempts
+    from typing import Any
+
+    from oomguard.budgeting.plan import plan
+    from oomguard.budgeting.start import StartPlan
+    from oomguard.comparing.comparison import Comparison
+    from oomguard.comparing.diff import diff
     from oomguard.diagnosing import diagnose
     from oomguard.errors import InputError, LaunchError, OomguardError, RuleError, SettingError, UsageError
-    from oomguard.guarding import Guard, guard
+    from oomguard.guarding.guard import Guard, guard
+    from oomguard.guarding.loop import attempts
     from oomguard.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
+    from oomguard.memory.generate.call import CallBudget
+    from oomguard.memory.vllm.start import StartBudget
     from oomguard.remedy.policy import Policy
 
 __all__ = [
     "Attempt",
+    "CallBudget",
     "Cause",
+    "Comparison",
     "Diagnosis",
     "Effect",
     "Guard",
@@ -31,24 +39,35 @@ __all__ = [
     "Policy",
     "RuleError",
     "SettingError",
+    "StartBudget",
+    "StartPlan",
     "UsageError",
     "__version__",
     "attempts",
     "diagnose",
+    "diff",
     "guard",
+    "plan",
 ]
 
 _HOMES = {
-    "attempting": ("attempts",),
+    "budgeting.plan": ("plan",),
+    "budgeting.start": ("StartPlan",),
+    "comparing.comparison": ("Comparison",),
+    "comparing.diff": ("diff",),
     "diagnosing": ("diagnose",),
     "errors": ("InputError", "LaunchError", "OomguardError", "RuleError", "SettingError", "UsageError"),
-    "guarding": ("Guard", "guard"),
+    "guarding.guard": ("Guard", "guard"),
+    "guarding.loop": ("attempts",),
     "incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),
+    "memory.generate.call": ("CallBudget",),
+    "memory.vllm.start": ("StartBudget",),
     "remedy.policy": ("Policy",),
+    "report.notebook": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     import importlib
 
     for module, names in _HOMES.items():

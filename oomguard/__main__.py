@@ -1,5 +1,15 @@
-"""``python -m oomguard`` is the same program as ``oomguard``."""
+"""The program: ``oomguard``, and ``python -m oomguard``, which is the same."""
 
-from oomguard.cli import main
+from oomguard.clean_start import leave_working_directory
 
-main()
+
+def main() -> None:
+    """Run the command line; from here on nothing is imported from the working directory."""
+    leave_working_directory()
+    from oomguard.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

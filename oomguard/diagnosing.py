@@ -1,4 +1,4 @@
-"""The flow in one place: what was observed becomes a diagnosis with causes and a plan (the same for every way in)."""
+"""The flow in one place, the same for every way in: what was observed becomes a diagnosis with causes and a plan."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from oomguard.facts import Fact
-from oomguard.incident import DRAWINGS, Diagnosis, Incident, SettingInForce
+from oomguard.errors import SettingError, UsageError
+from oomguard.facts import Fact, FactValue, parse_size
+from oomguard.incident import Diagnosis, Incident, SettingInForce
 from oomguard.memory.derive import budget_of_start, derive
 from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
 from oomguard.observe.source import Line, damage_of, open_log, read_lines
+from oomguard.remedy.modelled import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
 from oomguard.rules.load import RuleSet, load_rules
 from oomguard.rules.match import explain
+from oomguard.settings import parse_value, setting
 
 
 @cache
 def default_rules() -> RuleSet:
-    """The rules that come with oomguard, loaded once."""
+    """Return the shipped rules, loaded once."""
     return load_rules()
 
 
@@ -38,19 +41,29 @@ def assess(
     given: Mapping[str, Fact] | None = None,
     local_models: bool = False,
     model: str | None = None,
+    behind: FailureModel | None = None,
 ) -> Incident:
-    """One observed incident, explained and planned for; ``given`` facts fill what was not printed.
+    """Explain one observed incident and plan for it.
 
-    ``local_models`` lets the memory model read the folder that the log names, ``model`` one that the user names.
+    Args:
+        incident: what was observed.
+        rules: the rules in force.
+        policy: what the user permits.
+        tried: settings and values that failed, which are not proposed again.
+        given: facts that the user gives; what was printed comes first.
+        local_models: whether the memory model may read the folder that the log names.
+        model: a folder or hub name that the user gives for the memory model.
+        behind: the model behind the failure, if the caller has it.
     """
     facts = {**(given or {}), **incident.facts}
-    derived = derive(replace(incident, facts=facts), local_models=local_models or model is not None, model=model)
-    start = None
+    derived = derive(replace(incident, facts=facts))
     if local_models or model is not None:
-        from oomguard.memory.in_force import start_in_force  # loads the whole memory model
+        from oomguard.memory.vllm.failed_start import with_kv_need  # loads the whole memory model
+        from oomguard.remedy.modelled_start import start_model
 
-        start = start_in_force(derived, model)
-    return plan(explain(derived, rules), rules, policy, tried, start)
+        derived = with_kv_need(derived, model)
+        behind = behind or start_model(derived, model)
+    return plan(explain(derived, rules), rules, policy, tried, behind)
 
 
 def assess_all(
@@ -62,10 +75,11 @@ def assess_all(
     given: Mapping[str, Fact] | None = None,
     local_models: bool = False,
     model: str | None = None,
+    behind: FailureModel | None = None,
 ) -> Diagnosis:
-    """Every incident of a scan, explained and planned for."""
+    """Explain every incident of a scan and plan for it; the arguments are those of ``assess``."""
     incidents = tuple(
-        assess(i, rules, policy, tried, given=given, local_models=local_models, model=model)
+        assess(i, rules, policy, tried, given=given, local_models=local_models, model=model, behind=behind)
         for i in diagnosis.incidents
     )
     starts = tuple(replace(start, budget=budget_of_start(start.facts)) for start in diagnosis.starts)
@@ -82,9 +96,16 @@ def diagnose_lines(
     settings: Mapping[str, SettingInForce] | None = None,
     model: str | None = None,
 ) -> Diagnosis:
-    """Diagnose a stream of lines; ``given`` facts and ``settings`` fill what the log leaves out.
+    """Diagnose a stream of lines.
 
-    ``model``, a folder or a hub name, lets the memory model solve what the log's own numbers do not.
+    Args:
+        lines: the lines, with gaps where lines were left out.
+        source: the path as the user gave it.
+        rules: the rules in force; None takes the shipped ones.
+        policy: what the user permits; None takes the default.
+        given: facts that the log leaves out.
+        settings: settings in force that the log leaves out.
+        model: a folder or hub name; the memory model then solves what the log's own numbers leave open.
     """
     rules = rules or default_rules()
     found = scan(lines, rules, source, given=settings)
@@ -101,9 +122,9 @@ def diagnose_stream(
     settings: Mapping[str, SettingInForce] | None = None,
     model: str | None = None,
 ) -> Diagnosis:
-    """Diagnose a stream of bytes of any size in constant memory, see ``diagnose_lines``.
+    """Diagnose a stream of bytes of any size in constant memory; the other arguments are those of ``diagnose_lines``.
 
-    A compressed stream that is damaged is read as far as it goes, and a note says so.
+    A damaged compressed stream is read as far as it goes, and a note says so.
     """
     rules = rules or default_rules()
     anchors = rules.anchors
@@ -117,30 +138,72 @@ def diagnose(
     source: str | Path | BaseException,
     *,
     policy: Policy | None = None,
-    rules: RuleSet | None = None,
-    given: Mapping[str, Fact] | None = None,
+    settings: Mapping[str, FactValue] | None = None,
+    gpu_memory: int | str | None = None,
+    model: str | None = None,
 ) -> Diagnosis:
-    """Say why memory ran out, from a log's text, the path of a log, or an exception.
+    """Say why memory ran out and what to change.
 
-    A string is a path where a file of that name exists, else the text itself. Raises InputError for a path that
-    cannot be read. The diagnosis of something that is no memory failure has no incidents.
+    Args:
+        source: a log's text, the path of a log, or an exception. A string is a path if a file of that name exists.
+        policy: what a patch may change and how far; the default permits what ``oomguard run`` does by itself.
+        settings: settings in force that the source leaves out, by name, as ``--set`` takes them.
+        gpu_memory: the device's total memory if the source leaves it out: bytes, or a size such as ``"24GiB"``.
+        model: the model's folder, ``config.json`` or hub name; solves what the source's own numbers leave open.
+
+    Returns:
+        One incident for each failure, in the order of time; no incident for a source without a memory failure.
+
+    Raises:
+        UsageError: the source is none of the three, a path cannot be read (InputError), or a setting is unknown or
+            cannot take its value (SettingError).
     """
-    if isinstance(source, BaseException):
-        return diagnose_lines(exception_lines(source), type(source).__name__, rules=rules, policy=policy, given=given)
-    if isinstance(source, Path) or _names_a_file(source):
+    if not isinstance(source, (str, Path, BaseException)):
+        expected = "a log's text, the path of a log or an exception"
+        raise UsageError(
+            f"diagnose takes {expected}, not {_described(source)}", hint="pass an open log's text: log.read()"
+        )
+    given, in_force = given_device(gpu_memory), given_settings(settings)
+    if isinstance(source, Path) or (isinstance(source, str) and _names_a_file(source)):
         with open_log(str(source)) as stream:
-            return diagnose_stream(stream, str(source), rules=rules, policy=policy, given=given)
-    text = io.BytesIO(source.encode("utf-8", "surrogatepass"))
-    return diagnose_lines(read_lines(text), rules=rules, policy=policy, given=given)
+            return diagnose_stream(stream, str(source), policy=policy, given=given, settings=in_force, model=model)
+    if isinstance(source, str):
+        lines, name = read_lines(io.BytesIO(source.encode("utf-8", "surrogatepass"))), ""
+    else:
+        lines, name = exception_lines(source), type(source).__name__
+    return diagnose_lines(lines, name, policy=policy, given=given, settings=in_force, model=model)
 
 
-def _as_html(diagnosis: Diagnosis) -> str:
-    from oomguard.report.notebook import notebook_html
+def given_device(gpu_memory: int | str | None) -> dict[str, Fact]:
+    """Return the fact of a device whose total memory the user gives: bytes, or a text such as ``24GiB``.
 
-    return notebook_html(diagnosis)
+    Raises SettingError for a size that no device has.
+    """
+    if gpu_memory is None:
+        return {}
+    size_bytes = parse_size(str(gpu_memory)).bytes
+    if size_bytes <= 0:
+        raise SettingError(f"the device's memory is {gpu_memory}", hint="give its total memory, for example 24GiB")
+    return {"device_total_bytes": Fact("device_total_bytes", size_bytes, "given")}
 
 
-DRAWINGS["html"] = _as_html
+def given_settings(settings: Mapping[str, FactValue] | None) -> dict[str, SettingInForce]:
+    """Return settings that the user says were in force, by canonical name; a text is read as ``--set`` reads it.
+
+    Raises SettingError for an unknown setting or a value that it cannot take.
+    """
+    known = {setting(name).name: parse_value(name, str(value)) for name, value in (settings or {}).items()}
+    return {name: SettingInForce(name, value, None, "given") for name, value in known.items()}
+
+
+def _described(value: object) -> str:
+    import reprlib  # a bounded text, also of an endless object or one whose own repr fails
+
+    return (
+        f"the class {value.__name__}"
+        if isinstance(value, type)
+        else f"{reprlib.repr(value):.60} ({type(value).__name__})"
+    )
 
 
 def _names_a_file(text: str) -> bool:

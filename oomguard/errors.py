@@ -20,11 +20,13 @@ class OomguardError(Exception):
 
 
 class UsageError(OomguardError):
-    """A mistake in how oomguard was called; ``hint`` says what to do instead."""
+    """A mistake in how oomguard was called; ``hint`` says what to do instead, and stands in a traceback as a note."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint is not None:
+            self.add_note(hint)
 
 
 class InputError(UsageError):

@@ -14,5 +14,5 @@ _ESCAPES: Final = re.compile(
 
 
 def strip_escapes(line: str) -> str:
-    """The line without terminal escapes and control characters: safe to print, safe to match."""
+    """Return the line without terminal escapes and control characters: safe to print, safe to match."""
     return _ESCAPES.sub("", line)

@@ -33,10 +33,11 @@ class FactSpec:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One value: ``source`` is ``printed``, ``command``, ``given``, ``measured``, ``config`` or ``solved``.
+    """One value: ``source`` is ``printed``, ``command``, ``script`` (a flag that the program may
+    ignore), ``given``, ``measured``, ``config`` or ``solved``.
 
-    ``slack`` is half of the last printed digit in the fact's unit (0 where the value is exact); ``line`` is the
-    1-based line of the log it was read from, None elsewhere.
+    ``slack`` is half of the last printed digit in the fact's unit (0 for an exact value); ``line`` is the 1-based line
+    of the log that it was read from, None for any other source.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Fact:
 
 
 def number_of(facts: Mapping[str, Fact], name: str) -> float | None:
-    """The value of a numeric fact, None where it is unknown (unknown is never zero)."""
+    """Return the value of a numeric fact, in the unit of its name; None if unknown (unknown is never zero)."""
     fact = facts.get(name)
     return None if fact is None or isinstance(fact.value, (str, bool)) else fact.value
 
@@ -69,7 +70,11 @@ def _specs() -> dict[str, FactSpec]:
         ("gpu_index", "int", "index of the device in the message"),
         # vLLM
         ("kv_cache_needed_bytes", "int", "KV cache that one request of max_model_len tokens needs"),
-        ("kv_cache_available_bytes", "int", "memory that is left for the KV cache; negative when none is"),
+        (
+            "kv_cache_available_bytes",
+            "int",
+            "memory that is left for the KV cache; negative if the rest takes too much",
+        ),
         ("kv_cache_capacity_tokens", "int", "tokens that fit in the KV cache"),
         ("kv_cache_requested_bytes", "int", "KV cache size that was asked for"),
         (
@@ -129,6 +134,7 @@ def _specs() -> dict[str, FactSpec]:
         ("forward_frames", "bool", "the traceback goes through a model's forward"),
         ("tensor_rows", "int", "first dimension of the tensor that was being made"),
         ("recovered", "bool", "the engine went on after the refusal"),
+        ("exit_signal", "int", "signal that ended a process of the engine, by its number on Linux"),
         ("prompt_long", "bool", "the text says that the prompt or the context is long"),
         ("buffer", "str", "what the failed buffer was for"),
         ("own_bytes", "int", "device memory that the failed process held"),
@@ -148,11 +154,6 @@ def _specs() -> dict[str, FactSpec]:
         ("max_new_tokens", "int", "tokens that the failed call may generate"),
         ("baseline_bytes", "int", "live bytes on the device before the failed call"),
         ("peak_bytes", "int", "largest number of live bytes during the attempt"),
-        ("row_bytes", "int", "bytes that one row of the failed call needs"),
-        ("caching_allocator", "bool", "tensors come from a caching allocator, which holds more than they are"),
-        ("traced_rows", "int", "rows of the failed call that fit, by a trace of its own code; 0 where not one does"),
-        ("traced_peak_bytes", "int", "bytes beyond the baseline of that many rows, of one row where none fits"),
-        ("row_bytes_at_failure", "int", "bytes that one row of the failed call held when it failed, a lower bound"),
         # what the user decided, filled from the command or the log's own echo of it
         ("kv_cache_memory_bytes", "int", "byte count of the KV cache that the user set"),
         ("kv_cache_memory_bytes_set", "bool", "the user set a byte count for the KV cache"),
@@ -167,11 +168,9 @@ def _specs() -> dict[str, FactSpec]:
 REGISTRY: Final[dict[str, FactSpec]] = _specs()
 
 # Engines write GB and mean 2^30 (old vLLM, MPS); nobody in this field prints a decimal gigabyte for device memory.
-_UNIT_BYTES: Final = {
-    "": 1, "b": 1, "byte": 1, "bytes": 1,
-    "k": 2**10, "kb": 2**10, "kib": 2**10, "m": MIB, "mb": MIB, "mib": MIB,
-    "g": GIB, "gb": GIB, "gib": GIB, "t": 2**40, "tb": 2**40, "tib": 2**40,
-}  # fmt: skip
+_UNIT_BYTES: Final = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
+    f"{letter}{end}": 1024**power for power, letter in enumerate("kmgt", 1) for end in ("", "b", "ib")
+}
 _SIZE = re.compile(r"\s*([+-]?\d[\d,]*(?:\.\d+)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*\Z")
 
 
@@ -201,7 +200,7 @@ class Size:
 
 
 def is_of_type(name: str, value: object) -> bool:
-    """Whether a value may stand in the fact ``name``: of its type, and finite."""
+    """Return whether a value may stand in the fact ``name``: of its type, and finite."""
     kind = REGISTRY[name].type
     if isinstance(value, bool) or kind == "bool":
         return isinstance(value, bool) and kind == "bool"
@@ -213,7 +212,7 @@ def is_of_type(name: str, value: object) -> bool:
 def parse_size(text: str) -> Size:
     """Read ``8GiB``, ``24.56 MiB``, ``1000000`` or ``-0.5 GiB`` as bytes (2^10 steps).
 
-    Raises SettingError where the text is not a size.
+    Raises SettingError for a text that is not a size.
     """
     match = _SIZE.match(text)
     factor = _UNIT_BYTES.get(match.group(2).lower()) if match else None
@@ -248,7 +247,7 @@ def format_rounded(size_bytes: float, slack_bytes: float) -> str:
 
 
 def coerce(name: str, text: str) -> Fact:
-    """Turn the text of a captured group or of ``--set`` into the fact ``name``; sizes may carry a unit.
+    """Turn the text of a captured group or of ``--set`` into the fact ``name``; a size may carry a unit.
 
     Raises SettingError for an unknown name or a text of the wrong type.
     """
@@ -268,25 +267,3 @@ def coerce(name: str, text: str) -> Fact:
     except (ValueError, KeyError):
         raise SettingError(f"{name} is {spec.type}, not {text!r}") from None
     return Fact(name, text)
-
-
-PLACEHOLDER: Final = re.compile(r"\{(\w+(?:\|\w+)*)(?::(\w+))?\}")
-
-
-def render(template: str, facts: Mapping[str, Fact]) -> str:
-    """Fill ``{fact}``, ``{fact:GiB}``, ``{fact:percent}`` and ``{first|second}``; what nobody knows reads "unknown"."""
-
-    def fill(match: re.Match[str]) -> str:
-        fact = next((facts[name] for name in match.group(1).split("|") if name in facts), None)
-        if fact is None:
-            return "unknown"
-        value = fact.value
-        if isinstance(value, (str, bool)):
-            return str(value)
-        if match.group(2) == "GiB":
-            return format_rounded(value, fact.slack)
-        if match.group(2) == "percent":
-            return f"{100 * value:.1f} %"
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-    return " ".join(PLACEHOLDER.sub(fill, template).split())

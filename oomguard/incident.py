@@ -6,39 +6,57 @@ Each step returns a copy with more filled in (``dataclasses.replace``); nothing 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 from oomguard.facts import Fact, FactValue, number_of
+from oomguard.kinds import NOT_OOM_KINDS, headline
 
-KINDS: Final = (
-    "cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "mps_oom", "xla_oom", "cublas_alloc", "nccl_oom", "kv_cache_none_left",
-    "kv_cache_too_small_for_max_len", "startup_free_memory_below_utilization", "sampler_warmup_oom",
-    "pooler_warmup_oom", "cudagraph_capture_oom", "memory_profiling_changed", "cpu_node_memory", "mamba_cache_blocks",
-    "encoder_budget", "kv_slots_exhausted", "llamacpp_oom", "host_oom", "engine_dead", "other",
-)  # fmt: skip
-NOT_OOM_KINDS: Final = frozenset({"memory_profiling_changed", "encoder_budget", "engine_dead"})
 CAUSES: Final = (
-    "colocated_process", "weights_do_not_fit", "kv_cache_budget", "max_model_len_too_large",
-    "max_new_tokens_or_context_too_long", "batch_too_large", "cuda_graphs", "speculative_decoding", "prefix_caching",
-    "prompt_logprobs", "multimodal_profile", "sampler_warmup_max_num_seqs", "fragmentation",
-    "leaked_or_unreleased_memory", "utilization_too_high", "utilization_too_low", "tensor_parallel_imbalance",
-    "quantization_missing", "lora", "training", "host_ram", "unknown",
-)  # fmt: skip
+    "colocated_process",
+    "weights_do_not_fit",
+    "kv_cache_budget",
+    "max_model_len_too_large",
+    "max_new_tokens_or_context_too_long",
+    "batch_too_large",
+    "cuda_graphs",
+    "speculative_decoding",
+    "prefix_caching",
+    "prompt_logprobs",
+    "multimodal_profile",
+    "sampler_warmup_max_num_seqs",
+    "fragmentation",
+    "leaked_or_unreleased_memory",
+    "utilization_too_high",
+    "utilization_too_low",
+    "tensor_parallel_imbalance",
+    "quantization_missing",
+    "lora",
+    "training",
+    "host_ram",
+    "illegal_instruction",
+    "native_crash",
+    "unknown",
+)
 PHASES: Final = (
-    "load_weights", "profile_run", "kv_cache_init", "cudagraph_capture", "prefill", "decode", "sampling_logits",
-    "prompt_logprobs", "generate", "training", "unknown",
-)  # fmt: skip
-
-
-# How to draw a diagnosis, by form: a room above registers it, since records cannot import what shows them.
-DRAWINGS: Final[dict[str, Callable[[Diagnosis], str]]] = {}
+    "load_weights",
+    "profile_run",
+    "kv_cache_init",
+    "cudagraph_capture",
+    "prefill",
+    "decode",
+    "sampling_logits",
+    "prompt_logprobs",
+    "generate",
+    "training",
+    "unknown",
+)
 
 
 class Effect(enum.IntEnum):
-    """What a patch costs the user, in rising order; the text form is the one of the command line and JSON."""
+    """What a patch costs the user, in rising order; ``str`` gives the form of the command line and JSON."""
 
     OUTPUT_PRESERVING = 1
     REDUCES_CAPACITY = 2
@@ -49,13 +67,13 @@ class Effect(enum.IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> Effect:
-        """Read ``reduces-capacity`` and its like; raises KeyError for anything else."""
+        """Read ``reduces-capacity`` and its like; raises KeyError for any other text."""
         return {str(effect): effect for effect in cls}[text]
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where an incident starts: 1-based line, 0-based byte, and the process whose prefix the line carries."""
+    """Where an incident starts: 1-based line, 0-based byte, and the process that the line's prefix names."""
 
     line: int | None = None
     byte: int | None = None
@@ -64,7 +82,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A line as it was printed, or a fact that was not read from a line (``line`` is None)."""
+    """A line as it was printed; ``line`` is its number, None for a fact that was read from no line."""
 
     text: str
     line: int | None = None
@@ -75,7 +93,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class SettingInForce:
-    """One setting of the failed run; ``set_by_user`` is None where nothing tells a default from a choice."""
+    """One setting of the failed run; ``set_by_user`` is None if nothing tells a default from a choice."""
 
     name: str
     value: FactValue | None
@@ -97,11 +115,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One setting, old to new. ``new`` is None where it could not be solved; ``reason`` then names what is missing.
+    """One setting, old to new. ``new`` is None if it could not be solved; ``reason`` then names what is missing.
 
-    ``blocked_by`` says why the policy does not permit it (None: permitted). Patches of one ``group`` are applied together:
-    none of them is enough alone. ``predicts`` maps facts to the values the
-    next attempt should show, to be compared with what it measures.
+    ``blocked_by`` says why the policy does not permit it (None: permitted). Patches of one ``group`` are applied
+    together: none of them is enough alone. ``predicts`` maps facts to the values that the next attempt should measure.
     """
 
     setting: str
@@ -127,7 +144,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A way that keeps what the plan changes; ``why_not`` says why it is not in the plan."""
+    """A way that keeps what the plan changes; ``why_not`` says why the plan does not take it."""
 
     setting: str
     new: FactValue | None
@@ -148,7 +165,7 @@ class BudgetPart:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Where the device's bytes went, as far as it is known."""
+    """Where the device's bytes went, as far as is known."""
 
     device_total_bytes: int | None = None
     parts: tuple[BudgetPart, ...] = ()
@@ -156,9 +173,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One memory failure: what was printed, and, once diagnosed and planned, why and what to do.
+    """One memory failure: what was printed, and, once diagnosed and planned, why it happened and what to do.
 
-    ``settings_complete``: ``settings`` lists all that the user set, so a setting that is not there was left alone.
+    ``settings_complete`` says that ``settings`` lists all that the user set, so that any other was left alone.
     ``start`` counts the engine's starts within one input, ``also_in`` names the other processes that printed the same
     failure, ``wrappers`` are the lines of parents that only passed it on.
     """
@@ -188,22 +205,27 @@ class Incident:
         """Whether memory ran short and a process or request failed for it."""
         return self.kind not in NOT_OOM_KINDS
 
+    @property
+    def headline(self) -> str:
+        """What happened, in one sentence with the figures that are known."""
+        return headline(self.kind, self.facts)
+
     def number(self, name: str) -> float | None:
-        """The value of a numeric fact, None where it is unknown (unknown is never zero)."""
+        """Return the value of a numeric fact, in the unit of its name; None if unknown (unknown is never zero)."""
         return number_of(self.facts, name)
 
     def slack(self, name: str) -> float:
-        """Half of the last printed digit of a fact, in its own unit; 0 where it is exact or unknown."""
+        """Return half of the last printed digit of a fact, in its own unit; 0 if it is exact or unknown."""
         fact = self.facts.get(name)
         return fact.slack if fact else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run under one group of settings. ``settings`` is all that oomguard changed so far, ``patches`` what was new.
+    """One run under one group of settings: ``settings`` is all that oomguard changed so far, ``patches`` what is new.
 
-    ``measured`` maps facts to what this attempt showed; ``exit_status`` is None for a call inside the process, whose
-    failure is ``error`` ("" where it succeeded).
+    ``measured`` maps facts to what this attempt showed. ``exit_status`` is None for a call inside the process, whose
+    failure is ``error`` ("" for success).
     """
 
     number: int
@@ -222,8 +244,8 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class StartUp:
-    """What one engine start printed of itself, failed or not: versions, settings, and where the bytes went."""
+class EngineStart:
+    """What one engine start printed of itself, failed or not: version, settings, and where the bytes went."""
 
     number: int
     framework: str = "unknown"
@@ -242,11 +264,17 @@ class Diagnosis:
     source: str
     incidents: tuple[Incident, ...] = ()
     notes: tuple[str, ...] = ()
-    starts: tuple[StartUp, ...] = ()
+    starts: tuple[EngineStart, ...] = ()
 
-    def _repr_html_(self) -> str | None:
-        """The diagnosis for a notebook's cell, None where nothing that draws is loaded."""
-        return DRAWINGS["html"](self) if "html" in DRAWINGS else None
+    def _repr_html_(self) -> str:
+        """Return the diagnosis for a notebook's cell.
+
+        A notebook asks the record, and a record knows no drawing: it asks the package's public face, above every room,
+        which knows who draws. No other record asks upwards, and a test holds that none imports a room above.
+        """
+        import oomguard
+
+        return str(oomguard.notebook_html(self))
 
     @property
     def verdict(self) -> str:
@@ -255,7 +283,7 @@ class Diagnosis:
 
     @property
     def first_cause(self) -> Incident | None:
-        """The incident to act on: the first in time that is an out-of-memory, else the first of all."""
+        """The incident to act on: the first in time that is an out-of-memory, else the first of all, else None."""
         for incident in self.incidents:
             if incident.is_oom:
                 return incident

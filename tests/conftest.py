@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
+import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
+
+# How long an example takes says what else the machine does: benchmarks judge time, tests do not.
+settings.register_profile("oomguard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("oomguard")
+# One thread of torch in each process: on a machine whose cores are taken, several spin while they wait for one another, and a
+# test of seconds takes minutes. Set before torch is imported, and for the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -19,6 +31,21 @@ def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.getbasetemp().parent / "oomguard-cache")
     yield
     os.environ.pop("XDG_CACHE_HOME") if before is None else os.environ.update(XDG_CACHE_HOME=before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_as_usual() -> Iterator[None]:
+    """What a test starts obeys Ctrl-C and a hangup, also where the suite was started with them ignored (``nohup … &``).
+
+    A handler of ours that does nothing ignores them here still; a program that is started has the default again.
+    """
+    stops = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM)
+    ignored = [number for number in stops if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +63,17 @@ def _no_process_left() -> object:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    _, alive = psutil.wait_procs(left, timeout=5)
-    names = [
-        f"{child.pid} {child.name()}"
-        for child in alive
-        if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())
-    ]
+    _, alive = psutil.wait_procs([child for child in left if not _is_resource_tracker(child)], timeout=30)
+    names = [f"{child.pid} {child.name()}" for child in alive if child.is_running()]
     assert not names, f"left running: {names}"
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    """Whether it is the helper that multiprocessing keeps for as long as Python runs."""
+    try:
+        return "resource_tracker" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +83,56 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("../shared is not here")
     return folder
+
+
+# Notes that it ran and hands over to the module whose name it took; needs nothing that Python loads after its first module.
+STAND_IN = """import posix, sys
+posix.close(posix.open({note!r} + str(posix.getpid()), posix.O_CREAT | posix.O_WRONLY))
+before = sys.path[:]
+sys.path[:] = [entry for entry in before if entry not in ("", ".", {folder!r})]
+del sys.modules[__name__]
+try:
+    __import__(__name__)
+finally:
+    sys.path[:] = before
+"""
+
+
+@functools.cache
+def _importable() -> frozenset[str]:
+    """Every module of Python and of the packages installed here, what Python looks for by itself, and engines that may be absent."""
+    installed = {name for name in packages_distributions() if name.isidentifier()}
+    absent = {"oomguard", "vllm", "torch", "transformers", "numpy", "sitecustomize", "usercustomize"}
+    return frozenset({*sys.stdlib_module_names, *installed, *absent})
+
+
+class Stranger:
+    """A stranger's model folder, with a file for each module that could be taken from it."""
+
+    def __init__(self, folder: Path, notes: Path) -> None:
+        self.folder, self.notes = folder, notes
+        folder.mkdir()
+        notes.mkdir()
+        for name in _importable() - {"packaging"}:
+            self.plant(name)
+        (folder / "packaging").mkdir()
+        self.plant("packaging", "packaging/__init__.py")
+
+    def plant(self, name: str, path: str | None = None) -> None:
+        text = STAND_IN.format(note=f"{self.notes}/{name}.", folder=str(self.folder))
+        (self.folder / (path or f"{name}.py")).write_text(text)
+
+    def ran(self) -> dict[str, set[int]]:
+        """The modules of this folder that ran since the last call, and in which processes."""
+        found: dict[str, set[int]] = {}
+        for note in self.notes.iterdir():
+            name, _, pid = note.name.rpartition(".")
+            found.setdefault(name, set()).add(int(pid))
+            note.unlink()
+        return found
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Stranger:
+    """A folder with a config.json to be added, and code that tells when it runs."""
+    return Stranger(tmp_path / "stranger", tmp_path / "notes")

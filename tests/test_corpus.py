@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "corpus.py"
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    sys.path.insert(0, str(BENCHMARK.parent))
-    try:
-        spec = importlib.util.spec_from_file_location("benchmark_corpus", BENCHMARK)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(BENCHMARK.parent))
-    return module
+import corpus as benchmark
+from support.commands import oomguard_command
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +23,9 @@ def corpus(shared: Path) -> Path:
     return path
 
 
-def test_every_figure_reaches_its_goal(benchmark, corpus, shared, tmp_path):
+def test_every_figure_reaches_its_goal(corpus, shared, tmp_path):
     scorer = shared / "checks" / "score_corpus.py"
-    command = [sys.executable, str(scorer), " ".join(benchmark.oomguard_command()), str(corpus)]
+    command = [sys.executable, str(scorer), shlex.join(oomguard_command()), str(corpus)]
 
     # The scorer writes a list of misses to the temporary folder: it is this test's own.
     run = subprocess.run(
@@ -52,7 +41,7 @@ def test_every_figure_reaches_its_goal(benchmark, corpus, shared, tmp_path):
     assert not missed
 
 
-def test_the_stated_confidence_lies_inside_the_interval_of_what_was_right(benchmark, corpus):
+def test_the_stated_confidence_lies_inside_the_interval_of_what_was_right(corpus):
     pairs = benchmark.said([json.loads(line) for line in corpus.read_text().splitlines()])
 
     for low, high, name in benchmark.GROUPS:

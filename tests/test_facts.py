@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.errors import SettingError
-from oomguard.facts import GIB, MIB, REGISTRY, Fact, coerce, format_gib, format_rounded, parse_size, render
+from oomguard.facts import GIB, MIB, REGISTRY, Fact, coerce, format_gib, format_rounded, parse_size
+from oomguard.templates import render
 
 
 def facts(**values) -> dict[str, Fact]:
@@ -184,6 +185,8 @@ def test_any_text_is_a_fact_or_is_refused(name, text):
         ("{tried_bytes:GiB}", "2.00 GiB"),
         ("{gpu_memory_utilization_ratio}", "0.92"),
         ("{gpu_memory_utilization_ratio:percent}", "92.0 %"),
+        ("{exit_signal:signal}", "SIGILL"),
+        ("{max_num_seqs:signal}", "signal 256"),
         ("{prefix_caching}", "True"),
         ("{model}", "org/name"),
         ("{device_total_bytes:GiB}", "unknown"),
@@ -192,7 +195,10 @@ def test_any_text_is_a_fact_or_is_refused(name, text):
     ],
 )
 def test_a_template_is_filled(template, text):
-    known = facts(tried_bytes=2 * GIB, gpu_memory_utilization_ratio=0.92, prefix_caching=True, model="org/name")
+    known = facts(
+        tried_bytes=2 * GIB, gpu_memory_utilization_ratio=0.92, prefix_caching=True, model="org/name", exit_signal=4,
+        max_num_seqs=256,
+    )  # fmt: skip
 
     assert render(template, known) == text
 

@@ -9,8 +9,6 @@ import pytest
 from oomguard.facts import Fact
 from oomguard.incident import (
     CAUSES,
-    KINDS,
-    NOT_OOM_KINDS,
     PHASES,
     Attempt,
     Diagnosis,
@@ -19,6 +17,7 @@ from oomguard.incident import (
     Incident,
     Patch,
 )
+from oomguard.kinds import KINDS, NOT_OOM_KINDS
 
 DEAD, OOM, SECOND = Incident("engine_dead", "dead"), Incident("cuda_oom", "boom"), Incident("host_oom", "killed")
 

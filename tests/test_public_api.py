@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -25,9 +24,31 @@ HEAVY = (
 
 def test_the_public_names_are_exactly_these():
     assert sorted(oomguard.__all__) == [
-        "Attempt", "Cause", "Diagnosis", "Effect", "Guard", "Incident", "InputError", "LaunchError", "OomguardError",
-        "Patch", "Policy", "RuleError", "SettingError", "UsageError", "__version__", "attempts", "diagnose", "guard",
-    ]  # fmt: skip
+        "Attempt",
+        "CallBudget",
+        "Cause",
+        "Comparison",
+        "Diagnosis",
+        "Effect",
+        "Guard",
+        "Incident",
+        "InputError",
+        "LaunchError",
+        "OomguardError",
+        "Patch",
+        "Policy",
+        "RuleError",
+        "SettingError",
+        "StartBudget",
+        "StartPlan",
+        "UsageError",
+        "__version__",
+        "attempts",
+        "diagnose",
+        "diff",
+        "guard",
+        "plan",
+    ]
 
 
 def test_every_public_name_loads():
@@ -44,7 +65,8 @@ def test_public_functions_stay_callable_after_every_submodule_is_imported():
         "import oomguard, pkgutil, importlib\n"
         "for m in pkgutil.walk_packages(oomguard.__path__, 'oomguard.'):\n"
         "    if not m.name.endswith('__main__'): importlib.import_module(m.name)\n"
-        "assert callable(oomguard.guard) and callable(oomguard.diagnose) and callable(oomguard.attempts)\n"
+        "for name in ('guard', 'attempts', 'diagnose', 'plan', 'diff'):\n"
+        "    assert callable(getattr(oomguard, name)), name\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -56,13 +78,12 @@ def test_importing_oomguard_imports_nothing_heavy():
     )
 
 
-def test_importing_oomguard_takes_less_than_60_ms_more_than_nothing():
-    """The smallest of several runs in turn: what the machine does meanwhile only ever adds."""
-
-    def seconds(code: str) -> float:
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True)
-        return time.perf_counter() - began
-
-    pairs = [(seconds("pass"), seconds("import oomguard")) for _ in range(10)]
-    assert min(ours for _, ours in pairs) - min(nothing for nothing, _ in pairs) < 0.060
+def test_importing_oomguard_imports_itself_and_some_of_the_standard_library():
+    """What that costs in time, benchmarks/import_time.py measures."""
+    code = (
+        "import sys; before = set(sys.modules); import oomguard\n"
+        "names = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(names - set(sys.stdlib_module_names)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.strip() == "['oomguard']"

@@ -42,8 +42,8 @@ def test_the_entry_points_are_declared(wheel):
     archive = zipfile.ZipFile(wheel)
     (name,) = [n for n in archive.namelist() if n.endswith("entry_points.txt")]
     text = archive.read(name).decode()
-    assert "oomguard = oomguard.engines.vllm_plugin:register" in text
-    assert "oomguard = oomguard.cli:main" in text
+    assert "oomguard = oomguard.engines.vllm.plugin:register" in text
+    assert "oomguard = oomguard.__main__:main" in text
 
 
 def test_the_installed_wheel_diagnoses_with_its_own_rules(wheel, tmp_path):

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> Any:
         error.show()
         status = 2
     except BrokenPipeError:
-        # The reader of our output has gone (| head): nothing to say, and nothing that Python should say at exit.
+        # The reader of the output has gone (| head): keep Python from reporting it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         status = 141
     except UsageError as error:
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> Any:
     except OomguardError as error:
         show_error(error)
         status = getattr(error, "exit_status", 125)
-    except Exception as error:  # noqa: BLE001 - our own failure has a status of its own, so that nobody takes it for the command's
+    except Exception as error:  # noqa: BLE001 - a failure of oomguard's own has a status that no command has
         show_error(OomguardError(f"internal error: {type(error).__name__}: {error}"))
         if "-v" in words or "--verbose" in words:
             traceback.print_exc()
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> Any:
 
 
 def become(command: list[str]) -> int:
-    """OOMGUARD_DISABLE: become the command, as if oomguard were not there; the exit status where that fails."""
+    """Become the command, as if oomguard were not there (OOMGUARD_DISABLE); return the exit status where that fails."""
     try:
         os.execvp(command[0], command)  # noqa: S606
     except FileNotFoundError:
@@ -101,9 +101,9 @@ def become(command: list[str]) -> int:
 
 
 def show_error(error: OomguardError) -> None:
-    """Print one of our errors on standard error: what happened, then what to do."""
+    """Print an error on standard error: what happened, then what to do."""
     hint = getattr(error, "hint", None)
-    with contextlib.suppress(OSError, AttributeError):  # nobody reads: the exit status still says it
+    with contextlib.suppress(OSError, AttributeError):  # nobody reads it: the exit status still tells
         click.echo(f"oomguard: {error}", err=True)
         if hint:
             click.echo(f"  {hint}", err=True)

@@ -9,18 +9,38 @@ from typing import Any, Final
 from oomguard.errors import UsageError
 
 OPTIONS: Final = (
-    "allow", "pin", "min", "max_relaunches", "deadline", "dry_run", "report", "journal", "rules", "set", "gpu_memory",
-    "format", "jobs", "follow", "output", "no_mask", "quiet", "verbose", "grace", "exit_code", "color", "log_format",
-)  # fmt: skip
+    "allow",
+    "pin",
+    "min",
+    "max_relaunches",
+    "deadline",
+    "dry_run",
+    "report",
+    "journal",
+    "rules",
+    "set",
+    "gpu_memory",
+    "format",
+    "jobs",
+    "follow",
+    "output",
+    "no_mask",
+    "quiet",
+    "verbose",
+    "grace",
+    "exit_code",
+    "color",
+    "log_format",
+)
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
 _SWITCHES: Final = frozenset({"dry_run", "quiet", "verbose", "exit_code", "follow", "no_mask"})
 _NUMBERS: Final = frozenset({"max_relaunches", "deadline", "grace"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
-_PARAMETERS: Final = {"format": "form", "min": "minimum", "set": "given"}
+_PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}
 
 
 def defaults_from_pyproject(start: Path | None = None) -> dict[str, Any]:
-    """The table's options by parameter name, empty where there is no table; raises UsageError for an unknown option."""
+    """Return the table's options by parameter name, empty without a table; raises UsageError for an unknown option."""
     folder = start or Path.cwd()
     for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
         if not path.is_file():
@@ -52,7 +72,7 @@ def _checked(table: Any, path: Path) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any, path: Path) -> Any:
-    """A value as the command line would have it: several for a repeatable option, one for any other."""
+    """Return a value as the command line would have it: several for a repeatable option, one for any other."""
     if name in _REPEATABLE:
         if isinstance(value, dict):
             return [f"{key}={entry}" for key, entry in value.items()]

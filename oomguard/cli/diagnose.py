@@ -17,7 +17,7 @@ from oomguard.errors import InputError, UsageError
 from oomguard.observe.source import shown
 
 if TYPE_CHECKING:
-    from oomguard.cli.rendering import Outcome, Work
+    from oomguard.cli.rendering import RenderedInput, Work
 
 FORMS: Final = ("terminal", "json", "markdown", "html")
 _FORM_BY_SUFFIX: Final = {".json": "json", ".jsonl": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
@@ -66,10 +66,24 @@ class _Jobs(click.IntRange):
 )
 @color_option
 def command(
-    paths: tuple[str, ...], form: str | None, output: str | None, gpu_memory: str | None, given: tuple[str, ...], model: str | None,
-    follow: bool, jobs: int, exit_code: bool, allow: str | None, pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...],
-    no_mask: bool, quiet: bool, verbose: bool, color: str,
-) -> int:  # fmt: skip
+    paths: tuple[str, ...],
+    form: str | None,
+    output: str | None,
+    gpu_memory: str | None,
+    given: tuple[str, ...],
+    model: str | None,
+    follow: bool,
+    jobs: int,
+    exit_code: bool,
+    allow: str | None,
+    pinned: tuple[str, ...],
+    floors: tuple[str, ...],
+    rules: tuple[str, ...],
+    no_mask: bool,
+    quiet: bool,
+    verbose: bool,
+    color: str,
+) -> int:
     """Say why memory ran out: each incident with its numbers, its cause, and what to change.
 
     PATH is a log, a folder, or - for standard input. A folder means the files in it, sorted, not those in its
@@ -91,8 +105,19 @@ def command(
     with _sink(output, inputs, form) as write:
         screen = Screen.of(_console(output, color)) if form == "terminal" else None
         work = Work(
-            form, screen, allow, pin, minimum, rules, gpu_memory, given, model, masked=not no_mask, quiet=quiet, verbose=verbose
-        )  # fmt: skip
+            form,
+            screen,
+            allow,
+            pinned,
+            floors,
+            rules,
+            gpu_memory,
+            given,
+            model,
+            masked=not no_mask,
+            quiet=quiet,
+            verbose=verbose,
+        )
         found = _follow(inputs[0], work, write) if follow else _diagnose(inputs, work, jobs, write, errors)
     from oomguard.cli import show_error
 
@@ -104,7 +129,7 @@ def command(
 
 
 def _expand(paths: tuple[str, ...]) -> tuple[list[str], list[InputError]]:
-    """The inputs: a folder stands for the regular files in it, sorted; and the folders that cannot be read."""
+    """Return the inputs, a folder as the regular files in it, sorted; and an error for each folder that cannot be read."""
     inputs: list[str] = []
     errors = []
     for path in paths:
@@ -115,13 +140,13 @@ def _expand(paths: tuple[str, ...]) -> tuple[list[str], list[InputError]]:
                 inputs += [str(child) for child in sorted(Path(path).iterdir()) if child.is_file()]
         except OSError as error:
             errors.append(InputError(f"{shown(path)}: {error.strerror}"))
-        except ValueError:  # a null byte in the name: the reading says so
+        except ValueError:  # a null byte in the name, which reading it reports
             inputs.append(path)
     return inputs, errors
 
 
 def _sizes(inputs: list[str]) -> dict[str, int]:
-    """The bytes of the inputs that are files."""
+    """Return the bytes of the inputs that are files."""
     sizes = {}
     for path in inputs:
         with contextlib.suppress(OSError, ValueError):
@@ -132,28 +157,28 @@ def _sizes(inputs: list[str]) -> dict[str, int]:
 
 
 def _diagnose(inputs: list[str], work: Work, jobs: int, write: Callable[[str], None], errors: list[InputError]) -> bool:
-    """Diagnose every input and write what comes out, in their order; whether an out-of-memory was found."""
-    from oomguard.cli.progress import Bar
-    from oomguard.cli.rendering import Bench, OnePage
+    """Diagnose every input and write what comes out, in their order; return whether an out-of-memory was found."""
+    from oomguard.cli.progress import ReadingProgress
+    from oomguard.cli.rendering import InputRenderer, OnePage
 
-    bench, sizes, page, found = Bench(work), _sizes(inputs), OnePage(), False
+    renderer, sizes, page, found = InputRenderer(work), _sizes(inputs), OnePage(), False
     if len(inputs) > 1:
         from oomguard.cli.workers import automatic_jobs, in_parallel
 
         jobs = min(jobs or automatic_jobs(sizes), len(inputs))
     else:
         jobs = 1
-    with Bar(len(inputs), sum(sizes.get(path, 0) for path in inputs), write) as bar:
-        on_read = bar.read if bar.shown else None
+    with ReadingProgress(len(inputs), sum(sizes.get(path, 0) for path in inputs), write) as progress:
+        on_read = progress.read if progress.shown else None
 
-        def own(path: str) -> Outcome:
-            return bench.diagnose(path, on_read)
+        def own(path: str) -> RenderedInput:
+            return renderer.diagnose(path, on_read)
 
-        outcomes: Generator[Outcome]
+        outcomes: Generator[RenderedInput]
         outcomes = in_parallel(work, inputs, jobs, own, on_read) if jobs > 1 else (own(path) for path in inputs)
         with contextlib.closing(outcomes):
             for outcome in outcomes:
-                bar.finish(page.add(outcome.text) if work.form == "html" and outcome.text else outcome.text)
+                progress.finish(page.add(outcome.text) if work.form == "html" and outcome.text else outcome.text)
                 found = found or outcome.found
                 if outcome.error:
                     errors.append(InputError(outcome.error, hint=outcome.hint))
@@ -171,9 +196,9 @@ def _check_follow(paths: tuple[str, ...], form: str) -> None:
 
 
 def _follow(path: str, work: Work, write: Callable[[str], None]) -> bool:
-    """Follow one log until it ends or Ctrl-C; whether an out-of-memory was found."""
+    """Follow one log until it ends or Ctrl-C; return whether an out-of-memory was found."""
     from oomguard.cli.following import follow_input
-    from oomguard.cli.rendering import Bench
+    from oomguard.cli.rendering import InputRenderer
 
     def say(text: str) -> None:
         if not work.quiet:
@@ -181,13 +206,13 @@ def _follow(path: str, work: Work, write: Callable[[str], None]) -> bool:
 
     found = False
     with contextlib.suppress(KeyboardInterrupt):  # the way a follow ends, not a failure
-        for oom in follow_input(path, Bench(work), write, say):
+        for oom in follow_input(path, InputRenderer(work), write, say):
             found = found or oom
     return found
 
 
 def _console(output: str | None, color: str) -> Any:
-    """The console that the panels are for; a file is no terminal and gets plain text."""
+    """Return the console that the panels are for; a file gets plain text."""
     if output is None or output == "-":
         return console(color)
     import io
@@ -197,7 +222,7 @@ def _console(output: str | None, color: str) -> Any:
 
 @contextlib.contextmanager
 def _sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[[str], None]]:
-    """Where the text goes: a function that writes it out at once. Raises UsageError for a file that cannot be."""
+    """Yield a function that writes text out at once; raises UsageError for a file that cannot be written."""
     to_file = output is not None and output != "-"
     standard = sys.stdout.buffer if sys.stdout is not None else None
     stream = _open_output(str(output), inputs) if to_file else standard

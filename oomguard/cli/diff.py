@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.options import color_option, console, option, policy_options, read_policy, read_rules
-from oomguard.errors import InputError, UsageError
-from oomguard.observe.source import open_log, open_standard_input, shown
+from oomguard.cli.options import color_option, console, form_of, option, policy_options, read_policy, read_rules
 
 if TYPE_CHECKING:
-    from oomguard.difference import Comparison, Side
-    from oomguard.remedy.policy import Policy
-    from oomguard.rules.load import RuleSet
+    from oomguard.comparing.comparison import Comparison
 
 FORMS: Final = ("terminal", "json", "markdown")
 
@@ -37,9 +33,20 @@ FORMS: Final = ("terminal", "json", "markdown")
 @color_option
 @click.pass_context
 def command(
-    ctx: click.Context, old: str, new: str, form: str, old_start: int | None, new_start: int | None, exit_code: bool,
-    allow: str | None, pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...], no_mask: bool, color: str,
-) -> int:  # fmt: skip
+    ctx: click.Context,
+    old: str,
+    new: str,
+    form: str,
+    old_start: int | None,
+    new_start: int | None,
+    exit_code: bool,
+    allow: str | None,
+    pinned: tuple[str, ...],
+    floors: tuple[str, ...],
+    rules: tuple[str, ...],
+    no_mask: bool,
+    color: str,
+) -> int:
     """Say what changed from the start in OLD to the start in NEW: versions, settings, each part of the memory.
 
     OLD and NEW are logs, the one of a start that worked and the one of a start that did not; one of them may be - for
@@ -48,43 +55,19 @@ def command(
     Exit status: 0 ran, 2 bad usage, an unreadable input or one without an engine's start, 1 with --exit-code when
     anything differs.
     """
-    from oomguard.comparing.comparison import compare
+    from oomguard.comparing.diff import diff_logs
     from oomguard.report.mask import unmasked
 
-    form = _form(ctx, form)
-    if old == new == "-":
-        raise UsageError("OLD and NEW are both standard input", hint="name one of the two logs")
-    policy, rule_set = read_policy(allow, pin, minimum), read_rules(rules)
-    comparison = compare(_read(old, old_start, policy, rule_set), _read(new, new_start, policy, rule_set))
+    form = form_of(ctx, form, FORMS)
+    policy, rule_set = read_policy(allow, pinned, floors), read_rules(rules)
+    comparison = diff_logs(old, new, old_start=old_start, new_start=new_start, policy=policy, rules=rule_set)
     with unmasked() if no_mask else contextlib.nullcontext():
         _show(comparison, form, color)
     return 1 if exit_code and comparison.differs else 0
 
 
-def _form(ctx: click.Context, form: str) -> str:
-    """The form asked for; one variable or table sets the form of all commands, and not all have the same."""
-    if form in FORMS:
-        return form
-    if ctx.get_parameter_source("form") is click.core.ParameterSource.COMMANDLINE:
-        raise click.BadParameter(f"{form!r} is not one of {', '.join(FORMS)}.", param_hint="--format")
-    return "terminal"
-
-
-def _read(path: str, number: int | None, policy: Policy, rules: RuleSet) -> Side:
-    """One side of the comparison; raises InputError where the log cannot be read or holds no start."""
-    from oomguard.comparing.sides import pick
-    from oomguard.diagnosing import diagnose_stream
-
-    try:
-        with contextlib.closing(open_standard_input() if path == "-" else open_log(path)) as stream:
-            diagnosis = diagnose_stream(stream, path, rules=rules, policy=policy)
-    except OSError as error:
-        raise InputError(f"{shown(path)}: {error.strerror or error}") from None
-    return pick(diagnosis, number)
-
-
 def _show(comparison: Comparison, form: str, color: str) -> None:
-    from oomguard.report.difference import print_difference, to_difference_json, to_difference_markdown
+    from oomguard.report.comparison import print_difference, to_difference_json, to_difference_markdown
 
     if form == "terminal":
         print_difference(console(color), comparison)

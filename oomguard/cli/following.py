@@ -1,4 +1,4 @@
-"""``oomguard diagnose --follow``: one log that is still written, each incident told once, when its message is whole."""
+"""``oomguard diagnose --follow``: one log that still grows, each incident told once, as soon as its message is whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from oomguard.cli.rendering import Bench
+from oomguard.cli.rendering import InputRenderer
 from oomguard.errors import InputError
 from oomguard.incident import Diagnosis, Incident
 from oomguard.observe.compressed import HEAD_BYTES, format_of
@@ -20,12 +20,23 @@ from oomguard.observe.source import LineSplitter, encoding_of, open_log, raw_sta
 BUSY_S: Final = 5.0
 
 
-def follow_input(path: str, bench: Bench, write: Callable[[str], None], say: Callable[[str], None]) -> Iterator[bool]:
-    """Write every new incident of the log; yield, each time, whether an out-of-memory was among them.
+def follow_input(
+    path: str, renderer: InputRenderer, write: Callable[[str], None], say: Callable[[str], None]
+) -> Iterator[bool]:
+    """Write every new incident of a log; yield, each time, whether an out-of-memory was among them.
 
-    ``say`` is told what happened to the file. Ends where a pipe ends, never for a file. Raises InputError.
+    The end of a pipe ends it; a file never does.
+
+    Args:
+        path: the log, or ``-`` for standard input.
+        renderer: what diagnoses and renders.
+        write: receives the text of new incidents.
+        say: receives what happened to the file.
+
+    Raises:
+        InputError: the log cannot be read or followed.
     """
-    reading = _Reading(path, bench)
+    reading = _Reading(path, renderer)
     written_s = time.monotonic()
     for event in _events(path):
         if event.change is Change.DATA:
@@ -34,13 +45,13 @@ def follow_input(path: str, bench: Bench, write: Callable[[str], None], say: Cal
                 continue
         else:
             reading.settle()
-        yield _write_new(reading, bench, write)
+        yield _write_new(reading, renderer, write)
         written_s = time.monotonic()
         if event.change in {Change.WAITING, Change.TRUNCATED, Change.REPLACED}:
             say(f"{shown(path)}: {event.change.value}")
-            reading = _Reading(path, bench)
+            reading = _Reading(path, renderer)
     reading.settle()
-    yield _write_new(reading, bench, write)
+    yield _write_new(reading, renderer, write)
 
 
 def _events(path: str) -> Iterator[Event]:
@@ -49,42 +60,42 @@ def _events(path: str) -> Iterator[Event]:
         return
     try:
         mode = Path(path).stat().st_mode
-    except (OSError, ValueError):  # not there yet, or the reading says what is wrong
+    except (OSError, ValueError):  # not there yet; anything else reading it reports
         mode = stat.S_IFREG
     if stat.S_ISFIFO(mode):
         with Path(path).open("rb", buffering=0) as pipe:
             yield from follow_stream(pipe)
         return
     if not stat.S_ISREG(mode):
-        open_log(path).close()  # says why it is no log
+        open_log(path).close()  # reports why it is not a log
     yield from follow(path)
 
 
-def _write_new(reading: _Reading, bench: Bench, write: Callable[[str], None]) -> bool:
+def _write_new(reading: _Reading, renderer: InputRenderer, write: Callable[[str], None]) -> bool:
     from oomguard.diagnosing import assess_all
 
     diagnosis = reading.new()
     if not diagnosis.incidents:
         return False
-    diagnosis = assess_all(diagnosis, bench.rules, bench.policy, given=bench.facts, model=bench.work.model)
-    write(bench.render(diagnosis))
+    diagnosis = assess_all(diagnosis, renderer.rules, renderer.policy, given=renderer.facts, model=renderer.work.model)
+    write(renderer.render(diagnosis))
     return diagnosis.verdict == "oom"
 
 
 class _Reading:
     """One file from its start: its lines so far, and the incidents that have been told."""
 
-    def __init__(self, path: str, bench: Bench) -> None:
+    def __init__(self, path: str, renderer: InputRenderer) -> None:
         from oomguard.observe.scan import Scanner
 
-        self._path, self._bench = path, bench
-        self._scanner = Scanner(bench.rules)
+        self._path, self._renderer = path, renderer
+        self._scanner = Scanner(renderer.rules)
         self._splitter: LineSplitter | None = None
         self._head, self._wide = b"", False
         self._told: set[tuple[object, ...]] = set()
 
     def feed(self, data: bytes) -> None:
-        """Take more bytes; the first few are kept until they tell the encoding."""
+        """Take more bytes; keep the first few until they tell the encoding."""
         if self._splitter is None:
             self._head += data
             if len(self._head) < HEAD_BYTES:
@@ -93,7 +104,7 @@ class _Reading:
         self._push(data)
 
     def settle(self) -> None:
-        """Nothing more comes for now: a line without its end is taken as it is."""
+        """Take a line without its end as it is, since nothing more comes for now."""
         data = self._begin() if self._splitter is None and self._head else b""
         if self._splitter is not None:
             self._push(data)
@@ -101,8 +112,8 @@ class _Reading:
                 self._push(b"", final=True)
 
     def new(self) -> Diagnosis:
-        """The incidents that have not been told yet, as scanned."""
-        diagnosis = self._scanner.diagnosis(self._path, given=self._bench.settings)
+        """Return the incidents that have not been told yet, as scanned."""
+        diagnosis = self._scanner.diagnosis(self._path, given=self._renderer.settings)
         new = [incident for incident in diagnosis.incidents if _identity(incident) not in self._told]
         self._told |= {_identity(incident) for incident in new}
         return replace(diagnosis, incidents=tuple(new))

@@ -12,10 +12,10 @@ BIG_BYTES: Final = 64 << 20
 PRINT_S: Final = 0.1
 
 
-class Bar:
-    """A bar over ``total_bytes`` of ``files`` inputs, where a person looks on and it takes a while; else nothing.
+class ReadingProgress:
+    """A bar over ``total_bytes`` of ``files`` inputs, shown on a terminal when reading takes a while.
 
-    ``write`` prints a text; on the screen of the bar, that is done beside it.
+    ``write`` prints a text; where the bar is on the same screen, it makes way.
     """
 
     def __init__(self, files: int, total_bytes: int, write: Callable[[str], None]) -> None:
@@ -40,7 +40,7 @@ class Bar:
             )
             self._task = self._progress.add_task(self._words(), total=total_bytes or None)
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ReadingProgress:
         if self.shown:
             self._progress.start()
         return self
@@ -52,13 +52,13 @@ class Bar:
                 self._write("".join(self._kept))
 
     def read(self, size_bytes: int) -> None:
-        """So many more bytes have been read."""
+        """Note that so many more bytes have been read."""
         if self.shown:
             self._progress.advance(self._task, size_bytes)
             self._print_kept()
 
     def finish(self, text: str) -> None:
-        """One more input is done, and this is to be printed."""
+        """Note that one more input is done, and print its text."""
         self._done += 1
         if self.shown:
             self._progress.update(self._task, description=self._words())

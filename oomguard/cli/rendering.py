@@ -1,4 +1,4 @@
-"""One input in, its finished text out: the same work in this process and in a worker, so that both print the same."""
+"""Turn one input into its finished text: the same work in this process and in a worker, so that both print the same."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from oomguard.cli.options import read_policy, read_rules, size_bytes
-from oomguard.errors import InputError, SettingError
-from oomguard.facts import Fact
-from oomguard.incident import Diagnosis, Incident, SettingInForce
+from oomguard.cli.options import read_policy, read_rules
+from oomguard.errors import InputError
+from oomguard.incident import Diagnosis, Incident
 from oomguard.observe.source import damage_of, open_log, open_standard_input, shown
-from oomguard.remedy.settings import parse_assignment
+from oomguard.settings import parse_assignment
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +24,7 @@ _MAIN: Final = re.compile(r"<main[^>]*>\n?(.*)</main>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What decides how a panel looks, as plain values: a worker has no terminal of its own."""
+    """How a panel has to look, as plain values: a worker has no terminal of its own."""
 
     width: int
     terminal: bool
@@ -35,21 +34,27 @@ class Screen:
 
     @classmethod
     def of(cls, console: Console) -> Screen:
-        """The screen that a console writes to."""
+        """Return the screen that a console writes to."""
         return cls(console.width, console.is_terminal, console.color_system, console.no_color, console.encoding)
 
     def console(self, file: io.StringIO) -> Console:
-        """A console that looks the same and writes to ``file``."""
+        """Return a console that looks the same and writes to ``file``."""
         from rich.console import Console
 
         return Console(
-            file=file, width=self.width, force_terminal=self.terminal, color_system=self.colors,  # type: ignore[arg-type]
-            no_color=self.no_color, highlight=False, legacy_windows=False, force_jupyter=False,
-        )  # fmt: skip
+            file=file,
+            width=self.width,
+            force_terminal=self.terminal,
+            color_system=self.colors,  # type: ignore[arg-type]
+            no_color=self.no_color,
+            highlight=False,
+            legacy_windows=False,
+            force_jupyter=False,
+        )
 
 
 class _Text(io.StringIO):
-    """Text in memory that says the encoding it will be written in."""
+    """Text in memory that names the encoding in which it will be written."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()
@@ -62,13 +67,13 @@ class _Text(io.StringIO):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is asked for, in the words of the command line: plain values that any process can be given."""
+    """What the command line asks for, as plain values that can be sent to any process."""
 
     form: str
     screen: Screen | None = None
     allow: str | None = None
-    pin: tuple[str, ...] = ()
-    minimum: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
+    floors: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     gpu_memory: str | None = None
     given: tuple[str, ...] = ()
@@ -79,8 +84,8 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one input gave: its text, whether an out-of-memory is in it, and what went wrong while reading it."""
+class RenderedInput:
+    """One input, rendered: its text, whether it holds an out-of-memory, and what went wrong while reading it."""
 
     text: str = ""
     found: bool = False
@@ -88,29 +93,32 @@ class Outcome:
     hint: str | None = None
 
 
-class Bench:
-    """A ``Work`` made ready: policy, rules and given facts read once. Raises SettingError, RuleError and InputError."""
+class InputRenderer:
+    """Renders inputs as a ``Work`` asks for; policy, rules and given facts are read once.
+
+    Raises:
+        SettingError: a setting, a size or a policy that cannot be used.
+        RuleError: a rule file that cannot be used.
+        InputError: a model that cannot be found.
+    """
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.policy, self.rules = read_policy(work.allow, work.pin, work.minimum), read_rules(work.rules)
-        total = size_bytes(work.gpu_memory)
-        if total is not None and total <= 0:
-            raise SettingError(
-                f"--gpu-memory is {work.gpu_memory}", hint="give the device's total memory, for example 24GiB"
-            )
-        self.facts = {} if total is None else {"device_total_bytes": Fact("device_total_bytes", total, "given")}
-        self.settings: dict[str, SettingInForce] = {}
-        for text in work.given:
-            name, value = parse_assignment(text)
-            self.settings[name] = SettingInForce(name, value, None, "given")
+        from oomguard.diagnosing import given_device, given_settings
+
+        self.policy, self.rules = read_policy(work.allow, work.pinned, work.floors), read_rules(work.rules)
+        self.facts = given_device(work.gpu_memory)
+        self.settings = given_settings(dict(parse_assignment(text) for text in work.given))
         if work.model is not None:
-            from oomguard.memory.model_files import find_model
+            from oomguard.memory.model.files import find_model
 
-            find_model(work.model)  # told now, not once for every log
+            find_model(work.model)  # raised now, not once for every log
 
-    def diagnose(self, path: str, on_read: Callable[[int], None] | None = None) -> Outcome:
-        """Diagnose one input and render it; what cannot be read is part of the outcome, not raised."""
+    def diagnose(self, path: str, on_read: Callable[[int], None] | None = None) -> RenderedInput:
+        """Diagnose one input and render it; an input that cannot be read is told in the result, not raised.
+
+        ``on_read`` is called with the number of bytes that each read took.
+        """
         from oomguard.diagnosing import diagnose_stream
 
         try:
@@ -129,16 +137,16 @@ class Bench:
                 diagnosis = replace(diagnosis, notes=(*diagnosis.notes, damage))
             text = self.render(diagnosis)
         except InputError as error:
-            return Outcome(error=str(error), hint=error.hint)
+            return RenderedInput(error=str(error), hint=error.hint)
         except OSError as error:
-            return Outcome(error=f"{shown(path)}: {error.strerror or error}")
-        except Exception as error:  # noqa: BLE001 - one input that we fail on must not keep the others from being read
+            return RenderedInput(error=f"{shown(path)}: {error.strerror or error}")
+        except Exception as error:  # noqa: BLE001 - one input that fails must not keep the others from being read
             trace = traceback.format_exc() if self.work.verbose else "--verbose prints where"
-            return Outcome(error=f"{shown(path)}: internal error: {type(error).__name__}: {error}", hint=trace)
-        return Outcome(text, diagnosis.verdict == "oom", "" if damage is None else f"{shown(path)}: {damage}")
+            return RenderedInput(error=f"{shown(path)}: internal error: {type(error).__name__}: {error}", hint=trace)
+        return RenderedInput(text, diagnosis.verdict == "oom", "" if damage is None else f"{shown(path)}: {damage}")
 
     def render(self, diagnosis: Diagnosis) -> str:
-        """The diagnosis in the form asked for; nothing for a clean input under --quiet, except in JSON."""
+        """Return the diagnosis in the form asked for; nothing for a clean input under --quiet, except in JSON."""
         if self.work.quiet and self.work.form != "json" and not diagnosis.incidents:
             return ""
         with contextlib.nullcontext() if self.work.masked else _unmasked():
@@ -177,7 +185,7 @@ def _unmasked() -> contextlib.AbstractContextManager[None]:
 
 
 def details(incident: Incident) -> Iterator[str]:
-    """The settings in force and the facts of an incident, each with its source, one a line."""
+    """Yield the settings in force and the facts of an incident, each with its source, one a line."""
     from oomguard.report.mask import mask
 
     if incident.settings:
@@ -193,13 +201,13 @@ def details(incident: Incident) -> Iterator[str]:
 
 
 class OnePage:
-    """Several whole HTML pages as one, page by page: the first one's head, style and script, what all of them hold."""
+    """Joins whole HTML pages into one, page by page: the first one's head, style and script, the content of all."""
 
     def __init__(self) -> None:
         self._end = ""
 
     def add(self, page: str) -> str:
-        """What to write for one more page."""
+        """Return what to write for one more page."""
         main = _MAIN.search(page)
         if main is None:
             return page
@@ -209,5 +217,5 @@ class OnePage:
         return page[: main.end(1)]
 
     def end(self) -> str:
-        """What to write at the end; empty where no page was added."""
+        """Return what to write at the end; empty if no page was added."""
         return self._end

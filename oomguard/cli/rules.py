@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.options import console, option, read_rules
+from oomguard.cli.options import color_option, console, option, read_rules, rules_option
 from oomguard.errors import InputError, OomguardError, RuleError, UsageError
 
 if TYPE_CHECKING:
-    from oomguard.rules.load import Rule, RuleSet, Signature
+    from oomguard.rules.load import RuleSet
+    from oomguard.rules.rule import Rule
+    from oomguard.rules.signature import Signature
 
 _INDEX: Final = "README.md"
 _MAX_COLUMNS: Final = 100
@@ -28,14 +30,9 @@ def command(ctx: click.Context) -> None:
     ctx.default_map = dict.fromkeys(command.commands, ctx.default_map or {})
 
 
-_RULES = option(
-    "--rules", multiple=True, type=click.Path(), metavar="DIR", help="A folder of your own rule files. Repeatable."
-)
-
-
 @command.command("list")
 @option("--signatures", is_flag=True, help="List the signatures too: name, kind, wordings.")
-@_RULES
+@rules_option
 def list_rules(signatures: bool, rules: tuple[str, ...]) -> int:
     """List every rule: code, cause, title."""
     found = _read(rules)
@@ -50,10 +47,8 @@ def list_rules(signatures: bool, rules: tuple[str, ...]) -> int:
 
 @command.command("show")
 @click.argument("name", metavar="CODE|SIGNATURE")
-@_RULES
-@option(
-    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour. NO_COLOR is respected."
-)
+@rules_option
+@color_option
 def show(name: str, rules: tuple[str, ...], color: str) -> int:
     """Show one rule or signature in full: cause, conditions, explanation, fixes with their cost, tests.
 
@@ -87,7 +82,7 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
 @command.command("pages")
 @click.argument("folder", metavar="DIR", type=click.Path())
 @option("--check", is_flag=True, help="Write nothing; exit with 1 when a page differs from what would be written.")
-@_RULES
+@rules_option
 def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
     """Write one Markdown page for each rule, and an index, into DIR; pages of rules that are gone are removed.
 
@@ -119,10 +114,7 @@ def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
 
 
 def _read(folders: tuple[str, ...]) -> RuleSet:
-    """The rules in force, their tests' values checked too: a run does not need those, and this command does.
-
-    Raises RuleError with the file and the key.
-    """
+    """Load the rules and check the values in their tests too, which a run does not need; raises RuleError with file and key."""
     from oomguard.facts import REGISTRY, is_of_type
 
     found = read_rules(folders, check=True)
@@ -154,7 +146,7 @@ def _is_expected_row(row: Any) -> bool:
 
 
 def rule_pages(rules: RuleSet) -> dict[str, str]:
-    """File name -> text of every page: one a rule, and the index."""
+    """Return the text of every page by its file name: one page a rule, and the index."""
     from oomguard.report.rule_page import index_page
 
     found = {f"{rule.code}.md": _rule_page(rule, rules) for rule in rules.rules}
@@ -162,7 +154,7 @@ def rule_pages(rules: RuleSet) -> dict[str, str]:
 
 
 def _made(root: Path) -> list[Path]:
-    """The pages in a folder that this command made."""
+    """Return the pages in a folder that this command made."""
     from oomguard.report.rule_page import MARK
 
     if not root.exists():
@@ -175,19 +167,20 @@ def _made(root: Path) -> list[Path]:
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
     from oomguard.diagnosing import assess
     from oomguard.remedy.policy import Policy
-    from oomguard.remedy.solvers import SOLVERS
+    from oomguard.remedy.printed import SOLVERS
     from oomguard.report.rule_page import Example, rule_page
-    from oomguard.selftest import incident_from
+    from oomguard.rule_testing import incident_from, model_from
 
     # By this rule alone, so that its page stays the same when another rule is added.
     alone = replace(rules, rules=(rule,))
     examples = []
     for i, test in enumerate(rule.tests):
         try:
-            incident = assess(incident_from(test["kind"], test["facts"]), alone, Policy())
+            observed = incident_from(test["kind"], test["facts"])
+            incident = assess(observed, alone, Policy(), behind=model_from(test))
         except OomguardError as error:  # a fix that names no setting or no solver
             raise RuleError(str(error), path=rule.path, key=f"test[{i}]") from None
-        examples.append(Example(test["kind"], test["facts"], incident))
+        examples.append(Example(test["kind"], {**test["facts"], **test.get("call", {})}, incident))
     solvers = {name: _in_words(solver.__doc__ or name) for name, solver in SOLVERS.items()}
     return rule_page(rule, examples, file=_file(rule.path), solvers=solvers)
 
@@ -202,12 +195,12 @@ def _signature_page(signature: Signature) -> str:
 
 
 def _in_words(docstring: str) -> str:
-    """The first paragraph of a docstring, which is one sentence."""
+    """Return the first paragraph of a docstring, which is one sentence."""
     return " ".join(docstring.partition("\n\n")[0].split()).rstrip(".").replace("``", "`")
 
 
 def _file(path: str) -> str:
-    """A shipped file by its place in the repository, which is the same everywhere; another as it was given."""
+    """Return a shipped file by its place in the repository, which is the same everywhere; any other as it was given."""
     from oomguard.rules.load import shipped_root
 
     found, root = Path(path), shipped_root()
@@ -224,7 +217,7 @@ def _say(text: str) -> None:
 
 
 @command.command("check")
-@_RULES
+@rules_option
 def check(rules: tuple[str, ...]) -> int:
     """Load every rule file and say the first mistake with its file, key and column."""
     rule_set = _read(rules)
@@ -233,10 +226,10 @@ def check(rules: tuple[str, ...]) -> int:
 
 
 @command.command("test")
-@_RULES
+@rules_option
 def test(rules: tuple[str, ...]) -> int:
     """Run the tests inside the rule files; exit status 1 when one fails."""
-    from oomguard.selftest import problems
+    from oomguard.rule_testing import problems
 
     rule_set = _read(rules)
     found = problems(rule_set)

@@ -19,7 +19,7 @@ from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES
 from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
-    from oomguard.journal import Journal
+    from oomguard.journal.store import Journal
     from oomguard.supervise.relaunch import Outcome
 
 
@@ -98,13 +98,26 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
 )
 @output_options
 def command(
-    argv: tuple[str, ...], allow: str | None, pin: tuple[str, ...], minimum: tuple[str, ...], rules: tuple[str, ...], max_relaunches: int,
-    deadline: float | None, dry_run: bool, report: str | None, journal: str | None, grace: float, log_format: str,
-    quiet: bool, verbose: bool, color: str,
-) -> int:  # fmt: skip
+    argv: tuple[str, ...],
+    allow: str | None,
+    pinned: tuple[str, ...],
+    floors: tuple[str, ...],
+    rules: tuple[str, ...],
+    max_relaunches: int,
+    deadline: float | None,
+    dry_run: bool,
+    report: str | None,
+    journal: str | None,
+    grace: float,
+    log_format: str,
+    quiet: bool,
+    verbose: bool,
+    color: str,
+) -> int:
     """Run a command; when it dies of memory, say why with numbers, change the least that fits, and run it again.
 
-    The exit status is the command's own; 128+n after a signal; 125 when oomguard itself failed; 126 and 127 as a shell.
+    The exit status is the command's own, or 1 where that is 0 though the engine's log says that it died; 128+n after a signal;
+    125 when oomguard itself failed; 126 and 127 as a shell.
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
@@ -115,7 +128,7 @@ def command(
     from oomguard.supervise.relaunch import Supervision
     from oomguard.supervise.signals import Signals
 
-    policy = read_policy(allow, pin, minimum, max_relaunches=max_relaunches, deadline_s=deadline)
+    policy = read_policy(allow, pinned, floors, max_relaunches=max_relaunches, deadline_s=deadline)
     rule_set = read_rules(rules)
     if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
         raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
@@ -151,8 +164,12 @@ def command(
 
 
 def _journal(path: str | None) -> Journal | None:
-    """The journal at ``path``, an error where it cannot be used; the default one is done without where it cannot."""
-    from oomguard.journal import Journal, default_path
+    """Open the journal at ``path``, else the default one; return None where the default one cannot be used.
+
+    Raises:
+        InputError: the journal at ``path`` cannot be used.
+    """
+    from oomguard.journal.store import Journal, default_path
     from oomguard.log import get_logger
 
     if path is not None:
@@ -165,7 +182,7 @@ def _journal(path: str | None) -> Journal | None:
 
 
 class _Errors:
-    """Standard error that cannot fail: what nobody reads any more is dropped, the run goes on."""
+    """Standard error that cannot fail: the run goes on when nobody reads it any more."""
 
     encoding = getattr(sys.stderr, "encoding", "utf-8")
 
@@ -181,16 +198,16 @@ class _Errors:
             sys.stderr.flush()
 
     def isatty(self) -> bool:
-        """Whether a person reads it."""
+        """Whether it is a terminal."""
         return sys.stderr is not None and sys.stderr.isatty()
 
     def fileno(self) -> int:
-        """The descriptor, for the terminal's width."""
+        """Return the descriptor, for the terminal's width."""
         return 2
 
 
 def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
-    """Send events to standard error, one line each; the command line does this, the library never does."""
+    """Send events to standard error, one line each; only the command line does, never the library."""
     import logging
 
     import structlog

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Final
 
-from oomguard.cli.rendering import Bench, Outcome, Work
+from oomguard import clean_start
+from oomguard.cli.rendering import InputRenderer, RenderedInput, Work
 from oomguard.observe.source import shown
 
 # Finished results that wait for an earlier input are kept: this many at most.
@@ -46,15 +48,19 @@ def is_portable(path: str) -> bool:
 
 
 def in_parallel(
-    work: Work, paths: Sequence[str], jobs: int, own: Callable[[str], Outcome], on_read: Callable[[int], None] | None
-) -> Generator[Outcome]:
+    work: Work,
+    paths: Sequence[str],
+    jobs: int,
+    own: Callable[[str], RenderedInput],
+    on_read: Callable[[int], None] | None,
+) -> Generator[RenderedInput]:
     """The outcome of every path, in their order, each as soon as those before it are there.
 
     ``own`` reads what only this process can read (standard input). Closing the iterator ends the workers at once.
     """
     portable = [is_portable(path) for path in paths]
     to_do = deque(i for i in range(len(paths)) if portable[i])
-    done: dict[int, Outcome] = {}
+    done: dict[int, RenderedInput] = {}
     pool = _Pool(work, min(jobs, len(to_do)), on_read)
     try:
         for turn, path in enumerate(paths):
@@ -71,7 +77,7 @@ def in_parallel(
 
 @dataclass(slots=True)
 class _Worker:
-    process: SpawnProcess
+    process: subprocess.Popen[bytes]
     pipe: Connection
     index: int = -1
     path: str = ""
@@ -88,18 +94,20 @@ class _Pool:
     def give(self, index: int, path: str) -> bool:
         """Hand an input to a worker; False where all are busy."""
         while self._idle or len(self._busy) < self._jobs:
-            worker = self._idle.pop() if self._idle else self._start()
+            idle = bool(self._idle)
+            worker = self._idle.pop() if idle else self._start()
             try:
                 worker.pipe.send(path)
-            except OSError:  # it died while it had nothing to do: another one takes the input
-                self._bury(worker)
-                continue
+            except OSError:
+                if idle:  # it died while it had nothing to do: another one takes the input
+                    self._bury(worker)
+                    continue
             worker.index, worker.path = index, path
             self._busy.append(worker)
             return True
         return False
 
-    def take(self) -> Iterator[tuple[int, Outcome]]:
+    def take(self) -> Iterator[tuple[int, RenderedInput]]:
         """Wait for the busy workers; yield what is finished, which may be nothing yet."""
         for pipe in wait([worker.pipe for worker in self._busy]):
             worker = next(w for w in self._busy if w.pipe is pipe)
@@ -107,9 +115,9 @@ class _Pool:
                 answer = worker.pipe.recv()
             except (EOFError, OSError):
                 self._busy.remove(worker)
-                yield worker.index, Outcome(error=f"{shown(worker.path)}: {self._bury(worker)}")
+                yield worker.index, RenderedInput(error=f"{shown(worker.path)}: {self._bury(worker)}")
                 continue
-            if isinstance(answer, Outcome):
+            if isinstance(answer, RenderedInput):
                 self._busy.remove(worker)
                 self._idle.append(worker)
                 yield worker.index, answer
@@ -125,34 +133,41 @@ class _Pool:
             self._bury(worker)
 
     def _start(self) -> _Worker:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._work, self._on_read is not None), daemon=True)
+        # No multiprocessing.Process: it starts Pythons that look for modules in the working directory first.
+        ours, theirs = Pipe()
+        command = [*clean_start.command("oomguard.cli.workers"), str(theirs.fileno())]
         # Born deaf to Ctrl-C, which reaches the whole group: this process ends them.
         main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
         try:
-            process.start()
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=clean_start.environment()
+            )
         finally:
             if main:
                 signal.signal(signal.SIGINT, before)
-        theirs.close()
+            theirs.close()
+        with contextlib.suppress(OSError):  # it has ended already, which is told with its first input
+            ours.send((self._work, self._on_read is not None))
         return _Worker(process, ours)
 
     @staticmethod
     def _bury(worker: _Worker) -> str:
         """Reap a worker that has ended; how it ended."""
-        worker.process.join()
-        status = worker.process.exitcode or 0
-        worker.process.close()
+        status = worker.process.wait()
         worker.pipe.close()
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return f"the process that read it {how}"
 
 
-def _serve(pipe: Connection, work: Work, tell: bool) -> None:
-    """A worker: diagnose what comes through the pipe until it closes."""
-    bench = Bench(work)
+def main() -> None:
+    """A worker: diagnose what comes through the pipe, whose descriptor is the argument, until it closes."""
+    pipe = Connection(int(sys.argv[1]))
+    try:
+        work, tell = pipe.recv()
+    except EOFError:
+        return
+    renderer = InputRenderer(work)
     untold_bytes, told_s = 0, time.monotonic()
 
     def on_read(size_bytes: int) -> None:
@@ -167,7 +182,7 @@ def _serve(pipe: Connection, work: Work, tell: bool) -> None:
             path = pipe.recv()
         except EOFError:
             return
-        outcome = bench.diagnose(path, on_read if tell else None)
+        outcome = renderer.diagnose(path, on_read if tell else None)
         if tell:
             pipe.send(untold_bytes)
             untold_bytes = 0

@@ -1,1 +1,1 @@
-"""What changed between two engine starts: which start of a log, what differs, and what explains it."""
+"""Compare two engine starts: which start of a log, what differs, and what explains it."""

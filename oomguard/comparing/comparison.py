@@ -1,104 +1,144 @@
-"""The comparison of two starts: its rows, what explains them, what stays unknown, and one sentence for all of it."""
+"""The frozen records of a comparison: two starts, the rows that tell them apart, and what explains those."""
 
 from __future__ import annotations
 
-from oomguard.comparing.explanations import different_engines, explain, not_explained
-from oomguard.comparing.rows import rows_of
-from oomguard.difference import Comparison, Explanation, Row, Side
-from oomguard.facts import format_gib
-from oomguard.report.headline import headline
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-# Failures of which the size of the KV cache is the subject.
-_OF_THE_POOL = frozenset({"kv_cache_none_left", "kv_cache_too_small_for_max_len", "cpu_node_memory"})
+from oomguard.facts import FactValue
+from oomguard.incident import EngineStart, Incident
+from oomguard.settings import Unit
 
-
-_OF_THE_BUDGET = frozenset({"weights", "activations", "non-torch", "CUDA graphs"})
-_NAMED = _OF_THE_BUDGET | {"KV cache", "device total"}
-
-
-def compare(old: Side, new: Side) -> Comparison:
-    """Say what changed from ``old`` to ``new``."""
-    rows = rows_of(old, new)
-    explanations = explain(old, new, rows)
-    return Comparison(
-        old, new, _headline(old, new, rows), rows, explanations, tuple(_unknown(old, new, rows, explanations))
-    )
+Kind = Literal["version", "setting", "default", "budget", "capacity"]
+# Where a value comes from. A setting "left alone" shows none; "not printed" is unknown.
+Origin = Literal["set", "printed", "default", "solved", "left alone", "not printed"]
 
 
-def _headline(old: Side, new: Side, rows: tuple[Row, ...]) -> str:
-    changed = {row.name: row for row in rows if row.changed}
-    what: list[str] = []
-    if different_engines(old, new):
-        what.append("different engines")
-    else:
-        what += _largest(changed)
-        if new.incident is not None and old.incident is None and new.incident.kind in _OF_THE_POOL:
-            what += _margin(old, new)
-        elif what and new.incident is not None and old.outcome != new.outcome:
-            what.append(f"NEW failed: {new.outcome}")
-    if not changed and old.outcome == new.outcome:
-        what = ["nothing changed in what the logs print"]
-    elif not what:
-        what = [_outcomes(old, new, len(changed))]
-    return f"{_versions(old, new)}: {'; '.join(what)}"
+@dataclass(frozen=True, slots=True)
+class ComparedStart:
+    """One of the two starts compared; ``incident`` is its failure, ``starts`` how many starts its log holds."""
+
+    source: str
+    start: EngineStart
+    incident: Incident | None = None
+    starts: int = 1
+    notes: tuple[str, ...] = ()
+
+    def number(self, name: str) -> float | None:
+        """Return the value of a numeric fact of the start, in the unit of its name; None if unknown."""
+        fact = self.start.facts.get(name)
+        return None if fact is None or isinstance(fact.value, (str, bool)) else fact.value
+
+    def value(self, name: str) -> FactValue | None:
+        """Return the value of any fact of the start, None if unknown."""
+        fact = self.start.facts.get(name)
+        return None if fact is None else fact.value
+
+    @property
+    def version(self) -> str | None:
+        """The version of the engine as the log prints it, None if it does not."""
+        own = self.start.framework_version or self.value("framework_version")
+        return None if own is None else str(own)
+
+    @property
+    def outcome(self) -> str:
+        """``worked``, or the kind of the failure."""
+        return "worked" if self.incident is None else self.incident.kind
+
+    @property
+    def utilization(self) -> float | None:
+        """The share of the device that the engine may take, 0 to 1; None if unknown."""
+        own = self.number("gpu_memory_utilization_ratio")
+        return own if own is not None else self.number("mem_fraction_static_ratio")
+
+    @property
+    def pool_is_given(self) -> bool:
+        """Whether the user's byte count sets the size of the KV cache, and not the utilization."""
+        return self.number("kv_cache_memory_bytes") is not None
 
 
-def _versions(old: Side, new: Side) -> str:
-    was, now = old.version, new.version
-    if different_engines(old, new):
-        return f"{old.start.framework}{f' {was}' if was else ''} -> {new.start.framework}{f' {now}' if now else ''}"
-    if was is None and now is None:
-        return "versions not printed"
-    return f"{now}, both" if was == now else f"{was or 'version not printed'} -> {now or 'version not printed'}"
+@dataclass(frozen=True, slots=True)
+class ComparedValue:
+    """One side of a row.
+
+    ``value`` is None if it is unknown or was left alone; ``slack`` is how far rounding may move it, in the row's unit.
+    """
+
+    value: FactValue | None
+    origin: Origin = "printed"
+    slack: float = 0.0
+
+    @property
+    def number(self) -> float | None:
+        """The value if it is a number, else None."""
+        return None if isinstance(self.value, (str, bool)) else self.value
 
 
-def _largest(changed: dict[str, Row]) -> list[str]:
-    """What became of the KV cache, else of the part of the budget that changed most."""
-    parts = [row for row in changed.values() if row.kind == "budget" and row.difference]
-    row = changed.get("KV cache") or max(parts, key=lambda row: abs(row.difference or 0), default=None)
-    if row is None or row.difference is None:
-        return []
-    size = format_gib(abs(row.difference), 1 if abs(row.difference) >= 2**29 else 2)
-    if row.name == "KV cache":
-        return [f"the KV cache {'lost' if row.difference < 0 else 'gained'} {size}"]
-    return [f"{row.name} {'+' if row.difference > 0 else '-'}{size}"]
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing compared; if only one log prints it, it tells no change."""
+
+    name: str
+    kind: Kind
+    old: ComparedValue
+    new: ComparedValue
+    unit: Unit = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether both logs tell it."""
+        return "not printed" not in {self.old.origin, self.new.origin}
+
+    @property
+    def changed(self) -> bool:
+        """Whether both logs tell it and differ by more than the rounding of their figures."""
+        if not self.known:
+            return False
+        if self.difference is not None:
+            return abs(self.difference) > self.slack
+        return self.old.value != self.new.value
+
+    @property
+    def difference(self) -> float | None:
+        """New minus old, None unless both are numbers."""
+        old, new = self.old.number, self.new.number
+        return None if old is None or new is None else round(new - old, 9)
+
+    @property
+    def slack(self) -> float:
+        """How much of the difference may be rounding."""
+        return (self.old.slack + self.new.slack) * (1 + 1e-9) + (1e-9 if self.unit == "ratio" else 0)
 
 
-def _margin(old: Side, new: Side) -> list[str]:
-    """How much more than one request needs the start that worked had."""
-    pool, needed = old.number("kv_cache_available_bytes"), old.number("kv_cache_needed_bytes")
-    if needed is None and old.value("max_model_len_tokens") == new.value("max_model_len_tokens"):
-        needed = new.number("kv_cache_needed_bytes")
-    if pool is None or needed is None or pool < needed:
-        return []
-    return [f"the start that worked left {format_gib(pool - needed, 1)} more than one request needs"]
+RowsByName = Mapping[str, Row]
 
 
-def _outcomes(old: Side, new: Side, changes: int) -> str:
-    if old.incident is None and new.incident is not None:
-        return f"NEW fails: {headline(new.incident)}"
-    if old.incident is not None and new.incident is None:
-        return "NEW works, OLD fails"
-    if old.outcome != new.outcome:
-        return f"OLD fails with {old.outcome}, NEW with {new.outcome}"
-    return f"{changes} {'thing' if changes == 1 else 'things'} changed, no part of the memory that both logs print"
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One sentence; ``kv_cache_bytes`` is what its cause gives the KV cache (negative: takes from it), None if unknown."""
+
+    text: str
+    kv_cache_bytes: float | None = None
 
 
-def _unknown(old: Side, new: Side, rows: tuple[Row, ...], explanations: tuple[Explanation, ...]) -> list[str]:
-    texts = []
-    for name, side, key in (("OLD", old, "old"), ("NEW", new, "new")):
-        missing = [] if side.version else ["engine version"]
-        missing += [row.name for row in rows if row.name in _NAMED and getattr(row, key).origin == "not printed"]
-        if missing:
-            texts.append(f"not printed by {name}: {', '.join(missing)}")
-        if not side.start.settings_complete:
-            texts.append(f"{name} does not list all settings that the user gave")
-        texts += [f"{name}: {note}" for note in side.notes]
-    rest = None if different_engines(old, new) else not_explained(rows, explanations)
-    if rest is not None:
-        parts = [row.name for row in rows if row.name in _OF_THE_BUDGET and not row.known]
-        where = f"; of {', '.join(parts)} only one log tells" if parts else ""
-        texts.append(
-            f"{format_gib(abs(rest))} {'less' if rest < 0 else 'more'} for the KV cache than the figures of both logs explain{where}"
-        )
-    return texts
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two starts and what changed between them; ``unknown`` lists what the logs leave open."""
+
+    old: ComparedStart
+    new: ComparedStart
+    headline: str
+    rows: tuple[Row, ...]
+    explanations: tuple[Explanation, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def changes(self) -> tuple[Row, ...]:
+        """The rows that both logs tell, differently."""
+        return tuple(row for row in self.rows if row.changed)
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything changed: a row, or whether and how the start failed."""
+        return bool(self.changes) or self.old.outcome != self.new.outcome

@@ -1,59 +1,77 @@
-"""What explains a change: sentences with their bytes, each from figures that both logs print or that one of them implies."""
+"""Explain a change: sentences with their bytes, each from figures that both logs print or that one of them implies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from oomguard.comparing.rows import setting_of
-from oomguard.difference import Explanation, Row, Side
+from oomguard.comparing.comparison import ComparedStart, Explanation, Row, RowsByName
+from oomguard.comparing.table import setting_of
+from oomguard.comparing.vllm_versions import counts_graphs, engine_generation, graphs_counted, newly_counts_graphs
 from oomguard.facts import MIB, format_gib
 
-# From these versions on vLLM: runs V1 unless told otherwise; runs nothing else; counts CUDA graphs before the KV cache.
-_V1_BY_DEFAULT: Final = "0.8.0"
-_V1_ONLY: Final = "0.11.0"
-_GRAPHS_COUNTED: Final = "0.20.0"
-# Below this a difference is noise of the measuring.
+# A smaller difference is noise of the measurement.
 SMALL_BYTES: Final = 32 * MIB
 
-Table = Mapping[str, Row]
 # The part of the budget -> the settings that make it larger or smaller.
 _MOVED_BY: Final = {
-    "weights": ("model", "dtype", "quantization", "quantized", "tensor_parallel_size", "pipeline_parallel_size", "speculative",
-                "speculative_config", "lora", "enable_lora"),
-    "activations": ("model", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "limit_mm_per_prompt", "multimodal",
-                    "tensor_parallel_size", "enable_lora", "enforce_eager", "dtype"),
+    "weights": (
+        "model",
+        "dtype",
+        "quantization",
+        "quantized",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "speculative",
+        "speculative_config",
+        "lora",
+        "enable_lora",
+    ),
+    "activations": (
+        "model",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "max_model_len",
+        "limit_mm_per_prompt",
+        "multimodal",
+        "tensor_parallel_size",
+        "enable_lora",
+        "enforce_eager",
+        "dtype",
+    ),
     "CUDA graphs": ("enforce_eager", "cudagraph_capture_sizes", "max_num_seqs", "compilation_config"),
     "non-torch": ("tensor_parallel_size", "pipeline_parallel_size"),
     "KV cache of one token": ("model", "kv_cache_dtype", "tensor_parallel_size", "dtype"),
-}  # fmt: skip
+}
 _TEXTS: Final = {
-    "weights": "The weights take", "activations": "The activations of a step take", "non-torch": "What is outside torch takes",
+    "weights": "The weights take",
+    "activations": "The activations of a step take",
+    "non-torch": "What is outside torch takes",
     "CUDA graphs": "The CUDA graphs take",
-}  # fmt: skip
+}
 
 
-def explain(old: Side, new: Side, rows: tuple[Row, ...]) -> tuple[Explanation, ...]:
-    """The sentences in order: what makes the two hard to compare, then the largest effect on the KV cache first."""
+def explain(old: ComparedStart, new: ComparedStart, rows: tuple[Row, ...]) -> tuple[Explanation, ...]:
+    """Return the sentences in order: what makes the two hard to compare, then the largest effect on the KV cache first."""
     table = {row.name: row for row in rows}
     if different_engines(old, new):
         names = f"{old.start.framework} and {new.start.framework}"
         text = f"{names} are different engines: they measure and name the parts of the memory in ways that cannot be compared one by one."
         return (Explanation(text),)
-    first = list(_engine_generation(old, new))
+    first = list(engine_generation(old, new))
     found = [e for explainer in _EXPLAINERS for e in explainer(old, new, table)]
     found.sort(key=lambda e: (e.kv_cache_bytes is None, -abs(e.kv_cache_bytes or 0)))
     return (*first, *found)
 
 
-def different_engines(old: Side, new: Side) -> bool:
-    """Whether the logs are of two engines, as far as both tell."""
+def different_engines(old: ComparedStart, new: ComparedStart) -> bool:
+    """Return whether the logs are of two engines; an engine that a log does not tell counts as the same."""
     names = {old.start.framework, new.start.framework}
     return len(names) == 2 and "unknown" not in names
 
 
 def not_explained(rows: tuple[Row, ...], explanations: tuple[Explanation, ...]) -> float | None:
-    """How much of the KV cache's change no sentence explains, in bytes; None where it is small or not known."""
+    """Return how many bytes of the KV cache's change no sentence explains; None if they are few or unknown."""
     row = next((row for row in rows if row.name == "KV cache" and row.changed), None)
     if row is None or row.difference is None:
         return None
@@ -61,41 +79,18 @@ def not_explained(rows: tuple[Row, ...], explanations: tuple[Explanation, ...]) 
     return rest if abs(rest) > max(2 * SMALL_BYTES, 3 * row.slack) else None
 
 
-def at_least(side: Side, version: str) -> bool | None:
-    """Whether the log's vLLM is of that version or later, None where it is no vLLM or its version is not known."""
-    from packaging.version import InvalidVersion, Version
-
-    own = side.version
-    if side.start.framework != "vllm" or own is None:
-        return None
-    try:
-        return Version(Version(own).base_version) >= Version(version)
-    except InvalidVersion:
-        return None
-
-
-def _engine_generation(old: Side, new: Side) -> Iterator[Explanation]:
-    old_is_v0, new_is_v1 = at_least(old, _V1_BY_DEFAULT) is False, at_least(new, _V1_BY_DEFAULT)
-    if old_is_v0 and new_is_v1:
-        only = "" if at_least(new, _V1_ONLY) else " by default"
-        yield Explanation(
-            f"vLLM {old.version} runs its V0 engine, {new.version} its V1 engine{only}: V1 batches more tokens in one step, "
-            "captures more CUDA graphs and measures each part in another way."
-        )
-
-
-def _utilization(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
+def _utilization(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     for name in ("gpu_memory_utilization", "mem_fraction_static"):
         row = table.get(name)
         if row is None or not row.changed or row.difference is None:
             continue
-        # SGLang's share is of what is free before it loads anything.
+        # SGLang's share is of the memory that is free before it loads anything.
         whole = "device_total_bytes" if name == "gpu_memory_utilization" else "initial_free_bytes"
         total = new.number(whole) or old.number(whole)
         why = " (the default moved with the version)" if row.kind == "default" else _who(row)
         text = f"{name} {row.old.value} -> {row.new.value}{why}"
         more = "more" if row.difference > 0 else "less"
-        if total is None or _pool_is_given(old, new):
+        if total is None or (old.pool_is_given or new.pool_is_given):
             yield Explanation(f"{text}: the engine may take {more} of the device.")
         else:
             gain = row.difference * total
@@ -109,22 +104,17 @@ def _who(row: Row) -> str:
     return f" (set in {' and '.join(set_by)})" if set_by else ""
 
 
-def _pool_is_given(*sides: Side) -> bool:
-    """Whether a byte count of the user's decides the KV cache, not the utilization."""
-    return any(side.number("kv_cache_memory_bytes") is not None for side in sides)
-
-
-def _device(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
+def _device(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     row = table.get("device total")
     if row is None or not row.changed or row.difference is None or abs(row.difference) < SMALL_BYTES:
         return
     was, now = format_gib(row.old.number or 0), format_gib(row.new.number or 0)
     share = old.utilization
-    gain = None if share is None or _pool_is_given(old, new) else row.difference * share
+    gain = None if share is None or (old.pool_is_given or new.pool_is_given) else row.difference * share
     yield Explanation(f"The device has {now} in NEW, {was} in OLD.", gain)
 
 
-def _given_pool(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
+def _given_pool(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     row = table.get("kv_cache_memory_bytes")
     if row is None or not row.changed:
         return
@@ -138,40 +128,36 @@ def _given_pool(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
     )
 
 
-def _parts(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
+def _parts(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     for name, begins in _TEXTS.items():
         row = table.get(name)
         if row is None or not row.changed or row.difference is None or abs(row.difference) < SMALL_BYTES:
             continue
-        if name == "CUDA graphs" and _counted_since(old, new):
+        if name == "CUDA graphs" and newly_counts_graphs(old, new):
             continue
         more = "more" if row.difference > 0 else "less"
-        inside = name != "CUDA graphs" or bool(at_least(old, _GRAPHS_COUNTED))
-        gain = -row.difference if inside and not _pool_is_given(old, new) else None
+        inside = name != "CUDA graphs" or bool(counts_graphs(old))
+        gain = -row.difference if inside and not (old.pool_is_given or new.pool_is_given) else None
         yield Explanation(f"{begins} {format_gib(abs(row.difference))} {more}{_because(table, name)}.", gain)
 
 
-def _because(table: Table, part: str) -> str:
+def _because(table: RowsByName, part: str) -> str:
     changes = [
-        f"{name} {_said(row, row.old.value)} -> {_said(row, row.new.value)}"
+        f"{name} {_amount(row, row.old.value)} -> {_amount(row, row.new.value)}"
         for name in _MOVED_BY.get(part, ())
         if (row := table.get(name)) is not None and row.changed
     ]
     return f" ({', '.join(changes)})" if changes else ""
 
 
-def _said(row: Row, value: object) -> str:
-    return (
-        "not set"
-        if value is None
-        else format_gib(value)
-        if row.unit == "bytes" and isinstance(value, int)
-        else str(value)
-    )
+def _amount(row: Row, value: object) -> str:
+    if value is None:
+        return "not set"
+    return format_gib(value) if row.unit == "bytes" and isinstance(value, int) else str(value)
 
 
-def _suspects(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
-    """Parts that only one log prints, and whose settings changed."""
+def _suspects(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
+    """Name parts that only one log prints and whose settings changed."""
     for name, begins in _TEXTS.items():
         row = table.get(name)
         because = _because(table, name)
@@ -184,25 +170,7 @@ def _suspects(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
         )
 
 
-def _counted_since(old: Side, new: Side) -> bool:
-    """Whether CUDA graphs are counted before the KV cache is sized in the new version only."""
-    on = not new.value("enforce_eager") and not new.value("on_cpu") and not _pool_is_given(old, new)
-    return on and at_least(old, _GRAPHS_COUNTED) is False and at_least(new, _GRAPHS_COUNTED) is True
-
-
-def _graphs_counted(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
-    if not _counted_since(old, new):
-        return
-    size, before = new.number("cudagraph_bytes"), old.number("cudagraph_bytes")
-    text = "Since 0.20 vLLM takes its estimate of the CUDA graphs out of the utilization before it sizes the KV cache"
-    ending = "; before, they came on top" + (f" ({format_gib(before)} in OLD)" if before else "")
-    if size is None:
-        yield Explanation(f"{text}{ending}. How much that is in NEW is not printed.")
-    else:
-        yield Explanation(f"{text}: {format_gib(size)} less for it{ending}.", -size)
-
-
-def _others(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
+def _others(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     row = table.get("in use before the engine started")
     if row is not None and row.changed and row.difference is not None and abs(row.difference) > 4 * SMALL_BYTES:
         was, now = format_gib(row.old.number or 0), format_gib(row.new.number or 0)
@@ -215,7 +183,7 @@ def _others(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
         yield Explanation(f"{size} {which} was free before NEW loaded anything: {now}, {was} in OLD.")
 
 
-def _need(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
+def _need(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     row, token = table.get("KV cache of one full request"), table.get("KV cache of one token")
     length = table.get("max_model_len")
     if row is not None and row.changed and length is not None and length.changed:
@@ -231,7 +199,7 @@ def _need(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
             )
 
 
-def _ranks(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
+def _ranks(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     ranks = setting_of(old, "tensor_parallel_size"), setting_of(new, "tensor_parallel_size")
     if all(v.number for v in ranks) and ranks[0].value != ranks[1].value:
         yield Explanation(
@@ -239,6 +207,14 @@ def _ranks(old: Side, new: Side, table: Table) -> Iterator[Explanation]:
         )
 
 
-_EXPLAINERS: Final[tuple[Callable[[Side, Side, Table], Iterator[Explanation]], ...]] = (
-    _given_pool, _utilization, _device, _graphs_counted, _parts, _suspects, _others, _need, _ranks,
-)  # fmt: skip
+_EXPLAINERS: Final[tuple[Callable[[ComparedStart, ComparedStart, RowsByName], Iterator[Explanation]], ...]] = (
+    _given_pool,
+    _utilization,
+    _device,
+    graphs_counted,
+    _parts,
+    _suspects,
+    _others,
+    _need,
+    _ranks,
+)

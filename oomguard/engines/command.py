@@ -1,17 +1,15 @@
-"""A command line as data: which settings it gives, and the same command with a setting changed."""
+"""A command line as data: which settings its flags give, and the same command with a setting changed."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import SettingInForce
-from oomguard.remedy.settings import SETTINGS, Setting, flag_words, parse_value
+from oomguard.surfaces import flag_words, flags_in, surface
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,55 +20,35 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def shell(self) -> str:
-        """The launch as a line to paste into a shell."""
+        """Return the launch as a line to paste into a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         return " ".join([*variables, shlex.join(self.argv)])
 
 
-def is_vllm_command(argv: tuple[str, ...]) -> bool:
-    """Whether the command itself is vLLM's command line, so that flags reach the engine."""
-    names = [PurePath(word).name for word in argv]
-    if names and names[0].startswith("python"):
-        if names[1:2] == ["-m"]:
-            return len(argv) > 2 and argv[2].startswith("vllm.entrypoints.")
-        names = names[1:]
-    return names[:2] == ["vllm", "serve"]
-
-
-def settings_given(argv: tuple[str, ...]) -> dict[str, SettingInForce]:
-    """The settings that the command's flags give; of a repeated flag the last one, as argparse has it."""
+def settings_given(argv: tuple[str, ...], engine: str) -> dict[str, SettingInForce]:
+    """Return the settings that a command's flags give an engine; of a repeated flag the last one, as argparse has it."""
     found: dict[str, SettingInForce] = {}
-    for i, name, text in _flags(argv):
-        knob = SETTINGS[name]
-        if knob.type == "bool":
-            value: FactValue | None = not argv[i].replace("_", "-").startswith("--no-")
-        else:
+    for flag in flags_in(argv, engine):
+        value: FactValue | None = flag.on if flag.text is None else flag.text
+        if flag.text is not None:
             try:
-                value = parse_value(name, text) if text is not None else None
+                value = surface(flag.name, engine).ours(flag.name, flag.text)
             except SettingError:
-                value = text
-        found[name] = SettingInForce(name, value, True, "command")
+                value = flag.text  # a form that only the engine reads: "auto", JSON
+        found[flag.name] = SettingInForce(flag.name, value, True, "command")
     return found
 
 
-def gives_config_file(argv: tuple[str, ...]) -> bool:
-    """Whether settings also come from a file (``--config``), so that a flag that is absent tells nothing."""
-    return any(word == "--config" or word.startswith("--config=") for word in argv)
+def with_flag(launch: Launch, name: str, value: FactValue, engine: str) -> Launch:
+    """Return the launch with one flag changed in its place; its other spellings go, a new flag stands at the end.
 
-
-def with_flag(launch: Launch, name: str, value: FactValue) -> Launch:
-    """The launch with one flag changed, in its place; other spellings of it are removed, a new flag goes to the end.
-
-    Raises KeyError where the setting has no flag.
+    Raises:
+        KeyError: where the engine has no flag for the setting.
     """
-    new = flag_words(name, value)
+    new = flag_words(name, value, engine)
     if new is None:
         raise KeyError(name)
-    spans = [
-        (i, i + (2 if text is not None and "=" not in launch.argv[i] else 1))
-        for i, found, text in _flags(launch.argv)
-        if found == name
-    ]
+    spans = [(flag.start, flag.end) for flag in flags_in(launch.argv, engine) if flag.name == name]
     argv = list(launch.argv)
     for start, end in reversed(spans[:-1]):
         del argv[start:end]
@@ -79,22 +57,3 @@ def with_flag(launch: Launch, name: str, value: FactValue) -> Launch:
     shift = sum(end - start for start, end in spans[:-1])
     start, end = spans[-1][0] - shift, spans[-1][1] - shift
     return replace(launch, argv=(*argv[:start], *new, *argv[end:]))
-
-
-def _flags(argv: tuple[str, ...]) -> list[tuple[int, str, str | None]]:
-    """(index, setting, text of the value or None) for every known flag: ``--a-b V``, ``--a_b=V``, ``--no-a-b``."""
-    by_flag: dict[str, Setting] = {row.flag: row for row in SETTINGS.values() if row.flag}
-    found: list[tuple[int, str, str | None]] = []
-    for i, word in enumerate(argv):
-        match = re.fullmatch(r"(--[A-Za-z][\w-]*)(?:=(.*))?", word, re.DOTALL)
-        if match is None:
-            continue
-        spelled = match.group(1).replace("_", "-")
-        knob = by_flag.get(spelled) or by_flag.get(spelled.replace("--no-", "--", 1))
-        if knob is None:
-            continue
-        text = match.group(2)
-        if text is None and knob.type != "bool" and i + 1 < len(argv):
-            text = argv[i + 1]
-        found.append((i, knob.name, text))
-    return found

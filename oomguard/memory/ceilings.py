@@ -11,17 +11,17 @@ KINDS: Final = ("discrete", "wsl2", "unified")
 
 
 def others_margin_ratio() -> float:
-    """Share of a device that other processes may still take between two looks at what is free."""
+    """Return the share of a device that other processes may still take between two looks at what is free."""
     return float(tables()["ceilings"]["others_margin_ratio"])
 
 
 def most_free_ratio() -> float:
-    """The highest utilization that is proposed without a printed figure of what is free."""
+    """Return the highest utilization to propose without a printed figure of what is free."""
     return float(tables()["ceilings"]["most_free_ratio"])
 
 
 def kind_of(gpu_name: str | None, *, on_wsl2: bool = False) -> str:
-    """The kind of memory of a GPU: by its name where that is one of unified memory, else by the host."""
+    """Return the kind of memory of a GPU: unified by its name, else by the host."""
     plain = "".join(c for c in (gpu_name or "").lower() if c.isalnum())
     for row in tables()["ceiling"]:
         if any(name in plain for name in row["gpus"]):
@@ -30,10 +30,15 @@ def kind_of(gpu_name: str | None, *, on_wsl2: bool = False) -> str:
 
 
 def free_at_start(total_bytes: int, kind: str, replicas: int = 1) -> tuple[int | None, str]:
-    """Bytes that are free for one engine, None where all but the context is, and what that was taken from.
+    """Return the bytes that are free for one engine, and what says so; None for all but the CUDA context.
 
-    ``replicas`` processes take turns on a time-sliced GPU: they share its memory, which nothing divides but they themselves.
-    Raises SettingError for a kind that is not known.
+    Args:
+        total_bytes: the memory of the GPU.
+        kind: one of ``KINDS``.
+        replicas: engines that take turns on a time-sliced GPU; nothing but they themselves divides its memory.
+
+    Raises:
+        SettingError: the kind is not known.
     """
     if kind not in KINDS:
         raise SettingError(f"memory_kind is {kind!r}", hint=f"one of {', '.join(KINDS)}")

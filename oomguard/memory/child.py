@@ -1,30 +1,54 @@
-"""A question to a Python of its own: engines are loaded there, so that nothing of theirs stays in the asking process."""
+"""A question to a child's Python, which loads the engine so that nothing of it stays in the process that asks."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from oomguard import clean_start
 from oomguard.errors import InputError
 
 
 def ask_child(
-    module: str, question: Mapping[str, Any], *, limit_s: int, environment: Mapping[str, str],
-    failed: str, hint: str, late: str, late_hint: str,
-) -> dict[str, Any]:  # fmt: skip
-    """The answer of ``python -m module``: one JSON object in, one on the last line out.
+    module: str,
+    question: Mapping[str, Any],
+    *,
+    limit_s: int,
+    environment: Mapping[str, str],
+    failed: str,
+    hint: str,
+    late: str,
+    late_hint: str,
+) -> dict[str, Any]:
+    """Ask a module's ``main``: one JSON object in, one on the last line out.
 
-    Raises InputError with ``failed`` and the child's last words, or with ``late`` (``{}`` is the limit) after ``limit_s`` seconds.
+    The child takes no code from the working directory, nor from the model's folder: see ``clean_start``.
+
+    Args:
+        module: the module that answers.
+        question: what it reads on standard input.
+        limit_s: seconds that it may take.
+        environment: variables on top of the inherited ones.
+        failed: what to say before the child's last words where it fails, with ``hint``.
+        hint: what to do then.
+        late: what to say where it is late, with ``{}`` for the limit.
+        late_hint: what to do then.
+
+    Raises:
+        InputError: the child failed, or was late.
     """
     try:
         ran = subprocess.run(
-            [sys.executable, "-m", module], input=json.dumps(question), env={**os.environ, **environment},
-            capture_output=True, text=True, timeout=limit_s, check=False,
-        )  # fmt: skip
+            clean_start.command(module),
+            input=json.dumps(question),
+            env={**clean_start.environment(), **environment},
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise InputError(late.format(limit_s), hint=late_hint) from None
     lines = ran.stdout.strip().splitlines()

@@ -17,7 +17,7 @@ _LATEST: Final = "0.33"
 
 @functools.lru_cache(maxsize=1)
 def tables() -> dict[str, Any]:
-    """The whole data file."""
+    """Return the whole data file."""
     import tomllib
 
     with _FILE.open("rb") as stream:
@@ -25,14 +25,14 @@ def tables() -> dict[str, Any]:
 
 
 def latest() -> Version:
-    """The newest vLLM that is known here."""
+    """Return the newest vLLM that is known here."""
     from packaging.version import Version  # with its specifiers 13 ms, which a diagnosis does without
 
     return Version(_LATEST)
 
 
 def engine_version(text: str | None) -> Version:
-    """A vLLM version as given, the latest known one where nothing is; raises SettingError."""
+    """Read a vLLM version, the newest known one for None; raises SettingError for what is no version."""
     from packaging.version import InvalidVersion, Version
 
     if text is None:
@@ -44,7 +44,11 @@ def engine_version(text: str | None) -> Version:
 
 
 def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
-    """The row of a table for a version; of rows for numbers of ranks the last whose numbers are not above the asked ones."""
+    """Return the row of a table for a version; of rows for several numbers of ranks the largest not above those asked for.
+
+    Raises:
+        SettingError: no row is for that version.
+    """
     from packaging.specifiers import SpecifierSet
 
     rows = [
@@ -65,12 +69,12 @@ def since(name: str, version: Version) -> bool:
 
 
 def reserved_ratio() -> float:
-    """What the caching allocator holds beyond the tensors of a ``generate`` that was not replayed, as a share of them."""
+    """Return what the caching allocator holds beyond the tensors of a ``generate`` that is not replayed, as a share of them."""
     return float(tables()["generate"]["reserved_ratio"])
 
 
 def gpu_total_bytes(name: str) -> int:
-    """Total memory of a GPU by its name; raises SettingError with the known names."""
+    """Return the total memory of a GPU by its name; raises SettingError with the known names."""
     wanted = _plain(name)
     found = {_plain(row["name"]): int(row["total_bytes"]) for row in tables()["gpu"]}
     if wanted in found:

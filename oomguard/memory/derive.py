@@ -14,24 +14,27 @@ from typing import Final
 
 from oomguard.facts import Fact, number_of
 from oomguard.incident import Budget, BudgetPart, Incident
-from oomguard.memory.model_name import bits_from_name, bits_of_dtype, parameters_from_name
+from oomguard.memory.model.name import bits_from_name, bits_of_dtype, parameters_from_name
 from oomguard.memory.shares import add_shares
+from oomguard.observe.settings_in_force import with_requested_share
 
 _PARTS: Final = (
-    ("model_weights_bytes", "weights"), ("peak_activation_bytes", "activations"), ("cudagraph_bytes", "CUDA graphs"),
-    ("allocated_bytes", "tensors"), ("reserved_unallocated_bytes", "reserved by torch, unused"),
-    ("non_torch_bytes", "non-torch"), ("other_process_in_use_bytes", "other processes"), ("consumed_bytes", "in use before the KV cache"),
-    ("used_before_start_bytes", "in use before the engine started"), ("device_free_bytes", "free"),
-)  # fmt: skip
+    ("model_weights_bytes", "weights"),
+    ("peak_activation_bytes", "activations"),
+    ("cudagraph_bytes", "CUDA graphs"),
+    ("allocated_bytes", "tensors"),
+    ("reserved_unallocated_bytes", "reserved by torch, unused"),
+    ("non_torch_bytes", "non-torch"),
+    ("other_process_in_use_bytes", "other processes"),
+    ("consumed_bytes", "in use before the KV cache"),
+    ("used_before_start_bytes", "in use before the engine started"),
+    ("device_free_bytes", "free"),
+)
 
 
-def derive(incident: Incident, *, local_models: bool = False, model: str | None = None) -> Incident:
-    """The incident with every fact that follows from its printed ones, and with its budget.
-
-    ``local_models`` also reads the configuration of a model folder that the log names: right for a run of this
-    moment, wrong for a saved log, which may come from another machine. ``model`` is the one to read in its place.
-    """
-    facts = dict(incident.facts)
+def derive(incident: Incident) -> Incident:
+    """Return the incident with every fact that follows from its printed ones, and with its budget."""
+    facts = with_requested_share(incident.facts)  # a total that is given meets a request that is printed only here
     total_fact = facts.get("device_total_bytes")
     if total_fact is not None and not isinstance(total_fact.value, str) and total_fact.value < 0:
         del facts["device_total_bytes"]  # an underflow or a damaged line: no device is that small, no share follows
@@ -67,10 +70,6 @@ def derive(incident: Incident, *, local_models: bool = False, model: str | None 
     pool = number("kv_cache_memory_bytes")
     if pool is not None and incident.kind == "kv_cache_too_small_for_max_len":
         facts["kv_cache_pool_bytes"] = Fact("kv_cache_pool_bytes", int(pool), facts["kv_cache_memory_bytes"].source)
-    if local_models and incident.framework == "vllm":
-        from oomguard.memory.in_force import add_kv_need
-
-        add_kv_need(incident, facts, model)
     facts["phase"] = Fact("phase", incident.phase, "solved")
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
@@ -82,7 +81,7 @@ def derive(incident: Incident, *, local_models: bool = False, model: str | None 
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:
-    """Weights of one rank as the model's name and data type tell, where nothing printed them."""
+    """Add the weights of one rank that the model's name and data type tell, where nothing printed them."""
     model = facts.get("model")
     parameters = parameters_from_name(str(model.value)) if model else None
     if model is None or parameters is None:
@@ -92,7 +91,7 @@ def _add_named_weights(facts: dict[str, Fact]) -> None:
     quantized = facts.get("quantized")
     bits = bits_from_name(str(model.value)) or (4.5 if quantized and quantized.value else None)
     if bits is None and dtype is None and facts["framework"].value == "transformers":
-        bits = 32.0  # what transformers loads where nothing is said, before 5.0
+        bits = 32.0  # what transformers before 5.0 loads where no type is named
     bits = bits or bits_of_dtype(str(dtype.value) if dtype else None)
     facts["model_parameters"] = Fact("model_parameters", parameters, "solved", 0.05 * parameters)
     for name, width in (("estimated_weights_bytes", bits), ("estimated_weights_4bit_bytes", 4.5)):
@@ -101,13 +100,16 @@ def _add_named_weights(facts: dict[str, Fact]) -> None:
 
 
 _START_PARTS: Final = (
-    ("model_weights_bytes", "weights"), ("peak_activation_bytes", "activations"), ("cudagraph_bytes", "CUDA graphs"),
-    ("kv_cache_available_bytes", "KV cache"), ("non_torch_bytes", "non-torch"),
-)  # fmt: skip
+    ("model_weights_bytes", "weights"),
+    ("peak_activation_bytes", "activations"),
+    ("cudagraph_bytes", "CUDA graphs"),
+    ("kv_cache_available_bytes", "KV cache"),
+    ("non_torch_bytes", "non-torch"),
+)
 
 
 def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
-    """Where an engine's start put the device's bytes, as far as it printed them; the rest of the device is free."""
+    """Return where an engine's start put the device's bytes, as far as it printed them; the rest of the device is free."""
     sizes = {
         name: int(fact.value)
         for name, fact in facts.items()

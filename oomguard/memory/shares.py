@@ -1,4 +1,4 @@
-"""Who held how much of the device: what follows from an allocator's figures, whatever wording printed them.
+"""Who held how much of the device, by an allocator's figures, whatever wording printed them.
 
 Old and new messages name other parts of the same picture (reserved in total, or reserved but unallocated; this
 process, or a list of processes). Rules reason over the names here. An implausible figure is unknown, never zero.
@@ -59,7 +59,7 @@ def add_shares(facts: dict[str, Fact]) -> None:
 
 
 def _plausible(in_use: float, total: float | None, allocated: float | None) -> bool:
-    """Whether "this process has N in use" can be: in containers 0, an underflow, or less than its own tensors are seen."""
+    """Whether "this process has N in use" can be true: in containers it may be 0, an underflow, or less than its own tensors."""
     if total is not None and in_use > 1.05 * total:
         return False
     return in_use > 0 and (allocated is None or in_use >= 0.98 * allocated)

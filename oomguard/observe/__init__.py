@@ -1,1 +1,1 @@
-"""Turning log bytes, exceptions and exits into incidents: the only place that reads what engines print."""
+"""Turn log bytes, exceptions and exits into incidents: the only room that reads what engines print."""

@@ -1,7 +1,7 @@
-"""Where a block of bytes holds any anchor of any signature: one pass over all anchors at once.
+"""Find where a block of bytes holds an anchor of any signature: one pass for all anchors at once.
 
-The multi-pattern library (hyperscan) has wheels for Linux on x86-64 only; elsewhere a plain scanner finds the same
-places, slower. A test holds that the two agree.
+The multi-pattern library (hyperscan) has wheels for Linux on x86-64 only; elsewhere a slower, plain scanner finds the
+same places. A test holds that the two agree.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
-from oomguard.kept import keep, kept_file
+from oomguard.user_files import keep, kept_file
 
-# Between two words of an anchor: a space, or a line break with what a document or a comment puts around it. Kept
-# narrow: the multi-pattern library is twice as slow with unbounded white space.
+# Between two words of an anchor: a space, or a line break with the marks of a document or a comment around it. Narrow
+# on purpose: the multi-pattern library is twice as slow with unbounded white space.
 GAP: Final = rb"(?: |[ \r]?\n[ \t#>|*]{0,8}|\\n)"
-# The plain finder looks for words of at least this length, and this far back for what stands before them.
+# The plain finder looks for words of at least this length, and this far back for the words before them.
 _KEY_CHARS: Final = 6
 _HEAD_BYTES: Final = 4096
 
 
 class Finder(Protocol):
-    """Where the anchors end in a block, in rising order; ``name`` says which library looks."""
+    """Finds where anchors end in a block; ``name`` says which library looks."""
 
     name: str
 
     def ends(self, block: bytes | memoryview) -> list[int]:
-        """Offsets just behind each anchor found."""
+        """Return the offset behind each anchor found, in rising order."""
         ...
 
 
 def flexible(anchor: str) -> bytes:
-    """An anchor as a pattern over bytes in which each space may be a line break."""
+    """Return an anchor as a pattern over bytes in which each space may be a line break."""
     return _joined(" ".join(anchor.split()))
 
 
@@ -44,17 +44,17 @@ def _joined(words: str) -> bytes:
 
 
 def fast_scanning() -> bool:
-    """Whether the multi-pattern library can be used here."""
+    """Return whether the multi-pattern library is installed."""
     return importlib.util.find_spec("hyperscan") is not None
 
 
 def finder(anchors: Iterable[str], *, plain: bool = False) -> Finder:
-    """The fastest finder there is for these anchors; ``plain`` asks for the one without a library."""
+    """Return the fastest finder for these anchors; ``plain`` asks for the one without a library."""
     wanted = tuple(sorted(set(anchors)))
     if not plain and fast_scanning():
         try:
             return _fast(wanted)
-        except Exception:  # noqa: BLE001 - a processor without SSSE3, a broken wheel: the plain scanner does the same job
+        except Exception:  # noqa: BLE001 - a processor without SSSE3, a broken wheel: the plain finder does the same job
             return _plain(wanted)
     return _plain(wanted)
 
@@ -77,12 +77,12 @@ class _FastFinder:
     def __init__(self, anchors: tuple[str, ...]) -> None:
         import hyperscan
 
-        self._one_at_a_time = threading.Lock()  # the library's working memory serves one scan
+        self._one_at_a_time = threading.Lock()  # the library's scratch memory serves one scan
         patterns = [flexible(anchor) for anchor in anchors]
-        kept = kept_file("anchors-{}.hsdb", _made_of(patterns))
+        kept = kept_file("anchors-{}.hsdb", _cache_key(patterns))
         try:
             self._database = hyperscan.loadb(kept.read_bytes(), hyperscan.HS_MODE_BLOCK)
-        except Exception:  # noqa: BLE001 - not kept yet, of another processor, or damaged: compiled anew
+        except Exception:  # noqa: BLE001 - not cached yet, of another processor, or damaged: compile it
             self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
             self._database.compile(
                 expressions=patterns, ids=list(range(len(patterns))), elements=len(patterns), flags=0
@@ -101,8 +101,8 @@ class _FastFinder:
         return sorted(found)
 
 
-def _made_of(patterns: list[bytes]) -> list[bytes]:
-    """What decides over the compiled automaton, which is kept: compiling it takes longer than reading a short log."""
+def _cache_key(patterns: list[bytes]) -> list[bytes]:
+    """Return the key of the cached automaton, which takes longer to compile than a short log takes to read."""
     import platform
     from importlib.metadata import version
 
@@ -110,7 +110,7 @@ def _made_of(patterns: list[bytes]) -> list[bytes]:
 
 
 class _PlainFinder:
-    """``bytes.find`` for one word of each anchor, then the rest of the anchor on both sides of it."""
+    """``bytes.find`` for one word of each anchor, then a pattern for the rest on both sides of it."""
 
     name = "plain"
 
@@ -132,11 +132,11 @@ class _PlainFinder:
 
 
 def _keys(anchors: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """Words that together stand in all anchors, each with its anchors: one that many share is looked for once."""
+    """Yield words that together cover all anchors, each with its anchors: a word that many share is looked for once."""
     left = dict.fromkeys(anchors)
     while left:
         longest = {anchor: max(map(len, anchor.split())) for anchor in left}
-        # A short word ("of") is everywhere in a log: only an anchor that has no other is found by one.
+        # A short word ("of") is everywhere in a log: it stands for an anchor only if the anchor has no longer one.
         words = {word for a in left for word in a.split() if len(word) >= min(_KEY_CHARS, longest[a])}
         shared = Counter({word: sum(word in anchor for anchor in left) for word in words})
         key = max(words, key=lambda word: (len(word) >= _KEY_CHARS, shared[word], len(word), word))
@@ -147,7 +147,7 @@ def _keys(anchors: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _around(key: str, anchor: str) -> tuple[re.Pattern[bytes] | None, re.Pattern[bytes]]:
-    """What stands before the key in an anchor (None: nothing) and behind it, as patterns."""
+    """Return patterns for what stands before the key in an anchor (None: nothing) and behind it."""
     head, _, tail = " ".join(anchor.split()).partition(key)
     before = re.compile(rb"(?:%s)\Z" % _joined(head)) if head else None
     return before, re.compile(_joined(tail))

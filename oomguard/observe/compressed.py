@@ -1,6 +1,6 @@
-"""Reading gzip, zstd, xz and bzip2 as the bytes inside them: told by their first bytes, in constant memory.
+"""Read gzip, zstd, xz and bzip2 as the bytes inside them, in constant memory; the first bytes tell the format.
 
-What is damaged is read as far as it goes; ``damage`` then says so, and nothing is raised in the middle of a log.
+Damaged data is read as far as it goes, and ``damage`` then says so: nothing is raised in the middle of a log.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class _Gzip:
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
         text = self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
-        # A full output may have more behind it, also where no input is left over.
+        # More may follow a full output even if no input is left.
         self.needs_input = len(text) < max_length
         return text
 
 
 class _Zstd:
-    """Unpacks all it is given at once: ``Format.piece_bytes`` keeps that small."""
+    """Unpacks all of its input at once: ``Format.piece_bytes`` keeps that small."""
 
     needs_input = True
 
@@ -81,7 +81,7 @@ class _Zstd:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One compressed format: how its first bytes look, and how many of its bytes may be unpacked at once."""
+    """One compressed format: its first bytes, and how many packed bytes may be unpacked at once (``piece_bytes``)."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -91,7 +91,7 @@ class Format:
     piece_bytes: int = _READ_BYTES
 
 
-# A zstd block of 4 bytes can stand for 128 KiB, and the library has no limit on its output: 1 KiB in is 32 MiB out.
+# A zstd block of 4 bytes can stand for 128 KiB, and the library does not limit its output: 1 KiB in is 32 MiB out.
 FORMATS: Final = (
     Format("gzip", (".gz", ".tgz"), b"\x1f\x8b\x08", re.compile(rb"\x1f\x8b\x08"), _Gzip),
     Format(
@@ -111,7 +111,7 @@ FORMATS: Final = (
     ),
     Format("bzip2", (".bz2",), b"BZh", re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), bz2.BZ2Decompressor),
 )
-# Archives of several files: (name, suffix, first bytes, what unpacks it to standard output).
+# What is refused: (name, suffix, first bytes, the command that unpacks it to standard output).
 _ARCHIVES: Final = (
     ("a zip archive", ".zip", b"PK\x03\x04", "unzip -p"),
     ("a 7z archive", ".7z", b"7z\xbc\xaf\x27\x1c", "7z x -so"),
@@ -122,9 +122,9 @@ _ARCHIVES: Final = (
 
 
 def format_of(head: bytes, name: str = "") -> Format | None:
-    """The format that the first ``HEAD_BYTES`` bytes tell, None for plain text.
+    """Return the format that the first ``HEAD_BYTES`` bytes tell, None for plain text.
 
-    A name counts only where the file is too short to tell. Raises InputError for an archive that is not read.
+    The name counts only if the file is too short to tell. Raises InputError for an archive that oomguard does not read.
     """
     for form in FORMATS:
         cut = len(head) < len(form.begins) and form.begins.startswith(head) and name.endswith(form.suffixes)
@@ -137,7 +137,7 @@ def format_of(head: bytes, name: str = "") -> Format | None:
 
 
 class Unpacked(io.RawIOBase):
-    """The bytes inside a compressed stream; ``damage`` says why they ended early, None where they did not."""
+    """The bytes inside a compressed stream; ``damage`` says why they ended early, None if they did not."""
 
     def __init__(self, packed: IO[bytes], form: Format, name: str) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Unpacked(io.RawIOBase):
         self.damage: str | None = None
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True, as ``io`` asks of a stream for reading."""
         return True
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class Unpacked(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the buffer as far as there are bytes; 0 at the end, or where the rest is damaged."""
+        """Fill the buffer and return how many bytes came: 0 at the end, or if the rest is damaged."""
         view = memoryview(buffer).cast("B")
         filled = 0
         while filled < len(view):
@@ -175,7 +175,7 @@ class Unpacked(io.RawIOBase):
         return filled
 
     def _unpack(self) -> bytes:
-        """The next unpacked bytes, empty at the end."""
+        """Return the next unpacked bytes, none at the end."""
         while not self._ended:
             try:
                 piece = self._next_piece() if self._member.needs_input else b""
@@ -186,7 +186,7 @@ class Unpacked(io.RawIOBase):
                     self._end("ends early")
             except MemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - four libraries, each with errors of its own
+            except Exception as error:  # noqa: BLE001 - four libraries raise errors of four families
                 self._end(f"is damaged ({error})")
                 break
             if text:
@@ -203,7 +203,7 @@ class Unpacked(io.RawIOBase):
         return piece
 
     def _begin_next(self) -> None:
-        """After the end of one member: the next one, padding, or bytes that belong to nothing."""
+        """Begin the next member after one has ended; skip padding, and end at bytes that belong to nothing."""
         self._input, self._at = self._member.unused_data + self._input[self._at :], 0
         while not self._source_ended:
             self._input = self._input.lstrip(b"\0")

@@ -1,4 +1,4 @@
-"""What the lines that are no failure say of the engine: settings, memory figures, phases; by process and by start."""
+"""What the lines that tell no failure say of the engine: settings, memory figures, phases; by process and by start."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from oomguard.facts import Fact
-from oomguard.incident import Evidence, SettingInForce
-from oomguard.observe.echo import SETTING_FACTS, read_echo
+from oomguard.incident import Evidence, Incident, SettingInForce
+from oomguard.observe.echo import read_echo
+from oomguard.observe.ending import Ending
 from oomguard.observe.hits import Hit
+from oomguard.settings import SETTING_FACTS
 
 # A traceback's frames stand before its message, within this many lines; a summary may name them just behind.
 NEAR_BEFORE_LINES: Final = 250
 NEAR_AFTER_LINES: Final = 12
 MAX_NEAR: Final = 400
-# Of several frames near one failure the most telling one gives the phase.
+# Of several frames near one failure the most telling one gives the phase: the first in this order.
 PHASE_RANK: Final = (
-    "training", "prompt_logprobs", "sampling_logits", "cudagraph_capture", "profile_run", "kv_cache_init",
-    "load_weights", "generate", "prefill", "decode",
-)  # fmt: skip
+    "training",
+    "prompt_logprobs",
+    "sampling_logits",
+    "cudagraph_capture",
+    "profile_run",
+    "kv_cache_init",
+    "load_weights",
+    "generate",
+    "prefill",
+    "decode",
+)
 # Who prints a message without being the engine that runs the model.
 _NO_ENGINE: Final = frozenset({"torch", "any"})
 _ROLE: Final = re.compile(r"[A-Za-z]+")
@@ -32,24 +42,30 @@ _ENGINE_ROLES: Final = frozenset(
 )
 _ALONE: Final = frozenset({"EngineCore", "APIServer"})
 # What the user decided outlives an engine's start; what the engine measured does not.
-_DECIDED: Final = frozenset({
-    *SETTING_FACTS.values(), "mem_fraction_static_ratio", "speculative", "multimodal", "quantized", "lora", "device_share_ratio",
-})  # fmt: skip
+_DECIDED: Final = frozenset(SETTING_FACTS.values()) | {
+    "speculative",
+    "multimodal",
+    "quantized",
+    "lora",
+    "device_share_ratio",
+}
+# Figures that a start prints once its KV cache stands.
+_SERVES: Final = frozenset({"kv_cache_capacity_tokens", "kv_cache_blocks"})
 
 
 def role(process: str | None) -> str | None:
-    """What a process is (``Worker`` of ``Worker_TP3 pid=2081``), None where nothing names it."""
+    """Return what a process is (``Worker`` for ``Worker_TP3 pid=2081``), None for a process without a name."""
     found = _ROLE.match(process) if process else None
     return found.group() if found else None
 
 
 def _unnumbered(process: str | None) -> str | None:
-    """A process as its successor after a restart is named: without its number."""
+    """Return a process's name without its number, as its successor after a restart is named."""
     return process and _PID.sub("", process)
 
 
 def related(one: str | None, other: str | None) -> bool:
-    """Whether what one process prints can speak of another: not where both are of one kind, or of two data-parallel ones."""
+    """Return whether what one process prints can speak of another: not between two ranks, nor two data-parallel replicas."""
     if one is None or other is None or one == other:
         return True
     replicas = [found.group(1) for found in (_REPLICA.search(one), _REPLICA.search(other)) if found]
@@ -58,7 +74,7 @@ def related(one: str | None, other: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """A line that speaks of the failure beside it: a traceback's frame, a clause of a report."""
+    """A line that speaks only of the failure beside it: a traceback's frame, a clause of a report."""
 
     line: int
     process: str | None
@@ -68,13 +84,13 @@ class Near:
     evidence: Evidence
 
     def of(self, process: str | None) -> bool:
-        """Whether it may speak of a failure of ``process``."""
+        """Return whether it may speak of a failure of ``process``."""
         return self.process == process or self.process is None or process is None
 
 
 @dataclass(slots=True)
 class Context:
-    """All that one engine start has said so far."""
+    """All that one engine start has printed so far; the key None stands for lines that name no process."""
 
     number: int
     first_line: int | None = None
@@ -88,29 +104,34 @@ class Context:
     near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
     failed: bool = False
     announced: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
+    ending: Ending = field(default_factory=Ending)
 
     def is_over(self, hit: Hit, process: str | None) -> bool:
-        """Whether a line that marks a start begins another one: after a failure, or from a process that replaces one."""
+        """Return whether a line that marks a start begins another one: after a failure, or from a process that replaces one."""
         if self.failed:
             return True
         key = (hit.wording.anchor, _unnumbered(process))
         known = self.announced.get(key, process)
-        # A start that has measured nothing is not over: a logger may print its first lines twice.
+        # Before a start has measured anything it is not over: a logger may print its first lines twice.
         measured = any(
             name not in _DECIDED and name != "framework_version" for f in self.by_process.values() for name in f
         )
         return measured and key in self.announced and (process is None or known != process)
 
     def next(self) -> Context:
-        """The context of the start that follows: what the user decided stays, what was measured does not."""
+        """Return the context of the start that follows: what the user decided stays, what was measured does not."""
         kept = {name: fact for name, fact in self.by_process.get(None, {}).items() if name in _DECIDED}
         lines = {key: line for key, line in self.lines.items() if key[0] is None and key[1] in kept}
         return Context(self.number + 1, by_process={None: kept}, lines=lines, frameworks=dict(self.frameworks))
 
     def note(self, hit: Hit, process: str | None, evidence: Evidence) -> Near | None:
-        """Take one line that is no failure; what speaks only of the failure beside it is returned."""
+        """Take one line that tells no failure; return it if it speaks only of the failure beside it, else None."""
         line = evidence.line or 0
         wording = hit.wording
+        if wording.ends is not None:
+            if wording.role in {None, role(process)}:
+                self.ending.note(wording.ends, evidence, process, hit.framework)
+            return None
         facts = {name: replace(fact, line=evidence.line) for name, fact in hit.facts.items()}
         framework = hit.framework if hit.framework not in _NO_ENGINE else None
         if wording.near:
@@ -120,7 +141,7 @@ class Context:
         if framework:
             self.frameworks[process] = framework
         if wording.phase:
-            # A window can close before an earlier one of its process where that is held up: the line decides.
+            # A window may close before an earlier one of the same process, so the later line counts.
             self.phases[process] = max(self.phases.get(process, (0, "")), (line, wording.phase))
         if wording.starts:
             self.announced[wording.anchor, _unnumbered(process)] = process
@@ -134,47 +155,66 @@ class Context:
             self.lines[process, name] = evidence
         return None
 
+    @property
+    def death(self) -> Incident | None:
+        """The engine's death, None if no line tells one.
+
+        In a log of errors alone only a server's word counts: the program's next start would not be seen in it.
+        """
+        told = self.by_process or self.settings or self.ending.missed
+        return self.ending.of(self.number) if told else None
+
+    @property
+    def stands(self) -> bool:
+        """Whether the start came so far that requests could be served."""
+        counted = any(_SERVES & facts.keys() for facts in self.by_process.values())
+        return counted or any(phase == "decode" for _, phase in self.phases.values())
+
     def note_echo(self, text: str) -> None:
-        """Take the settings that the engine itself listed."""
+        """Take the settings that the engine itself listed, if the text is such a list."""
         echo = read_echo(text)
         if echo is not None:
             self.settings.update(echo.settings)
             self.settings_complete = self.settings_complete or echo.complete
 
+    def all_facts(self) -> dict[str, Fact]:
+        """Return the facts of all processes, each as last printed."""
+        return {name: fact for facts in self.by_process.values() for name, fact in facts.items()}
+
     def facts_for(self, process: str | None) -> dict[str, Fact]:
-        """What is known at this moment to an incident of ``process``: its own words over those of others."""
+        """Return what is known by now of a failure of ``process``: its own lines count over those of others."""
         merged: dict[str, Fact] = {}
-        for facts in self.by_process.values():  # ranks run under the same settings, whoever printed them
+        for facts in self.by_process.values():  # all ranks run under the same settings
             merged.update({name: fact for name, fact in facts.items() if name in _DECIDED})
         return merged | self._from_far_to_near(process, self.by_process)
 
     def later_for(self, process: str | None) -> dict[str, Fact]:
-        """What was said after the first incident, for what it left open."""
+        """Return what was printed after the first incident, for facts that it left open."""
         return self._from_far_to_near(process, self.later)
 
     def evidence_for(self, process: str | None, name: str) -> Evidence | None:
-        """The line that a fact was read from."""
+        """Return the line that a fact was read from, None if it was read from no line."""
         for other in [process, None, *self.by_process]:
             if (related(other, process) or name in _DECIDED) and (other, name) in self.lines:
                 return self.lines[other, name]
         return None
 
     def framework_for(self, process: str | None) -> str | None:
-        """The engine that hosts a process, as its lines tell."""
+        """Return the engine that hosts a process, as its lines tell; None if they do not."""
         if role(process) in _ENGINE_ROLES:
             return "vllm"
         own = self.frameworks.get(process)
         return own or next((f for p, f in self.frameworks.items() if related(p, process)), None)
 
     def phase_for(self, process: str | None) -> str | None:
-        """The phase that the start had reached, by the last line that told one."""
+        """Return the phase that the start had reached by the last line that told one, None before any."""
         told = [at for p, at in self.phases.items() if related(p, process)]
         if not told and role(process) not in _ALONE:  # ranks go through a start together
             told = list(self.phases.values())
         return max(told)[1] if told else None
 
     def beside(self, first_line: int, last_line: int, process: str | None, since: int) -> list[Near]:
-        """The frames that belong to a failure printed on these lines; ``since``: the failure before it."""
+        """Return the frames that belong to a failure printed on these lines; ``since`` is the last line of the one before."""
         return [
             n
             for n in self.near
@@ -183,12 +223,12 @@ class Context:
 
     @staticmethod
     def _from_far_to_near(process: str | None, sources: Mapping[str | None, dict[str, Fact]]) -> dict[str, Fact]:
-        # Loose text first, then other processes in the order they spoke, then its own words: the last one counts.
+        # Loose text first, then other processes in the order of their lines, then its own lines: the last value counts.
         order = sorted(sources, key=lambda p: 2 if p == process and p is not None else 0 if p is None else 1)
         return {name: fact for p in order if related(p, process) for name, fact in sources[p].items()}
 
 
 def nearest_phase(near: list[Near]) -> str | None:
-    """The most telling phase of the frames beside a failure."""
+    """Return the most telling phase of the frames beside a failure, None if no frame tells one."""
     told = {n.phase for n in near if n.phase}
     return next((phase for phase in PHASE_RANK if phase in told), None)

@@ -1,4 +1,4 @@
-"""Settings in force as the engine itself echoed them: vLLM's ``non-default args`` line and the user's command."""
+"""Settings in force as the engine echoes them: vLLM's ``non-default args`` line."""
 
 from __future__ import annotations
 
@@ -7,25 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.facts import Fact, FactValue, is_of_type
+from oomguard.facts import REGISTRY, Fact, FactValue, is_of_type
 from oomguard.incident import SettingInForce
+from oomguard.settings import SETTING_FACTS, SETTINGS
 
-# Setting -> the fact that carries its value; the settings that a condition may ask "did the user set it" are below.
-SETTING_FACTS: Final[dict[str, str]] = {
-    "gpu_memory_utilization": "gpu_memory_utilization_ratio",
-    "max_model_len": "max_model_len_tokens",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "enable_prefix_caching": "prefix_caching",
-    "enforce_eager": "enforce_eager",
-    "model": "model",
-    "dtype": "dtype",
-}
-_ASKED: Final = (
-    "gpu_memory_utilization", "max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override", "enable_prefix_caching",
-)  # fmt: skip
+# The settings of which a condition may ask whether the user set them.
+_ASKED: Final = tuple(name for name in SETTINGS if f"{name}_set" in REGISTRY)
 _ENTRY = re.compile(r"'(\w+)': ('(?:[^'\\]|\\.)*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=[,}])")
 _LIMITS = re.compile(r"'limit_mm_per_prompt': (\{[^{}]*\})")
 _BRACES = re.compile(r"'(?:[^'\\]|\\.)*'|[{}]")
@@ -35,17 +22,17 @@ ECHO_ANCHOR: Final = "non-default args: {"
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Settings of one echo; ``complete`` where its end was seen, so that what is not in it was not set."""
+    """The settings of one echo; ``complete`` if its end was seen, so that the user set nothing else."""
 
     settings: dict[str, SettingInForce]
     complete: bool
 
 
 def read_echo(text: str) -> Echo | None:
-    """The settings of a ``non-default args`` line, None where the text holds none; a wrapped one is read to its end.
+    """Read the settings of a ``non-default args`` line, also a wrapped one; None if the text holds no such line.
 
-    Only plain values are read (numbers, text, True, False, None), and the counts of images and video, as JSON: objects print as
-    ``<...>`` and say nothing.
+    Only plain values are read (numbers, text, True, False, None), and the limits of images and video as JSON; other
+    objects print as ``<...>`` and tell nothing.
     """
     start = text.find(ECHO_ANCHOR)
     if start < 0:
@@ -61,7 +48,7 @@ def read_echo(text: str) -> Echo | None:
 
 
 def _closing_brace(body: str) -> int | None:
-    """Where the brace that opens ``body`` is closed, just behind it; braces inside quotes do not count."""
+    """Return the position behind the brace that closes the first one, None if it stays open; quoted braces do not count."""
     depth = 0
     for match in _BRACES.finditer(body):
         depth += {"{": 1, "}": -1}.get(match.group(), 0)
@@ -78,12 +65,12 @@ def _literal(raw: str) -> FactValue | None:
     if raw.startswith("'"):
         return raw[1:-1]
     if len(raw) > _MAX_DIGITS:
-        return None  # no setting has that many digits, and not every double holds them
+        return None  # no setting has so many digits, and not every double holds them
     return float(raw) if re.search(r"[.e]", raw) else int(raw)
 
 
 def setting_facts(settings: Mapping[str, SettingInForce], *, complete: bool) -> dict[str, Fact]:
-    """The facts that settings carry; with ``complete`` (all that the user set is listed) also what was not set."""
+    """Return the facts that settings carry; with ``complete`` (all that the user set is listed) also what was not set."""
     facts: dict[str, Fact] = {}
     for name, fact in SETTING_FACTS.items():
         setting = settings.get(name)

@@ -1,4 +1,4 @@
-"""Exceptions as lines for the scanner: the message of each link of the chain, the first cause first."""
+"""Exceptions as lines for the scanner: frames and message of each link of the chain, the first cause first."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterator
 
 from oomguard.observe.source import Line
 
-# Out-of-memory arrives as one of these or a subclass; a KeyError that quotes such a message is a KeyError.
+# A memory failure is one of these or a subclass; a KeyError that quotes such a message is a KeyError.
 _CARRIERS = (RuntimeError, MemoryError, ValueError)
 _MAX_LINKS = 100
 MAX_FRAMES = 60
 
 
 def may_be_oom(error: BaseException) -> bool:
-    """Whether an exception's type is one that memory failures come as, cheaply, before anything is scanned."""
+    """Return whether a memory failure may come as this exception, by type alone: cheap, before anything is scanned."""
     return any(isinstance(link, _CARRIERS) for link in chain(error))
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it was raised from, latest first, as a traceback would show them, groups included."""
+    """Yield the exception and what it was raised from, latest first, as a traceback shows them, groups included."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting and len(seen) < _MAX_LINKS:
@@ -35,9 +35,9 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def exception_lines(error: BaseException) -> Iterator[Line]:
-    """One line for each line of each message, the first cause first; types that cannot be an OOM say nothing.
+    """Yield the lines of each message, the first cause first; exceptions whose type no memory failure has are left out.
 
-    The frames that led to it stand before a message, as in a printed traceback: they say what was being done.
+    Before each message come the frames that led to it, as in a printed traceback: they tell what was being done.
     """
     number = 1
     for link in reversed(list(chain(error))):
@@ -52,8 +52,8 @@ def exception_lines(error: BaseException) -> Iterator[Line]:
 
 
 def _frames(link: BaseException) -> Iterator[str]:
-    """The last frames of one exception, each with its line of source where that can be read."""
-    with contextlib.suppress(Exception):  # a traceback that cannot be shown leaves the message as it is
+    """Yield the last frames of one exception, each with its line of source if that can be read."""
+    with contextlib.suppress(Exception):  # a traceback that cannot be shown: the message alone will do
         for frame in traceback.extract_tb(link.__traceback__)[-MAX_FRAMES:]:
             yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
             if frame.line:
@@ -61,7 +61,7 @@ def _frames(link: BaseException) -> Iterator[str]:
 
 
 def _message(link: BaseException) -> str:
-    """The exception's text; a ``__str__`` that fails must not take the exception's place."""
+    """Return the exception's text; a ``__str__`` that fails must not take the exception's place."""
     try:
         return str(link)
     except Exception:  # noqa: BLE001

@@ -1,4 +1,4 @@
-"""Following a log that is still written, the way ``tail -F`` does: it may not exist yet, be cut, or be replaced."""
+"""Follow a log that is still written, as ``tail -F`` does: it may not exist yet, be cut, or be replaced."""
 
 from __future__ import annotations
 
@@ -31,16 +31,22 @@ class Change(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change, with the bytes where it is ``DATA``."""
+    """One change; ``data`` holds the bytes of a ``DATA``."""
 
     change: Change
     data: bytes = b""
 
 
 def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> Iterator[Event]:
-    """The events of the file at ``path``, without end; raises InputError where it is there and cannot be read.
+    """Yield the events of the file at ``path``, without end. A removed file is read on until another takes its name.
 
-    A file that is removed is read on until another takes its name.
+    Args:
+        path: the file, which may not exist yet.
+        poll_s: seconds between two looks at the file.
+        quiet_s: seconds without bytes after which ``QUIET`` is told, once.
+
+    Raises:
+        InputError: the file exists and cannot be read.
     """
     raw, told = None, False
     while raw is None:
@@ -61,7 +67,7 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
                 yield Event(Change.DATA, data)
                 continue
             change, newer = _changed(raw, path)
-            # What was written between the last read and the change belongs to the old file.
+            # Bytes written between the last read and the change belong to the old file.
             if change is not None and change is not Change.TRUNCATED:
                 while data := raw.read(CHUNK_BYTES):
                     yield Event(Change.DATA, data)
@@ -81,13 +87,13 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
 
 
 def _changed(raw: io.FileIO, path: str) -> tuple[Change | None, io.FileIO | None]:
-    """Whether the open file was cut, or another one took its name; that one is opened."""
+    """Return whether the open file was cut or another took its name; the other one is returned open."""
     own = os.fstat(raw.fileno())
     try:
         named = Path(path).stat()
         if (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino):
             return Change.REPLACED, io.FileIO(path)
-    except OSError:  # gone for now, or not readable for now: the open one is read on
+    except OSError:  # gone or unreadable for now: read the open one on
         return None, None
     if own.st_size < raw.tell():
         raw.seek(0)
@@ -96,7 +102,7 @@ def _changed(raw: io.FileIO, path: str) -> tuple[Change | None, io.FileIO | None
 
 
 def follow_stream(raw: io.FileIO, *, quiet_s: float = QUIET_S) -> Iterator[Event]:
-    """The events of a pipe or of standard input until it ends: bytes as they come, and the quiet after them."""
+    """Yield the events of a pipe or of standard input until it ends: bytes as they come, and the quiet after them."""
     waiting = False
     while True:
         readable, _, _ = select.select([raw], [], [], quiet_s if waiting else None)

@@ -1,4 +1,4 @@
-"""Matching one wording on a window: where it stands, and the facts that it and its clauses carry."""
+"""Match one wording on a window: where it stands, and the facts that it and its clauses carry."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, Final
 from oomguard.errors import SettingError
 from oomguard.facts import Fact
 from oomguard.observe.window import Window
-from oomguard.rules.load import Quotation, Signature, Wording
 from oomguard.rules.pattern import group_value
+from oomguard.rules.signature import Quotation, Signature, Wording
 
 SEARCH_TIMEOUT_S: Final = 0.5
-# How far behind its wording a message's clauses are looked for: the longest allocator message has about 1000 characters.
+# A message's clauses lie within so many characters of its wording: the longest allocator message has about 1000.
 CLAUSE_CHARS: Final = 2500
-# How much of the lines above a message is looked at for what introduces a quotation.
+# What introduces a quotation lies within so many characters above it.
 ABOVE_CHARS: Final = 1500
-# From a word's begin, so that a long word is looked at once.
+# From the beginning of a word, so that a long word is tried once.
 _NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z")
 _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One wording found: its lines within the window, its length, its text and its facts."""
+    """One wording found: its first and last line in the window, its length, its text, its facts and where it begins."""
 
     signature: Signature
     wording: Wording
@@ -37,17 +37,20 @@ class Hit:
 
     @property
     def kind(self) -> str | None:
-        """The kind that was printed, None for a line that is no failure."""
+        """The kind of failure, None for a line that tells no failure."""
         return self.wording.kind or self.signature.kind
 
     @property
     def framework(self) -> str:
-        """Who printed it."""
+        """The framework that printed it."""
         return self.wording.framework or self.signature.framework
 
 
 def match(signature: Signature, wording: Wording, window: Window) -> Hit | None:
-    """The wording where it touches the anchor's line, None where it does not; raises TimeoutError past its limit."""
+    """Match a wording where it touches the anchor's line; None if it does not.
+
+    Raises TimeoutError if a search takes longer than ``SEARCH_TIMEOUT_S``.
+    """
     text = window.text
     begin, end = window.anchor_span
     found = next((m for m in wording.pattern.finditer(text, timeout=SEARCH_TIMEOUT_S) if m.end() > begin), None)
@@ -69,7 +72,7 @@ def match(signature: Signature, wording: Wording, window: Window) -> Hit | None:
 
 
 def _next_message(signature: Signature, own: Wording, text: str, position: int) -> int:
-    """Where the next message of this signature begins: clauses behind it are not of this one."""
+    """Return where the next message of this signature begins: clauses behind it belong to that one."""
     headlines = [w.pattern for w in signature.wordings if "(?P<tried>" in w.pattern.pattern]
     later = (p.search(text, pos=position, timeout=SEARCH_TIMEOUT_S) for p in (headlines or [own.pattern]))
     return min((m.start() for m in later if m is not None), default=len(text))
@@ -92,10 +95,10 @@ def _captured(found: Any) -> dict[str, Fact]:
 
 
 def quoted(hit: Hit, window: Window, quotations: tuple[Quotation, ...]) -> str | None:
-    """The name of the quotation that the message stands in (source code, a prompt, advice), None where it is real."""
+    """Return the name of the quotation that holds the message (source code, a prompt, advice), None for a real failure."""
     line, start = window.line_around(hit.position)
     at = start
-    # The wording may begin with the exception's name: what stands before the words themselves is what tells.
+    # The wording may begin with the exception's name; what stands before the words behind it tells a quotation.
     name = _EXCEPTION_NAME.match(line, at)
     at = name.end() if name else at
     end = max(at, min(len(line), start + hit.span))

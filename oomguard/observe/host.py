@@ -1,7 +1,7 @@
-"""Reads about the host: cgroup limits, WSL, containers, NUMA nodes, what an exit status means.
+"""Read about the host: cgroup limits, WSL, containers, NUMA nodes, what an exit status means.
 
-Every read takes the folder to start from, so that it can be pointed at a copy of another machine's files, and gives
-None where the answer cannot be known: a file that is missing or may not be read is never taken for zero.
+Every function takes the folder to start from, so that it can read a copy of another machine's files, and returns None
+for what cannot be known: a file that is missing or may not be read never counts as zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path("/")
-# A v1 limit nobody set is the largest multiple of the page size below 2^63.
+# A v1 limit that nobody set is the largest multiple of the page size below 2^63.
 _NO_LIMIT_BYTES: Final = 1 << 62
 _CONTAINER_FILES: Final = (
     ("Docker", ".dockerenv"),
@@ -27,7 +27,7 @@ _CONTAINER_VARIABLES: Final = (
     ("Apptainer", "APPTAINER_CONTAINER"),
     ("Singularity", "SINGULARITY_CONTAINER"),
 )
-# What the names of the first process's cgroups say where a container leaves no file.
+# Words in the names of the first process's cgroups, for containers that leave no file.
 _CONTAINER_CGROUPS: Final = (
     ("Kubernetes", "kubepods"),
     ("Docker", "docker"),
@@ -38,10 +38,10 @@ _CONTAINER_CGROUPS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """The memory controller of this process; sizes in bytes, None where nothing is written or nothing is limited.
+    """The memory controller of this process; a size is None if the kernel does not tell it or sets no limit.
 
-    ``limited`` is None where no limit could be read, which is not the same as there being none. ``oom_kills`` counts
-    the processes of the group that the kernel killed for memory.
+    ``limited`` is None if no limit could be read, which does not mean that none is set. ``oom_kills`` counts the
+    processes of the group that the kernel killed for memory.
     """
 
     version: int
@@ -52,7 +52,7 @@ class Cgroup:
 
 
 def read_cgroup(root: Path = ROOT) -> Cgroup | None:
-    """The memory limit in force, the least of the group's own and those above it; None without a memory controller."""
+    """Read the memory limit in force, the least of the group's own and those above it; None without a memory controller."""
     listed = read_text(root / "proc/self/cgroup")
     if listed is None:
         return None
@@ -72,7 +72,7 @@ def read_cgroup(root: Path = ROOT) -> Cgroup | None:
 
 
 def _folders(mount: Path, path: str) -> list[Path]:
-    """The group's folder and those above it; inside a container the path may be the host's, then the mount alone."""
+    """Return the group's folder and those above it: the mount alone if, in a container, the path is the host's."""
     parts = [part for part in path.strip("/").split("/") if part and part != ".."]
     chain = [mount.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
     return [folder for folder in chain if is_folder(folder)]
@@ -99,7 +99,7 @@ def _read_v1(folders: list[Path]) -> Cgroup | None:
 
 
 def _first(folders: list[Path], name: str, pattern: str) -> int | None:
-    """The number in the nearest group that has the file: a group's own count holds what its children did."""
+    """Read a number in the nearest group that has the file: a group counts what its children did."""
     for folder in folders:
         match = re.search(pattern, read_text(folder / name) or "")
         if match:
@@ -108,7 +108,7 @@ def _first(folders: list[Path], name: str, pattern: str) -> int | None:
 
 
 def read_text(path: Path) -> str | None:
-    """A small file's text, None where it is missing or may not be read."""
+    """Return a small file's text, None if it is missing or may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
@@ -116,7 +116,7 @@ def read_text(path: Path) -> str | None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder of this name; no for one that may not be looked at."""
+    """Return whether a folder of this name can be seen."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -124,19 +124,19 @@ def is_folder(path: Path) -> bool:
 
 
 def wsl_version(root: Path = ROOT) -> int | None:
-    """1 or 2 under the Windows Subsystem for Linux, 0 elsewhere, None where the kernel's name cannot be read."""
+    """Return 1 or 2 under the Windows Subsystem for Linux, 0 elsewhere, None if the kernel's name cannot be read."""
     texts = [text for name in ("version", "sys/kernel/osrelease") if (text := read_text(root / "proc" / name))]
     if not texts:
         return None
     text = " ".join(texts).lower()
     if "microsoft" not in text:
-        # A kernel built by the user has any name; the door to Windows programs is still there.
+        # A kernel that the user built has any name; the door to Windows programs stays.
         return 2 if (root / "proc/sys/fs/binfmt_misc/WSLInterop").exists() else 0
     return 2 if "wsl2" in text or "microsoft-standard" in text else 1
 
 
 def containers(root: Path = ROOT, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """What this process is contained in, by the marks that Docker, Podman, Kubernetes and others leave; () for none."""
+    """Return the containers around this process, by the marks that Docker, Podman, Kubernetes and others leave."""
     names = [name for name, path in _CONTAINER_FILES if _exists(root / path)]
     names += [name for name, variable in _CONTAINER_VARIABLES if (environ or {}).get(variable)]
     groups = read_text(root / "proc/1/cgroup") or ""
@@ -152,14 +152,14 @@ def _exists(path: Path) -> bool:
 
 
 def nvidia_driver(root: Path = ROOT) -> str | None:
-    """The version of the loaded NVIDIA kernel driver, None where there is none or it cannot be seen."""
+    """Return the version of the loaded NVIDIA kernel driver, None if no driver can be seen."""
     match = re.search(r"\b(\d{3,}\.[\d.]+)\b", read_text(root / "proc/driver/nvidia/version") or "")
     return match.group(1) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """One node of the host's memory; sizes in bytes, None where the kernel does not say."""
+    """One node of the host's memory; a size is None if the kernel does not tell it."""
 
     number: int
     total_bytes: int | None
@@ -167,7 +167,7 @@ class NumaNode:
 
 
 def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...] | None:
-    """The host's NUMA nodes, None where the kernel lists none."""
+    """Return the host's NUMA nodes, None if the kernel lists none."""
     folder = root / "sys/devices/system/node"
     try:
         found = {int(m.group(1)): child for child in folder.iterdir() if (m := re.fullmatch(r"node(\d+)", child.name))}
@@ -183,7 +183,7 @@ def _numa_node(number: int, folder: Path) -> NumaNode:
 
 
 def address_space_limit_bytes() -> float | None:
-    """The limit that ``ulimit -v`` sets on this process; infinite where there is none, None where it cannot be asked."""
+    """Return the limit that ``ulimit -v`` sets on this process: infinite for no limit, None if it cannot be asked."""
     try:
         import resource
 
@@ -194,7 +194,7 @@ def address_space_limit_bytes() -> float | None:
 
 
 def signal_of(status: int) -> str | None:
-    """The signal that an exit status stands for (137 and -9: SIGKILL), None where it stands for none."""
+    """Return the signal that an exit status stands for (137 and -9: SIGKILL), None for any other status."""
     number = -status if status < 0 else status - 128
     try:
         return signal.Signals(number).name
@@ -203,9 +203,15 @@ def signal_of(status: int) -> str | None:
 
 
 def killed_for_memory(status: int, before: Cgroup | None, after: Cgroup | None) -> bool | None:
-    """Whether the kernel ended a process for memory: its status says SIGKILL and the group's count rose meanwhile.
+    """Return whether the kernel ended a process for memory: by SIGKILL, while the group's count of kills rose.
 
-    None where the status says SIGKILL and no count tells the kernel's kill from a person's.
+    Args:
+        status: how the process ended, as a shell (137) or Python (-9) tells it.
+        before: the process's memory controller when it started.
+        after: the same when it had ended.
+
+    Returns:
+        None for a SIGKILL if no count tells the kernel's kill from a person's.
     """
     if signal_of(status) != "SIGKILL":
         return False

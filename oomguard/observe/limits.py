@@ -1,4 +1,4 @@
-"""What bounds the host's memory for this process, as checks: WSL, containers, cgroups, memory, /dev/shm, NUMA."""
+"""Check what bounds the host's memory for this process: WSL, containers, cgroups, memory, /dev/shm, NUMA."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.facts import GIB, format_gib
+from oomguard.observe.check import Check
 from oomguard.observe.host import (
     ROOT,
     Cgroup,
@@ -18,15 +19,14 @@ from oomguard.observe.host import (
     read_cgroup,
     wsl_version,
 )
-from oomguard.report.doctor import Check
 
-_LOW_RATIO: Final = 0.05  # less than this share free is worth saying
+_LOW_RATIO: Final = 0.05  # a smaller share free is a problem
 _SHM: Final = "/dev/shm"  # noqa: S108 - looked at, never written to
 _SMALL_SHM_BYTES: Final = GIB  # Docker gives 64 MiB; the processes of one engine pass tensors through it
 
 
 def host_checks(environ: Mapping[str, str], root: Path = ROOT) -> Iterator[Check]:
-    """Every limit of the host below ``root``."""
+    """Check every limit of the host whose files lie below ``root``."""
     inside = containers(root, environ)
     yield wsl_check(wsl_version(root))
     yield Check("container", "ok", f"container: {', '.join(inside)}" if inside else "container: no mark of one")
@@ -38,7 +38,7 @@ def host_checks(environ: Mapping[str, str], root: Path = ROOT) -> Iterator[Check
 
 
 def wsl_check(version: int | None) -> Check:
-    """Whether this is Windows' Linux, where some remedies do not work."""
+    """Tell whether this is Windows' Linux, where some remedies do not work; None: unknown."""
     if version is None:
         return Check("wsl", "unknown", "WSL: the kernel's name cannot be read")
     if version == 0:
@@ -52,7 +52,7 @@ def wsl_check(version: int | None) -> Check:
 
 
 def cgroup_check(group: Cgroup | None) -> Check:
-    """The memory limit of the control group, what is used of it, and whether the kernel killed for it."""
+    """Check the control group's memory limit, how much of it is used, and whether the kernel killed for it."""
     if group is None:
         return Check("cgroup", "unknown", "cgroup: no memory controller can be read, so a limit is unknown")
     text = f"cgroup v{group.version}: "
@@ -70,13 +70,13 @@ def cgroup_check(group: Cgroup | None) -> Check:
     if group.oom_kills:
         return Check("cgroup", "problem", f"{text}: the kernel ended processes of this group for memory", raise_it)
     if group.limit_bytes and group.current_bytes and group.current_bytes > (1 - _LOW_RATIO) * group.limit_bytes:
-        # The count holds the page cache too, which the kernel gives back by itself.
+        # The count includes the page cache, which the kernel gives back by itself.
         return Check("cgroup", "unknown", f"{text}: nearly full, page cache counted in", raise_it)
     return Check("cgroup", "ok" if group.limited is not None else "unknown", text)
 
 
 def memory_checks() -> Iterator[Check]:
-    """Host memory and swap."""
+    """Check the free host memory and swap."""
     import psutil
 
     for name, read, advice in (
@@ -99,7 +99,13 @@ def memory_checks() -> Iterator[Check]:
 
 
 def shm_check(root: Path, inside: tuple[str, ...], small_bytes: float = _SMALL_SHM_BYTES) -> Check:
-    """The size of shared memory, which the processes of one engine pass tensors through; less than small is a problem."""
+    """Check the size of shared memory, through which the processes of one engine pass tensors.
+
+    Args:
+        root: the folder below which the host's files lie.
+        inside: the containers around this process.
+        small_bytes: a smaller total is a problem.
+    """
     try:
         found = shutil.disk_usage(root / _SHM.lstrip("/"))
     except (OSError, ValueError):
@@ -115,7 +121,7 @@ def shm_check(root: Path, inside: tuple[str, ...], small_bytes: float = _SMALL_S
 
 
 def address_space_check(limit_bytes: float | None) -> Check:
-    """``ulimit -v``: CUDA reserves far more addresses than memory."""
+    """Check ``ulimit -v``, in bytes (None: unknown): CUDA reserves far more addresses than memory."""
     if limit_bytes is None:
         return Check("address_space", "unknown", "ulimit -v cannot be read")
     if math.isinf(limit_bytes):
@@ -129,7 +135,7 @@ def address_space_check(limit_bytes: float | None) -> Check:
 
 
 def numa_check(root: Path) -> Check:
-    """The NUMA nodes: vLLM's CPU backend counts the memory of one node, not of the host."""
+    """List the NUMA nodes: vLLM's CPU backend counts the memory of one node, not of the host."""
     nodes = numa_nodes(root)
     if nodes is None:
         return Check("numa", "unknown", "NUMA nodes: not listed by the kernel")

@@ -1,4 +1,4 @@
-"""The one gateway to NVML: device memory as the driver reports it, None wherever it cannot be known."""
+"""The one gateway to NVML: device memory as the driver reports it, None for what it does not tell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU; every size in bytes, None where the driver does not say."""
+    """One GPU; a field is None if the driver does not tell it."""
 
     index: int
     name: str | None
@@ -18,7 +18,7 @@ class Device:
 
 
 def devices() -> tuple[Device, ...] | None:
-    """All GPUs, or None where NVML is missing, fails to start, or has no permission: unknown, never "no GPU"."""
+    """Return all GPUs, None if NVML is missing, fails to start or has no permission: unknown never means "no GPU"."""
     try:
         import pynvml
     except ImportError:
@@ -35,7 +35,7 @@ def devices() -> tuple[Device, ...] | None:
 
 
 def nvml_failure() -> str | None:
-    """Why NVML does not answer, in one line; None where it does."""
+    """Return why NVML does not answer, in one line; None if it answers."""
     try:
         import pynvml
     except Exception as error:  # noqa: BLE001 - a broken installation raises anything, and all of it is the answer
@@ -52,7 +52,7 @@ def nvml_failure() -> str | None:
 
 
 def _ask(function: Any, *args: Any) -> Any:
-    """One NVML read; None where the driver, the container or the version refuses it."""
+    """Return the answer to one NVML call, None if the driver, the container or the version refuses it."""
     try:
         return function(*args)
     except Exception:  # noqa: BLE001 - the binding has exceptions of several families, and none may reach the user

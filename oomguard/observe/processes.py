@@ -1,4 +1,4 @@
-"""Processes of this machine that hold device memory, or that an engine left behind."""
+"""Find the processes of this machine that hold device memory, or that an engine left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that holds device memory; ``own`` says whether it is of this process's user."""
+    """A process that holds device memory; ``own`` says whether it runs as this process's user."""
 
     name: str
     user: str
@@ -27,7 +27,7 @@ class Holder:
 
 
 def sees_the_host_s_pids(root: Path = ROOT) -> bool | None:
-    """Whether process ids here are the host's, which are those that NVML tells; None where nothing tells."""
+    """Return whether process ids here are the host's, which NVML uses; None if the kernel does not tell."""
     try:
         return str((root / "proc/self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
     except (OSError, ValueError):
@@ -35,9 +35,12 @@ def sees_the_host_s_pids(root: Path = ROOT) -> bool | None:
 
 
 def memory_holders(devices: tuple[Device, ...] | None, *, host_pids: bool | None = None) -> dict[int, Holder]:
-    """pid -> the process that holds device memory, as far as it can be seen.
+    """Return the visible processes that hold device memory, by process id.
 
-    Empty where ids here are not the host's: the same number would name another process.
+    Args:
+        devices: what NVML reports, None if it does not answer.
+        host_pids: whether process ids here are the host's; None asks the kernel. If they are not, the result is empty:
+            the same number names another process here.
     """
     import psutil
 
@@ -53,9 +56,9 @@ def memory_holders(devices: tuple[Device, ...] | None, *, host_pids: bool | None
 
 
 def vllm_orphans() -> tuple[dict[int, str], bool]:
-    """pid -> title of vLLM's processes that no engine's process is the parent of, and whether some could not be read.
+    """Return the titles of vLLM's processes whose parent is no engine, by process id, and whether some were unreadable.
 
-    vLLM names its processes ``VLLM::...``; one that lives on after its parent keeps the device's memory.
+    vLLM names its processes ``VLLM::...``; one that outlives its parent keeps the device's memory.
     """
     import psutil
 
@@ -70,7 +73,7 @@ def vllm_orphans() -> tuple[dict[int, str], bool]:
 
 
 def is_engine(pid: int | None) -> bool:
-    """Whether a process can be the parent of an engine's: Python, vLLM or Ray; yes where nothing tells."""
+    """Return whether a process can be an engine's parent: Python, vLLM or Ray; True for one that cannot be read."""
     import psutil
 
     if pid is None:

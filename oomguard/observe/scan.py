@@ -1,6 +1,6 @@
-"""Finding incidents in a stream of lines: anchors first, then patterns on a short window of peeled lines.
+"""Find incidents in a stream of lines: anchors first, then patterns on a short window of peeled lines.
 
-The scanner is fed line by line and keeps a bounded state, so the same code reads a saved log and a running child.
+The scanner takes line by line and keeps a bounded state, so the same code reads a saved log and a running child.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Final
 
 from oomguard.escapes import strip_escapes
-from oomguard.facts import Fact
-from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce, StartUp
-from oomguard.observe.context import NEAR_AFTER_LINES, Context, nearest_phase
-from oomguard.observe.echo import ECHO_ANCHOR, setting_facts
-from oomguard.observe.found import MAX_INCIDENTS, Found, FoundIncidents
+from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
+from oomguard.observe.conclude import concluded_incident, concluded_start
+from oomguard.observe.context import NEAR_AFTER_LINES, Context
+from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.hits import Hit, match, quoted
+from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
 from oomguard.observe.text import PlainLine, peel
@@ -32,18 +31,14 @@ MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
-# Figures that only an engine's start prints: a text that holds one is the log of a start.
-_START_FACTS: Final = frozenset(
-    {"model_weights_bytes", "kv_cache_available_bytes", "kv_cache_capacity_tokens", "framework_version"}
-)
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What the scanner remembers of one stream: its open windows and its last lines."""
+    """What the scanner remembers of one stream: its last lines, and the lines that messages of each process took."""
 
     last: deque[tuple[int, Line, PlainLine]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK_LINES))
-    taken: dict[str | None, tuple[int, int, Found | None]] = field(default_factory=dict)
+    taken: dict[str | None, tuple[int, int, ScannedIncident | None]] = field(default_factory=dict)
     order: int = 0
 
 
@@ -52,12 +47,12 @@ def _quote(line: Line) -> Evidence:
 
 
 def _words(text: str) -> str:
-    """A line's words as anchors see them: single spaces, without marks of quotation or comment between them."""
+    """Return a line's words as anchors see them: with single spaces between them."""
     return " ".join(text.split())
 
 
 def _best(hits: list[Hit]) -> Hit:
-    """The wording that says most: a bare headline is part of the whole message, and a wrapper stands for what it wraps."""
+    """Return the wording with most figures: a bare headline is part of the whole message, a wrapper stands for what it wraps."""
     best = max(hits, key=lambda hit: (len(hit.facts), hit.span))
     outer = next((hit for hit in hits if best.kind in hit.signature.wraps), None)
     return (
@@ -66,14 +61,14 @@ def _best(hits: list[Hit]) -> Hit:
 
 
 class Scanner:
-    """Feed lines with ``push``; ``diagnosis`` closes the stream and returns what was found, in the order of time."""
+    """Feed lines with ``push``; ``diagnosis`` closes the streams and returns what was found, in the order of time."""
 
     def __init__(self, rules: RuleSet) -> None:
         self._anchors = [(w.anchor, (s, w)) for s in rules.signatures for w in s.wordings]
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
         self._open: list[tuple[_Stream, Window]] = []
-        self._found = FoundIncidents()
+        self._found = ScannedIncidents()
         self._contexts = [Context(1)]
         self._slow: dict[tuple[str, str, str], None] = {}
 
@@ -82,9 +77,11 @@ class Scanner:
         return self._contexts[-1]
 
     def push(self, line: Line | Gap, stream: str = "") -> None:
-        """Take one line; lines of several streams (standard output and error) may come in turn.
+        """Take the next line of a stream.
 
-        A ``Gap`` says that lines were left out: what comes next does not continue what came before.
+        Args:
+            line: the line, or a ``Gap`` where lines were left out: what comes next does not continue what came before.
+            stream: which stream it comes from; standard output and error may take turns.
         """
         state = self._streams.setdefault(stream, _Stream())
         if isinstance(line, Gap):
@@ -112,9 +109,9 @@ class Scanner:
             self._open.append((state, open_window(list(state.last), candidates)))
 
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
-        """Wordings whose anchor is cut by a wrapped line or by a segment's end."""
+        """Return the wordings whose anchor is cut by a wrapped line or by a segment's end."""
         if not state.last or (not line.continued and " INFO " in text[:INFO_CHARS]):
-            return []  # a record of its own, and no failure: nothing was wrapped onto it
+            return []  # a record of its own that tells no failure: no message was wrapped onto it
         before = [previous.text for _, previous, _ in state.last][-SEAM_LINES:]
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
         glue = "" if line.continued else " "
@@ -127,10 +124,10 @@ class Scanner:
         ]
 
     def _settle(self) -> None:
-        """Close the windows that are complete, in the order in which they came, over all streams.
+        """Close the windows that are complete, in the order in which they came over all streams.
 
-        A start must not be read before the failure that it comes after, nor a failure on one stream before the start
-        that the other one told. A stream that falls silent holds the others up only so far.
+        A start must not be read before the failure it follows, nor a failure on one stream before the start that
+        another stream announced. A silent stream holds up the others only until ``MAX_OPEN`` windows wait.
         """
         while self._open and (self._open[0][1].complete or len(self._open) > MAX_OPEN):
             self._close(*self._open.pop(0))
@@ -147,7 +144,7 @@ class Scanner:
             return
         best = _best(failures)
         first, last = window.orders[best.first], window.orders[best.last]
-        # A line of a message that is already taken may hold another wording's anchor: it is the same message.
+        # A line of a message already taken may hold another wording's anchor: it is the same message.
         taken = state.taken.get(window.process)
         if taken is not None and taken[0] <= first <= taken[1]:
             if taken[2] is not None:
@@ -186,8 +183,8 @@ class Scanner:
             if found.context is self._context and 0 <= after <= NEAR_AFTER_LINES and near.of(found.process):
                 found.near.append(near)
 
-    def _attach(self, found: Found, last_line: int) -> None:
-        """What is known at this moment of the process that failed."""
+    def _attach(self, found: ScannedIncident, last_line: int) -> None:
+        """Add to an incident what is known at this moment of the process that failed."""
         context, process = found.context, found.process
         before = [f.last_line for f in self._found.all[:-1] if f.context is context and f.process == process]
         found.last_line = last_line
@@ -206,97 +203,55 @@ class Scanner:
 
     @property
     def measured(self) -> dict[str, float]:
-        """The numbers of the lines that are no failure, as last printed: what the run itself measured."""
-        facts: dict[str, Fact] = {}
-        for said in self._context.by_process.values():
-            facts.update(said)
+        """What the run measured of itself: the figures outside failures, as last printed, by fact and in its unit."""
         return {
             name: fact.value
-            for name, fact in facts.items()
+            for name, fact in self._context.all_facts().items()
             if isinstance(fact.value, (int, float)) and not isinstance(fact.value, bool)
         }
 
+    def death(self) -> Incident | None:
+        """Close the streams and return the death of the engine that started last, None if it did not die.
+
+        A death does not count if a later start came to serve.
+        """
+        self.flush()
+        if len(self._contexts) >= MAX_STARTS:
+            return None  # later starts are not told apart
+        last = next((c for c in reversed(self._contexts) if c.ending.death is not None or c.stands), self._context)
+        return last.death
+
     def flush(self) -> None:
-        """Close the windows that are still open: what follows is not part of them."""
+        """Close all open windows: what follows is not part of them."""
         while self._open:
             self._close(*self._open.pop(0))
 
     def diagnosis(
         self, source: str = "", *, given: Mapping[str, SettingInForce] | None = None, newer_than_s: float | None = None
     ) -> Diagnosis:
-        """Close the stream; ``given`` settings win over echoed ones, ``newer_than_s`` drops what was last seen before."""
+        """Close the streams and return the incidents and starts found so far.
+
+        Args:
+            source: the path as the user gave it.
+            given: settings that the caller knows; they win over those that the engine echoed.
+            newer_than_s: leave out incidents last seen before this ``time.monotonic``, in seconds.
+        """
         self.flush()
         found = [f for f in self._found.all if newer_than_s is None or f.seen_s >= newer_than_s]
-        # A wrapper ("See root cause above") is no incident of its own beside its cause.
+        # What the engine recovered from is no failure, and a wrapper ("See root cause above") none beside its cause.
         found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
         places = ((": ".join(filter(None, (path, key))), anchor) for path, key, anchor in self._slow)
         notes = tuple(f"{place}: a pattern for {anchor!r} ran out of time and was left out" for place, anchor in places)
-        starts = tuple(start for c in self._contexts if (start := self._start(c, given)) is not None)
-        return Diagnosis(source, tuple(self._finish(f, given) for f in kept), notes, starts)
-
-    @staticmethod
-    def _settings(
-        context: Context, given: Mapping[str, SettingInForce] | None
-    ) -> tuple[Mapping[str, SettingInForce], bool]:
-        settings = {**context.settings, **(given or {})}
-        # A command line lists all that the user set as surely as the engine's own echo does.
-        return settings, context.settings_complete or any(s.source == "command" for s in settings.values())
-
-    def _start(self, context: Context, given: Mapping[str, SettingInForce] | None) -> StartUp | None:
-        """What one start printed of itself, None where it printed nothing that tells it from any text."""
-        facts: dict[str, Fact] = {}
-        for said in context.by_process.values():
-            facts.update(said)
-        if not context.announced and not facts.keys() & _START_FACTS:
-            return None
-        settings, complete = self._settings(context, given)
-        facts = {**facts, **setting_facts(settings, complete=complete)}
-        version = facts.get("framework_version")
-        return StartUp(
-            context.number, next(iter(context.frameworks.values()), "unknown"), str(version.value) if version else None,
-            context.first_line, MappingProxyType(facts), MappingProxyType(dict(settings)), complete,
-        )  # fmt: skip
-
-    def _finish(self, found: Found, given: Mapping[str, SettingInForce] | None) -> Incident:
-        incident, context = found.incident, found.context
-        settings, complete = self._settings(context, given)
-        near = found.near
-        beside = {name: fact for n in near for name, fact in n.facts.items()}
-        # What the message itself says wins, then what the caller gave, the engine's echo, and loose text last.
-        facts = {
-            **context.later_for(found.process), **incident.facts, **beside,
-            **setting_facts(settings, complete=complete), **found.own,
-        }  # fmt: skip
-        phase = incident.phase if found.phase_is_told else nearest_phase(near) or incident.phase
-        kind = found.becomes.get(phase, incident.kind)
-        framework = incident.framework
-        if framework == "torch":
-            framework = (
-                next((n.framework for n in near if n.framework), None)
-                or context.framework_for(found.process)
-                or framework
-            )
-        version = facts.get("framework_version")
-        frames = dict.fromkeys(n.evidence for n in near if n.phase or n.facts)
-        return replace(
-            incident,
-            kind=kind,
-            phase=phase,
-            framework=framework,
-            facts=MappingProxyType(facts),
-            evidence=(*incident.evidence, *(f for f in frames if f not in incident.evidence)),
-            settings=MappingProxyType(dict(settings)),
-            settings_complete=complete,
-            framework_version=str(version.value) if version else incident.framework_version,
-        )
+        starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
+        return Diagnosis(source, tuple(concluded_incident(f, given) for f in kept), notes, starts)
 
 
 def scan(
     lines: Iterable[Line | Gap], rules: RuleSet, source: str = "", *, given: Mapping[str, SettingInForce] | None = None
 ) -> Diagnosis:
-    """Scan a finite stream of lines; see ``Scanner``."""
+    """Scan a finite stream of lines; the arguments are those of ``Scanner`` and ``Scanner.diagnosis``."""
     scanner = Scanner(rules)
     for line in lines:
         scanner.push(line)

@@ -1,4 +1,4 @@
-"""Only the lines that matter of a huge input: those around an anchor, with their true line numbers and offsets.
+"""Read only the lines that matter of a huge input: those around an anchor, with their true numbers and offsets.
 
 Blocks of bytes are searched before they are cut into lines; lines far from any anchor are counted and dropped.
 """
@@ -14,23 +14,23 @@ from oomguard.observe.anchors import Finder
 from oomguard.observe.source import Line, LineSplitter, read_lines
 
 BLOCK_BYTES: Final = 4 << 20
-# A shorter input is read line by line: that is faster than making the finder ready.
+# A shorter input is read line by line, which is faster than making the finder ready.
 SHORT_BYTES: Final = 1 << 18
 LINES_BEFORE: Final = 6
 LINES_AFTER: Final = 24
-# How far a line is looked for around an anchor: a longer one is cut, as everywhere.
+# A line reaches at most so far around an anchor; a longer one is cut, as everywhere.
 REACH_BYTES: Final = 1 << 16
 _WIDE_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Lines were left out here: what follows does not belong to what came before."""
+    """Lines were left out: what follows does not continue what came before."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """How far the input has been counted: the line that is next, the offset of its first byte, and whether it began."""
+    """How far the input has been counted: the next line, the offset of the next byte, and whether it is inside the line."""
 
     line: int = 1
     byte: int = 0
@@ -38,9 +38,11 @@ class _Place:
 
 
 def skim(stream: IO[bytes], make_finder: Callable[[], Finder]) -> Iterator[Line | Gap]:
-    """The lines near an anchor, a ``Gap`` before each group; memory stays constant whatever the input's size.
+    """Yield the lines near an anchor, a ``Gap`` before each group, in constant memory; all lines of a short input.
 
-    Of a short input all lines come, without a gap.
+    Args:
+        stream: the input, unpacked.
+        make_finder: makes the finder of anchors; called only for an input that is not short.
     """
     head = b""
     while len(head) < SHORT_BYTES and (more := stream.read(BLOCK_BYTES)):
@@ -55,7 +57,7 @@ def skim(stream: IO[bytes], make_finder: Callable[[], Finder]) -> Iterator[Line 
 
 
 def _blocks(head: bytes, stream: IO[bytes], finder: Finder, place: _Place) -> Iterator[Line | Gap]:
-    """Block after block, in two buffers that take turns: nothing of a healthy log is copied or kept."""
+    """Read block after block into two buffers that take turns: nothing of a healthy log is copied or kept."""
     buffer, lo, hi, owed = bytearray(head), 0, len(head), 0
     spare = bytearray(REACH_BYTES + BLOCK_BYTES)
     while hi > lo:
@@ -68,7 +70,7 @@ def _blocks(head: bytes, stream: IO[bytes], finder: Finder, place: _Place) -> It
 
 
 def _fill(stream: IO[bytes], view: memoryview) -> int:
-    """Read until the view is full or the stream ends; how many bytes came."""
+    """Read until the view is full or the stream ends; return how many bytes came."""
     filled = 0
     while filled < len(view):
         if hasattr(stream, "readinto"):
@@ -84,7 +86,7 @@ def _fill(stream: IO[bytes], view: memoryview) -> int:
 
 
 def _tail(block: bytearray, lo: int, hi: int) -> int:
-    """Bytes at the end of a block that are looked at again with the next one: the last lines, whole where possible."""
+    """Return how many bytes at the end of a block are searched again with the next: the last lines, whole if possible."""
     least = max(lo, hi - REACH_BYTES)
     end = hi
     for _ in range(LINES_BEFORE + 1):
@@ -99,15 +101,16 @@ def _tail(block: bytearray, lo: int, hi: int) -> int:
 def _block(
     block: bytearray, lo: int, hi: int, limit: int, place: _Place, finder: Finder, owed: int
 ) -> Generator[Line | Gap, None, int]:
-    """Yield the wanted lines that begin before ``limit``; return how many lines the next block owes.
+    """Yield the wanted lines that begin before ``limit``; return how many the next block owes.
 
-    What lies behind ``limit`` comes again at the head of the next block.
+    Bytes from ``limit`` on come again at the head of the next block; ``owed`` is what the block before returned.
     """
     done = lo
     ends = finder.ends(memoryview(block)[lo:hi])
-    regions = _merged([
+    around = (
         (_backward(block, lo, lo + end, LINES_BEFORE), _forward(block, hi, lo + end, LINES_AFTER)) for end in ends
-    ])  # fmt: skip
+    )
+    regions = _merged(list(around))
     if owed:
         regions = _merged([(lo, _forward(block, hi, lo, owed)), *regions])
     for start, stop in regions:
@@ -121,7 +124,7 @@ def _block(
         end = min(stop, limit)
         yield from _lines(bytes(block[done:end]), place)
         done = end
-    # Lines still wanted behind the limit: counted from the last region that reaches over it.
+    # The last region that reaches over the limit tells how many more lines are wanted.
     left = next((stop for start, stop in reversed(regions) if start < limit < stop), None)
     if done < limit:
         _count(block, done, limit, place)
@@ -139,7 +142,7 @@ def _merged(regions: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _backward(block: bytearray, lo: int, end: int, lines: int) -> int:
-    """Where the line ``lines`` before the one that holds ``end`` begins."""
+    """Return where the line begins that stands ``lines`` before the one that holds ``end``."""
     at = max(lo, end - 1)
     for _ in range(lines + 1):
         found = block.rfind(b"\n", max(lo, at - REACH_BYTES), at)
@@ -150,7 +153,7 @@ def _backward(block: bytearray, lo: int, end: int, lines: int) -> int:
 
 
 def _forward(block: bytearray, hi: int, start: int, lines: int) -> int:
-    """Just behind the line that comes ``lines`` after the one at ``start``."""
+    """Return the position behind the line that stands ``lines`` after the one at ``start``."""
     at = start
     for _ in range(lines + 1):
         found = block.find(b"\n", at, min(hi, at + REACH_BYTES))
@@ -161,7 +164,7 @@ def _forward(block: bytearray, hi: int, start: int, lines: int) -> int:
 
 
 def _count(block: bytes | bytearray, start: int, stop: int, place: _Place) -> None:
-    """Pass over bytes without looking into them."""
+    """Move the place over bytes that nobody looks into."""
     if stop > start:
         place.line += block.count(b"\n", start, stop)
         place.byte += stop - start
@@ -175,7 +178,7 @@ def _lines(region: bytes, place: _Place) -> Iterator[Line]:
 
 
 class _Rest:
-    """A stream whose first bytes have been read already."""
+    """A stream with the first bytes, read already, given back."""
 
     def __init__(self, head: bytes, stream: IO[bytes]) -> None:
         self._head, self._stream = head, stream

@@ -1,4 +1,4 @@
-"""Reading an input as numbered lines in constant memory: files, standard input, and the chunks of a running child."""
+"""Read an input as numbered lines in constant memory: files, standard input, and the chunks of a running child."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _BOMS: Final = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"),
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line, or one segment of an over-long line (``continued``: it goes on from the segment before)."""
+    """One line, or a segment of an over-long line: ``number`` counts from 1, ``byte`` is the offset of its first byte.
+
+    ``continued`` says that it goes on from the segment before.
+    """
 
     number: int
     byte: int
@@ -37,23 +40,29 @@ class Line:
 
 
 class LineSplitter:
-    """Cut chunks of bytes into lines: ends at newline or bare carriage return, invalid bytes replaced.
+    """Cuts chunks of bytes into lines; invalid bytes are replaced.
 
-    A progress bar's carriage returns end a segment, not a numbered line; a line longer than ``MAX_SEGMENT_CHARS``
-    comes in segments, so that no input makes memory grow.
+    A newline ends a line. A progress bar's carriage return ends a segment, not a numbered line; a line longer than
+    ``MAX_SEGMENT_CHARS`` comes in segments, so that no input makes memory grow.
+
+    Args:
+        encoding: a name for ``codecs``; of those, utf-8, utf-8-sig and utf-16 are counted right.
+        first_byte: offset of the first byte that is fed.
+        first_line: number of the line that it belongs to.
+        inside: whether it lies inside that line, so that its first segment continues one.
     """
 
     def __init__(
         self, encoding: str = "utf-8", first_byte: int = 0, *, first_line: int = 1, inside: bool = False
     ) -> None:
-        # Invalid bytes are kept apart (surrogateescape) until their length has been counted.
+        # Invalid bytes stay recognizable (surrogateescape) until their length has been counted.
         self._wide = encoding.startswith("utf-16")
         self._decoder = codecs.getincrementaldecoder(encoding)("replace" if self._wide else "surrogateescape")
         self._pending = ""
         self._number, self._byte, self._continued = first_line, first_byte, inside
 
     def feed(self, chunk: bytes, *, final: bool = False) -> Iterator[Line]:
-        """Yield the lines that the chunk completes; with ``final`` also the last one, whether it ended or not."""
+        """Yield the lines that the chunk completes; with ``final`` also the last one without its end."""
         self._pending += self._decoder.decode(chunk, final)
         *lines, self._pending = self._pending.split("\n")
         for line in lines:
@@ -70,7 +79,7 @@ class LineSplitter:
             self._pending = ""
 
     def _pieces(self, line: str) -> Iterator[Line]:
-        """One numbered line: what stands between carriage returns, and over-long pieces in segments."""
+        """Yield one numbered line: a segment for each part between carriage returns, over-long parts in several."""
         bars = line.split("\r")
         for i, bar in enumerate(bars):
             if bar or len(bars) == 1:
@@ -93,9 +102,14 @@ class LineSplitter:
 
 
 def open_log(path: str, on_read: Callable[[int], None] | None = None) -> IO[bytes]:
-    """Open a log for reading, unpacked where it is compressed; raises InputError with the reason where that fails.
+    """Open a log for reading; a compressed one is unpacked, and ``damage_of`` tells if it ended early.
 
-    ``on_read`` is told how many bytes of the file each read took. What was wrong inside is asked with ``damage_of``.
+    Args:
+        path: the file.
+        on_read: called with the number of the file's bytes that each read took.
+
+    Raises:
+        InputError: with the reason why the file cannot be read.
     """
     try:
         about = Path(path).stat()
@@ -108,12 +122,15 @@ def open_log(path: str, on_read: Callable[[int], None] | None = None) -> IO[byte
 
 
 def open_standard_input(on_read: Callable[[int], None] | None = None) -> IO[bytes]:
-    """Standard input, unpacked where it is compressed; raises InputError where it is closed or no log."""
+    """Open standard input; a compressed one is unpacked. Raises InputError if it is closed, a folder or a device.
+
+    ``on_read`` as in ``open_log``.
+    """
     return _unpacked(raw_standard_input(), "-", on_read)
 
 
 def raw_standard_input() -> io.FileIO:
-    """Standard input as it comes, unbuffered; raises InputError where it is closed or no log."""
+    """Open standard input as it comes, unbuffered. Raises InputError if it is closed, a folder or a device."""
     try:
         about = os.fstat(0)
     except OSError as error:
@@ -123,18 +140,18 @@ def raw_standard_input() -> io.FileIO:
 
 
 def damage_of(stream: IO[bytes]) -> str | None:
-    """Why a compressed stream ended before its end, None where it did not."""
+    """Return why a compressed stream ended early, None if it did not."""
     return stream.damage if isinstance(stream, Unpacked) else None
 
 
 def shown(path: str) -> str:
-    """A path as it may be printed on a terminal: one line, no escapes, no undecodable bytes."""
+    """Return a path fit for a terminal: one line, no escapes, no undecodable bytes."""
     text = strip_escapes(path.replace("\n", "\\n"))
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _check_kind(mode: int, device: int, path: str) -> None:
-    """Refuse what is no log: folders, disks, and devices that never end (/dev/zero); pipes and terminals may be read."""
+    """Refuse folders, disks, and devices that never end (/dev/zero); permit files, pipes and terminals."""
     if stat.S_ISDIR(mode):
         raise InputError(f"{shown(path)}: is a folder", hint=f"name the files in it: oomguard diagnose {shown(path)}/*")
     terminal = path == "-" and os.isatty(0)
@@ -143,7 +160,7 @@ def _check_kind(mode: int, device: int, path: str) -> None:
 
 
 def _unpacked(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
-    """The stream itself where it is plain; the first bytes, read to tell, are given back."""
+    """Return the stream, unpacked if its first bytes tell a compressed format; they are given back."""
     try:
         start = raw.tell() if raw.seekable() else None
         head = b""
@@ -161,7 +178,7 @@ def _unpacked(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) 
 
 
 class _Handed(io.RawIOBase):
-    """A stream whose first bytes have been read already; full blocks come from a pipe too, and reads are told."""
+    """A stream with the first bytes given back; reads fill whole blocks, also from a pipe, and are told to ``on_read``."""
 
     def __init__(self, raw: IO[bytes], head: bytes, on_read: Callable[[int], None] | None) -> None:
         super().__init__()
@@ -194,19 +211,19 @@ class _Handed(io.RawIOBase):
 
 
 def _next(raw: IO[bytes], size: int) -> bytes:
-    """Some bytes, none at the end; standard input that another program made non-blocking is waited for."""
+    """Read some bytes, none at the end; wait for a standard input that another program made non-blocking."""
     while (block := raw.read(size)) is None:
         select.select([raw], [], [])
     return block
 
 
 def encoding_of(head: bytes) -> tuple[str, int]:
-    """The encoding that the first bytes tell, and the length of their mark in bytes."""
+    """Return the encoding that the first bytes tell, and the length of their mark in bytes."""
     return next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), ("utf-8", 0))
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[Line]:
-    """The lines of a byte stream; UTF-16 (PowerShell's redirection) is told by its mark, anything else is UTF-8."""
+    """Yield the lines of a byte stream: UTF-16 (PowerShell's redirection) by its mark, anything else as UTF-8."""
     head = stream.read(CHUNK_BYTES)
     encoding, first_byte = encoding_of(head)
     splitter = LineSplitter(encoding, first_byte)

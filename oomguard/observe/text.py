@@ -1,7 +1,7 @@
-"""One raw line made comparable: wrappers of log collectors, terminal escapes and logger prefixes peeled.
+"""Peel one raw line: wrappers of log collectors, terminal escapes and logger prefixes go, the words stay.
 
 A log may come through Docker, kubectl, journald, SLURM or a launcher; each puts something before the engine's words.
-What names a process is kept, the rest is dropped. Evidence always quotes the raw line.
+The name of a process is kept, the rest is dropped. Evidence always quotes the raw line.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _PREFIXES: Final = tuple(
 )
 # Colours that a collector wrote out: syslog's "#033[2m", a repr's "\\x1b[0m".
 _WRITTEN_ESCAPE: Final = re.compile(r"(?:#033|\\x1b|\\u001b|\\033|\^\[|␛)\[[\d;]*m")
-# In "C:\\lib\\torch\\nn" the two characters are part of a name.
+# In "C:\\lib\\torch\\nn" the two characters of a line break are part of a name.
 _WINDOWS_PATH: Final = re.compile(r"\b[A-Za-z]:\\\\?\w|site-packages\\\\?\w|custom_nodes\\")
 _MAX_PREFIXES: Final = 8
-# The fields in which collectors keep the line, and those that show that an object is a collector's.
+# The fields in which collectors keep the line; those below show that an object is a collector's, or a chat's.
 _TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "line", "event", "textPayload", "jsonPayload")
 _ERROR_FIELDS: Final = (
     "error",
@@ -72,10 +72,29 @@ _ERROR_FIELDS: Final = (
     "traceback",
     "detail",
 )
-_RECORD_FIELDS: Final = frozenset({
-    "stream", "time", "timestamp", "ts", "@timestamp", "level", "severity", "lvl", "logger", "kubernetes", "levelname",
-    "asctime", "record", "PRIORITY", "_PID", "SYSLOG_IDENTIFIER", "__REALTIME_TIMESTAMP", "container_name", "labels",
-})  # fmt: skip
+_RECORD_FIELDS: Final = frozenset(
+    {
+        "stream",
+        "time",
+        "timestamp",
+        "ts",
+        "@timestamp",
+        "level",
+        "severity",
+        "lvl",
+        "logger",
+        "kubernetes",
+        "levelname",
+        "asctime",
+        "record",
+        "PRIORITY",
+        "_PID",
+        "SYSLOG_IDENTIFIER",
+        "__REALTIME_TIMESTAMP",
+        "container_name",
+        "labels",
+    }
+)
 _CHAT_FIELDS: Final = frozenset(
     {"role", "content", "prompt", "messages", "prompts", "question", "answer", "body", "title"}
 )
@@ -83,14 +102,14 @@ _CHAT_FIELDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PlainLine:
-    """The words of one line, without prefixes, and the process that its prefix named (None where it named none)."""
+    """The words of one line without prefixes, and the process that its prefix names (None: no process)."""
 
     text: str
     process: str | None
 
 
 def peel(line: str) -> PlainLine:
-    """Peel a collector's wrapping, escapes, then process, rank and logger prefixes in any order, until none is left."""
+    """Peel a collector's wrapping and escapes, then process, rank and logger prefixes in any order until no more match."""
     # A collector's object may hold several lines, each with a prefix of its own.
     peeled = [_peel_one(part) for part in unwrap(line).split("\n")]
     process = next((process for _, process in peeled if process), None)
@@ -114,7 +133,7 @@ def _peel_one(line: str) -> tuple[str, str | None]:
 
 
 def unwrap(line: str) -> str:
-    """The line inside a log collector's JSON object (Docker, CRI, journald, a JSON logger); any other line as it is."""
+    """Return the line inside a log collector's JSON object (Docker, CRI, journald, a JSON logger); any other line unchanged."""
     if not line.lstrip().startswith("{") or '"' not in line:
         return line
     try:
@@ -128,7 +147,7 @@ def unwrap(line: str) -> str:
 
 
 def _told(record: Mapping[str, Any], depth: int = 2) -> list[str]:
-    """The texts of a collector's object: its own, and those of an error or a payload within it."""
+    """Return the texts of a collector's object: its own, and those of an error or a payload within it."""
     if _CHAT_FIELDS & record.keys():
         return []
     if isinstance(record.get("text"), str) and isinstance(record.get("record"), dict):
@@ -144,7 +163,7 @@ def _told(record: Mapping[str, Any], depth: int = 2) -> list[str]:
 
 
 def without_escaped_breaks(text: str) -> str:
-    """Line breaks that a JSON body or a ``repr`` wrote as two characters, as breaks."""
+    """Turn line breaks that a JSON body or a ``repr`` wrote as two characters into breaks."""
     if "\\n" not in text or _WINDOWS_PATH.search(text):
         return text
     return text.replace("\\r\\n", "\n").replace("\\n", "\n")

@@ -1,4 +1,4 @@
-"""Live and peak bytes of the device that torch works on: the simulated one, else CUDA; None where neither is in use."""
+"""Live and peak bytes of the device that torch works on: the simulated one, else CUDA; None if neither is in use."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _cuda() -> Any:
 
 
 def is_cached() -> bool:
-    """Whether tensors come from torch's caching allocator; the simulated device counts them as they are."""
+    """Return whether tensors come from torch's caching allocator; the simulated device counts them as they are."""
     return _simulated() is None and _cuda() is not None
 
 
 def live_bytes(model: Any = None) -> int | None:
-    """Bytes in live tensors now; on a simulated device the weights of ``model`` count from here on, used or not yet."""
+    """Return the bytes in live tensors now; on a simulated device the weights of ``model`` count from here on."""
     if (device := _simulated()) is not None:
         if hasattr(model, "parameters"):
             device.adopt([*model.parameters(), *model.buffers()])
@@ -33,7 +33,7 @@ def live_bytes(model: Any = None) -> int | None:
 
 
 def peak_bytes() -> int | None:
-    """Largest number of live bytes since ``reset_peak``."""
+    """Return the largest number of live bytes since ``reset_peak``."""
     if (device := _simulated()) is not None:
         return int(device.peak_bytes)
     cuda = _cuda()
@@ -41,7 +41,7 @@ def peak_bytes() -> int | None:
 
 
 def reset_peak() -> None:
-    """Begin a new measurement of the peak."""
+    """Begin to measure the peak anew."""
     if (device := _simulated()) is not None:
         device.reset_peak()
     elif (cuda := _cuda()) is not None:
@@ -49,7 +49,7 @@ def reset_peak() -> None:
 
 
 def release() -> None:
-    """Drop what nothing refers to any more, and give cached blocks back to the device."""
+    """Collect garbage and give cached blocks back to the device."""
     gc.collect()
     if _simulated() is None and (cuda := _cuda()) is not None:
         cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Environment variables that decide over memory: what they are set to, and the mistakes in them, as checks."""
+"""Check the environment variables that govern memory: what they are set to, and the mistakes in them."""
 
 from __future__ import annotations
 
@@ -6,35 +6,60 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from oomguard.report.doctor import Check
+from oomguard.observe.check import Check
 
-# torch/include/c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h, 2.13, and what 2.0 to 2.12 also took.
-_YES_NO_OPTIONS: Final = frozenset({
-    "expandable_segments", "pinned_use_background_threads", "pinned_use_cuda_host_register",
-    "pinned_use_hip_host_register", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc",
-    "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom", "pinned_free_catch_all",
-})  # fmt: skip
+# torch 2.13's c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h, and what 2.0 to 2.12 took besides.
+_YES_NO_OPTIONS: Final = frozenset(
+    {
+        "expandable_segments",
+        "graph_capture_record_stream_reuse",
+        "pinned_free_catch_all",
+        "pinned_use_background_threads",
+        "pinned_use_cuda_host_register",
+        "pinned_use_hip_host_register",
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+        "throw_on_cudamalloc_oom",
+    }
+)
 _ALLOCATOR_OPTIONS: Final = _YES_NO_OPTIONS | {
-    "backend", "max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb", "roundup_power2_divisions",
-    "roundup_bypass_threshold_mb", "garbage_collection_threshold", "per_process_memory_fraction",
-    "pinned_num_register_threads", "pinned_reserve_segment_size_mb", "pinned_max_round_threshold_mb",
+    "backend",
+    "garbage_collection_threshold",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "per_process_memory_fraction",
     "pinned_max_cached_size_mb",
-}  # fmt: skip
-# torch_npu's own, on top of those it shares.
+    "pinned_max_round_threshold_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "roundup_bypass_threshold_mb",
+    "roundup_power2_divisions",
+}
+# torch_npu has all of these and some of its own.
 _NPU_OPTIONS: Final = _ALLOCATOR_OPTIONS | {"base_addr_aligned_kb", "page_size", "segment_size_mb"}
-# The name without a device in it is known from 2.10; 2.9 prints it and does not obey it for CUDA.
+# The name without a device in it works from 2.10; 2.9 prints it and does not obey it for CUDA.
 _PLAIN_NAME_SINCE: Final = (2, 10)
 _PLAIN, _CUDA, _HIP = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"
 _ALLOCATORS: Final = {
-    _PLAIN: _ALLOCATOR_OPTIONS, _CUDA: _ALLOCATOR_OPTIONS, _HIP: _ALLOCATOR_OPTIONS, "PYTORCH_NPU_ALLOC_CONF": _NPU_OPTIONS,
-}  # fmt: skip
+    _PLAIN: _ALLOCATOR_OPTIONS,
+    _CUDA: _ALLOCATOR_OPTIONS,
+    _HIP: _ALLOCATOR_OPTIONS,
+    "PYTORCH_NPU_ALLOC_CONF": _NPU_OPTIONS,
+}
 _MIN_SPLIT_MB: Final = 20  # torch refuses less
 
 _DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def allocator_checks(environ: Mapping[str, str], torch_version: str | None, *, wsl: bool = False) -> tuple[Check, ...]:
-    """One check for each allocator variable that is set, or one that says none is; torch's version may be unknown."""
+    """Check each allocator variable that is set; one check says so if none is.
+
+    Args:
+        environ: the environment.
+        torch_version: the installed torch, None if unknown.
+        wsl: whether this is the Windows Subsystem for Linux, where expandable segments do not work.
+    """
     found = [
         Check("allocator", "problem", f"{name}={environ[name]}: {mistake}", advice)
         if mistake
@@ -55,7 +80,7 @@ def allocator_checks(environ: Mapping[str, str], torch_version: str | None, *, w
 def _allocator(  # noqa: PLR0911 - one mistake after another
     name: str, environ: Mapping[str, str], torch_version: str | None, wsl: bool
 ) -> tuple[str, str, str]:
-    """(mistake or "", a note on a good value, advice) of one of torch's allocator variables."""
+    """Return (mistake or "", a note on a good value, advice) for one of torch's allocator variables."""
     value = environ[name]
     version = _major_minor(torch_version)
     mistake = _option_mistake(value, _ALLOCATORS[name])
@@ -81,7 +106,7 @@ def _allocator(  # noqa: PLR0911 - one mistake after another
 
 
 def _option_mistake(value: str, known: Iterable[str]) -> str:
-    """What torch would refuse in a list of options, "" where nothing is wrong."""
+    """Return what torch would refuse in a list of options, "" if nothing."""
     for part in re.split(r",(?![^\[]*\])", value):
         option, colon, given = (text.strip() for text in part.partition(":"))
         if not option and not colon:
@@ -148,7 +173,7 @@ _OTHERS: Final[dict[str, Callable[[str, str], tuple[str, str, str]]]] = {
 
 
 def visible_devices_checks(environ: Mapping[str, str], device_count: int | None) -> tuple[Check, ...]:
-    """One check for each variable that hides devices; ``device_count`` is None where NVML does not answer."""
+    """Check each variable that hides devices; ``device_count`` is None if NVML does not answer."""
     checks = [
         Check(
             "visible_devices", "problem" if mistake else "ok", f"{name}={environ[name]}: {mistake or meaning}", advice
@@ -161,7 +186,7 @@ def visible_devices_checks(environ: Mapping[str, str], device_count: int | None)
 
 
 def _visible(name: str, value: str, count: int | None) -> tuple[str, str, str]:  # noqa: PLR0911 - as above
-    """(mistake or "", meaning, advice) of a list of devices."""
+    """Return (mistake or "", meaning, advice) for a list of devices."""
     names = [text.strip() for text in value.split(",")]
     numbers = [int(text) for text in names if re.fullmatch(r"-?\d{1,9}", text)]
     show_all = f"unset {name}"

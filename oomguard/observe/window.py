@@ -1,4 +1,4 @@
-"""The few lines around an anchor, joined into one text that a pattern can be matched on."""
+"""Join the few lines around an anchor into one text that a pattern can be matched on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.source import Line
 from oomguard.observe.text import PlainLine
-from oomguard.rules.load import Signature, Wording
+from oomguard.rules.signature import Signature, Wording
 
 WINDOW_LINES = 16
 CONTEXT_LINES = 4
-# However many processes print in turn, a window ends so many lines of the stream behind its anchor.
+# A window ends so many lines of the stream behind its anchor, however many processes print in turn.
 MAX_AGE_LINES = 128
 WINDOW_CHARS = 6000
 
@@ -20,7 +20,7 @@ Candidate = tuple[Signature, Wording]
 
 @dataclass(slots=True)
 class Window:
-    """The lines of one process around one that holds an anchor, still being collected."""
+    """The lines of one process around the line that holds an anchor, while they are collected."""
 
     candidates: list[Candidate]
     process: str | None
@@ -30,7 +30,7 @@ class Window:
     texts: list[str]
     limit: int = WINDOW_LINES
     complete: bool = False
-    # The lines before the anchor, whoever wrote them: what introduces a quotation has no process.
+    # The lines before the anchor, whoever wrote them: the introduction of a quotation names no process.
     context: tuple[tuple[int, str], ...] = ()
 
     @property
@@ -45,11 +45,11 @@ class Window:
         return start, start + len(self.texts[self.anchor])
 
     def above(self, index: int) -> str:
-        """The lines before one of this window's, whichever process wrote them."""
+        """Return the lines before one of this window's, whichever process wrote them."""
         return "\n".join(text for order, text in self.context if order < self.orders[index])
 
     def index(self, position: int) -> int:
-        """Which of the lines holds a position of the joined text."""
+        """Return the index of the line that holds a position of the joined text."""
         end = 0
         for i, text in enumerate(self.texts):
             end += len(text)
@@ -58,19 +58,25 @@ class Window:
         return len(self.texts) - 1
 
     def line_around(self, position: int) -> tuple[str, int]:
-        """The joined line that holds a position, and the position within it."""
+        """Return the joined line that holds a position, and the position within it."""
         text = self.text
         start = text.rfind("\n", 0, position) + 1
         end = text.find("\n", position)
         return text[start : len(text) if end < 0 else end], position - start
 
     def extend(self, line: Line, plain: PlainLine, order: int) -> None:
-        """Take the next line of the stream (``plain``: peeled) where it belongs here, until the window is complete."""
+        """Take the next line of the stream if it belongs here and the window is not complete.
+
+        Args:
+            line: the line as it was printed.
+            plain: the same line, peeled.
+            order: its number within the stream.
+        """
         if self.complete:
             return
         broken = False
         text = plain.text[:WINDOW_CHARS]
-        # A document wraps a prefixed line onto indented ones without a prefix.
+        # A document wraps a prefixed line onto indented lines without a prefix.
         wrapped = plain.process is None and len(text) - len(text.lstrip()) >= 2
         if plain.process == self.process or wrapped:
             self.texts.append(text if line.continued else "\n" + text)
@@ -88,13 +94,13 @@ class Window:
 
 
 def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candidate]) -> Window:
-    """A window on the last of ``lines``; those before it belong to it where the same process wrote them."""
+    """Open a window on the last of ``lines``; earlier ones belong to it if the same process wrote them."""
     process = lines[-1][2].process
     same = [row for row in lines if row[2].process == process]
     texts = [("" if line.continued or i == 0 else "\n") + text.text for i, (_, line, text) in enumerate(same)]
     window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
     window.context = tuple((order, text.text) for order, _, text in lines)
-    # A frame or a figure stands on its line or the next; only a failure and a list of settings go on for long.
+    # A frame or a figure takes its line or the next; only a failure and a list of settings go on for long.
     if all(signature.kind is None and wording.anchor != ECHO_ANCHOR for signature, wording in candidates):
         window.limit = CONTEXT_LINES
     return window

@@ -1,40 +1,39 @@
-"""From causes to a plan: each fix solved to a value, judged by the policy, the least costly that fits first."""
+"""From causes to a plan: solve each fix to a value, ask the policy, put the least costly that fits first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Alternative, Incident, Patch
+from oomguard.remedy.modelled import MODELLED, FailureModel
+from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import HARD_LIMIT, Policy
-from oomguard.remedy.settings import as_env, as_flag, as_kwarg, default_value, effect_of, setting
-from oomguard.remedy.solvers import SOLVERS, Solution
-from oomguard.rules.load import Fix, Rule, RuleSet
-
-if TYPE_CHECKING:
-    from oomguard.memory.in_force import Start
+from oomguard.remedy.printed import SOLVERS
+from oomguard.remedy.solution import Solution
+from oomguard.rules.load import RuleSet
+from oomguard.rules.rule import Fix, Rule
+from oomguard.settings import effect_of, setting
+from oomguard.surfaces import as_env, as_flag, as_kwarg
 
 Tried = Collection[tuple[str, FactValue]]
 
-# Failures of a start that the memory equation decides; others are decided by what the memory model does not plan.
-STARTS: Final = frozenset(
-    {"kv_cache_none_left", "kv_cache_too_small_for_max_len", "cpu_node_memory", "startup_free_memory_below_utilization"}
-)
-# The fact that holds a setting's value in force, where its name differs from the setting's.
-_CURRENT_FACTS: Final = {
-    "gpu_memory_utilization": "gpu_memory_utilization_ratio",
-    "max_model_len": "max_model_len_tokens",
-}
 
+def plan(
+    incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), model: FailureModel | None = None
+) -> Incident:
+    """Return the incident with its plan: one patch for each setting, applicable ones first, then blocked, then unsolved.
 
-def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), start: Start | None = None) -> Incident:
-    """The incident with its plan: one patch for each setting, applicable ones first, then blocked, then unsolved.
+    Args:
+        incident: a failure with its causes.
+        rules: the rules that named them, with their fixes.
+        policy: what the user permits.
+        tried: (setting, value) pairs that failed; none is planned again.
+        model: what is behind the failure, where that is known; it solves what the printed numbers leave open.
 
-    ``tried`` are the (setting, value) pairs of earlier attempts: none is ever planned again. ``start`` is the model behind the
-    failed start, where it could be read: it solves what the printed numbers leave open.
+    Raises SettingError where a rule names an unknown setting or solver.
     """
     patches: dict[str, Patch] = {}
     alternatives: dict[str, Alternative] = {}
@@ -50,7 +49,7 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), 
             missing = _missing(fix, incident)
             if missing is None:
                 continue
-            solution = _solve(fix, incident, missing, start if incident.kind in STARTS else None)
+            solution = _solve(fix, incident, missing, model)
             patch = _patch(fix, rule, solution, incident, policy)
             if missing and patch.new is not None and patch.blocked_by is None:
                 patch = replace(patch, blocked_by=f"not known: {', '.join(missing)}")
@@ -61,9 +60,9 @@ def plan(incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), 
                 alternatives.setdefault(patch.setting, _alternative(patch))
                 continue
             patches[patch.setting] = patch
-    if start is not None and incident.kind in STARTS and not any(patch.applicable for patch in patches.values()):
-        _add_modelled(incident, start, policy, tried, patches, alternatives)
-    if "device_total_bytes" not in incident.facts:
+    if model is not None and not any(patch.applicable for patch in patches.values()):
+        _add_modelled(incident, model, policy, tried, patches, alternatives)
+    if "device_total_bytes" not in incident.facts and incident.kind != "engine_dead":  # no figure would help there
         unknown.setdefault("device total: not printed")
     ordered = sorted(patches.values(), key=lambda p: (not p.applicable, p.new is None, p.effect))
     return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
@@ -76,16 +75,14 @@ def _alternative(patch: Patch) -> Alternative:
 
 def _add_modelled(
     incident: Incident,
-    start: Start,
+    model: FailureModel,
     policy: Policy,
     tried: Tried,
     patches: dict[str, Patch],
     alternatives: dict[str, Alternative],
 ) -> None:
-    """What the memory model says where no printed number leads to a patch that may be applied."""
-    from oomguard.remedy.modelled import smallest_that_would, solved_together
-
-    together = solved_together(incident, start, policy)
+    """Add what the model behind the failure has, where no printed number leads to a patch that may be applied."""
+    together = model.solve_together(incident, policy)
     if together and not any((patch.setting, patch.new) in tried for patch in together):
         # What may be applied takes the place of what may not; what may not does not hide a value that the engine printed.
         for patch in together:
@@ -96,12 +93,12 @@ def _add_modelled(
             if patch.applicable or known is None or known.new is None:
                 patches[patch.setting] = patch
     elif not together:
-        for other in smallest_that_would(start):
+        for other in model.smallest_that_fits(incident):
             alternatives.setdefault(other.setting, other)
 
 
 def _missing(fix: Fix, incident: Incident) -> list[str] | None:
-    """The facts that the fix's conditions need and nobody knows; None where a condition is known not to hold."""
+    """Return the unknown facts that the fix's conditions need; None where a condition is known not to hold."""
     missing: list[str] = []
     for condition in fix.when:
         held = condition.evaluate(incident.facts)
@@ -112,8 +109,8 @@ def _missing(fix: Fix, incident: Incident) -> list[str] | None:
     return missing
 
 
-def _solve(fix: Fix, incident: Incident, missing: list[str], start: Start | None) -> Solution:
-    """The fix's value. What the user set may be unknown and the value still solved; any other missing fact may not."""
+def _solve(fix: Fix, incident: Incident, missing: list[str], model: FailureModel | None) -> Solution:
+    """Solve the fix's value, also where nobody knows what the user set; any other missing fact leaves it unsolved."""
     needed = [name for name in missing if not name.endswith("_set")]
     if needed:
         return Solution(
@@ -125,11 +122,10 @@ def _solve(fix: Fix, incident: Incident, missing: list[str], start: Start | None
             names = ", ".join(fix.value.missing(incident.facts))
             return Solution(None, f"not applicable: {names} unknown" if names else f"not a value of {fix.setting}")
         return Solution(value, "")
+    modelled = model.solve(fix.setting, incident) if model and (fix.lever or fix.solve in MODELLED) else None
+    if modelled is not None:
+        return replace(modelled, reason=f"{fix.lever}; {modelled.reason}") if fix.lever else modelled
     if fix.lever:
-        found = _solved_lever(start, fix.setting) if start is not None else None
-        if found is not None:
-            value, reason, predicts = found
-            return Solution(value, f"{fix.lever}; {reason}", predicts=predicts)
         return Solution(None, f"{fix.lever}; by how much is not known ({fix.missing})", unknown=(fix.missing,))
     solver = SOLVERS.get(fix.solve or "")
     if solver is None:
@@ -137,14 +133,8 @@ def _solve(fix: Fix, incident: Incident, missing: list[str], start: Start | None
     return solver(incident)
 
 
-def _solved_lever(start: Start, name: str) -> tuple[FactValue, str, dict[str, float]] | None:
-    from oomguard.remedy.modelled import solved_lever
-
-    return solved_lever(start, name)
-
-
 def _typed(name: str, value: FactValue | None) -> FactValue | None:
-    """A rule's value as the setting's own type, None where it cannot be one."""
+    """Return a rule's value as the setting's own type; None where it cannot be one."""
     kind = setting(name).type
     if value is None or isinstance(value, str) != (kind == "str"):
         return None
@@ -154,36 +144,36 @@ def _typed(name: str, value: FactValue | None) -> FactValue | None:
 
 
 def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy: Policy) -> Patch:
-    old = _current(fix.setting, incident)
+    old = present_value(fix.setting, incident)
     effect = effect_of(fix.setting, old, solution.value) if solution.value is not None else fix.effect
+    value, engine = solution.value, incident.framework
     patch = Patch(
-        setting=fix.setting, old=old, new=solution.value, effect=effect, reason=solution.reason or rule.title, rule=rule.code,
-        as_flag=as_flag(fix.setting, solution.value), as_kwarg=as_kwarg(fix.setting, solution.value),
-        as_env=as_env(fix.setting, solution.value), predicted_freed_bytes=solution.freed_bytes,
-        predicts=solution.predicts, tradeoff=fix.tradeoff,
-    )  # fmt: skip
-    return replace(patch, blocked_by=policy.blocks(patch, incident))
+        setting=fix.setting,
+        old=old,
+        new=value,
+        effect=effect,
+        reason=solution.reason or rule.title,
+        rule=rule.code,
+        as_flag=as_flag(fix.setting, value, engine),
+        as_kwarg=as_kwarg(fix.setting, value, engine),
+        as_env=as_env(fix.setting, value),
+        predicted_freed_bytes=solution.freed_bytes,
+        predicts=solution.predicts,
+        tradeoff=fix.tradeoff,
+    )
+    return replace(patch, blocked_by=solution.blocked_by or why_blocked(patch, incident, policy))
 
 
-def _current(name: str, incident: Incident) -> FactValue | None:
-    in_force = incident.settings.get(name)
-    if in_force is not None and in_force.value is not None:
-        return in_force.value
-    fact = incident.facts.get(_CURRENT_FACTS.get(name, name))
-    if fact is not None:
-        return fact.value
-    return default_value(name, incident.framework_version)
+def next_patches(incident: Incident, carries: Callable[[str], bool], tried: Tried = ()) -> tuple[Patch, ...]:
+    """Return the patches to apply now: the first applicable one that is carried, and those that belong with it.
 
-
-def next_patch(incident: Incident) -> Patch | None:
-    """The patch to apply by itself: the first applicable one of the plan, None where nothing is left."""
-    return next((patch for patch in incident.plan if patch.applicable), None)
-
-
-def next_patches(incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
-    """The patches to apply now: the first applicable one that the engine ``carries``, and those that belong with it."""
+    Args:
+        incident: a failure with its plan.
+        carries: whether a setting's new value can reach what is run again.
+        tried: the (setting, value) pairs that failed; no group with one of them is returned.
+    """
     for patch in incident.plan:
         group = [p for p in incident.plan if p is patch or (patch.group is not None and p.group == patch.group)]
-        if all(p.applicable and carries(p.setting) for p in group):
+        if all(p.applicable and carries(p.setting) and (p.setting, p.new) not in tried for p in group):
             return tuple(group)
     return ()

@@ -10,7 +10,7 @@ from typing import Final
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Effect, Incident, Patch
-from oomguard.remedy.settings import SETTINGS, setting
+from oomguard.settings import SETTINGS, setting
 
 DEFAULT_MAX_RELAUNCHES: Final = 3
 # Why a patch is blocked that raises what the user wrote in bytes: it is an alternative then.

@@ -1,1 +1,1 @@
-"""Showing a diagnosis: JSON contract, terminal panel, Markdown and HTML."""
+"""Show what the rooms below found: JSON contract, terminal panel, Markdown and HTML."""

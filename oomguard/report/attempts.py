@@ -1,4 +1,4 @@
-"""The table of attempts: what was changed, what came of it, predicted beside measured."""
+"""The table of attempts: what changed, what came of it, predicted beside measured; and the report of a run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from oomguard.incident import Attempt, Diagnosis, Effect
 from oomguard.report.html import to_html
 from oomguard.report.json import json_line, patch_dict, plain_value, to_dict
 from oomguard.report.markdown import cell, inline, to_markdown
-from oomguard.report.records import drawn, masked
+from oomguard.report.presentable import drawn, masked
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Facts that stand in the table, and what they are called there.
+# Facts that the table shows, and what it calls them.
 _LABELS: Final = {
     "peak_bytes": "peak",
     "kv_cache_available_bytes": "KV cache",
@@ -25,7 +25,7 @@ _LABELS: Final = {
 
 
 def attempts_table(attempts: Sequence[Attempt]) -> Table:
-    """One row per attempt, in order."""
+    """Return the table for a terminal, one row an attempt, in order."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -45,13 +45,13 @@ def attempts_table(attempts: Sequence[Attempt]) -> Table:
 
 
 def attempt_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
-    """The table as texts fit to show, its headings first."""
+    """Return the table as texts fit to show, its headings first."""
     rows = [(str(a.number), _changed(a), _result(a), _check(a), f"{a.seconds:.1f} s") for a in drawn(tuple(attempts))]
     return [("attempt", "changed", "result", "predicted -> measured", "time"), *rows]
 
 
 def reduced(attempts: Sequence[Attempt]) -> str | None:
-    """The sentence that a run with reduced settings owes its user, None where nothing was reduced."""
+    """Return the sentence that a run with reduced settings owes its user, None if nothing was reduced."""
     patches = [p for a in attempts for p in a.patches if p.effect >= Effect.REDUCES_CAPACITY]
     if not patches or not attempts[-1].succeeded:
         return None
@@ -60,18 +60,28 @@ def reduced(attempts: Sequence[Attempt]) -> str | None:
 
 
 def attempt_dict(attempt: Attempt) -> dict[str, Any]:
-    """One attempt for the JSON report, its texts masked."""
+    """Return one attempt as the JSON report holds it, its texts masked."""
     shown = masked(attempt)
     row = {
-        "number": shown.number, "settings": shown.settings, "patches": [patch_dict(p) for p in shown.patches],
-        "kind": shown.incident.kind if shown.incident else None, "exit_status": shown.exit_status,
-        "seconds": round(shown.seconds, 3), "measured": shown.measured,
-    }  # fmt: skip
+        "number": shown.number,
+        "settings": shown.settings,
+        "patches": [patch_dict(p) for p in shown.patches],
+        "kind": shown.incident.kind if shown.incident else None,
+        "exit_status": shown.exit_status,
+        "seconds": round(shown.seconds, 3),
+        "measured": shown.measured,
+    }
     return {key: plain_value(value) for key, value in row.items()}
 
 
 def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) -> str:
-    """The report of a run as ``.json``, ``.md`` or ``.html``: the diagnosis, the attempts, and what was reduced."""
+    """Return the report of a run: the diagnosis, the attempts, and what was reduced.
+
+    Args:
+        form: ``.json``, ``.md`` or ``.html``.
+        diagnosis: the last diagnosis of the run.
+        attempts: all attempts, in order.
+    """
     sentence = drawn(reduced(attempts))
     if form == ".json":
         answer = to_dict(diagnosis) | {"attempts": [attempt_dict(a) for a in attempts], "reduced": sentence}

@@ -1,4 +1,4 @@
-"""Where the bytes went, as shares of one bar: what the terminal, the page and the table all draw from."""
+"""Where the bytes went, as shares of one bar, from which the terminal, the page and the table are drawn."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from oomguard.incident import Budget
 
 FREE: Final = "free"
 REST: Final = "not accounted for"
-# A rest below this share of the device is rounding of printed figures.
+# A smaller rest is rounding of printed figures.
 _SMALLEST_REST_RATIO: Final = 0.01
 
-# One colour per part, the same in every report: (terminal, light page, dark page).
+# One colour a part, the same in every report: (terminal, light page, dark page).
 COLORS: Final[dict[str, tuple[str, str, str]]] = {
     "weights": ("blue", "#3b6fd4", "#6f9bff"),
     "tensors": ("blue", "#3b6fd4", "#6f9bff"),
@@ -29,8 +29,10 @@ COLORS: Final[dict[str, tuple[str, str, str]]] = {
     REST: ("dim", "#e6e9ee", "#2c313b"),
 }
 _OTHERS: Final = (
-    ("bright_magenta", "#8a5a44", "#c49a86"), ("bright_cyan", "#5b7083", "#9db2c4"), ("bright_red", "#b0478c", "#e08bc2"),
-)  # fmt: skip
+    ("bright_magenta", "#8a5a44", "#c49a86"),
+    ("bright_cyan", "#5b7083", "#9db2c4"),
+    ("bright_red", "#b0478c", "#e08bc2"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class Segment:
 
 
 def segments(budget: Budget) -> tuple[Segment, ...]:
-    """The parts with their shares of the device, and the rest that no part names; empty where no part is known.
+    """Return the parts with their shares of the device, and the rest that no part names; empty if no part is known.
 
-    Without a total, and where the parts add up to more (rounding, overlap), the shares are of their sum.
+    If the total is unknown, or the parts add up to more (rounding, overlap), the shares are of the parts' sum.
     """
     parts = [part for part in budget.parts if part.bytes > 0]
     known = sum(part.bytes for part in parts)
@@ -65,7 +67,7 @@ def segments(budget: Budget) -> tuple[Segment, ...]:
 
 
 def cells(shares: Sequence[Segment], width: int) -> list[int]:
-    """How many of ``width`` cells each segment gets: at least one each where they fit, and all of them together."""
+    """Return how many of ``width`` cells each segment gets: all of them together, and at least one each if they fit."""
     if len(shares) >= width:
         return [1] * width + [0] * (len(shares) - width)
     exact = [segment.ratio * width for segment in shares]
@@ -78,7 +80,7 @@ def cells(shares: Sequence[Segment], width: int) -> list[int]:
 
 
 def percent(ratio: float) -> str:
-    """A share as a percentage of three characters or so: 0.4 %, 12 %."""
+    """Return a share (0 to 1) as a short percentage: 0.4 %, 12 %."""
     value = 100 * ratio
     if 0 < value < 0.1:
         return "<0.1 %"

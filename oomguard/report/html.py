@@ -1,4 +1,4 @@
-"""A diagnosis as one self-contained HTML page: no file from elsewhere, every text escaped, good without its script."""
+"""A diagnosis as one self-contained HTML page: it loads nothing, escapes every text and works without its script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from oomguard.incident import Diagnosis
 from oomguard.report.html_parts import attempts_section, diagnosis_sections, element, escaped
 from oomguard.report.html_style import DARK, PAGE_STYLE, SCRIPT, STYLE
-from oomguard.report.records import drawn
+from oomguard.report.presentable import drawn
 
 _VERDICTS: Final = {"oom": "out of memory", "no_oom": "no out-of-memory"}
 
@@ -21,9 +21,13 @@ def to_html(
     table: Sequence[Sequence[str]] | None = None,
     sentence: str | None = None,
 ) -> str:
-    """The page of one diagnosis or several.
+    """Return the page of one diagnosis or several.
 
-    ``table`` (the attempts, headings first) and ``sentence`` (what was reduced) stand below them.
+    Args:
+        diagnosis: the first diagnosis, which names the page.
+        more: others, in order.
+        table: the attempts below them, headings first.
+        sentence: what was reduced, below the table.
     """
     body = []
     for shown in drawn([diagnosis, *more]):
@@ -44,6 +48,6 @@ def to_html(
 
 
 def _policy() -> str:
-    """What a browser may do for the page: its own styles, its own script, nothing from anywhere."""
+    """Return what a browser may do for the page: use its own styles and its own script, load nothing."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

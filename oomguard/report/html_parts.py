@@ -1,4 +1,4 @@
-"""The parts of a report in HTML, for the page and for the notebook; their records must be fit to show (``drawn``)."""
+"""The parts of a report in HTML, for the page and the notebook, from records that are fit to show (``drawn``)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 
 from oomguard.facts import Fact, format_gib
-from oomguard.incident import Alternative, Budget, Cause, Diagnosis, Incident, Patch, SettingInForce, StartUp
+from oomguard.incident import Alternative, Budget, Cause, Diagnosis, EngineStart, Incident, Patch, SettingInForce
 from oomguard.report.bar import percent, segments
-from oomguard.report.headline import headline
 from oomguard.report.wording import (
     Shown,
     amount,
@@ -28,27 +27,27 @@ from oomguard.report.wording import (
 
 
 def escaped(text: object) -> str:
-    """The text with nothing in it that is markup, in an element or in a quoted attribute."""
+    """Escape a text for an element or a quoted attribute: nothing in it is markup."""
     return html.escape(str(text), quote=True)
 
 
 def element(tag: str, text: object, name: str = "") -> str:
-    """An element that holds only text."""
+    """Return an element of that class (``name``) that holds only text."""
     return f"{opening(tag, name)}{escaped(text)}</{tag}>\n"
 
 
 def opening(tag: str, name: str = "") -> str:
-    """The opening tag of an element of that class."""
+    """Return the opening tag of an element of that class (``name``)."""
     return f'<{tag} class="{name}">' if name else f"<{tag}>"
 
 
 def _arrows(text: str) -> str:
-    """Escaped, with arrows that no browser breaks in two."""
+    """Escape a text, with arrows that no browser breaks in two."""
     return escaped(text.replace("->", "\N{RIGHTWARDS ARROW}"))
 
 
 def diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
-    """A section for each incident, or what is known of a healthy start; headings begin at ``level``."""
+    """Return a section for each incident, or for each healthy start; headings begin at ``level`` (1 to 6)."""
     sections = [_incident(shown, level) for shown in shown_once(diagnosis)]
     if not sections:
         found = element(f"h{level}", "no memory failure found", "headline")
@@ -58,7 +57,7 @@ def diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
 
 
 def attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: int) -> str:
-    """What was tried: a table with its headings first, and what was reduced."""
+    """Return the section of what was tried: a table with its headings first, and what was reduced."""
     rows = ""
     if table:
         head = "".join(f'<th scope="col">{_arrows(cell)}</th>' for cell in table[0])
@@ -71,7 +70,7 @@ def attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: in
 
 def _incident(shown: Shown, level: int) -> str:
     incident, title = shown.incident, f"h{level + 1}"
-    parts = [element(f"h{level}", headline(incident), "headline")]
+    parts = [element(f"h{level}", incident.headline, "headline")]
     parts.append(f'<p class="dim"><code>{escaped(incident.kind)}</code> {escaped(place(incident))}</p>\n')
     if text := echoes(shown):
         parts.append(element("p", text, "dim"))
@@ -91,7 +90,7 @@ def _incident(shown: Shown, level: int) -> str:
     return f"{opening('section', '' if incident.is_oom else 'quiet')}\n{''.join(parts)}</section>\n"
 
 
-def _start(start: StartUp, level: int) -> str:
+def _start(start: EngineStart, level: int) -> str:
     parts = [element(f"h{level}", start_title(start), "headline"), _bar(start.budget)]
     if text := capacity(start):
         parts.append(element("p", text))
@@ -102,7 +101,7 @@ def _start(start: StartUp, level: int) -> str:
 
 
 def _bar(budget: Budget) -> str:
-    """The bar with its legend as a table; without a device's total only the table, without shares."""
+    """Return the bar with its legend as a table; without the device's total only the table, without shares."""
     parts, total = segments(budget), budget.device_total_bytes
     if not parts:
         return ""
@@ -182,8 +181,8 @@ def _facts(facts: Mapping[str, Fact]) -> str:
 def _settings(settings: Mapping[str, SettingInForce]) -> str:
     if not settings:
         return ""
-    said = {True: "set by the user", False: "default", None: ""}
-    rows = [(name, str(row.value), said[row.set_by_user]) for name, row in sorted(settings.items())]
+    whose = {True: "set by the user", False: "default", None: ""}
+    rows = [(name, str(row.value), whose[row.set_by_user]) for name, row in sorted(settings.items())]
     return _details(f"Settings in force ({len(rows)})", _table(rows))
 
 

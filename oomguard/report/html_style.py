@@ -1,10 +1,10 @@
-"""The look of a report in HTML: every rule is below ``.oomguard``, so that a notebook around it keeps its own."""
+"""The look of a report in HTML: every rule begins with ``.oomguard``, so that a notebook keeps its own look."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# For the page and the notebook: colours mix with whatever background is there.
+# For the page and the notebook: the colours suit any background.
 STYLE: Final = """
 .oomguard{--line:rgba(128,128,128,.35);--soft:rgba(128,128,128,.12);--dim:.72;--good:#1f7a44;--bad:#b3261e;
 line-height:1.5;overflow-wrap:anywhere}

@@ -1,23 +1,27 @@
-"""The JSON contract, schema 1: one object per input; keys may be added, never renamed."""
+"""The one writer of JSON, and the contract's objects, schema 1: keys may be added, never renamed.
+
+Every JSON that another program reads is written by ``json_line``; ``presentable.masked`` masks a record's texts before
+they get here, and ``plain_value`` leaves only what JSON can hold.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from oomguard.incident import Budget, Diagnosis, Evidence, Incident, Patch, StartUp
-from oomguard.report.records import masked, well_formed
+from oomguard.incident import Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
+from oomguard.report.presentable import masked, well_formed
 
 SCHEMA: Final = 1
-# What JSON may hold bare and a terminal or a strict reader may not: DEL, C1 controls, turned text, lone surrogates.
+# JSON may hold these bare, a terminal or a strict reader may not: DEL, C1 controls, turned text, lone surrogates.
 _ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The diagnosis as the contract's object; texts are masked, ``source`` is exactly as it was given."""
+    """Return the diagnosis as the contract's object: texts are masked, ``source`` is exactly as it was given."""
     shown = masked(diagnosis)
     return {
         "schema": SCHEMA,
@@ -30,28 +34,31 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def incident_dict(incident: Incident) -> dict[str, Any]:
-    """One incident as the contract's object, its texts masked."""
+    """Return one incident as the contract's object, its texts masked."""
     return _incident(masked(incident))
 
 
 def patch_dict(patch: Patch) -> dict[str, Any]:
-    """One patch as the contract's object, its texts masked."""
+    """Return one patch as the contract's object, its texts masked."""
     return _patch(masked(patch))
 
 
 def to_json(diagnosis: Diagnosis) -> str:
-    """The diagnosis as one line of JSON."""
+    """Return the diagnosis as one line of JSON."""
     return json_line(to_dict(diagnosis))
 
 
-def json_line(value: Mapping[str, Any]) -> str:
-    """Any object of the contract as one line of JSON that every reader and every terminal can take."""
+def json_line(value: Mapping[str, Any] | Sequence[Any]) -> str:
+    """Write an object or a list as one line of JSON that every reader and every terminal can take.
+
+    Raises ValueError for a NaN or an infinity, which ``plain_value`` takes out.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return _ESCAPED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def plain_value(value: object) -> Any:
-    """A value as JSON can hold it: no NaN, no infinity, no number beyond a double, no lone surrogate."""
+    """Return a value as JSON can hold it: without NaN, infinity, numbers beyond a double and lone surrogates."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):
@@ -87,8 +94,12 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "facts": {name: fact.value for name, fact in sorted(incident.facts.items())},
         "causes": [
             {
-                "id": cause.id, "rule": cause.rule, "confidence": cause.confidence,
-                "evidence": _evidence(cause.evidence), "explanation": cause.explanation, "title": cause.title,
+                "id": cause.id,
+                "rule": cause.rule,
+                "confidence": cause.confidence,
+                "evidence": _evidence(cause.evidence),
+                "explanation": cause.explanation,
+                "title": cause.title,
             }
             for cause in incident.causes
         ],
@@ -99,11 +110,11 @@ def _incident(incident: Incident) -> dict[str, Any]:
             for a in incident.alternatives
         ],
         "unknown": incident.unknown,
-    }  # fmt: skip
+    }
     return {key: plain_value(value) for key, value in row.items()}
 
 
-def _start(start: StartUp) -> dict[str, Any]:
+def _start(start: EngineStart) -> dict[str, Any]:
     row = {
         "start": start.number,
         "framework": start.framework,
@@ -122,11 +133,22 @@ def _start(start: StartUp) -> dict[str, Any]:
 
 def _patch(patch: Patch) -> dict[str, Any]:
     row = {
-        "setting": patch.setting, "from": patch.old, "to": patch.new, "effect": str(patch.effect),
-        "as_flag": patch.as_flag, "as_kwarg": patch.as_kwarg, "as_env": patch.as_env, "reason": patch.reason,
-        "predicted_freed_bytes": patch.predicted_freed_bytes, "applicable": patch.applicable,
-        "blocked_by": patch.blocked_by, "predicts": patch.predicts, "tradeoff": patch.tradeoff, "rule": patch.rule, "group": patch.group,
-    }  # fmt: skip
+        "setting": patch.setting,
+        "from": patch.old,
+        "to": patch.new,
+        "effect": str(patch.effect),
+        "as_flag": patch.as_flag,
+        "as_kwarg": patch.as_kwarg,
+        "as_env": patch.as_env,
+        "reason": patch.reason,
+        "predicted_freed_bytes": patch.predicted_freed_bytes,
+        "applicable": patch.applicable,
+        "blocked_by": patch.blocked_by,
+        "predicts": patch.predicts,
+        "tradeoff": patch.tradeoff,
+        "rule": patch.rule,
+        "group": patch.group,
+    }
     return {key: plain_value(value) for key, value in row.items()}
 
 

@@ -6,10 +6,9 @@ import re
 from typing import Final
 
 from oomguard.facts import format_gib
-from oomguard.incident import Budget, Diagnosis, Incident, Patch, StartUp
+from oomguard.incident import Budget, Diagnosis, EngineStart, Incident, Patch
 from oomguard.report.bar import percent, segments
-from oomguard.report.headline import headline
-from oomguard.report.records import drawn
+from oomguard.report.presentable import drawn
 from oomguard.report.wording import (
     Shown,
     amount,
@@ -28,13 +27,13 @@ from oomguard.report.wording import (
 
 _MARKUP: Final = re.compile(r"[\\`*\[\]<~|&]|(?<![^\W_])_|_(?![^\W_])|^>|^(?:[#+-]|\d+[.)])(?=\s)")
 _AS_ENTITIES: Final = {"<": "&lt;", "&": "&amp;"}
-# A mention or a reference is broken by a space of no width behind its sign.
+# A space of no width behind its sign breaks a mention or a reference.
 _REFERENCE: Final = re.compile(r"@(?=\w)|#(?=\d)|\bGH-(?=\d)", re.IGNORECASE)
 _BACKTICKS: Final = re.compile(r"`+")
 
 
 def to_markdown(diagnosis: Diagnosis) -> str:
-    """The diagnosis as Markdown: headline, cause, budget and plan as tables, the log's own lines folded away."""
+    """Return the diagnosis as Markdown: headline, cause, budget and plan as tables, the log's own lines folded away."""
     shown = drawn(diagnosis)
     if shown.incidents:
         text = "\n".join(_incident(group, shown.source) for group in shown_once(shown))
@@ -45,19 +44,19 @@ def to_markdown(diagnosis: Diagnosis) -> str:
 
 
 def inline(text: object) -> str:
-    """Text within a paragraph: shown as it is, whatever it holds."""
+    """Return text for a paragraph, shown as it is whatever it holds."""
     words = " ".join(str(text).split())
     marked = _MARKUP.sub(lambda m: _AS_ENTITIES.get(m.group(), f"{m.group()[:-1]}\\{m.group()[-1]}"), words)
     return _REFERENCE.sub(lambda m: f"{m.group()}&#8203;", marked)
 
 
 def cell(text: object) -> str:
-    """Text within a cell of a table, its line breaks kept."""
+    """Return text for a cell of a table, with its line breaks."""
     return "<br>".join(inline(line) for line in str(text).split("\n"))
 
 
 def code(text: str) -> str:
-    """Text as code within a paragraph or a cell; nothing in it mentions or refers to anything."""
+    """Return text as code for a paragraph or a cell; nothing in it mentions or refers to anything."""
     words = " ".join(text.split())
     if not words:
         return ""
@@ -67,7 +66,7 @@ def code(text: str) -> str:
 
 
 def fenced(text: str) -> list[str]:
-    """Text as a block, its fence longer than any run of backticks within."""
+    """Return text as the lines of a block, its fence longer than any run of backticks in it."""
     longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", *text.split("\n"), fence]
@@ -75,7 +74,7 @@ def fenced(text: str) -> list[str]:
 
 def _incident(shown: Shown, source: str) -> str:
     incident = shown.incident
-    lines = [f"### {inline(headline(incident))}", "", f"{code(incident.kind)} {inline(place(incident, source))}"]
+    lines = [f"### {inline(incident.headline)}", "", f"{code(incident.kind)} {inline(place(incident, source))}"]
     if text := echoes(shown):
         lines += ["", inline(text)]
     lines += ["", *_budget(incident.budget)]
@@ -125,7 +124,7 @@ def _evidence(incident: Incident) -> list[str]:
     return ["", summary, "", *fenced("\n".join(str(line) for line in lines)), "", "</details>"]
 
 
-def _start(start: StartUp) -> str:
+def _start(start: EngineStart) -> str:
     lines = [f"### {inline(start_title(start))}", ""]
     if settings := settings_of_note(start):
         lines += [", ".join(f"{code(name)} {inline(value)}" for name, value in settings), ""]

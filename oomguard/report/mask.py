@@ -1,4 +1,4 @@
-"""Hiding what a report must not carry: keys, tokens and passwords, text of prompts, and the names of home folders."""
+"""Hide what a report must not carry: keys, tokens and passwords, text of prompts, and the names of home folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from oomguard.report.values import Value, value_at
+from oomguard.report.values import ValueSpan, value_at
 
 MASK: Final = "***"
 HOME: Final = "~"
@@ -16,14 +16,14 @@ _MASKING: Final[ContextVar[bool]] = ContextVar("oomguard_masking", default=True)
 _MAX_PASSES: Final = 8
 _MAX_NAME_CHARS: Final = 100
 
-# A secret's name ends in one of these words (HF_TOKEN, --api-key) or has one inside that nothing harmless has.
+# A secret's name ends in one of these words (HF_TOKEN, --api-key), or contains one that no harmless name contains.
 _SECRET: Final = re.compile(
     r"(?i)-{0,2}(?:[\w-]*(?:api[_-]?key|(?:access|private|session|signing|encryption|license|master|auth|account|ssh|"
     r"storage|shared|service)[_-]?key|token|passwd|passphrase|[_-]pwd|[_-]pass)s?|[\w-]*(?:secret|password|credential)[\w-]*"
     r"|authorization|proxy-authorization|cookie|set-cookie)\Z"
 )
 _HEADERS: Final = re.compile(r"(?i)(?:authorization|proxy-authorization|cookie|set-cookie)\Z")
-# Names of the vocabulary's tokens, not of access tokens: pad_token, skip_special_tokens, --max-num-batched-tokens.
+# Names of the vocabulary's tokens, not of access tokens: pad_token, skip_special_tokens, max_num_batched_tokens.
 _VOCABULARY: Final = re.compile(
     r"(?i)(?:pad|eos|bos|unk|sep|cls|mask|special|image|video|audio|stop|new|batched|prompt|speculative|max|min|num|of)"
     r"[_-]tokens?\Z"
@@ -51,7 +51,7 @@ _KEY: Final = re.compile(
     r"|(?P<flag>--?[a-z][\w-]*)(?P<space>\\*[\"']?,?[ \t]+(?!-))"
     r")"
 )
-# What is a secret by its own shape, whatever stands before it.
+# A secret by its own shape, whatever stands before it.
 _SHAPES: Final = (
     (re.compile(r"\b([a-z][a-z0-9+.-]{0,30}://[^\s/:@\"'<>]*:)(?!\*\*\*@)[^\s/\"'<>]+(?=@)"), rf"\1{MASK}"),
     (re.compile(r"\b([a-z][a-z0-9+.-]{0,30}://)[^\s/:@\"'<>]{16,}(?=@)"), rf"\1{MASK}"),
@@ -87,15 +87,15 @@ def unmasked() -> Iterator[None]:
 
 
 def is_masking() -> bool:
-    """Whether texts are masked here and now."""
+    """Return whether texts are masked in this thread or task."""
     return _MASKING.get()
 
 
 def mask(text: str) -> str:
-    """The text with secrets and prompts replaced by ``***`` and home folders by ``~``; unchanged inside ``unmasked``."""
+    """Replace secrets and prompts by ``***`` and home folders by ``~``; inside ``unmasked`` change nothing."""
     if not _MASKING.get():
         return text
-    for _ in range(_MAX_PASSES):  # what is hidden may bring two halves of another secret's key together
+    for _ in range(_MAX_PASSES):  # hiding may join two halves of another secret's key
         hidden = _pass(text)
         if hidden == text:
             break
@@ -104,7 +104,7 @@ def mask(text: str) -> str:
 
 
 def mask_command(argv: Sequence[str]) -> list[str]:
-    """A command with its secrets and prompts replaced by ``***`` and home folders by ``~``."""
+    """Return a command with its secrets and prompts replaced by ``***`` and home folders by ``~``."""
     if not _MASKING.get():
         return list(argv)
     masked: list[str] = []
@@ -122,7 +122,7 @@ def mask_command(argv: Sequence[str]) -> list[str]:
 
 
 def mask_value(name: str, value: object) -> object:
-    """The value of a setting or variable of that name: hidden where the name is a secret's, else masked as text."""
+    """Return the value of a setting or variable of that name: hidden if the name is a secret's, else masked as text."""
     if not _MASKING.get() or value is None or isinstance(value, bool):
         return value
     if _is_secret(name) and _tells(name, str(value)):
@@ -142,7 +142,7 @@ def _pass(text: str) -> str:
 
 
 def _mask_fields(text: str) -> str:
-    """The text with the values of secret keys and of prompt fields hidden, from left to right."""
+    """Hide the values of secret keys and of prompt fields, from left to right."""
     pieces, kept, position = [], 0, 0
     while found := _KEY.search(text, position):
         position = found.end()
@@ -161,18 +161,18 @@ def _mask_fields(text: str) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    tail = name[-_MAX_NAME_CHARS:]  # what a name is, its end says; a longer one is none
+    tail = name[-_MAX_NAME_CHARS:]  # the end of a name tells what it is
     return bool(_SECRET.match(tail)) and not _VOCABULARY.search(tail)
 
 
 def _tells(name: str, value: str) -> bool:
-    """Whether a value behind a secret's name is one: no None, and no count behind a name that also counts tokens."""
+    """Return whether a value behind a secret's name is secret: not None, and not a count of tokens."""
     if value.lower() in _PLAIN_VALUES:
         return False
     return not (_NUMBER.match(value) and _TOKEN.search(name) and not _ACCESS_TOKEN.search(name))
 
 
-def _hides_secret(text: str, value: Value, name: str, found: re.Match[str]) -> bool:
+def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) -> bool:
     body = text[value.start : value.end]
     if not _tells(name, body):
         return False
@@ -183,7 +183,7 @@ def _hides_secret(text: str, value: Value, name: str, found: re.Match[str]) -> b
     return not prose or len(body) >= 16 or (len(body) >= 8 and any(c.isdigit() for c in body))
 
 
-def _hides_prompt(text: str, value: Value, name: str, found: re.Match[str]) -> bool:
+def _hides_prompt(text: str, value: ValueSpan, name: str, found: re.Match[str]) -> bool:
     body = text[value.start : value.end]
     if body in {"", MASK} or (value.form == "bare" and body.lower() in _PLAIN_VALUES):
         return False

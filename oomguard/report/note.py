@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oomguard.incident import Attempt, Incident
-from oomguard.report.headline import headline
-from oomguard.report.records import drawn
+from oomguard.report.presentable import drawn
 from oomguard.report.wording import blocked
 
 
 def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
-    """What happened, why, what was tried, what to change and what is unknown, one thing a line."""
+    """Return what happened, why, what was tried, what to change and what is unknown, one thing a line."""
     incident, attempts = drawn(incident), drawn(tuple(attempts))
-    lines = [f"oomguard: {headline(incident)}"]
+    lines = [f"oomguard: {incident.headline}"]
     if incident.causes:
         cause = incident.causes[0]
         lines.append(f"  why: {cause.title} ({cause.id}, confidence {cause.confidence:.2f}). {cause.explanation}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from oomguard.incident import Diagnosis
 from oomguard.report.html_parts import diagnosis_sections, element
 from oomguard.report.html_style import DARK, STYLE
-from oomguard.report.records import drawn
+from oomguard.report.presentable import drawn
 
 
 def notebook_html(diagnosis: Diagnosis) -> str:
-    """The diagnosis as a fragment whose styles reach nothing outside it; it loads nothing and runs nothing."""
+    """Return the diagnosis as a fragment whose styles reach nothing outside it, and that loads and runs nothing."""
     shown = drawn(diagnosis)
     source = element("p", shown.source, "dim") if shown.source else ""
     return (

@@ -1,7 +1,6 @@
 """One page for each rule and signature, in Markdown: what it means, how to confirm it, what to change and what it costs.
 
-The pages are made from the rule files alone, examples included, so the same files always give the same pages. Rules
-and signatures come as they were loaded; this room stands below the one that loads them and reads only their fields.
+The pages come from the rule files alone, examples included: the same files always give the same pages.
 """
 
 from __future__ import annotations
@@ -12,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oomguard.escapes import strip_escapes
-from oomguard.facts import PLACEHOLDER, REGISTRY, format_gib, render
+from oomguard.facts import REGISTRY, format_gib
 from oomguard.incident import Alternative, Cause, Incident, Patch
+from oomguard.rules.rule import Confidence, Rule
+from oomguard.rules.signature import Signature
+from oomguard.templates import PLACEHOLDER, render
 
 MARK: Final = "<!-- made by `oomguard rules pages`: change the rule file, not this page -->"
 _EFFECTS: Final = {
@@ -25,15 +27,22 @@ _EFFECTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One test of a rule, assessed by that rule alone; ``incident`` has no cause where the rule does not speak."""
+    """One test of a rule, assessed by that rule alone; ``incident`` has no cause if the rule does not apply."""
 
     kind: str
     facts: Mapping[str, Any]
     incident: Incident
 
 
-def rule_page(rule: Any, examples: Sequence[Example], *, file: str, solvers: Mapping[str, str]) -> str:
-    """The page of one rule; ``file`` is where it is written, ``solvers`` says in words how each solver finds a value."""
+def rule_page(rule: Rule, examples: Sequence[Example], *, file: str, solvers: Mapping[str, str]) -> str:
+    """Return the page of one rule.
+
+    Args:
+        rule: the rule.
+        examples: its tests, assessed.
+        file: the rule's file, as the page names it.
+        solvers: how each solver finds a value, in words.
+    """
     spoken = [(example, cause) for example in examples if (cause := _cause(rule, example))]
     silent = [example for example in examples if not _cause(rule, example)]
     lines = [f"# {rule.code}: {_text(rule.title)}", "", MARK, ""]
@@ -41,7 +50,7 @@ def rule_page(rule: Any, examples: Sequence[Example], *, file: str, solvers: Map
     lines += ["## What it means", "", _text(_named(rule.why)), ""]
     summary = render(rule.summary, spoken[0][0].incident.facts) if spoken else _named(rule.summary)
     lines += [f"> {_text(summary)}", ""]
-    lines += ["## When it is said", "", f"One of these was printed: {', '.join(f'`{kind}`' for kind in rule.kinds)}."]
+    lines += ["## When it applies", "", f"One of these was printed: {', '.join(f'`{kind}`' for kind in rule.kinds)}."]
     lines += _conditions(rule)
     lines += ["", "## How sure it is", "", *(f"- {_step(step)}" for step in rule.confidence), ""]
     lines += ["## How to confirm it", "", _text(_named(rule.confirm)), ""]
@@ -49,17 +58,17 @@ def rule_page(rule: Any, examples: Sequence[Example], *, file: str, solvers: Map
     for number, (example, cause) in enumerate(spoken, 1):
         lines += [f"## Example {number}" if len(spoken) > 1 else "## Example", "", *_example(example, cause), ""]
     if silent:
-        lines += ["## When it is not said", ""]
+        lines += ["## When it does not apply", ""]
         lines += [f"- `{example.kind}` with {_facts_inline(example.facts)}" for example in silent]
         lines += [""]
     lines += ["## References", "", *(f"- {_reference(row)}" for row in rule.references), ""]
     return "\n".join(lines)
 
 
-def signature_page(signature: Any, *, file: str, group_facts: Mapping[str, str]) -> str:
-    """The page of one signature; ``group_facts`` maps a pattern's group to the fact that it fills."""
+def signature_page(signature: Signature, *, file: str, group_facts: Mapping[str, str]) -> str:
+    """Return the page of one signature; ``group_facts`` maps a pattern's group to the fact that it fills."""
     lines = [f"# {_text(signature.name)}", "", MARK, ""]
-    what = f"Kind `{signature.kind}`" if signature.kind else "Context (a line that is no failure and carries facts)"
+    what = f"Kind `{signature.kind}`" if signature.kind else "Context (a line that tells no failure and carries facts)"
     lines += [f"{what}, framework {_text(signature.framework)}, phase `{signature.phase}`, from `{_code(file)}`."]
     for number, wording in enumerate(signature.wordings, 1):
         groups = dict.fromkeys(group_facts[g] for g in wording.pattern.groupindex if g in group_facts)
@@ -80,8 +89,8 @@ def signature_page(signature: Any, *, file: str, group_facts: Mapping[str, str])
     return "\n".join([*lines, ""])
 
 
-def index_page(rules: Iterable[Any], signatures: Iterable[Any]) -> str:
-    """The list of all rules, each linked to its page, and of all signatures."""
+def index_page(rules: Iterable[Rule], signatures: Iterable[Signature]) -> str:
+    """Return the list of all rules, each linked to its page, and of all signatures."""
     lines = ["# Rules", "", MARK, "", "Why memory ran out, and what to do: one rule a page.", ""]
     lines += ["| code | cause | title | kinds |", "|---|---|---|---|"]
     for rule in rules:
@@ -95,11 +104,11 @@ def index_page(rules: Iterable[Any], signatures: Iterable[Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _cause(rule: Any, example: Example) -> Cause | None:
+def _cause(rule: Rule, example: Example) -> Cause | None:
     return next((cause for cause in example.incident.causes if cause.rule == rule.code), None)
 
 
-def _conditions(rule: Any) -> list[str]:
+def _conditions(rule: Rule) -> list[str]:
     conditions = [condition.source for condition in rule.when if condition.source != "true"]
     lines = ["", "And all of this holds:", "", *(f"- `{_code(source)}`" for source in conditions)] if conditions else []
     if rule.unknown:
@@ -109,14 +118,14 @@ def _conditions(rule: Any) -> list[str]:
     return [*lines, "", "| fact | meaning |", "|---|---|", *meanings] if meanings else lines
 
 
-def _step(step: Any) -> str:
+def _step(step: Confidence) -> str:
     where = f" where `{_code(step.when.source)}`" if step.when is not None else ""
     if step.base is not None:
         return f"{step.base:.2f}{where or ' to begin with'}"
     return f"{abs(step.add):.2f} {'more' if step.add >= 0 else 'less'}{where}"
 
 
-def _fixes(rule: Any, solvers: Mapping[str, str]) -> list[str]:
+def _fixes(rule: Rule, solvers: Mapping[str, str]) -> list[str]:
     if not rule.fixes:
         return ["Nothing that oomguard knows how to change."]
     lines: list[str] = []
@@ -139,7 +148,7 @@ def _fixes(rule: Any, solvers: Mapping[str, str]) -> list[str]:
 def _example(example: Example, cause: Cause) -> list[str]:
     lines = [f"`{example.kind}`, with these facts:", ""]
     lines += [f"- `{name} = {_code(_value(name, value))}`" for name, value in example.facts.items()]
-    lines += ["", "is explained so:", ""]
+    lines += ["", "gives this explanation:", ""]
     shown = [f"{cause.title} ({cause.id}, confidence {cause.confidence:.2f}, {cause.rule})", cause.explanation]
     for number, patch in enumerate(example.incident.plan, 1):
         shown += ["", *_patch(number, patch)]
@@ -185,17 +194,17 @@ def _reference(row: Mapping[str, Any]) -> str:
 
 
 def _named(template: str) -> str:
-    """A template with its placeholders as names of facts, for where there are no values."""
+    """Return a template with its placeholders as names of facts, for a text without values."""
     return PLACEHOLDER.sub(lambda match: f"`{match.group(1).split('|')[0]}`", template)
 
 
 def _text(text: str) -> str:
-    """Running text on one line, without what a terminal would obey."""
+    """Return running text on one line, without what a terminal would obey."""
     return strip_escapes(" ".join(str(text).split()))
 
 
 def _code(text: str) -> str:
-    """Text for a code span: a backtick would end it."""
+    """Return text for a code span, which a backtick would end."""
     return _text(text).replace("`", "'")
 
 

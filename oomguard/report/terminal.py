@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from oomguard.incident import Alternative, Cause, Diagnosis, Patch, StartUp
-from oomguard.report.headline import headline
+from oomguard.incident import Alternative, Cause, Diagnosis, EngineStart, Patch
 from oomguard.report.mask import mask
-from oomguard.report.records import drawn, plain
-from oomguard.report.terminal_bar import Bar
+from oomguard.report.presentable import drawn, plain
+from oomguard.report.terminal_bar import BudgetBar
 from oomguard.report.wording import (
     Shown,
     amount,
@@ -39,9 +38,12 @@ Commands = Mapping[str, str]
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands | None = None) -> None:
-    """Print every incident of a diagnosis, or one line that says there is none and a panel for each start.
+    """Print every incident of a diagnosis, or one line that says so if it has none and a panel for each start.
 
-    ``commands`` maps a setting to the full command with its patch applied; they are printed below the panel.
+    Args:
+        console: where to print; a console that cannot write Unicode gets ASCII.
+        diagnosis: what was found.
+        commands: by setting, the full command with its patch applied; printed below the panel.
     """
     shown = drawn(diagnosis)
     pasted = {setting: mask(plain(command)) for setting, command in (commands or {}).items()}
@@ -50,7 +52,7 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands |
         return
     with console.capture() as captured:
         _print(console, shown, pasted, ascii_only=True)
-    # A log may hold any script; what the console cannot write is replaced, not raised over.
+    # A log may hold any script; what the console cannot write is replaced.
     console.file.write(captured.get().replace("…", "...").encode(console.encoding, "replace").decode(console.encoding))
 
 
@@ -59,7 +61,7 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
     for group in shown_once(diagnosis):
         console.print(panel(group, source=diagnosis.source, ascii_only=ascii_only), width=width)
         for what, command in _pasted(group, commands):
-            # Outside the box and never wrapped: a command is there to be copied.
+            # Outside the box and never wrapped: a command is for copying.
             console.print(f"# {what}", style="dim", markup=False, soft_wrap=True)
             console.print(command, style="green", markup=False, soft_wrap=True)
     if not diagnosis.incidents:
@@ -72,7 +74,7 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
 
 
 def _pasted(group: Shown, commands: Commands) -> list[tuple[str, str]]:
-    """(what it does, the full command) of every patch and alternative that has one."""
+    """Return (what it does, the full command) for every patch and alternative that has a command."""
     patches = [(f"{p.setting} {p.new} [{p.effect}]", commands.get(p.setting)) for p in group.incident.plan]
     others = [
         (f"or {a.setting} {a.new}: {a.why_not}", commands.get(f"alternative:{a.setting}"))
@@ -82,14 +84,14 @@ def _pasted(group: Shown, commands: Commands) -> list[tuple[str, str]]:
 
 
 def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> RenderableType:
-    """One incident as a panel; its texts are drawn as they are, so they must be fit for a screen (``drawn``)."""
+    """Return one incident as a panel; its texts must be fit for a screen (``drawn``)."""
     from rich.text import Text
 
     incident = shown.incident
-    parts: list[RenderableType] = [Text(headline(incident), style="bold")]
+    parts: list[RenderableType] = [Text(incident.headline, style="bold")]
     parts += [Text(text, style="dim") for text in (place(incident, source), echoes(shown)) if text]
     if incident.budget.parts:
-        parts += [Text(), Bar(incident.budget, ascii_only=ascii_only)]
+        parts += [Text(), BudgetBar(incident.budget, ascii_only=ascii_only)]
     for number, cause in enumerate(incident.causes[:SHOWN_CAUSES]):
         parts += _cause(cause, first=number == 0)
     if incident.plan:
@@ -103,8 +105,8 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
     return _boxed(parts, incident.kind, "red" if incident.is_oom else "yellow", ascii_only=ascii_only)
 
 
-def start_panel(start: StartUp, *, ascii_only: bool = False) -> RenderableType:
-    """One engine start as a panel: what ran, with which settings, and where the bytes went."""
+def start_panel(start: EngineStart, *, ascii_only: bool = False) -> RenderableType:
+    """Return one engine start as a panel: what ran, with which settings, and where the bytes went."""
     from rich.text import Text
 
     parts: list[RenderableType] = []
@@ -114,7 +116,7 @@ def start_panel(start: StartUp, *, ascii_only: bool = False) -> RenderableType:
             line.append(f"{', ' if i else ''}{name} ", style="dim").append(value)
         parts.append(line)
     if start.budget.parts:
-        parts += [*([Text()] if parts else []), Bar(start.budget, ascii_only=ascii_only, table=True)]
+        parts += [*([Text()] if parts else []), BudgetBar(start.budget, ascii_only=ascii_only, table=True)]
     if text := capacity(start):
         parts += [*([Text()] if parts else []), Text(text, style="bold")]
     if not parts:

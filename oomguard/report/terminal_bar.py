@@ -1,4 +1,4 @@
-"""The bar of where the bytes went, drawn for a console of any width, with or without colour and Unicode."""
+"""Draw the bar of where the bytes went on a console of any width, with or without colour and Unicode."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 BAR_CELLS: Final = 60
 _GAP: Final = 2
-# Without colour the parts are told apart by their pattern.
+# Without colour the pattern tells the parts apart.
 _PATTERNS: Final = "█▓▒▚▞▐▄▌"
 Row = tuple[str, str, str]
 _ASCII: Final = "#=+*o%@x"
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """A budget as a bar and its legend; as a table with one part a line where ``table`` is set."""
+class BudgetBar:
+    """A budget as a bar and its legend; ``table`` makes the legend a table with one part a line."""
 
     budget: Budget
     ascii_only: bool = False
@@ -42,7 +42,7 @@ class Bar:
             yield Text("of a device whose size is not known", style="dim")
 
     def _marks(self, parts: tuple[Segment, ...], *, colored: bool) -> list[str]:
-        if not self.budget.device_total_bytes:  # no bar, so nothing to tell apart
+        if not self.budget.device_total_bytes:  # no bar: nothing to tell apart
             return ["-"] * len(parts)
         fixed = {FREE: ".", REST: " "} if self.ascii_only else {FREE: "░", REST: "·"}
         patterns = _ASCII if self.ascii_only else "█" if colored else _PATTERNS
@@ -71,7 +71,7 @@ class Bar:
             yield Text(end.strip())
 
     def _legend(self, parts: tuple[Segment, ...], marks: list[str], rows: list[Row], width: int) -> RenderResult:
-        """As many parts a line as fit, in columns; one part a line in a table or where no two fit."""
+        """Yield as many parts a line as fit, in columns; one part a line in a table or if no two fit."""
         from rich.text import Text
 
         names = max((len(row[0]) for row in rows), default=0)

@@ -1,4 +1,4 @@
-"""Where the value after a key ends, in text of any notation: Python, JSON, JSON inside JSON, shell, YAML."""
+"""Find where the value after a key ends, in text of any notation: Python, JSON, JSON inside JSON, shell, YAML."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 _OPENER: Final = re.compile(r"[bBrRuUfF]{0,2}(\\*)([\"'])")
 _QUOTES_AND_BRACKETS: Final = re.compile(r"(\\*)([\"'])|[\[\](){}]")
 _BARE: Final = re.compile(r"[^\s\"',;\[\](){}<>|&\\]+(?:,(?=[^\s\"',=:]+(?:\s|\Z))[^\s\"',]+)*")
-_MAX_LIST_CHARS: Final = 4096  # a longer one is taken to go on to the end of the text
+_MAX_LIST_CHARS: Final = 4096  # a longer one counts as going on to the end of the text
 _LINE: Final = re.compile(r"[^\"'\\\n]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """A value: ``text[start:end]`` between its quotes or brackets, and where everything of it ends.
+class ValueSpan:
+    """Where a value stands: ``text[start:end]`` between its quotes or brackets; ``after`` is behind those.
 
     ``form`` is ``quoted``, ``list``, ``call`` or ``bare``.
     """
@@ -26,10 +26,16 @@ class Value:
     form: str
 
 
-def value_at(text: str, position: int, *, whole_line: bool = False) -> Value | None:
-    """The value that begins at ``position``, None where nothing does; one that is cut off ends with the text.
+def value_at(text: str, position: int, *, whole_line: bool = False) -> ValueSpan | None:
+    """Find the value that begins at a position.
 
-    ``whole_line``: without quotes the value is the rest of the line (a header), not one word.
+    Args:
+        text: the text; a value that is cut off ends with it.
+        position: where the value begins.
+        whole_line: a value without quotes is the rest of the line (a header), not one word.
+
+    Returns:
+        None if no value begins there.
     """
     if opener := _OPENER.match(text, position):
         start = opener.end()
@@ -38,22 +44,22 @@ def value_at(text: str, position: int, *, whole_line: bool = False) -> Value | N
         while not opener.group(1) and after < len(text) and text[after] in "\"'":  # 'it'"'"'s' is one word of a shell
             end = _quote_end(text, after + 1, text[after], 0)
             after = min(len(text), end + 1)
-        return Value(start, end, after, "quoted")
+        return ValueSpan(start, end, after, "quoted")
     if text[position : position + 1] in {"[", "(", "{"}:
         end = _bracket_end(text, position)
-        return Value(position + 1, end, min(len(text), end + 1), "list")
+        return ValueSpan(position + 1, end, min(len(text), end + 1), "list")
     bare = (_LINE if whole_line else _BARE).match(text, position)
     if bare is None:
         return None
     end = bare.end()
     if text[end : end + 1] == "(" and text[bare.start() : end].isidentifier():  # SecretStr('...'), tensor([...])
         end = min(len(text), _bracket_end(text, end) + 1)
-        return Value(position, end, end, "call")
-    return Value(position, end, end, "bare")
+        return ValueSpan(position, end, end, "call")
+    return ValueSpan(position, end, end, "bare")
 
 
 def _quote_end(text: str, start: int, quote: str, escapes: int) -> int:
-    """Where a string opened by ``quote`` behind ``escapes`` backslashes is closed: before those backslashes."""
+    """Return where a string closes that ``quote`` opened behind ``escapes`` backslashes: before those backslashes."""
     position = start
     while (found := text.find(quote, position)) >= 0:
         before = found
@@ -67,7 +73,7 @@ def _quote_end(text: str, start: int, quote: str, escapes: int) -> int:
 
 
 def _bracket_end(text: str, start: int) -> int:
-    """Where the bracket at ``start`` is closed; brackets inside quotes do not count."""
+    """Return where the bracket at ``start`` closes; brackets inside quotes do not count."""
     depth, position = 0, start
     limit = start + _MAX_LIST_CHARS
     while (found := _QUOTES_AND_BRACKETS.search(text, position)) and found.start() < limit:

@@ -7,21 +7,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from oomguard.facts import MIB, FactValue, format_gib
-from oomguard.incident import Alternative, Diagnosis, Incident, Patch, StartUp
-from oomguard.report.headline import headline
+from oomguard.incident import Alternative, Diagnosis, EngineStart, Incident, Patch
+from oomguard.settings import SETTING_FACTS
 
 _SHOWN_NAMES: Final = 6
 # Facts of a start that say which model ran how; the settings in force come after them.
 _NOTED_FACTS: Final = ("model", "dtype", "tensor_parallel_size", "gpu_memory_utilization_ratio", "max_model_len_tokens")
-_NOTED_SETTINGS: Final = {
-    "gpu_memory_utilization": "gpu_memory_utilization_ratio", "max_model_len": "max_model_len_tokens",
-    "model": "model", "dtype": "dtype", "tensor_parallel_size": "tensor_parallel_size",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An incident as it is shown once: ``starts`` printed it (none where the input has one), ``repeated`` times in all."""
+    """An incident as it is shown once: seen ``repeated`` times, in ``starts`` (empty if the input has only one start)."""
 
     incident: Incident
     starts: tuple[int, ...] = ()
@@ -29,7 +25,7 @@ class Shown:
 
 
 def shown_once(diagnosis: Diagnosis) -> list[Shown]:
-    """The incidents in order, those that differ only in place and start put together."""
+    """Return the incidents in order, joined if they differ only in place and start."""
     groups: dict[tuple[object, ...], list[Incident]] = {}
     for incident in diagnosis.incidents:
         groups.setdefault(_sameness(incident), []).append(incident)
@@ -45,30 +41,36 @@ def shown_once(diagnosis: Diagnosis) -> list[Shown]:
 
 def _sameness(incident: Incident) -> tuple[object, ...]:
     return (
-        incident.kind, incident.framework, incident.framework_version, incident.phase, headline(incident),
+        incident.kind,
+        incident.framework,
+        incident.framework_version,
+        incident.phase,
+        incident.headline,
         tuple(sorted((name, str(fact.value)) for name, fact in incident.facts.items())),
         tuple((cause.id, cause.rule, cause.confidence, cause.explanation) for cause in incident.causes),
         tuple((p.setting, str(p.old), str(p.new), p.reason, p.blocked_by) for p in incident.plan),
-        incident.alternatives, incident.budget, incident.unknown,
-    )  # fmt: skip
+        incident.alternatives,
+        incident.budget,
+        incident.unknown,
+    )
 
 
-def engine(record: Incident | StartUp) -> str:
-    """The framework and its version, "" where the framework is not known."""
+def engine(record: Incident | EngineStart) -> str:
+    """Return the framework and its version, "" for an unknown framework."""
     if record.framework == "unknown":
         return ""
     return f"{record.framework} {record.framework_version}" if record.framework_version else record.framework
 
 
 def place(incident: Incident, source: str = "") -> str:
-    """Framework, phase, process and line, as far as they are known."""
+    """Return framework, phase, process and line, as far as they are known."""
     line = None if incident.location.line is None else f"{source + ' ' if source else ''}line {incident.location.line}"
     phase = "" if incident.phase == "unknown" else incident.phase.replace("_", " ")
     return ", ".join(text for text in (engine(incident), phase, incident.location.process, line) if text)
 
 
 def echoes(shown: Shown) -> str:
-    """How often, in which starts and processes, and where it was only passed on; "" where there is nothing to say."""
+    """Return how often, in which starts and processes it was seen, and where it was only passed on; "" if only once."""
     incident, texts = shown.incident, []
     if shown.repeated > 1:
         texts.append(f"seen {shown.repeated} times")
@@ -91,52 +93,52 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def amount(name: str, value: FactValue | None) -> str:
-    """A setting's value, a byte count with its size beside it."""
+    """Return a setting's value as text, a byte count with its size beside it."""
     if isinstance(value, int) and not isinstance(value, bool) and name.endswith("_bytes") and abs(value) >= MIB:
         return f"{value} ({format_gib(value)})"
     return str(value)
 
 
 def change(patch: Patch) -> str:
-    """``40960 -> 26624``, ``26624`` where the old value is not known, ``not solved`` where the new one is not."""
+    """Return ``40960 -> 26624``: without the old value if it is unknown, ``not solved`` for an unknown new one."""
     new = "not solved" if patch.new is None else amount(patch.setting, patch.new)
     return new if patch.old is None else f"{amount(patch.setting, patch.old)} -> {new}"
 
 
 def why(patch: Patch) -> str:
-    """The reason of a patch and the bytes that it is predicted to free."""
+    """Return the reason of a patch and the bytes that it is predicted to free."""
     freed = patch.predicted_freed_bytes or 0
     return patch.reason + (f" (frees {format_gib(freed)})" if freed > 0 else "")
 
 
 def pastes(item: Patch | Alternative) -> list[str]:
-    """What to paste, one per surface: flag, keyword argument, environment variable."""
+    """Return what to paste, one text a surface: flag, keyword argument, environment variable."""
     if item.new is None:
         return []
     return [text for text in (item.as_flag, item.as_kwarg, getattr(item, "as_env", None)) if text]
 
 
 def blocked(patch: Patch) -> str:
-    """Why oomguard does not apply a solved patch by itself, "" where it may."""
+    """Return why oomguard does not apply a solved patch by itself, "" if it may."""
     return patch.blocked_by if patch.blocked_by and patch.new is not None else ""
 
 
 def tradeoff(alternative: Alternative) -> str:
-    """What an alternative would cost, "" where the record does not say."""
+    """Return what an alternative would cost, "" if unknown."""
     return str(getattr(alternative, "tradeoff", ""))
 
 
 def confidence(value: float) -> str:
-    """A confidence in two digits."""
+    """Return a confidence (0 to 1) as text with two digits."""
     return f"confidence {value:.2f}"
 
 
-def settings_of_note(start: StartUp) -> list[tuple[str, str]]:
-    """(name, value) of the model, and of what the user set, in the order of the engine's own echo."""
+def settings_of_note(start: EngineStart) -> list[tuple[str, str]]:
+    """Return (name, value) of the model and of what the user set, in the order of the engine's own echo."""
     rows = {name: start.facts[name].value for name in _NOTED_FACTS if name in start.facts}
     for name, setting in start.settings.items():
         if setting.set_by_user is not False and setting.value is not None:
-            rows.pop(_NOTED_SETTINGS.get(name, ""), None)
+            rows.pop(SETTING_FACTS.get(name, ""), None)
             rows[name] = setting.value
     return [
         (name.removesuffix("_ratio") if name.endswith("_ratio") else name, amount(name, value))
@@ -144,8 +146,8 @@ def settings_of_note(start: StartUp) -> list[tuple[str, str]]:
     ]
 
 
-def capacity(start: StartUp) -> str:
-    """How many tokens and requests the KV cache holds, "" where the log does not say."""
+def capacity(start: EngineStart) -> str:
+    """Return how many tokens and requests the KV cache holds, "" if unknown."""
     tokens, longest = (
         fact.value if fact is not None and not isinstance(fact.value, (str, bool)) else None
         for fact in (start.facts.get("kv_cache_capacity_tokens"), start.facts.get("max_model_len_tokens"))
@@ -158,7 +160,7 @@ def capacity(start: StartUp) -> str:
     return f"{text}: {tokens / longest:.2f} requests of {longest:,.0f} tokens at once"
 
 
-def start_title(start: StartUp) -> str:
-    """``start 2, vllm 0.32.0, line 14``."""
+def start_title(start: EngineStart) -> str:
+    """Return ``start 2, vllm 0.32.0, line 14``."""
     line = None if start.line is None else f"line {start.line}"
     return ", ".join(text for text in (f"start {start.number}", engine(start), line) if text)

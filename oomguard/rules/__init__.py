@@ -1,1 +1,1 @@
-"""Signature and rule files: loading, checking, and matching them against facts."""
+"""Signature and rule files: load them, check them, match them against facts."""

@@ -1,6 +1,6 @@
-"""Conditions in rule files: CEL, type-checked at load against the fact registry, evaluated on what is known.
+"""Conditions in rule files: CEL, type-checked against the fact registry at load, evaluated on the known facts.
 
-CEL always terminates and has no access to anything but the facts, so a rule file from a stranger is safe to run.
+CEL always terminates and reads nothing but the facts, so a stranger's rule file is safe to run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, Final
 from oomguard.errors import RuleError
 from oomguard.facts import REGISTRY, Fact, FactValue
 
-# Numbers are all doubles: CEL does not compare an int with a double, and rule authors should not have to know.
+# All numbers are doubles: CEL does not compare an int with a double, and rule authors should not have to know.
 _CEL_TYPES: Final = {"int": "DOUBLE", "float": "DOUBLE", "bool": "BOOL", "str": "STRING"}
 _POSITION = re.compile(r"<input>:(\d+):(\d+): (.*)")
 _MAX_EXPRESSION_CHARS: Final = 2000
 _SHOWN_CHARS: Final = 60  # of the expression, on either side of a mistake
 _SHOWN_MESSAGE_CHARS: Final = 300
-# Macros over lists: no fact is a list, and nested ones multiply the work.
+# Macros over lists: no fact is a list, and nested macros multiply the work.
 _MACRO: Final = re.compile(r"\b(?:all|exists|exists_one|existsOne|filter|map)(?:\s|//[^\n]*\n)*+\(")
 
 
@@ -39,20 +39,20 @@ def _compiled(source: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """One CEL expression; compiled on first use and shared by text."""
+    """One CEL expression; compiled on first use, once for each text."""
 
     source: str
 
     def evaluate(self, facts: Mapping[str, Fact]) -> FactValue | None:
-        """The value over the known facts, or None (unknown) where a fact it needs is missing."""
-        # Facts are doubles, and a double divided by zero is infinite, not unknown: so it is said here.
+        """Return the value over the known facts, or None (unknown) if a fact it needs is missing."""
+        # CEL divides a double by zero to infinity; here the result is unknown.
         for divisor in re.findall(r"[/%]\s*([a-z]\w*)", _without_strings(self.source)):
             if divisor in facts and facts[divisor].value == 0:
                 return None
         data = {name: float(f.value) if _is_number(f.value) else f.value for name, f in facts.items()}
         try:
             result = _compiled(self.source).eval(data=data)
-        except RuntimeError:  # the library gives up on work without end
+        except RuntimeError:  # the library gives up on endless work
             return None
         if result.type().name() == "ERROR":  # a fact it reads is missing, or a division by zero
             return None
@@ -62,7 +62,7 @@ class Expression:
         return value if isinstance(value, (bool, int, float, str)) else None
 
     def missing(self, facts: Mapping[str, Fact]) -> tuple[str, ...]:
-        """Names of the facts that the expression reads and nobody knows."""
+        """Return the names of the facts that the expression reads and that are unknown."""
         names = dict.fromkeys(re.findall(r"\b[a-z]\w*\b", _without_strings(self.source)))
         return tuple(name for name in names if name in REGISTRY and name not in facts)
 
@@ -76,9 +76,16 @@ def _without_strings(source: str) -> str:
 
 
 def compile_expression(source: object, *, path: str, key: str, result: str | None = "BOOL") -> Expression:
-    """Check one expression: its syntax, the facts it names, and its result type (None: any).
+    """Check one expression: its syntax, the facts it names and the type of its result.
 
-    Raises RuleError with the column of the mistake and, for an unknown fact, the nearest known name.
+    Args:
+        source: the expression as the file has it.
+        path: the file, for messages.
+        key: the dotted path of the expression inside the file, for messages.
+        result: CEL's name of the type that the result must have; None permits any.
+
+    Raises:
+        RuleError: with the column of the mistake and, for an unknown fact, the nearest known name.
     """
     if not isinstance(source, str) or not source.strip():
         raise RuleError("expected a CEL expression in quotes", path=path, key=key)
@@ -112,8 +119,16 @@ def compile_expression(source: object, *, path: str, key: str, result: str | Non
     return Expression(source)
 
 
+def trusted_expression(source: str, *, path: str, key: str, result: str | None = "BOOL") -> Expression:
+    """Take a shipped expression unchecked: a diagnosis evaluates few of them, and a test checks all.
+
+    The arguments are those of ``compile_expression``.
+    """
+    return Expression(source)
+
+
 def suggestion(name: str, known: Mapping[str, object] | tuple[str, ...] | frozenset[str]) -> str | None:
-    """A "did you mean" for a name that is not known, None where nothing is near."""
+    """Return a "did you mean" for an unknown name; None if no known name is near."""
     import difflib
 
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

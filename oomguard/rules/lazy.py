@@ -1,6 +1,6 @@
 """A pattern compiled on first use: a short log needs a dozen of the shipped patterns, and each takes a millisecond.
 
-Only shipped files are read so, which a test compiles whole; a user's pattern is compiled and checked when it is loaded.
+Only shipped patterns wait, and a test compiles all of them; a user's pattern is compiled and checked at load.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from oomguard.rules.pattern import compile_pattern
 
 
 class LazyPattern:
-    """Looks like a compiled pattern, as far as the scanner uses one."""
+    """What the scanner uses of a compiled pattern."""
 
     __slots__ = ("_compiled", "_key", "_path", "pattern")
 
@@ -23,7 +23,7 @@ class LazyPattern:
 
     @property
     def compiled(self) -> Any:
-        """The pattern itself; raises RuleError where it is none."""
+        """The compiled pattern; raises RuleError for a text that is not a pattern."""
         if self._compiled is None:
             self._compiled = compile_pattern(self.pattern, path=self._path, key=self._key)
         return self._compiled
@@ -34,10 +34,10 @@ class LazyPattern:
         return dict(self.compiled.groupindex)
 
     def search(self, *args: Any, **kwargs: Any) -> Any:
-        """The first match."""
+        """Return the first match, None if there is no match; the arguments are those of ``Pattern.search``."""
         return self.compiled.search(*args, **kwargs)
 
     def finditer(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """All matches."""
+        """Return all matches; the arguments are those of ``Pattern.finditer``."""
         matches: Iterator[Any] = self.compiled.finditer(*args, **kwargs)
         return matches

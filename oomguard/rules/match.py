@@ -1,4 +1,4 @@
-"""Ranking causes: every rule whose conditions all hold, with its confidence, its evidence and its text filled in."""
+"""Rank causes: every rule whose conditions all hold, with its confidence, its evidence and its text filled in."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from oomguard.facts import Fact, render
+from oomguard.facts import Fact
 from oomguard.incident import Cause, Evidence, Incident
-from oomguard.rules.load import Rule, RuleSet
+from oomguard.rules.load import RuleSet
+from oomguard.rules.rule import Rule
+from oomguard.templates import render
 
 MOST_CONFIDENT: Final = 0.99
 
 
 def confidence(rule: Rule, facts: Mapping[str, Fact]) -> float:
-    """The rule's confidence on these facts, 0 to 0.99: a text never proves a cause. A step of unknown condition does not count."""
+    """Return the rule's confidence on these facts, 0 to 0.99: a text never proves a cause.
+
+    A step whose condition is unknown does not count.
+    """
     total = 0.0
     for step in rule.confidence:
         if step.when is not None and step.when.evaluate(facts) is not True:
@@ -25,14 +30,14 @@ def confidence(rule: Rule, facts: Mapping[str, Fact]) -> float:
 
 
 def matches(rule: Rule, incident: Incident) -> bool:
-    """Whether the rule speaks of this incident: kind named, conditions known to hold, ``unknown`` facts unknown."""
+    """Return whether the rule applies: it names the kind, all conditions are known to hold, its ``unknown`` facts are unknown."""
     if incident.kind not in rule.kinds or any(name in incident.facts for name in rule.unknown):
         return False
     return all(condition.evaluate(incident.facts) is True for condition in rule.when)
 
 
 def explain(incident: Incident, rules: RuleSet) -> Incident:
-    """The incident with its causes, the likeliest first (ties keep the order of the codes)."""
+    """Return the incident with its causes, the likeliest first; ties keep the order of the codes."""
     causes = []
     for rule in rules.rules:
         if not matches(rule, incident):
@@ -50,14 +55,14 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
 
 
 def _evidence(rule: Rule, incident: Incident) -> tuple[Evidence, ...]:
-    """The message's own line, and the lines that facts of this rule were read from."""
+    """Return the message's own line and the lines that this rule's facts were read from."""
     text = " ".join([rule.summary, rule.why, *(condition.source for condition in rule.when)])
     lines = {incident.location.line, *(f.line for name, f in incident.facts.items() if re.search(rf"\b{name}\b", text))}
     return tuple(evidence for evidence in incident.evidence if evidence.line in lines)
 
 
 def _condition_text(source: str, facts: Mapping[str, Fact]) -> str:
-    """A condition with the values it was judged on: ``tried_bytes > device_free_bytes (6.40 GiB, 1.10 GiB)``."""
+    """Return a condition with the values it was judged on: ``a_bytes > b_bytes (a_bytes 6.40 GiB, b_bytes 1.10 GiB)``."""
     names = [name for name in dict.fromkeys(re.findall(r"\b[a-z]\w*\b", source)) if name in facts]
     forms = {name: ":GiB" if name.endswith("_bytes") else "" for name in names}
     values = ", ".join(f"{name} {render('{' + name + form + '}', facts)}" for name, form in forms.items())

@@ -12,17 +12,24 @@ from oomguard.rules.repetition import too_much_repetition
 
 MAX_PATTERN_CHARS: Final = 4000
 
-# What a pattern may name in place of writing it out: a size with its unit, as any engine prints one. It begins where
-# its digits begin, so that a long row of digits is looked at once and not from each digit again.
+# What ``{size}`` in a pattern stands for: a size with its unit, as any engine prints it. It begins where its digits
+# begin, so that a long row of digits is tried once and not again from each digit.
 SIZE: Final = r"-?(?<!\d,?)\d[\d,]*(?:\.\d+)?(?:\s?(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)\b)?"
 
 
 def compile_pattern(text: str, *, path: str, key: str) -> Any:
-    """Compile a pattern of a signature: a plain space matches any white space, so that wrapped lines match too.
+    """Compile a pattern of a signature.
 
-    ``{size}`` stands for a number and its unit ("24.56 MiB", "1000000").
+    A plain space matches any white space, so that wrapped lines match too. ``{size}`` stands for a number and its unit
+    ("24.56 MiB", "1000000"). A group is named after the fact it fills (see ``group_fact``), or begins with ``_``.
 
-    Groups are named after facts; a group without the ``_bytes`` of its fact holds a size with its unit. Raises RuleError.
+    Args:
+        text: the pattern as its author wrote it.
+        path: the file, for messages.
+        key: the dotted path of the pattern inside the file, for messages.
+
+    Raises:
+        RuleError: with the column of the mistake in the author's own text.
     """
     import regex
 
@@ -51,9 +58,10 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
 
 
 def group_fact(group: str) -> str | None:
-    """The fact that a named group fills: ``tried_bytes`` by itself, ``tried`` and ``tried_gib`` (a bare GiB figure) too.
+    """Return the fact that a named group fills, None if it names none.
 
-    A trailing ``__2`` lets one pattern fill the same fact from a second place.
+    The fact ``tried_bytes`` is filled by the groups ``tried_bytes`` (bytes), ``tried`` (a size with its unit) and
+    ``tried_gib`` (a bare figure in GiB). A trailing ``__2`` fills the same fact from a second place of the pattern.
     """
     group = re.sub(r"__\d+\Z", "", group)
     if group in REGISTRY:
@@ -63,7 +71,7 @@ def group_fact(group: str) -> str | None:
 
 
 def group_value(group: str, text: str) -> Fact:
-    """The fact a captured group says; raises SettingError where the text is not of the fact's type."""
+    """Return the fact that a captured group tells; raises SettingError for a text that is not of the fact's type."""
     name = group_fact(group)
     if name is None:
         raise SettingError(f"the group {group!r} is no fact")
@@ -72,7 +80,7 @@ def group_value(group: str, text: str) -> Fact:
 
 
 def _column(written: str, position: int) -> int:
-    """The 1-based column in the pattern as its author wrote it, from a position where ``{size}`` is written out."""
+    """Return the 1-based column in the author's pattern, from a position in the text with ``{size}`` written out."""
     at = 0
     for part in re.split(r"(\{size\})", written):
         length = len(SIZE) if part == "{size}" else len(part)

@@ -1,7 +1,7 @@
-"""How long a pattern gets once its repetitions are written out: told before it is compiled, which may never end.
+"""How long a pattern gets once its repetitions are written out: known before compiling it, which may never end.
 
-The library compiles ``(?:abc){99999999}`` by copying its part, and no time limit holds there. The text is read as the
-library's own grammar (version 0) reads it; what would change that grammar is refused.
+The library compiles ``(?:abc){99999999}`` by copying its part, and no time limit holds there. The text is read by the
+library's own grammar (version 0); flags that would change that grammar are refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# Far beyond what a pattern needs: a window of a log has some 6000 characters.
+# Far beyond any need: a window of a log has some 6000 characters.
 MAX_REPEATED_CHARS: Final = 20_000
 
 _TOKEN: Final = re.compile(
@@ -28,8 +28,8 @@ _TOKEN: Final = re.compile(
 
 
 def too_much_repetition(text: str) -> tuple[int, str] | None:
-    """Position and reason of what makes a pattern too long, or unreadable here; None where it may be compiled."""
-    totals, last = [0], 0  # of each open group, its length so far; and the length of the part just read
+    """Return position and reason of what makes a pattern too long or unreadable here; None if it may be compiled."""
+    totals, last = [0], 0  # the length so far of each open group; the length of the part just read
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "flags" and re.search(r"x|V1", token.group()):
             return token.start(), "the flags x and V1 are not known here"
@@ -52,6 +52,6 @@ def too_much_repetition(text: str) -> tuple[int, str] | None:
 
 
 def _most(quantifier: str) -> int:
-    """How often ``{3}``, ``{3,5}`` or ``{3,}`` repeats what stands before it, at most; without an end, at least."""
+    """Return how often ``{3}``, ``{3,5}`` or ``{3,}`` repeats its part: at most, or at least if it has no upper end."""
     counts = [part for part in re.sub(r"\s", "", quantifier.strip("{}")).split(",") if part]
     return max(1, *(int(count) if len(count) < 10 else 10**9 for count in counts))

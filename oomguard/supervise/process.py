@@ -25,14 +25,14 @@ _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a run ended: ``status`` as a shell would report it (128 + n for a signal), and how long it ran."""
+    """How a run ended: ``status`` as a shell reports it (128 + n for a signal), and how long it ran."""
 
     status: int
     seconds: float
 
 
 def become_subreaper() -> bool:
-    """Make orphans of the command our children, so that none outlives us; Linux only, False where it cannot be done."""
+    """Adopt the command's orphans, so that none outlives oomguard; return False where that cannot be done (not Linux)."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -42,10 +42,16 @@ def become_subreaper() -> bool:
 
 
 def run_once(launch: Launch, scanner: Scanner, signals: Signals, *, grace_s: float = DEFAULT_GRACE_S) -> Exit:
-    """Run the command to its end; its output goes on unchanged and through ``scanner``.
+    """Run the command to its end, then end every process that it left.
 
-    When it has ended, or ``grace_s`` after a stop signal, every process it left is ended too. Raises LaunchError
-    where the command cannot be started.
+    Args:
+        launch: the command and what is added to its environment.
+        scanner: reads a copy of the output, which goes on unchanged.
+        signals: are handed on to the command while it runs.
+        grace_s: time that the command has after a stop signal.
+
+    Raises:
+        LaunchError: the command cannot be started.
     """
     own_group = not terminal_foreground()
     started = time.monotonic()
@@ -98,7 +104,7 @@ def _start(launch: Launch, *, own_group: bool) -> subprocess.Popen[bytes]:
 
 
 def end_tree(group: int | None) -> None:
-    """End what a run left behind: its process group, then every process below us (orphans come to a subreaper)."""
+    """End what a run left behind: its process group, then every process below this one (a subreaper adopts orphans)."""
     import psutil
 
     if group is not None:

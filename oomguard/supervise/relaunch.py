@@ -11,20 +11,19 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-from oomguard.diagnosing import assess_all
-from oomguard.engines import vllm
-from oomguard.engines.command import Launch, is_vllm_command
-from oomguard.facts import FactValue
+from oomguard.attempting.ledger import Ledger
+from oomguard.engines.command import Launch
+from oomguard.engines.known import launcher_of
+from oomguard.engines.protocol import Launcher
 from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, Patch, SettingInForce
-from oomguard.journal import Journal, Record
+from oomguard.journal.store import Journal, Record
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.observe.scan import Scanner
-from oomguard.remedy.planner import next_patches
+from oomguard.observe.settings_in_force import SCRIPT
 from oomguard.remedy.policy import Policy
-from oomguard.report.headline import headline
 from oomguard.report.json import incident_dict, patch_dict
 from oomguard.report.mask import mask_command
 from oomguard.rules.load import RuleSet
@@ -32,14 +31,14 @@ from oomguard.supervise.memory_wait import free_by_device, wait_until_free
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.signals import Signals
 
-if TYPE_CHECKING:
-    import tenacity
-
 T = TypeVar("T")
 
 # A failure last printed longer ago than this before the end did not end the run: a server that recovered an hour ago
 # and dies of something else is not run again for it.
 RECENT_S: Final = 300.0
+# The run's own status where the command ends with 0 though its engine died.
+DIED_STATUS: Final = 1
+SIGKILL_STATUS: Final = 137
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,17 @@ class Outcome:
 
 @dataclass(slots=True)
 class Supervision:
-    """What the attempts of one ``oomguard run`` share; ``run`` makes them."""
+    """What the attempts of one ``oomguard run`` share; ``run`` makes them.
+
+    Attributes:
+        launch: the command of the attempt under way.
+        policy: what may be changed, how often and for how long.
+        rules: what explains a failure.
+        journal: where each attempt is recorded; None: nowhere.
+        dry_run: say what would change, and run nothing again.
+        grace_s: time that the command has after a stop signal.
+        on_failure: gets each diagnosis, and the commands to paste by setting.
+    """
 
     launch: Launch
     policy: Policy
@@ -63,106 +72,96 @@ class Supervision:
     grace_s: float = DEFAULT_GRACE_S
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
     _first: Launch = field(init=False)
-    _began_s: float = field(init=False, default_factory=time.monotonic)
+    _engine: Launcher = field(init=False)
+    _ledger: Ledger = field(init=False)
     _session: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
-    _settings: dict[str, FactValue] = field(init=False, default_factory=dict)
-    _pending: tuple[Patch, ...] = field(init=False, default=())
-    _tried: set[tuple[str, FactValue]] = field(init=False, default_factory=set)
-    _attempts: list[Attempt] = field(init=False, default_factory=list)
-    _diagnosis: Diagnosis | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._first = self.launch
+        self._first, self._engine = self.launch, launcher_of(self.launch)
+        self._ledger = Ledger(self.policy)
 
     def run(self, signals: Signals) -> Outcome:
-        """Run the command, and again after each patch; raises LaunchError where it cannot be started at all."""
-        import tenacity
+        """Run the command, and again after each choice of patches.
 
-        stop: tenacity.stop.stop_base = tenacity.stop_after_attempt(1 + self.policy.max_relaunches)
-        if self.policy.deadline_s is not None:
-            stop = stop | tenacity.stop_after_delay(self.policy.deadline_s)
+        Raises:
+            LaunchError: the command cannot be started at all.
+        """
+        ledger = self._ledger
         with _session_folder() as folder:
-            retrying = tenacity.Retrying(
-                stop=stop,
-                wait=tenacity.wait_none(),
-                retry=tenacity.retry_if_result(lambda _attempt: bool(self._pending)),
-                before_sleep=lambda _state: self._apply(folder),
-                retry_error_callback=self._give_up,
-            )
-            last: Attempt = retrying(lambda: self._attempt(signals, folder))
+            for number in ledger.rounds():
+                if ledger.patches:
+                    self._apply(folder)
+                self._attempt(number, signals, folder)
+        if ledger.exhausted:
+            left = {"attempts": len(ledger.attempts), "max_relaunches": self.policy.max_relaunches}
+            get_logger().warning("no relaunch is left", **left)
+        last = ledger.attempts[-1]
         status = last.exit_status if last.exit_status is not None else 125
+        if status == 0 and not last.succeeded:
+            status = DIED_STATUS
         if signals.stopped_between_runs and signals.stopped_by is not None:
             status = 128 + signals.stopped_by
-        return Outcome(status, tuple(self._attempts), self._diagnosis)
+        return Outcome(status, tuple(ledger.attempts), ledger.diagnosis)
 
-    def _attempt(self, signals: Signals, folder: Path) -> Attempt:
-        log, number, patches = get_logger(), len(self._attempts) + 1, self._pending
-        self._pending = ()
+    def _attempt(self, number: int, signals: Signals, folder: Path) -> None:
+        log, ledger = get_logger(), self._ledger
         log.info("attempt started", number=number, command=self._shown())
-        row = self._begin(number, patches)
+        row = self._begin(number)
         free_before = free_by_device()
         scanner, cgroup = Scanner(self.rules), read_cgroup()
         ended = run_once(self.launch, scanner, signals, grace_s=self.grace_s)
-        diagnosis = self._diagnose(scanner, ended.status, cgroup)
+        diagnosis = self._diagnose(scanner, ended.status, cgroup, signals)
         incident = diagnosis.first_cause
-        attempt = Attempt(
-            number, dict(self._settings), patches, incident, ended.status, "" if ended.status == 0 else f"exit status {ended.status}",
-            ended.seconds, _comparable(scanner.measured, patches),
-        )  # fmt: skip
-        self._attempts.append(attempt)
+        error, measured = _error(ended.status, incident), _comparable(scanner.measured, ledger.patches)
+        attempt = ledger.end(incident, error=error, exit_status=ended.status, seconds=ended.seconds, measured=measured)
         self._end(row, attempt)
         if signals.stopped_by is None:
             self._learn(scanner)
         log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
-            self._diagnosis = diagnosis
             self._after_failure(diagnosis, incident, signals, folder)
-            if self._pending and self._may_run_again():
+            if ledger.pending:
                 held = wait_until_free(free_before, lambda: signals.stopped_by is not None)
                 if held:
                     log.warning("memory is still held after the failed attempt", held=held)
             if signals.stopped_by is not None:
-                self._pending = ()
-        return attempt
+                ledger.stop()
 
-    def _may_run_again(self) -> bool:
-        """Whether the policy leaves an attempt: relaunches and time."""
-        spent = time.monotonic() - self._began_s
-        in_time = self.policy.deadline_s is None or spent < self.policy.deadline_s
-        return in_time and len(self._attempts) <= self.policy.max_relaunches
-
-    def _diagnose(self, scanner: Scanner, status: int, cgroup: Cgroup | None) -> Diagnosis:
-        if status == 0:
-            scanner.flush()
+    def _diagnose(self, scanner: Scanner, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
+        # A server may end with status 0 after its engine died, and after a stop that it was sent.
+        death = scanner.death() if status == 0 else None
+        if status == 0 and (death is None or signals.stopped_by is not None):
             return Diagnosis("")
-        settings = vllm.settings_in_force(self.launch)
+        settings = self._engine.settings_in_force(self.launch)
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
-        if not any(i.is_oom for i in scanned.incidents) and killed_for_memory(status, cgroup, read_cgroup()):
-            scanned = replace(scanned, incidents=(*scanned.incidents, _killed_by_kernel(status)))
-        if self._settings:
+        if death is not None:  # what an earlier start or a request failed of did not end the run
+            own = tuple(i for i in scanned.incidents if i.start == death.start)
+            scanned = replace(scanned, incidents=own or (death,))
+        ended = status if death is None else SIGKILL_STATUS
+        if not any(i.is_oom for i in scanned.incidents) and killed_for_memory(ended, cgroup, read_cgroup()):
+            scanned = replace(scanned, incidents=(*scanned.incidents, _killed_by_kernel(status, death)))
+        if self._ledger.settings:
             scanned = replace(scanned, incidents=tuple(self._with_patched(i) for i in scanned.incidents))
-        return assess_all(scanned, self.rules, self.policy, self._tried, local_models=True)
+        return self._ledger.diagnose(scanned, self.rules, local_models=True)
 
     def _learn(self, scanner: Scanner) -> None:
-        """Keep what the engine measured while it started, for the plans to come; where that cannot be, the run goes on."""
+        """Keep what the engine measured while it started, for the plans to come; go on where that cannot be done."""
         if self.journal is None or "kv_cache_available_bytes" not in scanner.measured:
             return
         try:
-            from oomguard.memory.calibration import Calibrations, keep_measured, measured_start  # the memory model
-
-            start = measured_start(scanner.diagnosis("", given=vllm.settings_in_force(self.launch)).starts)
-            kept = keep_measured(start, f"oomguard run on {time.strftime('%Y-%m-%d')}", Calibrations())
+            starts = scanner.diagnosis("", given=self._engine.settings_in_force(self.launch)).starts
+            kept = self._engine.keep_measured(starts, f"oomguard run on {time.strftime('%Y-%m-%d')}")
             get_logger().debug("what the start measured", kept=kept)
         except Exception as error:  # noqa: BLE001 - whatever a log or a folder holds, the command's own end is not ours to change
             get_logger().debug("what the start measured is not kept", reason=str(error))
 
     def _with_patched(self, incident: Incident) -> Incident:
-        first = vllm.settings_in_force(self._first)
+        first = self._engine.settings_in_force(self._first)
         settings = dict(incident.settings)
-        for name, value in self._settings.items():
+        for name, value in self._ledger.settings.items():
             chosen, echoed = first.get(name), settings.get(name)
-            if chosen is not None:
+            if chosen is not None and not (chosen.source == SCRIPT and incident.settings_complete):
                 by_user = chosen.set_by_user
             else:  # a flag that only the changed command has is ours
                 by_user = echoed.set_by_user if echoed is not None and echoed.source != "command" else False
@@ -174,25 +173,23 @@ class Supervision:
         log.warning(
             "out of memory" if incident.is_oom else "failed",
             kind=incident.kind,
-            what=headline(incident),
+            what=incident.headline,
             cause=incident.causes[0].id,
         )
-        if self._settings and not is_vllm_command(self.launch.argv) and not vllm.acknowledged(folder):
-            log.warning("the change did not reach the engine: no vLLM in the command's Python took it")
-        patches = next_patches(incident, vllm.carries) if incident.is_oom else ()
+        if self._ledger.settings and not self._engine.took_effect(self.launch, folder):
+            log.warning("the change did not reach the engine: no engine in the command's Python took it")
         self.on_failure(diagnosis, self._commands(incident))
-        if not patches:
+        wanted = self._ledger.wanted(incident, self._engine.carries)
+        if not wanted:
             log.info("nothing more to change by itself")
         elif self.dry_run:
-            log.info(
-                "dry run: nothing is run again",
-                would_change=", ".join(f"{p.setting} {p.old} -> {p.new}" for p in patches),
-            )
+            would_change = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in wanted)
+            log.info("dry run: nothing is run again", would_change=would_change)
         elif signals.stopped_by is None:
-            self._pending = patches
+            self._ledger.choose(incident, self._engine.carries)
 
     def _commands(self, incident: Incident) -> dict[str, str]:
-        """The full command with each solved patch and alternative applied, to paste; secrets are masked."""
+        """Return the full command with each solved patch and alternative applied, to paste, its secrets masked."""
         first = Launch(tuple(mask_command(self._first.argv)))
         solved = {patch.setting: patch.new for patch in incident.plan}
         solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
@@ -204,40 +201,29 @@ class Supervision:
         commands = {}
         for key, value in solved.items():
             name = key.removeprefix("alternative:")
-            if value is not None and vllm.carries(name):
+            if value is not None and self._engine.carries(name):
                 together = groups.get(key, {})
-                commands[key] = vllm.shown(first, {**self._settings, **together, name: value})
+                commands[key] = self._engine.shown(first, {**self._ledger.settings, **together, name: value})
         return commands
 
     def _shown(self) -> str:
-        """The attempt as a line a person can read and paste; what only this run needs is left out."""
-        return vllm.shown(Launch(tuple(mask_command(self._first.argv))), self._settings)
+        """Return the attempt as a line to read and paste, without what only this run needs."""
+        return self._engine.shown(Launch(tuple(mask_command(self._first.argv))), self._ledger.settings)
 
     def _apply(self, folder: Path) -> None:
-        for patch in self._pending:
-            assert patch.new is not None  # noqa: S101 - only applicable patches become pending
-            self._settings[patch.setting] = patch.new
-            self._tried.add((patch.setting, patch.new))
-        self.launch = vllm.apply(self._first, self._settings, folder)
-        log = get_logger()
-        changed = {patch.setting: f"{patch.old} -> {patch.new}" for patch in self._pending}
-        log.info("running again", **changed)
-        if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in self._pending):
-            log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in self._pending})
+        """Carry the settings changed so far into the command of the attempt that begins."""
+        ledger, log = self._ledger, get_logger()
+        self.launch = self._engine.apply(self._first, ledger.settings, folder)
+        log.info("running again", **{patch.setting: f"{patch.old} -> {patch.new}" for patch in ledger.patches})
+        if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
+            log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
 
-    def _give_up(self, _state: tenacity.RetryCallState) -> Attempt:
-        get_logger().warning(
-            "no relaunch is left", attempts=len(self._attempts), max_relaunches=self.policy.max_relaunches
-        )
-        return self._attempts[-1]
-
-    def _begin(self, number: int, patches: tuple[Patch, ...]) -> int | None:
-        predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
-        command = mask_command(self.launch.argv)
-        dicts = [patch_dict(patch) for patch in patches]
-        return self._keep(
-            lambda kept: kept.begin(Record(self._session, number, command, self._settings, dicts, predicted=predicted))
-        )
+    def _begin(self, number: int) -> int | None:
+        ledger = self._ledger
+        predicted = {name: value for patch in ledger.patches for name, value in patch.predicts.items()}
+        command, dicts = mask_command(self.launch.argv), [patch_dict(patch) for patch in ledger.patches]
+        record = Record(self._session, number, command, ledger.settings, dicts, predicted=predicted)
+        return self._keep(lambda kept: kept.begin(record))
 
     def _end(self, row: int | None, attempt: Attempt) -> None:
         incident = incident_dict(attempt.incident) if attempt.incident else None
@@ -246,7 +232,7 @@ class Supervision:
             self._keep(lambda kept: kept.end(row, exit_status=status, incident=incident, measured=attempt.measured))
 
     def _keep(self, write: Callable[[Journal], T]) -> T | None:
-        """Write to the journal; where that fails the run goes on without it, and says so once."""
+        """Write to the journal; where that fails, say so once and go on without it."""
         if self.journal is None:
             return None
         try:
@@ -257,8 +243,15 @@ class Supervision:
             return None
 
 
+def _error(status: int, incident: Incident | None) -> str:
+    """Return how an attempt failed, empty where it did not."""
+    if status != 0:
+        return f"exit status {status}"
+    return "" if incident is None else "the engine died, exit status 0"
+
+
 def _comparable(measured: dict[str, float], patches: tuple[Patch, ...]) -> dict[str, float]:
-    """Of what a run printed, the figures that a prediction can be held against, and the KV cache's."""
+    """Return the printed figures that a prediction can be held against, and those of the KV cache."""
     wanted = {name for patch in patches for name in patch.predicts} | {
         "kv_cache_available_bytes",
         "kv_cache_capacity_tokens",
@@ -275,7 +268,8 @@ def _session_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _killed_by_kernel(status: int) -> Incident:
-    """SIGKILL says nothing by itself; with the cgroup's own count it is the kernel's kill for memory."""
-    text = f"the kernel ended the command for memory: exit status {status}, and its cgroup counts one oom_kill more"
+def _killed_by_kernel(status: int, death: Incident | None) -> Incident:
+    """Return the kernel's kill for memory: SIGKILL says nothing by itself, the cgroup's own count does."""
+    whom, why = ("the command", f"exit status {status}") if death is None else ("its engine", death.message)
+    text = f"the kernel ended {whom} for memory: {why}, and its cgroup counts one oom_kill more"
     return Incident("host_oom", text, framework="host", evidence=(Evidence(text),))

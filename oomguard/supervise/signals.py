@@ -1,4 +1,4 @@
-"""Signals to oomguard, handed on to the child; after one that asks to stop, nothing is remedied."""
+"""Hand signals to oomguard on to the child; after one that asks to stop, nothing is remedied."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ _PASSED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCON
 class Signals:
     """While entered, keep what arrives and forward it to the running child, if there is one.
 
-    ``stopped_by`` is the first signal that asked to stop; ``stopped_between_runs``: no child was there to end of it.
-    On a terminal the child shares our process group, so the terminal's Ctrl-C reaches it by itself and is not sent
-    twice; where the child is still there ``RESEND_S`` later (``kill -INT`` of us alone), and at a second one, it is.
+    On a terminal the child shares oomguard's process group, so the terminal's Ctrl-C reaches it by itself and is not
+    sent twice. It is where the child is still there ``RESEND_S`` later (``kill -INT`` of oomguard alone), and at a
+    second Ctrl-C.
+
+    Attributes:
+        stopped_by: the first signal that asked to stop.
+        stopped_at_s: when it came, on the monotonic clock.
+        count: signals that asked to stop.
+        stopped_between_runs: whether it came while no child was there to end of it.
     """
 
     def __init__(self) -> None:
@@ -33,7 +39,7 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def attach(self, pid: int | None, *, own_group: bool = False) -> None:
-        """Name the child that signals go to (None: nobody); one that came before is forwarded now."""
+        """Name the child that signals go to (None: nobody), and forward to it a stop that came before."""
         self._child_pid, self._own_group = pid, own_group
         if pid is not None and self.stopped_by is not None:
             self._send(self.stopped_by)
@@ -63,7 +69,7 @@ class Signals:
         self._send(received)
 
     def send_again(self) -> None:
-        """Send what a terminal should have sent to the child, a moment later, where the child is still there."""
+        """Send a Ctrl-C that the terminal should have sent, where the child is still there a moment later."""
         if (
             self._unsent is not None
             and self.stopped_at_s is not None
@@ -85,7 +91,7 @@ class Signals:
 
 
 def terminal_foreground() -> bool:
-    """Whether standard input is a terminal and we are its foreground process group."""
+    """Return whether standard input is a terminal with oomguard as its foreground process group."""
     try:
         return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):

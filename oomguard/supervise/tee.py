@@ -1,4 +1,4 @@
-"""Passing a child's output through unchanged while the scanner reads a copy of it."""
+"""Pass a child's output through unchanged while the scanner reads a copy of it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ class Tee:
     def pump(self, ended: Callable[[], bool], tick: Callable[[], None], stopping: Callable[[], bool]) -> None:
         """Copy until every pipe is at its end.
 
-        ``ended`` says that the child has exited, ``tick`` runs between reads and while a reader of ours is slow; once
-        ``stopping``, output that nobody reads is dropped, so that a paused reader cannot hold up the end.
+        Args:
+            ended: whether the child has exited.
+            tick: runs between reads, and while whoever reads the output is slow.
+            stopping: once true, output that nobody reads is dropped, so that a paused reader cannot hold up the end.
         """
         self._tick, self._stopping = tick, stopping
         ended_s: float | None = None
@@ -83,7 +85,7 @@ class Tee:
         stream.source.close()
 
     def _write_all(self, fd: int, chunk: bytes) -> bool:
-        """Write a chunk whole; False when the reader has gone."""
+        """Write a chunk whole; return False when the reader has gone."""
         view = memoryview(chunk)
         while view:
             try:

@@ -6,9 +6,10 @@ import os
 import pty
 import random
 import re
+import resource
+import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 def diagnose(*arguments: str, stdin: bytes = b"", cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "oomguard", "diagnose", *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, timeout=120, check=False, cwd=cwd)
+
+
+def processor_s() -> float:
+    """Processor time of the children that have ended: a busy machine leaves it as it is."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def one(*arguments: str, stdin: bytes = b"") -> dict:
@@ -143,13 +150,13 @@ def test_a_single_line_of_200_mb_is_read_in_little_memory(tmp_path):
         "try:\n    runpy.run_module('oomguard', run_name='__main__')\nfinally:\n"
         "    print(pathlib.Path('/proc/self/status').read_text(), file=sys.stderr)\n"
     )
-    began = time.monotonic()
+    began = processor_s()
     ran = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120, check=True
     )
     assert json.loads(ran.stdout)["incidents"][0]["facts"]["estimated_max_model_len_tokens"] == 1792
     assert int(ran.stderr.split("VmHWM:")[1].split()[0]) < 150 * 1024  # KiB
-    assert time.monotonic() - began < 60
+    assert processor_s() - began < 60
 
 
 @pytest.mark.parametrize("arguments", [("--gpu-memory", "lots"), ("--gpu-memory", "0GiB"), ("--set", "max_model_len"), ("--set", "max_modl_len=3"), ("--min", "max_model_len=abc"), ("--pin", "nothing"), ("--format", "pdf"), ("--rules", "no-such-folder")])  # fmt: skip
@@ -190,7 +197,7 @@ def test_options_come_from_pyproject_and_a_typo_there_is_told(tmp_path, log):
 
 
 def test_a_reader_that_goes_away_gets_no_traceback(log):
-    command = f"'{sys.executable}' -m oomguard diagnose {' '.join([str(log)] * 50)} | head -1"
+    command = shlex.join([sys.executable, "-m", "oomguard", "diagnose", *[str(log)] * 50]) + " | head -1"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=False)
     assert b"Traceback" not in ran.stderr
 
@@ -254,15 +261,15 @@ def test_a_fifo_is_read_to_its_end(tmp_path):
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
 def test_a_device_that_never_ends_is_refused(device):
     for words in (f"diagnose {device}", f"diagnose - < {device}"):
-        line = f"'{sys.executable}' -m oomguard {words}"
-        ran = subprocess.run(["bash", "-c", line], capture_output=True, timeout=20, check=False)
+        line = f"{shlex.quote(sys.executable)} -m oomguard {words}"
+        ran = subprocess.run(["bash", "-c", line], capture_output=True, timeout=200, check=False)
         assert ran.returncode == 2
         assert b"is a device, not a log" in ran.stderr
 
 
 def test_the_null_device_and_closed_standard_input_do_no_harm():
     assert one("/dev/null")["verdict"] == "no_oom"
-    ran = subprocess.run(["bash", "-c", f"'{sys.executable}' -m oomguard diagnose - <&-"], capture_output=True, timeout=20, check=False)  # fmt: skip
+    ran = subprocess.run(["bash", "-c", f"{shlex.quote(sys.executable)} -m oomguard diagnose - <&-"], capture_output=True, timeout=200, check=False)  # fmt: skip
     assert ran.returncode == 2
     assert b"standard input: Bad file descriptor" in ran.stderr
 
@@ -293,11 +300,11 @@ def test_five_thousand_small_files_in_a_folder_take_seconds(tmp_path):
     for i in range(5000):
         (tmp_path / f"{i:04}.log").write_text(f"INFO line {i}\n")
     (tmp_path / "4321.log").write_text(LOG)
-    began = time.monotonic()
+    began = processor_s()
     lines = diagnose("--format", "json", str(tmp_path)).stdout.splitlines()
     assert [i for i, line in enumerate(lines) if json.loads(line)["verdict"] == "oom"] == [4321]
     assert len(lines) == 5000
-    assert time.monotonic() - began < 30
+    assert processor_s() - began < 30
 
 
 def test_quiet_prints_nothing_for_a_clean_input_except_in_json(tmp_path, log):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from oomguard.comparing.comparison import compare
-from oomguard.comparing.sides import pick
+from oomguard.comparing.compare import compare
+from oomguard.comparing.comparison import ComparedStart, Comparison
+from oomguard.comparing.starts import compared_start
 from oomguard.diagnosing import diagnose
-from oomguard.difference import Comparison, Side
 
 _ECHO = "INFO 01-15 09:12:01 [utils.py:253] non-default args: {{'model': 'org/m', 'max_model_len': {length}{more}}}\n"
 _START = (
@@ -64,15 +64,15 @@ def sglang_log(share: float = 0.88, pool: float = 3.41, free: str = "23.20") -> 
 
 
 @pytest.fixture
-def side() -> Callable[..., Side]:
+def side() -> Callable[..., ComparedStart]:
     """One side of a comparison, from the text of a log."""
-    return lambda text, number=None: pick(diagnose(text), number)
+    return lambda text, number=None: compared_start(diagnose(text), number)
 
 
 @pytest.fixture
 def compared() -> Callable[[str, str], Comparison]:
     """The comparison of two logs' texts."""
-    return lambda old, new: compare(pick(diagnose(old)), pick(diagnose(new)))
+    return lambda old, new: compare(compared_start(diagnose(old)), compared_start(diagnose(new)))
 
 
 @pytest.fixture

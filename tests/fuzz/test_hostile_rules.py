@@ -14,8 +14,8 @@ import pytest
 from oomguard.errors import RuleError
 from oomguard.rules.load import RuleSet, load_rules
 
-LIMIT_S = 2.0
-CHILD_S = 10  # what a process that hangs is given
+LIMIT_S = 2.0  # of processor time
+CHILD_S = 100  # what a process that hangs is given
 RULE = """\
 schema = 1
 code = "XX101"
@@ -57,11 +57,11 @@ PATTERN_LINE = "pattern = 'boom: (?P<tried>[0-9]+ [KMG]iB)'"
 def load(folder: Path, text: str | bytes) -> RuleSet:
     """Load the file, or raise its RuleError, within the limit."""
     (folder / "hostile.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    began = time.perf_counter()
+    began = time.process_time()
     try:
         return load_rules([folder])
     finally:
-        assert time.perf_counter() - began <= LIMIT_S
+        assert time.process_time() - began <= LIMIT_S
 
 
 def refused(folder: Path, text: str | bytes, *, key: str | None, column: bool) -> RuleError:

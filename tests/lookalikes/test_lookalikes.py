@@ -5,34 +5,31 @@ The cases are data: negatives/*.toml and positives/*.toml, each with the reason 
 
 from __future__ import annotations
 
-import runpy
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oomguard.incident import KINDS
-
-BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "lookalikes.py"))
+import lookalikes
+from oomguard.kinds import KINDS
 
 
 @pytest.fixture(scope="module")
 def figures() -> Any:
-    return BENCHMARK["measure"]()
+    return lookalikes.measure()
 
 
 def test_at_most_one_look_alike_in_twenty_raises_an_alarm(figures):
-    assert figures.false_alarm_ratio <= BENCHMARK["FALSE_ALARM_GOAL"], "\n".join(figures.false_alarms)
+    assert figures.false_alarm_ratio <= lookalikes.FALSE_ALARM_GOAL, "\n".join(figures.false_alarms)
 
 
 def test_nineteen_of_twenty_real_failures_beside_them_are_found(figures):
-    assert figures.recall_ratio >= BENCHMARK["RECALL_GOAL"], "\n".join(figures.missed)
+    assert figures.recall_ratio >= lookalikes.RECALL_GOAL, "\n".join(figures.missed)
 
 
 @pytest.mark.parametrize(("group", "least"), [("negatives", 150), ("positives", 60)])
 def test_every_case_is_one_text_with_a_reason_and_a_name_of_its_own(group, least):
-    cases = BENCHMARK["cases"](group)
+    cases = lookalikes.cases(group)
     named = Counter((case["style"], case["id"]) for case in cases)
 
     assert len(cases) >= least

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,16 +11,6 @@ from oomguard.facts import GIB, Fact
 from oomguard.incident import Incident
 from oomguard.memory.derive import derive
 from oomguard.remedy.policy import Policy
-
-PLAIN = {
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-    "torch_dtype": "bfloat16",
-}
 
 
 def incident(kind: str = "kv_cache_none_left", **facts) -> Incident:
@@ -47,6 +34,11 @@ def test_desired_follows_from_the_total_and_the_utilization():
 
     assert result.number("consumed_bytes") == 22 * GIB
     assert result.number("break_even_utilization_ratio") == pytest.approx(22 / 40)
+
+
+def test_the_utilization_follows_from_the_requested_and_the_total_where_it_is_not_printed():
+    share = derived(device_total_bytes=10 * GIB, desired_bytes=3 * GIB).facts["gpu_memory_utilization_ratio"]
+    assert (share.value, share.source) == (0.3, "solved")
 
 
 def test_the_printed_desired_wins_over_the_product():
@@ -167,47 +159,6 @@ def test_the_parts_of_the_budget_do_not_count_the_weights_twice():
     ).budget
 
     assert sum(part.bytes for part in budget.parts) <= 24 * GIB
-
-
-def of_vllm(**facts):
-    return replace(incident(**facts), framework="vllm")
-
-
-def test_a_saved_log_does_not_read_a_folder_of_this_machine(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(PLAIN))
-    facts = {"model": str(tmp_path), "max_model_len_tokens": 1024}
-
-    # 64 blocks of 16 tokens and the one that vLLM keeps: two layers, keys and values, two heads of 16, two bytes each.
-    assert derive(of_vllm(**facts)).number("kv_cache_needed_bytes") is None
-    assert derive(of_vllm(**facts), local_models=True).number("kv_cache_needed_bytes") == 65 * 16 * (2 * 2 * 2 * 16 * 2)
-
-
-def test_the_ranks_share_the_need_of_a_token(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(PLAIN))
-    facts = {"model": str(tmp_path), "max_model_len_tokens": 1024, "tensor_parallel_size": 2}
-
-    assert derive(of_vllm(**facts), local_models=True).number("kv_cache_needed_bytes") == 65 * 16 * (2 * 2 * 1 * 16 * 2)
-
-
-def test_a_model_that_is_named_is_read_in_place_of_the_log_s(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(PLAIN))
-    found = derive(of_vllm(model="org/name", max_model_len_tokens=1024), local_models=True, model=str(tmp_path))
-
-    assert found.number("kv_cache_needed_bytes") == 65 * 16 * (2 * 2 * 2 * 16 * 2)
-
-
-@pytest.mark.parametrize(
-    "facts", [{"model": "org/name", "max_model_len_tokens": 8}, {"model": "x"}, {"max_model_len_tokens": 8}]
-)
-def test_without_a_local_model_the_need_stays_unknown(facts):
-    assert derive(of_vllm(**facts), local_models=True).number("kv_cache_needed_bytes") is None
-
-
-def test_a_printed_need_is_not_computed_again(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(PLAIN))
-    facts = {"model": str(tmp_path), "max_model_len_tokens": 1024, "kv_cache_needed_bytes": 5}
-
-    assert derive(incident(**facts), local_models=True).number("kv_cache_needed_bytes") == 5
 
 
 @settings(deadline=None)

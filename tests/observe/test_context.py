@@ -10,7 +10,7 @@ from oomguard.facts import GIB, Fact
 from oomguard.incident import Evidence
 from oomguard.observe.context import NEAR_AFTER_LINES, NEAR_BEFORE_LINES, Context, Near, nearest_phase, related, role
 from oomguard.observe.hits import Hit
-from oomguard.rules.load import Signature, Wording
+from oomguard.rules.signature import Signature, Wording
 
 CORE, RANK, SIBLING = "EngineCore_DP0 pid=1", "Worker_TP0 pid=2", "Worker_TP1 pid=3"
 

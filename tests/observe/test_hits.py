@@ -12,8 +12,8 @@ from oomguard.observe.hits import Hit, match, quoted
 from oomguard.observe.source import Line
 from oomguard.observe.text import peel
 from oomguard.observe.window import Window, open_window
-from oomguard.rules.load import Quotation, Signature, Wording
 from oomguard.rules.pattern import compile_pattern
+from oomguard.rules.signature import Quotation, Signature, Wording
 
 
 def pattern(text: str):
@@ -182,7 +182,7 @@ def test_a_long_word_before_a_message_is_looked_at_once(word):
     opened = window(word * (60_000 // len(word)) + " boom")
     told = wording("boom")
     found = match(signature(told), told, opened)
-    begun = time.perf_counter()
+    begun = time.process_time()
 
     assert quoted(found, opened, (quotation("lead", "never"),)) is None
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1

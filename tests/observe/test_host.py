@@ -104,7 +104,9 @@ def test_no_memory_controller_is_unknown(tmp_path, listed):
     assert read_cgroup(tmp_path) is None
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(listed=st.text(max_size=60), limit=st.binary(max_size=30), events=st.binary(max_size=60))
 def test_whatever_the_files_hold_nothing_raises_and_no_limit_is_negative(tmp_path, listed, limit, events):
     write(tmp_path, "proc/self/cgroup", f"0::/\n{listed}".replace("\0", "").encode("utf-8", "replace").decode())

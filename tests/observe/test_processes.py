@@ -60,12 +60,12 @@ def test_a_parent_that_is_python_is_an_engine_s_and_one_that_is_gone_is_not():
 
 def test_a_vllm_process_whose_parent_is_gone_is_found_and_named():
     started = subprocess.run(
-        ["bash", "-c", "(exec -a VLLM::EngineCore sleep 60 >/dev/null 2>&1 & echo $!)"],
-        capture_output=True, text=True, check=True, timeout=10,
+        ["bash", "-c", "(exec -a VLLM::EngineCore sleep 600 >/dev/null 2>&1 & echo $!)"],
+        capture_output=True, text=True, check=True, timeout=200,
     )  # fmt: skip
     pid = int(started.stdout)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 200
         while psutil.Process(pid).cmdline()[:1] != ["VLLM::EngineCore"] and time.monotonic() < deadline:
             time.sleep(0.01)
         if is_engine(psutil.Process(pid).ppid()):
@@ -77,9 +77,9 @@ def test_a_vllm_process_whose_parent_is_gone_is_found_and_named():
 
 
 def test_a_vllm_process_with_its_engine_is_no_left_over():
-    with subprocess.Popen(["bash", "-c", "exec -a VLLM::Worker_TP0 sleep 60"]) as child:
+    with subprocess.Popen(["bash", "-c", "exec -a VLLM::Worker_TP0 sleep 600"]) as child:
         try:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 200
             while psutil.Process(child.pid).cmdline()[:1] != ["VLLM::Worker_TP0"] and time.monotonic() < deadline:
                 time.sleep(0.01)
             orphans, _ = vllm_orphans()

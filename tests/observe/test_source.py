@@ -173,7 +173,7 @@ class Endless:
 
 
 def test_a_line_of_200_mb_is_read_in_bounded_memory_and_time():
-    start = time.monotonic()
+    start = time.process_time()
     tracemalloc.start()
     try:
         chars = sum(len(line.text) for line in read_lines(Endless(200_000_000)))
@@ -183,7 +183,7 @@ def test_a_line_of_200_mb_is_read_in_bounded_memory_and_time():
 
     assert chars == 200_000_000
     assert peak < 50_000_000
-    assert time.monotonic() - start < 15
+    assert time.process_time() - start < 15
 
 
 def test_a_log_is_opened_for_reading(tmp_path):

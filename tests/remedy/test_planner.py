@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from oomguard.diagnosing import assess, default_rules
 from oomguard.errors import OomguardError
 from oomguard.facts import GIB, Fact
-from oomguard.incident import Cause, Effect, Incident, SettingInForce
-from oomguard.remedy.planner import next_patch, plan
+from oomguard.incident import Cause, Effect, Incident, Patch, SettingInForce
+from oomguard.remedy.planner import next_patches, plan
 from oomguard.remedy.policy import Policy
 from oomguard.rules.expressions import compile_expression
-from oomguard.rules.load import Confidence, Fix, Rule, RuleSet
+from oomguard.rules.load import RuleSet
+from oomguard.rules.rule import Confidence, Fix, Rule
 
 TOO_LONG = {
     "max_model_len_tokens": 131072,
@@ -96,6 +97,10 @@ def assessed(base: Incident, policy: Policy | None = None, tried=()) -> Incident
     return assess(base, default_rules(), policy or Policy(), tried)
 
 
+def next_patch(result: Incident) -> Patch | None:
+    return next(iter(next_patches(result, lambda _name: True)), None)
+
+
 def names(result: Incident) -> list[str]:
     return [patch.setting for patch in result.plan]
 
@@ -135,7 +140,7 @@ def test_the_setting_in_force_wins_over_the_fact_and_the_default():
 
 
 def test_the_default_of_the_version_is_the_old_value_where_nothing_else_is_known():
-    base = replace(incident("cuda_oom"), framework_version="0.32.0")
+    base = replace(incident("cuda_oom"), framework="vllm", framework_version="0.32.0")
 
     assert planned(fix("gpu_memory_utilization", value="0.95"), base=base).plan[0].old == 0.92
 
@@ -336,7 +341,7 @@ any_facts = st.fixed_dictionaries(
             bytes_of,
         ),
         **dict.fromkeys(
-            ["allocated_bytes", "process_in_use_bytes", "kv_cache_requested_bytes", "row_bytes", "baseline_bytes"],
+            ["allocated_bytes", "process_in_use_bytes", "kv_cache_requested_bytes", "baseline_bytes"],
             bytes_of,
         ),
         **dict.fromkeys(

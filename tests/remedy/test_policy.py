@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.incident import Effect, Incident, Patch, SettingInForce
 from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES, Policy
-from oomguard.remedy.settings import effect_of
+from oomguard.settings import effect_of
 
 UP = ("gpu_memory_utilization", 0.8, 0.9)
 DOWN = ("max_model_len", 32768, 8192)

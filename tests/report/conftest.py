@@ -12,12 +12,12 @@ from oomguard.incident import (
     Cause,
     Diagnosis,
     Effect,
+    EngineStart,
     Evidence,
     Incident,
     Location,
     Patch,
     SettingInForce,
-    StartUp,
 )
 
 
@@ -76,8 +76,8 @@ def incident() -> Incident:
 
 
 @pytest.fixture
-def start() -> StartUp:
-    return StartUp(
+def start() -> EngineStart:
+    return EngineStart(
         1,
         "vllm",
         "0.32.0",
@@ -98,5 +98,5 @@ def start() -> StartUp:
 
 
 @pytest.fixture
-def diagnosis_of_all(incident: Incident, start: StartUp) -> Diagnosis:
+def diagnosis_of_all(incident: Incident, start: EngineStart) -> Diagnosis:
     return Diagnosis("error.log", (incident,), ("a note",), (start,))

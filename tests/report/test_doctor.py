@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from oomguard.report.doctor import Check, print_checks, to_json
+from oomguard.observe.check import Check
+from oomguard.report.doctor import print_checks, to_json
 
 
 def shown(*checks: Check, encoding: str = "utf-8") -> str:
@@ -65,5 +66,6 @@ def test_the_json_is_valid_whatever_is_in_it(text, advice):
 def test_bytes_that_are_no_text_do_not_break_either_form():
     check = Check("a", "ok", "NAME=\udcff")
 
-    assert json.loads(to_json([check]))["checks"][0]["text"] == "NAME=?"
-    assert "NAME=?" in shown(check)
+    assert json.loads(to_json([check]))["checks"][0]["text"] == "NAME=\ufffd"
+    assert "NAME=\ufffd" in shown(check)
+    assert "NAME=?" in shown(check, encoding="ascii")

@@ -19,12 +19,12 @@ from oomguard.incident import (
     Cause,
     Diagnosis,
     Effect,
+    EngineStart,
     Evidence,
     Incident,
     Location,
     Patch,
     SettingInForce,
-    StartUp,
 )
 from oomguard.report.attempts import report_text
 from oomguard.report.html import to_html
@@ -78,7 +78,7 @@ def laden(text: str) -> Diagnosis:
         (Cause("unknown", text, 0.5, (line,), text, text),), (patch,), (Alternative("dtype", text, text, text, text),),
         unknown=(text,), start=2, also_in=(text,), wrappers=(line,),
     )  # fmt: skip
-    return Diagnosis("a.log", (incident,), (text,), (StartUp(1, text, text, 1, facts, in_force),))
+    return Diagnosis("a.log", (incident,), (text,), (EngineStart(1, text, text, 1, facts, in_force),))
 
 
 SECRETS = st.text("abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789", min_size=12, max_size=40).filter(
@@ -96,7 +96,9 @@ CARRIERS = (
 
 
 @forms
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(secret=SECRETS, carrier=st.sampled_from(CARRIERS))
 def test_a_secret_never_survives(form, secret, carrier):
     assert secret not in form(laden(carrier.format(secret)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oomguard.diagnosing import diagnose_lines
 from oomguard.facts import Fact
-from oomguard.incident import Alternative, Diagnosis, Effect, Incident, Patch, SettingInForce, StartUp
+from oomguard.incident import Alternative, Diagnosis, Effect, EngineStart, Incident, Patch, SettingInForce
 from oomguard.observe.source import Line
 from oomguard.report.json import to_dict, to_json
 
@@ -214,7 +214,7 @@ def test_the_output_is_valid_json_whatever_the_log_holds(text, value, notes):
     incident = Incident(text, text, facts={"model": Fact("model", value)}, plan=(patch,), unknown=(text,))
     in_force = {text: SettingInForce(text, value, None, "given")}
 
-    line = to_json(Diagnosis(text, (incident,), tuple(notes), (StartUp(1, settings=in_force),)))
+    line = to_json(Diagnosis(text, (incident,), tuple(notes), (EngineStart(1, settings=in_force),)))
 
     assert json.loads(line.encode("utf-8"), parse_constant=refuse)["source"] == text
     assert len(line.splitlines()) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 from oomguard.report.html_style import DARK, STYLE
 from oomguard.report.notebook import notebook_html
@@ -14,6 +16,14 @@ def test_it_is_a_fragment_that_runs_and_loads_nothing(diagnosis_of_all):
     assert text.startswith('<div class="oomguard">')
     assert text.endswith("</div>\n")
     assert not re.search(r"<(?:html|body|script|link|img|iframe|h1)\b|url\(|@import|https?:", text)
+
+
+def test_a_diagnosis_shows_itself_in_a_notebook_that_imports_nothing_but_the_record():
+    made = "from oomguard.incident import Diagnosis; print(Diagnosis('a.log')._repr_html_())"
+    shown = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.startswith('<div class="oomguard">')
+    assert "a.log" in shown.stdout
 
 
 def test_every_style_is_below_its_own_class():

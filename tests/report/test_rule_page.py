@@ -12,13 +12,14 @@ from oomguard.diagnosing import assess
 from oomguard.facts import REGISTRY
 from oomguard.remedy.policy import Policy
 from oomguard.report.rule_page import MARK, Example, index_page, rule_page, signature_page
-from oomguard.rules.load import Rule, RuleSet, load_rules
-from oomguard.selftest import incident_from
+from oomguard.rule_testing import incident_from
+from oomguard.rules.load import RuleSet, load_rules
+from oomguard.rules.rule import Rule
 
 RULES = load_rules()
 SECTIONS = (
     "What it means",
-    "When it is said",
+    "When it applies",
     "How sure it is",
     "How to confirm it",
     "What to change, and what it costs",
@@ -75,7 +76,7 @@ def test_the_meaning_and_the_example_are_rendered_from_the_rule_s_own_test():
 
 
 def test_a_test_that_does_not_match_is_listed_as_such():
-    assert section(page(RULES.rule("OG201")), "When it is not said").strip() == (
+    assert section(page(RULES.rule("OG201")), "When it does not apply").strip() == (
         "- `kv_cache_none_left` with `max_model_len_tokens = 32768`"
     )
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from oomguard.facts import GIB, Fact
 from oomguard.incident import Evidence, Incident, Location
 from oomguard.rules.expressions import compile_expression
-from oomguard.rules.load import Confidence, Rule, RuleSet
+from oomguard.rules.load import RuleSet
 from oomguard.rules.match import confidence, explain, matches
+from oomguard.rules.rule import Confidence, Rule
 
 
 def condition(source: str):

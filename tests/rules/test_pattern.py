@@ -48,11 +48,11 @@ def refused(text: str) -> RuleError:
     ],
 )
 def test_a_huge_repetition_is_refused_at_its_column_before_it_is_compiled(text, column):
-    began = time.perf_counter()
+    began = time.process_time()
 
     error = refused(text)
 
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert error.column == column
     assert f"longer than {MAX_REPEATED_CHARS} characters with its repetitions written out" in str(error)
 

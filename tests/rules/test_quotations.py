@@ -9,8 +9,9 @@ import pytest
 from oomguard.diagnosing import default_rules, diagnose
 from oomguard.observe.scan import scan
 from oomguard.observe.source import Line
-from oomguard.rules.load import Quotation, RuleSet
-from oomguard.selftest import problems
+from oomguard.rule_testing import problems
+from oomguard.rules.load import RuleSet
+from oomguard.rules.signature import Quotation
 
 RULES = default_rules()
 QUOTATIONS = RULES.quotations

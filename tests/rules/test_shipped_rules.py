@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from oomguard.incident import CAUSES, KINDS, PHASES
-from oomguard.remedy.settings import SETTINGS
-from oomguard.remedy.solvers import SOLVERS
+from oomguard.incident import CAUSES, PHASES
+from oomguard.kinds import KINDS
+from oomguard.remedy.printed import SOLVERS
+from oomguard.rule_testing import problems
 from oomguard.rules.load import RuleSet, load_rules, shipped_root
-from oomguard.selftest import problems
+from oomguard.settings import SETTINGS
 
 FILES = sorted(shipped_root().rglob("*.toml"))
 
 
 @cache
 def shipped() -> RuleSet:
-    return load_rules()
+    return load_rules(check=True)
 
 
 @cache
 def shipped_problems() -> tuple[str, ...]:
     return tuple(problems(shipped()))
+
+
+def test_loading_the_shipped_rules_compiles_no_pattern_and_no_condition():
+    code = "import sys; from oomguard.rules.load import load_rules; load_rules(); print({'regex', 'cel_expr_python'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_there_are_shipped_rule_files():

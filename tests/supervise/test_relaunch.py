@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from oomguard.journal import Journal
+from oomguard.journal.store import Journal
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 
@@ -23,7 +23,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "oomguard", "run", *options, "--", sys.executable, str(ENGINE), *engine]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=90, check=False, env={**os.environ, **(env or {})}
+        command, capture_output=True, text=True, timeout=200, check=False, env={**os.environ, **(env or {})}
     )
 
 
@@ -53,6 +53,24 @@ def test_the_cause_is_shown_once_and_the_wrapper_not_at_all():
     panels = [line for line in ran.stderr.splitlines() if line.startswith(("╭", "+-"))]
     assert len(panels) == 1
     assert "engine_dead" not in ran.stderr
+
+
+def test_a_worker_that_a_signal_killed_is_told_as_that_and_nothing_is_changed():
+    died = "(EngineCore pid=2) ERROR [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -4), shutting down executor."
+    command = ["sh", "-c", 'echo "$0"; exit 1', died]
+    ran = subprocess.run(
+        [sys.executable, "-m", "oomguard", "run", "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.count("oomguard: attempt started") == 1
+    said = " ".join(line.strip("│ ") for line in ran.stderr.splitlines())
+    assert "A process of the engine was killed by SIGILL: it used an instruction that this CPU does not have" in said
+    assert "This is no memory failure" in said
+    assert "nothing more to change by itself" in said
 
 
 def test_a_pinned_setting_stays():
@@ -181,7 +199,7 @@ def test_a_stop_in_the_middle_of_a_relaunch_is_a_stop(tmp_path, number):
             break
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == 128 + number or process.returncode == 1
     assert count.read_text().split() == ["32768", "1792"]
     assert (
@@ -194,11 +212,13 @@ def test_a_stop_in_the_middle_of_a_relaunch_is_a_stop(tmp_path, number):
 def test_a_stop_between_attempts_starts_none(tmp_path):
     """The signal arrives while the first attempt is ending: its failure is not remedied."""
     count = tmp_path / "count"
-    script = tmp_path / "slow.py"
+    script, sent = tmp_path / "slow.py", tmp_path / "sent"
     script.write_text(
-        "import subprocess, sys, time, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "import os, subprocess, sys, time, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         f"p = subprocess.run([sys.executable, {str(ENGINE)!r}, '--count', {str(count)!r}])\n"
-        "print('FAILED', flush=True)\ntime.sleep(1.5)\nsys.exit(p.returncode)\n"
+        "print('FAILED', flush=True)\n"
+        f"while not os.path.exists({str(sent)!r}): time.sleep(0.05)\n"
+        "sys.exit(p.returncode)\n"
     )
     command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(script)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -206,7 +226,8 @@ def test_a_stop_between_attempts_starts_none(tmp_path):
         if line == b"FAILED\n":
             break
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    sent.touch()
+    process.communicate(timeout=200)
     time.sleep(0.2)
     assert count.read_text().split() == ["32768"]
     assert process.returncode == 1

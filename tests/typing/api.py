@@ -48,3 +48,11 @@ def uses() -> None:
     for incident in found.incidents:
         for patch in incident.plan:
             print(patch.setting, patch.old, patch.new, str(patch.effect), patch.applicable)
+    start: oomguard.StartPlan = oomguard.plan(
+        Path("folder"), gpu_memory="24GiB", max_model_len=8192, enforce_eager=True
+    )
+    print(start.fits, start.budget.kv_cache_pool_bytes, [patch.new for patch in start.changes], start.needed)
+    call: oomguard.CallBudget = oomguard.plan("org/name", engine="transformers", gpu_memory=24 << 30, batch_size=4)
+    print(call.fits, call.largest_batch_size)
+    changed: oomguard.Comparison = oomguard.diff(Path("old.log"), found, new_start=2)
+    print(changed.headline, changed.differs, [row.name for row in changed.rows], changed.explanations)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "kv_models.json").read_text())
+MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "data" / "kv_models.json").read_text())
 GEMMA4 = {
     "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 512, "max_position_embeddings": 8192,
-    "sliding_window": 512, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 2, "torch_dtype": "bfloat16",
+    "sliding_window": 512, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 2, "torch_dtype": "float16",
     "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
 }  # fmt: skip
 MIMO = {
@@ -20,7 +20,7 @@ MIMO = {
     "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128,
     "swa_num_attention_heads": 16, "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128, "sliding_window": 128,
     "sliding_window_size": 128, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "attention_bias": False, "layernorm_epsilon": 1e-5,
-    "vocab_size": 512, "max_position_embeddings": 8192, "hidden_act": "silu", "torch_dtype": "bfloat16", "moe_layer_freq": [0] * 6,
+    "vocab_size": 512, "max_position_embeddings": 8192, "hidden_act": "silu", "torch_dtype": "float16", "moe_layer_freq": [0] * 6,
     "rope_theta": 10000, "tie_word_embeddings": False, "partial_rotary_factor": 0.334, "n_routed_experts": 2, "num_experts_per_tok": 1,
 }  # fmt: skip
 CONFIGS = {

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+import vllm_configs
 
 
 @pytest.mark.usefixtures("vllm_env")
 @pytest.mark.parametrize("name", ["hybrid of states, length", "nothing left, 4 GiB needed", "two settings at once"])
-def test_one_relaunch_and_nearly_the_best_value(monkeypatch, tmp_path, name):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    sys.modules.pop("vllm_configs", None)
-    import vllm_configs
-
+def test_one_relaunch_and_nearly_the_best_value(tmp_path, name):
     case = vllm_configs.CASES[name]
-    models = json.loads((BENCHMARKS / "kv_models.json").read_text()) | {"wide": vllm_configs.WIDE}
+    models = json.loads(vllm_configs.MODELS.read_text()) | {"wide": vllm_configs.WIDE}
     (tmp_path / "config.json").write_text(json.dumps(models[case["model"]]))
-    command = [str(vllm_configs.PYTHON), str(BENCHMARKS / "vllm_start.py"), "--model", str(tmp_path), *case["flags"]]
+    command = [str(vllm_configs.PYTHON), str(vllm_configs.START), "--model", str(tmp_path), *case["flags"]]
 
     ran, records = vllm_configs.with_oomguard(command, tmp_path / "journal.sqlite3")
 

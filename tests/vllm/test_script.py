@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.journal import Journal
+from oomguard.journal.store import Journal
 
 GIB = 2**30
+SMALL = json.dumps({"max_model_len": 1024, "kv_cache_memory_bytes": 1000000})
 
 
 def run(
@@ -145,12 +146,13 @@ def test_logs_of_the_real_engine_are_diagnosed_alike_when_saved(folder, vllm_env
     assert incident["location"]["process"].startswith("Worker pid=")
 
 
-def test_a_healthy_start_has_no_incident(folder, vllm_env, tmp_path):
-    log = tmp_path / "run.log"
-    settings = json.dumps({"max_model_len": 1024, "kv_cache_memory_bytes": 1000000})
+@pytest.fixture(scope="module")
+def healthy_log(folder, vllm_env, tmp_path_factory) -> Path:
+    """The saved log of a start that works, with the plugin installed and our variable not set."""
+    log = tmp_path_factory.mktemp("healthy") / "run.log"
     with log.open("wb") as file:
         subprocess.run(
-            ["python", "feasible.py", settings],
+            ["python", "feasible.py", SMALL],
             cwd=folder,
             env=vllm_env,
             stdout=file,
@@ -158,9 +160,13 @@ def test_a_healthy_start_has_no_incident(folder, vllm_env, tmp_path):
             timeout=300,
             check=True,
         )
-    assert b'"starts": true' in log.read_bytes()
+    return log
+
+
+def test_a_healthy_start_has_no_incident(healthy_log, vllm_env):
+    assert b'"starts": true' in healthy_log.read_bytes()
     ran = subprocess.run(
-        ["oomguard", "diagnose", "--format", "json", str(log)],
+        ["oomguard", "diagnose", "--format", "json", str(healthy_log)],
         env=vllm_env,
         capture_output=True,
         text=True,
@@ -170,20 +176,10 @@ def test_a_healthy_start_has_no_incident(folder, vllm_env, tmp_path):
     assert json.loads(ran.stdout)["incidents"] == []
 
 
-def test_an_installed_plugin_changes_nothing_without_our_variable(folder, vllm_env):
-    settings = json.dumps({"max_model_len": 1024, "kv_cache_memory_bytes": 1000000})
-    plain = subprocess.run(
-        ["python", "feasible.py", settings],
-        cwd=folder,
-        env=vllm_env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+def test_an_installed_plugin_changes_nothing_without_our_variable(healthy_log, folder, vllm_env):
     changed_env = {**vllm_env, "OOMGUARD_VLLM_OVERRIDES": '{"max_model_len": 512}'}
     changed = subprocess.run(
-        ["python", "feasible.py", settings],
+        ["python", "feasible.py", SMALL],
         cwd=folder,
         env=changed_env,
         capture_output=True,
@@ -191,5 +187,5 @@ def test_an_installed_plugin_changes_nothing_without_our_variable(folder, vllm_e
         timeout=300,
         check=True,
     )
-    assert '"max_model_len": 1024' in plain.stdout
+    assert '"max_model_len": 1024' in healthy_log.read_text()
     assert '"max_model_len": 512' in changed.stdout

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from oomguard.journal import Journal
+from oomguard.journal.store import Journal
 
 
 def free_port() -> int:

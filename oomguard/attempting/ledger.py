@@ -1,0 +1,141 @@
+"""The ledger of one remedied run: what was tried, what came of it, and what the next attempt changes.
+
+A guarded call, a loop over ``oomguard.attempts`` and a command under ``oomguard run`` go the same way: an attempt begins
+with the patches chosen after the last one, ends with what was seen, and leads to the next patches, until it succeeds,
+nothing is left to change, or the policy leaves no attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from oomguard.diagnosing import assess_all
+from oomguard.facts import Fact, FactValue
+from oomguard.incident import Attempt, Diagnosis, Incident, Patch
+from oomguard.remedy.modelled import FailureModel
+from oomguard.remedy.planner import next_patches
+from oomguard.remedy.policy import Policy
+from oomguard.rules.load import RuleSet
+
+
+class Ledger:
+    """The attempts of one run under one policy.
+
+    Attributes:
+        settings: the settings that may be changed, with their values in the attempt under way.
+        patches: what is new in the attempt under way.
+        pending: the patches of the next attempt; empty where none follows.
+        attempts: the attempts that ended, in order.
+        tried: every (setting, value) that failed; none is chosen again.
+        diagnosis: the last one that found anything.
+        exhausted: whether patches were left when the policy's relaunches or its time were not.
+    """
+
+    def __init__(self, policy: Policy, settings: Mapping[str, FactValue] | None = None) -> None:
+        self.policy = policy
+        self.settings: dict[str, FactValue] = dict(settings or {})
+        self.patches: tuple[Patch, ...] = ()
+        self.pending: tuple[Patch, ...] = ()
+        self.attempts: list[Attempt] = []
+        self.tried: set[tuple[str, FactValue]] = set()
+        self.diagnosis: Diagnosis | None = None
+        self.exhausted = False
+        self._is_stopped = False
+        self._began_s = self._attempt_began_s = time.monotonic()
+
+    def rounds(self) -> Iterator[int]:
+        """Begin one attempt after the other and yield its number; end where the last one chose no patches.
+
+        A run that succeeds at once loads no tenacity: it drives the relaunches.
+        """
+        yield self._begin()
+        if self.pending and self._leaves_another():
+            import tenacity
+
+            relaunches = tenacity.Retrying(
+                retry=tenacity.retry_if_result(lambda _result: bool(self.pending)),
+                stop=lambda _state: not self._leaves_another(),
+                retry_error_callback=lambda _state: None,
+            )
+            for relaunch in relaunches:
+                yield self._begin()
+                relaunch.retry_state.set_result(None)
+        self.exhausted = self.exhausted or bool(self.pending)
+
+    def _begin(self) -> int:
+        self.patches, self.pending = self.pending, ()
+        for patch in self.patches:
+            assert patch.new is not None  # noqa: S101 - only applicable patches are chosen
+            self.settings[patch.setting] = patch.new
+        self._attempt_began_s = time.monotonic()
+        return len(self.attempts) + 1
+
+    def diagnose(
+        self,
+        scanned: Diagnosis,
+        rules: RuleSet,
+        *,
+        failed_with: Mapping[str, FactValue] | None = None,
+        given: Mapping[str, Fact] | None = None,
+        local_models: bool = False,
+        behind: FailureModel | None = None,
+    ) -> Diagnosis:
+        """Explain a failed attempt and plan for it; nothing it failed with is planned again.
+
+        Args:
+            scanned: what the attempt's output or exception says.
+            rules: the rules that explain it.
+            failed_with: the values in force when it failed; None: ``settings``.
+            given: facts that fill what was not printed.
+            local_models: whether the memory model may read a model folder that the output names.
+            behind: the model behind the failure, where the caller has it.
+        """
+        self.tried.update((self.settings if failed_with is None else failed_with).items())
+        found = assess_all(
+            scanned, rules, self.policy, self.tried, given=given, local_models=local_models, behind=behind
+        )
+        if found.incidents:
+            self.diagnosis = found
+        return found
+
+    def end(
+        self,
+        incident: Incident | None = None,
+        *,
+        error: str = "",
+        exit_status: int | None = None,
+        seconds: float | None = None,
+        measured: Mapping[str, float] | None = None,
+    ) -> Attempt:
+        """End the attempt under way with what was seen of it; ``seconds`` None: since it began."""
+        took_s = time.monotonic() - self._attempt_began_s if seconds is None else seconds
+        number, settings = len(self.attempts) + 1, dict(self.settings)
+        attempt = Attempt(number, settings, self.patches, incident, exit_status, error, took_s, measured or {})
+        self.attempts.append(attempt)
+        return attempt
+
+    def wanted(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
+        """Return the patches that the plan offers and ``carries`` accepts by setting, none of which has failed."""
+        return next_patches(incident, carries, self.tried) if incident.is_oom else ()
+
+    def choose(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
+        """Choose the patches of the next attempt, after the last one has ended.
+
+        Empty after a stop, where nothing is left to change, and where the policy leaves no attempt (``exhausted``).
+        """
+        wanted = () if self._is_stopped else self.wanted(incident, carries)
+        self.exhausted = bool(wanted) and not self._leaves_another()
+        self.pending = () if self.exhausted else wanted
+        return self.pending
+
+    def stop(self) -> None:
+        """Choose nothing from here on, and drop what was chosen: the user's stop is a stop."""
+        self._is_stopped = True
+        self.pending = ()
+
+    def _leaves_another(self) -> bool:
+        """Return whether the policy leaves another attempt: relaunches and time."""
+        spent_s = time.monotonic() - self._began_s
+        in_time = self.policy.deadline_s is None or spent_s < self.policy.deadline_s
+        return in_time and len(self.attempts) <= self.policy.max_relaunches

@@ -1,0 +1,77 @@
+"""The GPU that is budgeted for: given by its size, by its name, or one of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oomguard.errors import SettingError, UsageError
+from oomguard.facts import parse_size
+from oomguard.memory.ceilings import free_at_start, kind_of
+
+_HOW_TO_SAY: str = "say which: --gpu-memory 24GiB or --gpu-name H100; in Python gpu_memory='24GiB' or gpu_name='H100'"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU: its total memory, its name where one is known, and whether it is a GPU of this machine."""
+
+    total_bytes: int
+    name: str | None = None
+    of_this_machine: bool = False
+
+
+def find_gpu(memory: str | int | None = None, index: int | None = None, name: str | None = None) -> Gpu:
+    """Find the GPU that one of the three names, else the first one of this machine.
+
+    Args:
+        memory: total memory, in bytes or as a size such as ``24GiB``.
+        index: index of a GPU of this machine.
+        name: a GPU by its name, such as ``H100``.
+
+    Raises:
+        SettingError: the memory is no size above zero, or the name is not known.
+        UsageError: more than one is given, or no GPU can be seen here.
+    """
+    if sum(value is not None for value in (memory, index, name)) > 1:
+        raise UsageError("gpu_memory, gpu and gpu_name name the same thing", hint="give one of them")
+    if memory is not None:
+        return Gpu(_read_total(memory))
+    if name is not None:
+        from oomguard.memory.constants import gpu_total_bytes
+
+        return Gpu(gpu_total_bytes(name), name)
+    from oomguard.observe.nvml import devices
+
+    device = next((d for d in devices() or () if d.index == (index or 0) and d.total_bytes), None)
+    if device is None or device.total_bytes is None:
+        what = "no GPU can be seen here" if index is None else f"GPU {index} cannot be seen here"
+        raise UsageError(what, hint=_HOW_TO_SAY)
+    return Gpu(device.total_bytes, device.name, of_this_machine=True)
+
+
+def _read_total(memory: str | int) -> int:
+    total = parse_size(memory).bytes if isinstance(memory, str) else memory
+    if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
+        hint = "give the total memory of one GPU, in bytes or as a size such as 24GiB"
+        raise SettingError(f"gpu_memory is {memory!r}", hint=hint)
+    return total
+
+
+def free_of(gpu: Gpu, kind: str | None, replicas: int) -> tuple[int | None, str]:
+    """Return the bytes of a GPU that are free when an engine starts, and what says so.
+
+    None stands for all but the CUDA context, which is what an empty GPU of its own leaves.
+
+    Args:
+        gpu: the GPU.
+        kind: one of ``ceilings.KINDS``; None decides by the GPU's name and, on this machine, by the host.
+        replicas: engines that share a time-sliced GPU.
+
+    Raises:
+        SettingError: the kind is not known.
+    """
+    if kind is None:
+        from oomguard.observe.host import wsl_version
+
+        kind = kind_of(gpu.name, on_wsl2=gpu.of_this_machine and wsl_version() == 2)
+    return free_at_start(gpu.total_bytes, kind, replicas)

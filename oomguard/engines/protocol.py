@@ -1,0 +1,105 @@
+"""What oomguard asks of an engine.
+
+An engine is a folder here, and what lies in it says what it can do:
+
+- ``settings.toml``: how it spells each setting, and its defaults (read by surfaces.py).
+- ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
+- ``calls.py``: ``watch(handler)``, for an engine that is called inside the process; a call of it answers to ``WatchedCall``.
+
+How its log tells a failure, and its end, stands in rules/signatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from oomguard.engines.command import Launch
+from oomguard.facts import FactValue
+from oomguard.incident import EngineStart, SettingInForce
+from oomguard.memory.generate.rows import CallTrace
+
+
+class Launcher(Protocol):
+    """The module ``launch`` of an engine: how a command that starts it is read, changed, and judged at its end."""
+
+    NAME: str
+
+    def is_own_command(self, argv: tuple[str, ...]) -> bool:
+        """Return whether the command itself is the engine's, so that its flags reach the engine."""
+
+    def reaches_scripts(self) -> bool:
+        """Return whether settings can be carried into a program that starts the engine by itself."""
+
+    def settings_in_force(self, launch: Launch) -> dict[str, SettingInForce]:
+        """Return the settings that the launch itself gives."""
+
+    def carries(self, name: str) -> bool:
+        """Return whether a launch can be changed by this setting."""
+
+    def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
+        """Return the launch with these settings; ``session`` is a folder of this run, for what has to lie in a file."""
+
+    def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
+        """Return a line to paste that runs the launch with these settings, without ``oomguard run`` around it."""
+
+    def took_effect(self, launch: Launch, session: Path) -> bool:
+        """Return whether the settings of ``apply`` reached the engine, as far as can be told."""
+
+    def keep_measured(self, starts: tuple[EngineStart, ...], source: str) -> bool:
+        """Keep what a start measured for the plans to come; return whether there was anything to keep."""
+
+
+class WatchedCall(Protocol):
+    """One call of an engine, or of a function that works on rows, before it is run."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments of the whole call."""
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """The keyword arguments of the whole call."""
+
+    @property
+    def model(self) -> Any:
+        """The model that runs; its weights are alive before the call. None where the call has none."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the call; 1 where it has none that can be told."""
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of the prompt, padding included."""
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Tokens that the call may generate."""
+
+    @property
+    def not_splittable(self) -> str | None:
+        """Why its rows cannot be run apart; None where they can."""
+
+    @property
+    def result_row_bytes(self) -> int:
+        """Bytes of one row of the result, alive while later parts run; 0 where they are not known."""
+
+    def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the call on rows ``start`` to ``stop``."""
+
+    def problem(self, part: Any, rows: int) -> str | None:
+        """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
+
+    def merge(self, parts: Sequence[Any]) -> Any:
+        """Return the results of all parts as one, in order; each has passed ``problem``."""
+
+    def traced(self) -> CallTrace | None:
+        """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""
+
+
+# How a watched call is read from the object it is called on and its arguments.
+ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
+# What every watched call goes through: it gets the reader, the engine's own function, its object and the arguments.
+Handler = Callable[[ReadCall, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -1,0 +1,1 @@
+"""Hugging Face transformers: which calls are watched, and how they are split."""

@@ -1,0 +1,179 @@
+"""``generate`` of Hugging Face transformers: watching it, and running it in parts that give the same rows in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.engines.transformers.traced_call import TracedCall
+
+# Arguments known to hold one row per input. A tensor under any other name may not (images of several per row, say),
+# so a call that has one is not split.
+_ROW_ARGUMENTS: Final = frozenset(
+    {
+        "inputs",
+        "input_ids",
+        "inputs_embeds",
+        "attention_mask",
+        "position_ids",
+        "token_type_ids",
+        "decoder_input_ids",
+        "decoder_attention_mask",
+        "input_features",
+    }
+)
+# Arguments that see the whole batch, or count its rows.
+_UNSPLITTABLE: Final = (
+    "streamer",
+    "past_key_values",
+    "assistant_model",
+    "encoder_outputs",
+    "prefix_allowed_tokens_fn",
+    "logits_processor",
+    "stopping_criteria",
+    "custom_generate",
+    "negative_prompt_ids",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """One call of ``generate``: its rows and lengths, and how to make a part of it and put parts together again."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    rows: int
+    prompt_tokens: int | None
+    max_new_tokens: int | None
+    not_splittable: str | None
+
+    @classmethod
+    def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:
+        """Read a call; ``not_splittable`` says why its rows cannot be run apart, None where they can."""
+        import torch
+
+        main = (
+            args[0]
+            if args
+            else next(
+                (
+                    kwargs[n]
+                    for n in ("inputs", "input_ids", "inputs_embeds", "input_features")
+                    if kwargs.get(n) is not None
+                ),
+                None,
+            )
+        )
+        reason = None
+        if not isinstance(main, torch.Tensor) or main.dim() < 2:
+            return cls(model, args, kwargs, 1, None, None, "no rows to split: the call has no tensor of inputs")
+        rows = main.shape[0]
+        for name, value in kwargs.items():
+            known = name in _ROW_ARGUMENTS and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
+            if name == "position_ids" and known and value.dim() > 2:
+                known = False  # some models put an axis of three before the rows
+            if not known and _holds_tensors(value):
+                reason = f"the argument {name} is not known to hold one row per input"
+        for name in _UNSPLITTABLE:
+            if kwargs.get(name) is not None and kwargs[name] != []:
+                reason = f"the argument {name} belongs to the whole batch"
+        if any(argument is not None for argument in args[2:]) or (len(args) > 1 and _holds_tensors(args[1])):
+            reason = "positional arguments after the configuration belong to the whole batch"
+        if _option(model, args, kwargs, "return_dict_in_generate"):
+            reason = "return_dict_in_generate: parts cannot be put together again"
+        prompt = main.shape[1]
+        return cls(model, args, kwargs, rows, prompt, _new_tokens(model, args, kwargs, prompt), reason)
+
+    def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with rows ``start`` to ``stop``, padding columns included, so that tokens stay the same."""
+        import torch
+
+        args = tuple(a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a for i, a in enumerate(self.args))
+        kwargs = {
+            n: v[start:stop] if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS else v
+            for n, v in self.kwargs.items()
+        }
+        return args, kwargs
+
+    def problem(self, part: Any, rows: int) -> str | None:
+        """Return why the result of a part cannot be put together with others; None where it can."""
+        import torch
+
+        if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
+            return None
+        return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
+
+    def merge(self, parts: Sequence[Any]) -> Any:
+        """Return the rows of all parts in order; pad a part that ended earlier on the right, as one batch would have been."""
+        import torch
+
+        longest = max(part.shape[1] for part in parts)
+        padded = [
+            torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=self._pad_token())
+            if part.shape[1] < longest
+            else part
+            for part in parts
+        ]
+        return torch.cat(padded)
+
+    def _pad_token(self) -> int:
+        for name in ("pad_token_id", "eos_token_id"):
+            value = _option(self.model, self.args, self.kwargs, name)
+            if isinstance(value, (list, tuple)):
+                value = value[0] if value else None
+            if value is not None:
+                return int(value)
+        return 0
+
+    @property
+    def result_row_bytes(self) -> int:
+        """Bytes of one row of the result, which stays alive while later parts run."""
+        returned = int(_option(self.model, self.args, self.kwargs, "num_return_sequences") or 1)
+        encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
+        return 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
+
+    def traced(self) -> TracedCall | None:
+        """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
+        if self.max_new_tokens is None or self.not_splittable is not None or not hasattr(self.model, "parameters"):
+            return None
+        import torch
+
+        arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
+        if len(self.args) > 1:
+            arguments["generation_config"] = self.args[1]
+        cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
+        others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE}
+        return TracedCall(self.model, cut, others, max(1, self.max_new_tokens))
+
+
+def _option(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
+    """Return an option of the call as transformers resolves it: keyword, given configuration, the model's own."""
+    if kwargs.get(name) is not None:
+        return kwargs[name]
+    given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+    for config in (given, getattr(model, "generation_config", None)):
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prompt_tokens: int) -> int | None:
+    new = _option(model, args, kwargs, "max_new_tokens")
+    if new is not None:
+        return int(new)
+    total = _option(model, args, kwargs, "max_length")
+    if total is None:
+        return None
+    encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return int(total) if encoder_decoder else max(0, int(total) - prompt_tokens)
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds_tensors(entry) for entry in value)
+    if isinstance(value, dict):
+        return any(_holds_tensors(entry) for entry in value.values())
+    return hasattr(value, "untyped_storage")

@@ -1,0 +1,80 @@
+"""What a call of ``generate`` would need with other numbers of rows: its own model's code, run under fake tensors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from oomguard.facts import MIB
+from oomguard.log import get_logger
+
+# After this no further number of rows is tried: the answer so far is known to fit.
+_LIMIT_S: Final = 120.0
+# Kernels' own memory, which no trace sees: cuBLAS takes up to 32 MiB of workspace a handle (torch's default on Hopper).
+_SCRATCH_BYTES: Final = 64 * MIB
+
+
+class TracedCall:
+    """One call, to be asked for the bytes that ``n`` rows of it take beyond what is alive before it."""
+
+    def __init__(self, model: Any, row_arguments: Mapping[str, Any], others: Mapping[str, Any], steps: int) -> None:
+        """``row_arguments`` hold one row per input and are cut, ``others`` are given as they are; ``steps`` is the longest answer."""
+        self._model, self._row_arguments, self._others, self._steps = model, row_arguments, others, steps
+        self._mask_is_full = False
+        self._twin: Any = None
+        self._started_s = time.monotonic()
+        self._failed = False
+
+    def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
+        """Return the bytes of ``rows`` rows at the call's peak; None where the model cannot be traced, or not in time.
+
+        On CUDA a need within ``room_bytes`` is also replayed through torch's caching allocator there, and is above it where
+        the allocator would run out.
+        """
+        if self._failed or time.monotonic() - self._started_s > _LIMIT_S:
+            return None
+        try:
+            return self._traced(rows, room_bytes)
+        except Exception as error:  # noqa: BLE001 - a model's own code under fake tensors: anything, and all means "not known"
+            self._failed = True
+            get_logger().debug("the call cannot be traced", error=f"{type(error).__name__}: {error}")
+            return None
+
+    def _pads(self, ids: Any) -> bool:
+        """Return whether the inputs hold tokens that transformers takes for padding."""
+        from oomguard.memory.generate.fake_generate import is_full
+
+        pad = self._others.get("pad_token_id")
+        if pad is None:
+            pad = getattr(getattr(self._model, "generation_config", None), "pad_token_id", None)
+        return isinstance(pad, int) and not ids.dtype.is_floating_point and not is_full(ids - pad)
+
+    def _traced(self, rows: int, room_bytes: int | None) -> int | None:
+        from oomguard.memory.generate.fake_generate import is_full, rows_like, trace_call, twin_of
+
+        if self._twin is None:
+            devices = {tensor.device for tensor in (*self._model.parameters(), *self._model.buffers())}
+            if len(devices) != 1:
+                self._failed = True  # the peak of each of several devices is not told apart
+                return None
+            self._twin = twin_of(self._model)
+            mask = self._row_arguments.get("attention_mask")
+            self._mask_is_full = is_full(mask)
+            ids = self._row_arguments.get("input_ids", self._row_arguments.get("inputs"))
+            if mask is None and ids is not None and self._pads(ids):
+                # transformers makes the mask itself where it finds padding.
+                self._row_arguments = {**self._row_arguments, "attention_mask": ids}
+                self._mask_is_full = False
+        arguments = {name: rows_like(self._twin, value, rows) for name, value in self._row_arguments.items()}
+        on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
+        traced = trace_call(
+            self._twin, {**self._others, **arguments}, self._steps, mask_is_full=self._mask_is_full, keep_events=on_cuda
+        )
+        need = traced.peak_bytes(self._steps) - traced.start_bytes + (_SCRATCH_BYTES if on_cuda else 0)
+        if on_cuda and room_bytes is not None and need <= room_bytes:
+            from oomguard.memory.generate.caching_allocator import replay
+
+            if replay(traced.all_events(self._steps), traced.start_bytes + room_bytes) is None:
+                return room_bytes + 1
+        return need

@@ -1,0 +1,1 @@
+"""vLLM: how its commands are read and changed, and what runs inside it."""

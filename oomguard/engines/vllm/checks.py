@@ -1,0 +1,40 @@
+"""Whether vLLM will find and load the plugin that carries settings into an unchanged script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Final
+
+from oomguard.observe.check import Check
+
+_GROUP: Final = "vllm.general_plugins"
+_ALLOWED: Final = "VLLM_PLUGINS"
+_REINSTALL: Final = "pip install --force-reinstall --no-deps oomguard"
+
+
+def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
+    """Check that the plugin is registered, that it loads, and that the environment's list of plugins names it."""
+    yield _registered_check()
+    allowed = environ.get(_ALLOWED)
+    if allowed is None:
+        yield Check("vllm_plugin", "ok", f"{_ALLOWED} is not set: vLLM loads every plugin")
+    elif "oomguard" in allowed.split(","):
+        yield Check("vllm_plugin", "ok", f"{_ALLOWED}={allowed}")
+    else:
+        text = f"{_ALLOWED}={allowed} leaves oomguard out: only oomguard run adds it by itself"
+        added = f'"${_ALLOWED},oomguard"' if allowed else "oomguard"
+        yield Check("vllm_plugin", "problem", text, f"export {_ALLOWED}={added}")
+
+
+def _registered_check() -> Check:
+    found = next((entry for entry in metadata.entry_points(group=_GROUP) if entry.name == "oomguard"), None)
+    if found is None:
+        text = f"the vLLM plugin is not registered in {_GROUP} of this environment"
+        return Check("vllm_plugin", "problem", text, _REINSTALL)
+    try:
+        found.load()
+    except Exception as error:  # noqa: BLE001 - whatever loading raises is the answer
+        text = f"the vLLM plugin does not load: {type(error).__name__}: {error}"
+        return Check("vllm_plugin", "problem", text, _REINSTALL)
+    return Check("vllm_plugin", "ok", f"the vLLM plugin is registered in {_GROUP}")

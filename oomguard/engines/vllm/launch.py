@@ -1,0 +1,134 @@
+"""Carrying patches to vLLM: by flags where the command is vLLM's own, else through the plugin in the child."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Final
+
+from oomguard._version import __version__
+from oomguard.engines.command import Launch, settings_given, with_flag
+from oomguard.engines.vllm import plugin
+from oomguard.facts import FactValue
+from oomguard.incident import EngineStart, SettingInForce
+from oomguard.observe.settings_in_force import SCRIPT
+from oomguard.surfaces import surfaces
+
+NAME: Final = "vllm"
+_PLUGIN_MODULE: Final = "oomguard_vllm_plugin"
+_ACKNOWLEDGED: Final = "acknowledged.jsonl"
+_CONFIG: Final = "--config"
+
+
+def is_own_command(argv: tuple[str, ...]) -> bool:
+    """Return whether the command itself is vLLM's command line, so that flags reach the engine."""
+    names = [PurePath(word).name for word in argv]
+    if names and names[0].startswith("python"):
+        if names[1:2] == ["-m"]:
+            return len(argv) > 2 and argv[2].startswith("vllm.entrypoints.")
+        names = names[1:]
+    return names[:2] == ["vllm", "serve"]
+
+
+def gives_config_file(argv: tuple[str, ...]) -> bool:
+    """Return whether settings also come from a file, so that a flag that is absent tells nothing."""
+    return any(word.partition("=")[0] == _CONFIG for word in argv)
+
+
+def settings_in_force(launch: Launch) -> dict[str, SettingInForce]:
+    """Return the settings that the launch's flags give; of a script's command only as evidence, since it may ignore them."""
+    found = settings_given(launch.argv, NAME)
+    if not is_own_command(launch.argv):
+        return {name: replace(flag, source=SCRIPT) for name, flag in found.items()}
+    if gives_config_file(launch.argv):
+        found = {name: replace(setting, source="given") for name, setting in found.items()}
+    return found
+
+
+def carries(name: str) -> bool:
+    """Return whether vLLM has both a flag and an argument for a setting, so that any launch of it can be changed."""
+    own = surfaces(NAME).get(name)
+    return own is not None and bool(own.flags) and own.kwarg is not None
+
+
+def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
+    """Return the launch with these settings: as flags on vLLM's own command, else as overrides for the plugin.
+
+    Args:
+        launch: the command as the user gave it.
+        settings: the values to run with, by canonical name.
+        session: a folder of this run; the plugin goes there for children whose Python has no oomguard.
+    """
+    if is_own_command(launch.argv):
+        return _with_flags(launch, settings)
+    env = dict(launch.env)
+    env[plugin.OVERRIDES] = json.dumps(_overrides(settings))
+    env[plugin.ACKNOWLEDGE] = str(session / _ACKNOWLEDGED)
+    env["PYTHONPATH"] = os.pathsep.join([str(_carry(session)), *filter(None, [os.environ.get("PYTHONPATH")])])
+    if "VLLM_PLUGINS" in os.environ:  # an allow-list: joined where the user has one, never made
+        names = [name for name in os.environ["VLLM_PLUGINS"].split(",") if name]
+        env["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*names, "oomguard"]))
+    return replace(launch, env=env)
+
+
+def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
+    """Return a line to paste that runs the launch with these settings, without oomguard run around it."""
+    if is_own_command(launch.argv):
+        return _with_flags(launch, settings).shell()
+    overrides = _overrides(settings)
+    return Launch(launch.argv, {plugin.OVERRIDES: json.dumps(overrides)} if overrides else {}).shell()
+
+
+def took_effect(launch: Launch, session: Path) -> bool:
+    """Return whether the settings of ``apply`` reached an engine: flags do, overrides where a plugin acknowledged them."""
+    return is_own_command(launch.argv) or (session / _ACKNOWLEDGED).exists()
+
+
+def reaches_scripts() -> bool:
+    """Return True: the plugin changes the engine arguments of an unchanged script."""
+    return True
+
+
+def keep_measured(starts: tuple[EngineStart, ...], source: str) -> bool:
+    """Keep what the last start with figures measured, for the plans to come; False where nothing can be kept.
+
+    Raises:
+        InputError: where no start printed what its KV cache got.
+    """
+    from oomguard.memory.vllm.calibration import Calibrations, keep_measured, measured_start  # the whole memory model
+
+    return keep_measured(measured_start(starts), source, Calibrations())
+
+
+def _with_flags(launch: Launch, settings: Mapping[str, FactValue]) -> Launch:
+    for name, value in settings.items():
+        launch = with_flag(launch, name, value, NAME)
+    return launch
+
+
+def _overrides(settings: Mapping[str, FactValue]) -> dict[str, FactValue]:
+    """Return the settings as vLLM's own arguments, in vLLM's units."""
+    own = surfaces(NAME)
+    return {
+        kwarg: own[name].own(value) for name, value in settings.items() if name in own and (kwarg := own[name].kwarg)
+    }
+
+
+def _carry(session: Path) -> Path:
+    """A folder for PYTHONPATH that holds the plugin and the metadata of its entry point, and nothing else."""
+    folder = session / "plugin"
+    if not folder.exists():
+        info = folder / f"{_PLUGIN_MODULE}-{__version__}.dist-info"
+        info.mkdir(parents=True)
+        shutil.copyfile(plugin.__file__, folder / f"{_PLUGIN_MODULE}.py")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {_PLUGIN_MODULE}\nVersion: {__version__}\n", encoding="utf-8"
+        )
+        (info / "entry_points.txt").write_text(
+            f"[vllm.general_plugins]\noomguard = {_PLUGIN_MODULE}:register\n", encoding="utf-8"
+        )
+    return folder

@@ -1,0 +1,1 @@
+"""The guard: watched calls inside the process, remedied one by one."""

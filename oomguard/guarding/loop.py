@@ -1,0 +1,140 @@
+"""The explicit form: ``for attempt in oomguard.attempts(batch_size=64): with attempt: …``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
+
+from oomguard.attempting.ledger import Ledger
+from oomguard.diagnosing import default_rules
+from oomguard.engines.protocol import WatchedCall
+from oomguard.facts import Fact, FactValue
+from oomguard.guarding.failure import annotate, clear, row_bytes_at_failure, scan_error
+from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName
+from oomguard.guarding.watching import FailedCall, noting_failed_calls
+from oomguard.incident import Incident, SettingInForce
+from oomguard.observe import torch_memory
+from oomguard.observe.exceptions import chain
+from oomguard.remedy.modelled_call import CallModel
+from oomguard.remedy.policy import Policy, make_policy
+from oomguard.settings import setting
+from oomguard.switch import disabled
+
+
+class OpenAttempt:
+    """One attempt, entered with ``with``: ``settings`` holds the values to use, ``number`` counts from 1.
+
+    It swallows a memory failure inside where the next attempt is predicted to fit, and lets everything else through.
+    """
+
+    def __init__(self, loop: _Loop, number: int) -> None:
+        self.number = number
+        self.settings: Mapping[str, FactValue] = MappingProxyType(dict(loop.ledger.settings))
+        self._loop = loop
+        self._noting: contextlib.ExitStack | None = None
+        self._failed_calls: list[FailedCall] = []
+
+    def __enter__(self) -> OpenAttempt:
+        if not disabled():
+            self._noting = contextlib.ExitStack()
+            self._failed_calls = self._noting.enter_context(noting_failed_calls())
+        torch_memory.reset_peak()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._noting is not None:
+            self._noting.close()
+        try:
+            return self._loop.ended(error, self._failed_calls)
+        finally:
+            self._failed_calls.clear()
+
+
+class _Loop:
+    """The attempts of one ``for`` over ``oomguard.attempts``."""
+
+    def __init__(self, policy: Policy, settings: Mapping[str, FactValue]) -> None:
+        self.ledger = Ledger(policy, settings)
+
+    def attempts(self) -> Iterator[OpenAttempt]:
+        """Yield an attempt to enter, and another one after each whose failure led to a patch."""
+        for number in self.ledger.rounds():
+            yield OpenAttempt(self, number)
+
+    def ended(self, error: BaseException | None, calls: list[FailedCall]) -> bool:
+        """Record an attempt; return True, which swallows the exception, where another one follows."""
+        ledger, peak = self.ledger, torch_memory.peak_bytes()
+        incident = None
+        if isinstance(error, Exception) and not disabled():
+            incident = self._diagnose(error, calls)
+        name = "" if error is None else type(error).__name__
+        ledger.end(incident, error=name, measured={} if peak is None else {"peak_bytes": peak})
+        if error is None or incident is None:
+            return False
+        if ledger.choose(incident, ledger.settings.__contains__):
+            return True
+        annotate(error, incident, ledger.attempts)
+        return False
+
+    def _diagnose(self, error: Exception, calls: list[FailedCall]) -> Incident | None:
+        scanned = scan_error(error, self._in_force())
+        if scanned.first_cause is None:
+            return None
+        clear(error)
+        torch_memory.release()
+        call = next((call for raised, call in calls if any(link is raised for link in chain(error))), None)
+        model = self._model(scanned.first_cause, call)
+        found = self.ledger.diagnose(scanned, default_rules(), given=_facts(model), behind=model)
+        return found.first_cause
+
+    def _in_force(self) -> dict[str, SettingInForce]:
+        return {name: SettingInForce(name, value, True, "given") for name, value in self.ledger.settings.items()}
+
+    def _model(self, failure: Incident, call: WatchedCall | None) -> CallModel | None:
+        """Return the model behind the failure; None where the body has no batch size."""
+        rows = self.ledger.settings.get("batch_size")
+        if not isinstance(rows, int) or isinstance(rows, bool):
+            return None
+        base = torch_memory.live_bytes()
+        seen = row_bytes_at_failure(failure, base, rows)
+        # The body had not ended, so what its rows need is taken as twice what they held.
+        needed = None if seen is None else 2 * seen
+        # A watched call on all these rows tells what fewer of them need; where such a size failed too, it does not.
+        tells = call is not None and call.rows == rows and not self.ledger.attempts
+        trace = call.traced() if call is not None and tells else None
+        return CallModel(rows, base, needed, seen, trace, is_cached=torch_memory.is_cached())
+
+
+def _facts(model: CallModel | None) -> dict[str, Fact]:
+    """Return what rules and reports may know of the failed body."""
+    if model is None:
+        return {}
+    values = {"batch_size": model.rows, "baseline_bytes": model.base_bytes}
+    return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+
+
+def attempts(
+    *,
+    allow: EffectName | None = None,
+    floors: Mapping[str, FactValue] | None = None,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    **settings: FactValue,
+) -> Iterator[OpenAttempt]:
+    """Yield attempts until one succeeds, each with settings that are predicted to fit.
+
+    When nothing is left to change, the failure of the last attempt comes out with the diagnosis in its notes.
+
+    Args:
+        allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on what you left alone.
+        floors: never go below these values, by setting.
+        max_attempts: runs of the body, the first included.
+        settings: the values to begin with (``batch_size=64``).
+
+    Raises:
+        SettingError: an unknown effect or setting.
+    """
+    start = {setting(name).name: value for name, value in settings.items()}
+    return _Loop(make_policy(allow, minimum=floors, max_relaunches=max_attempts - 1), start).attempts()

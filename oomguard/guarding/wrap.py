@@ -1,0 +1,95 @@
+"""Functions that are more than one call: coroutines and generators, with a context entered while their code runs.
+
+A generator's code runs only between two of its caller's steps, so the context is entered for each step; ``send``,
+``throw`` and ``close`` reach the function as if nothing stood between.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+Context = AbstractContextManager[Any]
+
+
+def is_special(function: Callable[..., Any]) -> bool:
+    """Return whether calling the function does not run it to its end."""
+    tests = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(test(function) for test in tests)
+
+
+def enter_around(function: F, context: Context) -> F | None:
+    """Return the function with ``context`` entered while its code runs; None for a plain function.
+
+    All calls enter the same context, some at the same time: it must be reentrant.
+    """
+    if inspect.isasyncgenfunction(function):
+        return cast("F", _async_generator(function, context))
+    if inspect.iscoroutinefunction(function):
+        return cast("F", _coroutine(function, context))
+    if inspect.isgeneratorfunction(function):
+        return cast("F", _generator(function, context))
+    return None
+
+
+def _coroutine(function: Callable[..., Any], context: Context) -> Any:
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        with context:
+            return await function(*args, **kwargs)
+
+    return coroutine
+
+
+def _generator(function: Callable[..., Any], context: Context) -> Any:
+    @functools.wraps(function)
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        items = function(*args, **kwargs)
+        step, value = items.send, None
+        try:
+            while True:
+                with context:
+                    try:
+                        item = step(value)
+                    except StopIteration as end:
+                        return end.value
+                try:
+                    value = yield item
+                    step = items.send
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - thrown in by the caller: the function's to handle
+                    step, value = items.throw, error
+        finally:
+            items.close()
+
+    return generator
+
+
+def _async_generator(function: Callable[..., Any], context: Context) -> Any:
+    @functools.wraps(function)
+    async def async_generator(*args: Any, **kwargs: Any) -> Any:
+        items = function(*args, **kwargs)
+        step, value = items.asend, None
+        try:
+            while True:
+                with context:
+                    try:
+                        item = await step(value)
+                    except StopAsyncIteration:
+                        return
+                try:
+                    value = yield item
+                    step = items.asend
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - thrown in by the caller: the function's to handle
+                    step, value = items.athrow, error
+        finally:
+            await items.aclose()
+
+    return async_generator

@@ -1,0 +1,1 @@
+"""The record of every attempt of ``oomguard run``."""

@@ -1,0 +1,154 @@
+"""The journal: one record of every attempt, in SQLite in the user's state folder. Keeping it never changes an attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.errors import InputError
+from oomguard.report.json import json_line, plain_value
+from oomguard.user_files import state_file
+
+SCHEMA_VERSION: Final = 1
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS attempt (
+  id INTEGER PRIMARY KEY,
+  session TEXT NOT NULL,           -- one oomguard run, or one guarded call
+  number INTEGER NOT NULL,         -- 1 is the first attempt
+  started_at REAL NOT NULL,        -- Unix seconds
+  ended_at REAL,                   -- NULL while it runs
+  command TEXT NOT NULL,           -- JSON list, secrets masked
+  settings TEXT NOT NULL,          -- JSON object: what oomguard changed so far
+  patches TEXT NOT NULL,           -- JSON list of the contract's patches, applied before this attempt
+  incident TEXT,                   -- JSON object of the contract, NULL where none was found
+  predicted TEXT NOT NULL,         -- JSON object
+  measured TEXT NOT NULL,          -- JSON object
+  exit_status INTEGER
+)"""
+
+_SELECT: Final = """
+SELECT session, number, command, settings, patches, incident, predicted, measured, started_at, ended_at, exit_status
+FROM attempt WHERE ?1 IS NULL OR session = ?1 ORDER BY id"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One attempt as the journal keeps it; times are Unix seconds, and the caller has masked every text."""
+
+    session: str
+    number: int
+    command: Sequence[str]
+    settings: Mapping[str, Any]
+    patches: Sequence[Mapping[str, Any]]
+    incident: Mapping[str, Any] | None = None
+    predicted: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] | None = None
+    started_at: float = 0.0
+    ended_at: float | None = None
+    exit_status: int | None = None
+
+
+def default_path() -> Path:
+    """Return the journal's place in the user's state folder (``XDG_STATE_HOME`` respected)."""
+    return state_file("journal.sqlite3")
+
+
+class Journal:
+    """Begins a record when an attempt starts and ends it when it is over; several oomguards may write at once.
+
+    Args:
+        path: the database; it and its folder are created, readable by the user alone.
+
+    Raises:
+        InputError: the file cannot be written, or a newer oomguard wrote it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)  # commands are masked, and still nobody else's business
+            with self._open() as database:
+                version = database.execute("PRAGMA user_version").fetchone()[0]
+                if version > SCHEMA_VERSION:
+                    raise sqlite3.DatabaseError(f"written by a newer oomguard (schema {version})")
+                database.execute(_TABLE)
+                database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        except (sqlite3.Error, OSError) as error:
+            raise InputError(f"{path}: {error}", hint="--journal PATH chooses another place for the journal") from None
+
+    @contextlib.contextmanager
+    def _open(self) -> Any:
+        database = sqlite3.connect(self.path, timeout=10)
+        try:
+            with database:
+                yield database
+        finally:
+            database.close()
+
+    def begin(self, record: Record) -> int:
+        """Write the record of an attempt that starts now, and return its row's number for ``end``.
+
+        Raises sqlite3.Error if the database is locked, full or gone.
+        """
+        with self._open() as database:
+            row = database.execute(
+                "INSERT INTO attempt (session, number, started_at, command, settings, patches, predicted, measured)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, '{}')",
+                (
+                    record.session,
+                    record.number,
+                    record.started_at or time.time(),
+                    json_line(list(record.command)),
+                    json_line(plain_value(record.settings)),
+                    json_line(plain_value(record.patches)),
+                    json_line(plain_value(record.predicted or {})),
+                ),
+            )
+            return int(row.lastrowid or 0)
+
+    def end(
+        self, row: int, *, exit_status: int, incident: Mapping[str, Any] | None, measured: Mapping[str, Any]
+    ) -> None:
+        """Complete a record.
+
+        Args:
+            row: what ``begin`` returned.
+            exit_status: how the attempt ended, as a shell tells it.
+            incident: the contract's object of the failure, None if none was found.
+            measured: facts and what this attempt showed of them.
+
+        Raises:
+            sqlite3.Error: as ``begin`` does.
+        """
+        with self._open() as database:
+            database.execute(
+                "UPDATE attempt SET ended_at = ?, exit_status = ?, incident = ?, measured = ? WHERE id = ?",
+                (
+                    time.time(),
+                    exit_status,
+                    None if incident is None else json_line(plain_value(incident)),
+                    json_line(plain_value(measured)),
+                    row,
+                ),
+            )
+
+    def records(self, session: str | None = None) -> list[Record]:
+        """Return the records of one session, or of all (None), oldest first."""
+        with self._open() as database:
+            rows = database.execute(_SELECT, (session,)).fetchall()
+        return [_record(row) for row in rows]
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    session, number, *texts, started_at, ended_at, exit_status = row
+    command, settings, patches, incident, predicted, measured = [json.loads(text or "null") for text in texts]
+    return Record(
+        session, number, command, settings, patches, incident, predicted, measured, started_at, ended_at, exit_status
+    )

@@ -1,0 +1,1 @@
+"""A call of transformers' ``generate``: what its rows need."""

@@ -1,0 +1,164 @@
+"""torch's caching allocator, replayed: how many bytes it takes from the device for a sequence of allocations and frees.
+
+The rules are those of c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp (torch 2.13) for one stream: sizes in
+whole 512 bytes; up to 1 MiB from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones in whole 2 MiB of their
+own; the best fitting free block is split, neighbours are joined, and where the device is full the free segments go back to it.
+Other streams, private pools and what libraries take past the allocator are not in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from oomguard.facts import MIB
+
+_ALIGNMENT_BYTES: Final = 512
+_SMALL_BYTES: Final = MIB
+_SMALL_SEGMENT_BYTES: Final = 2 * MIB
+_LARGE_SEGMENT_BYTES: Final = 20 * MIB
+_OWN_SEGMENT_BYTES: Final = 10 * MIB
+_OWN_SEGMENT_STEP_BYTES: Final = 2 * MIB
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """Part of a segment; ``before`` and ``after`` are its neighbours there."""
+
+    size: int
+    order: int
+    before: _Block | None = None
+    after: _Block | None = None
+    free: bool = False
+
+
+class CachingAllocator:
+    """An allocator on a device of ``capacity_bytes``, None for one without an end; ``reserved_bytes`` is what it holds of it."""
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.reserved_bytes = 0
+        self.peak_reserved_bytes = 0
+        self._free: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        self._by_order: dict[int, _Block] = {}
+        self._orders = 0
+
+    def allocate(self, size: int) -> _Block | None:
+        """Allocate a block; return None where the device is full even after every free segment went back to it."""
+        rounded = max(_ALIGNMENT_BYTES, -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        small = rounded <= _SMALL_BYTES
+        block = self._cached(rounded, small=small) or self._segment(rounded, small=small)
+        if block is None:
+            return None
+        left = block.size - rounded
+        if left >= (_ALIGNMENT_BYTES if small else _SMALL_BYTES + 1):
+            rest = self._block(left)
+            rest.before, rest.after = block, block.after
+            if block.after is not None:
+                block.after.before = rest
+            block.size, block.after = rounded, rest
+            self._put(rest, small=small)
+        return block
+
+    def release(self, block: _Block, size: int) -> None:
+        """Give a block that was asked for with ``size`` bytes back to the allocator, which keeps it for the next one."""
+        small = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES <= _SMALL_BYTES
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.free:
+                self._take(neighbour, small=small)
+                block = self._joined(block, neighbour)
+        self._put(block, small=small)
+
+    def _block(self, size: int) -> _Block:
+        self._orders += 1
+        block = _Block(size, self._orders)
+        self._by_order[block.order] = block
+        return block
+
+    def _cached(self, rounded: int, *, small: bool) -> _Block | None:
+        """Take the smallest free block that is large enough; return None without one."""
+        free = self._free[small]
+        at = bisect_left(free, (rounded, 0))
+        if at == len(free):
+            return None
+        block = self._by_order[free[at][1]]
+        self._take(block, small=small)
+        return block
+
+    def _segment(self, rounded: int, *, small: bool) -> _Block | None:
+        if small:
+            size = _SMALL_SEGMENT_BYTES
+        elif rounded < _OWN_SEGMENT_BYTES:
+            size = _LARGE_SEGMENT_BYTES
+        else:
+            size = -(-rounded // _OWN_SEGMENT_STEP_BYTES) * _OWN_SEGMENT_STEP_BYTES
+        if self.capacity_bytes is not None and self.reserved_bytes + size > self.capacity_bytes:
+            self._give_back()
+            if self.reserved_bytes + size > self.capacity_bytes:
+                return None
+        self.reserved_bytes += size
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return self._block(size)
+
+    def _give_back(self) -> None:
+        """Give every segment of which no part is in use back to the device."""
+        for small in (True, False):
+            for size, order in list(self._free[small]):
+                block = self._by_order[order]
+                if block.before is None and block.after is None:
+                    self._take(block, small=small)
+                    del self._by_order[order]
+                    self.reserved_bytes -= size
+
+    def _joined(self, block: _Block, neighbour: _Block) -> _Block:
+        first, second = (neighbour, block) if block.before is neighbour else (block, neighbour)
+        first.size += second.size
+        first.after = second.after
+        if second.after is not None:
+            second.after.before = first
+        del self._by_order[second.order]
+        return first
+
+    def _put(self, block: _Block, *, small: bool) -> None:
+        block.free = True
+        insort(self._free[small], (block.size, block.order))
+
+    def _take(self, block: _Block, *, small: bool) -> None:
+        free = self._free[small]
+        del free[bisect_left(free, (block.size, block.order))]
+        block.free = False
+
+
+def replay(events: Iterable[tuple[int, int]], capacity_bytes: int | None = None) -> int | None:
+    """Return the most bytes that the allocator holds over ``events``; None where the device runs out.
+
+    Args:
+        events: (storage number, bytes, or 0 for its end), in order.
+        capacity_bytes: the device's size; None for one without an end.
+    """
+    allocator = CachingAllocator(capacity_bytes)
+    held: dict[int, tuple[_Block, int]] = {}
+    for number, size in events:
+        if number in held:
+            allocator.release(*held.pop(number))
+        if size:
+            block = allocator.allocate(size)
+            if block is None:
+                return None
+            held[number] = (block, size)
+    return allocator.peak_reserved_bytes
+
+
+def least_capacity(events: Sequence[tuple[int, int]], allocated_bytes: int) -> int:
+    """Return the smallest device, beyond the CUDA context, on which ``events`` run, within a part in a thousand.
+
+    ``allocated_bytes`` is the most that is in use at once. The answer is never more than the allocator takes without a limit.
+    """
+    unlimited = replay(events)
+    low, high = allocated_bytes, max(allocated_bytes, unlimited or 0)
+    while high - low > 1 + allocated_bytes // 1000:
+        middle = (low + high) // 2
+        low, high = (middle, high) if replay(events, middle) is None else (low, middle)
+    return high

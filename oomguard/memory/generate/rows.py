@@ -1,0 +1,89 @@
+"""How many rows of a call fit: by a trace of the call itself, or by the rows that have run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+# Questions to a trace: each costs about as long as a few steps of the call on a CPU. An affine need takes two.
+_MOST_QUESTIONS: Final = 10
+_MOST_GROWTH: Final = 8
+
+
+class CallTrace(Protocol):
+    """A call that tells what other numbers of its rows would need."""
+
+    def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
+        """Return the bytes that ``rows`` rows take beyond what is alive before them; None where that cannot be told.
+
+        Where they do not fit in ``room_bytes`` only for the allocator's rules, the need is above it.
+        """
+
+
+def largest_rows(need_bytes: Callable[[int], int | None], room_bytes: int, too_many: int) -> tuple[int, int] | None:
+    """Return the largest number of rows below ``too_many`` whose need is at most ``room_bytes``, and that need.
+
+    Args:
+        need_bytes: returns what a number of rows needs, which rises with the rows; None where it cannot tell.
+        room_bytes: what there is.
+        too_many: rows that are known not to fit.
+
+    Returns:
+        The rows and their need; 0 rows and the need of one where not one fits; None where a need cannot be told. Where the need
+        is far from a line the search ends early, with a number that is known to fit.
+    """
+    low, high = 1, too_many - 1
+    if high < low:
+        return None
+    low_need, high_need = need_bytes(low), need_bytes(high)
+    if low_need is None or high_need is None:
+        return None
+    if low_need > room_bytes:
+        return 0, low_need
+    if high_need <= room_bytes:
+        return high, high_need
+    crawled = False
+    for _ in range(_MOST_QUESTIONS):
+        if high - low <= 1:
+            break
+        on_line = low + int((room_bytes - low_need) * (high - low) / (high_need - low_need))
+        guess = (low + high) // 2 if crawled else min(max(on_line, low + 1), high - 1)
+        need = need_bytes(guess)
+        if need is None:
+            return None
+        crawled = need <= room_bytes and guess == low + 1
+        if need <= room_bytes:
+            low, low_need = guess, need
+        else:
+            high, high_need = guess, need
+    return low, low_need
+
+
+@dataclass(slots=True)
+class RowsThatRan:
+    """What parts of a call took, by their rows, and how many rows the next part may have."""
+
+    _taken: dict[int, int] = field(default_factory=dict)
+    _most: int | None = None
+
+    def failed(self, rows: int) -> None:
+        """Note that a part of ``rows`` rows did not fit: forget what other rows took, and never propose so many again."""
+        self._taken.clear()
+        self._most = rows - 1 if self._most is None else min(self._most, rows - 1)
+
+    def add(self, rows: int, taken_bytes: int) -> None:
+        """Note that a part of ``rows`` rows took at most ``taken_bytes`` beyond what was alive before it."""
+        self._taken[rows] = max(taken_bytes, self._taken.get(rows, 0))
+
+    def rows_within(self, room_bytes: int) -> int:
+        """Return how many rows fit in ``room_bytes``: on the line through the two largest parts, in proportion after only one.
+
+        At most eight times the largest part, since rows to come may be heavier, and never as many as have failed.
+        """
+        (rows, taken), *smaller = sorted(self._taken.items(), reverse=True)
+        slope = max(size / number for number, size in self._taken.items())
+        if smaller and smaller[0][1] < taken:
+            slope = (taken - smaller[0][1]) / (rows - smaller[0][0])
+        found = rows + int((room_bytes - taken) // max(1.0, slope))
+        return max(1, min(found, _MOST_GROWTH * rows, found if self._most is None else self._most))

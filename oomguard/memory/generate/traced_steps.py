@@ -1,0 +1,116 @@
+"""What running a call's first steps under fake tensors showed: the bytes alive at each, and what follows for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+# Steps to run before the rest is drawn as a line: the first is the prefill, the next may still warm up.
+STEPS: Final = 5
+# Steps to repeat for the allocator's replay: each is a few thousand events, and its waste shows long before that many.
+_MOST_REPEATS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSteps:
+    """What was alive in a call's first steps.
+
+    Attributes:
+        weights_bytes: the weights.
+        start_bytes: all that was alive when the call began, weights included.
+        peaks_bytes: the peak of each step, with all of that.
+        events: where asked for, allocations and ends in order: (storage number, bytes, or 0 for its end).
+        events_seen: the number of events up to the end of each step.
+        end_bytes: the peak of the call's last step, where it was traced apart from the first ones.
+    """
+
+    weights_bytes: int
+    start_bytes: int
+    peaks_bytes: tuple[int, ...]
+    events: tuple[tuple[int, int], ...] = ()
+    events_seen: tuple[int, ...] = ()
+    end_bytes: int | None = None
+
+    def last_step_bytes(self, steps: int) -> int:
+        """Return the largest peak of the steps after the first; 0 where there is only one.
+
+        Steps beyond those traced end at ``end_bytes`` where that was traced; else each adds as much as the last one did.
+        """
+        peaks = self.peaks_bytes
+        if len(peaks) < 2:
+            return 0
+        left = steps - len(peaks)
+        if left > 0 and self.end_bytes is not None:
+            return max(self.end_bytes, *peaks[1:])
+        last = peaks[-1] + (left * (peaks[-1] - peaks[-2]) if len(peaks) > 2 and left > 0 else 0)
+        return max(last, *peaks[1:])
+
+    def peak_bytes(self, steps: int) -> int:
+        """Return the most that is alive at once in a call of ``steps`` steps."""
+        return max(self.peaks_bytes[0], self.last_step_bytes(steps))
+
+    def all_events(self, steps: int) -> Iterator[tuple[int, int]]:
+        """Yield the allocations and ends of ``steps`` steps: those traced, then the last step for each that is left.
+
+        Every size grows as it did between the last two traced steps; of very many steps one stands for several. Where the last
+        two did not do the same, only the traced ones are yielded.
+        """
+        yield from self.events
+        left = steps - len(self.events_seen)
+        pattern = self._pattern() if left > 0 else None
+        if pattern is None:
+            return
+        first = self.events_seen[-2]
+        born = {(0, at): self.events[first + at][0] for at, entry in enumerate(pattern) if entry.bytes}
+        fresh = max(number for number, _ in self.events)
+        repeats = min(left, _MOST_REPEATS)
+        for step in range(1, repeats + 1):
+            for at, entry in enumerate(pattern):
+                if entry.bytes:
+                    fresh += 1
+                    born[step, at] = fresh
+                    yield fresh, entry.bytes + step * left // repeats * entry.rise_bytes
+                else:
+                    yield born.pop((step - entry.age, entry.place)), 0
+
+    def _pattern(self) -> list[_Repeated] | None:
+        """Return what the last step does, None where the step before it did something else."""
+        if len(self.events_seen) < 4:
+            return None
+        start, middle, end = self.events_seen[-3:]
+        before, last = self.events[start:middle], self.events[middle:end]
+        if len(before) != len(last):
+            return None
+        older = {number for number, _ in self.events[:start]}
+        earlier = {number: at for at, (number, size) in enumerate(before) if size}
+        newer: dict[int, int] = {}
+        pattern = []
+        for at, ((_, size_before), (number, size)) in enumerate(zip(before, last, strict=True)):
+            if bool(size_before) != bool(size):
+                return None
+            if size:
+                if number in older or number in earlier or number in newer:
+                    return None  # one that grew in place
+                newer[number] = at
+                pattern.append(_Repeated(size, size - size_before, 0, at))
+            elif number in newer:
+                pattern.append(_Repeated(0, 0, 0, newer[number]))
+            elif number in earlier:
+                pattern.append(_Repeated(0, 0, 1, earlier[number]))
+            else:
+                return None
+        return pattern
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """One event of a step: a new storage of ``bytes``, ``rise_bytes`` more than a step ago.
+
+    With 0 bytes it is the end of the storage that was new ``age`` steps ago at ``place``.
+    """
+
+    bytes: int
+    rise_bytes: int
+    age: int
+    place: int

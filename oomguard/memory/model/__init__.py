@@ -1,0 +1,1 @@
+"""A model: from its configuration and files to shapes and bytes."""

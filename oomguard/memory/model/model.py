@@ -1,0 +1,146 @@
+"""A model read once, to be budgeted under many settings: its shape, its parameters, its encoder and its draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from oomguard.errors import ConfigError, SettingError
+from oomguard.memory.model.drafts import Speculation, read_speculation
+from oomguard.memory.model.files import ModelFiles, Parameter, find_model
+from oomguard.memory.model.layer_kinds import not_read
+from oomguard.memory.model.parameters import built_on_meta, completed, counted, well_counted
+from oomguard.memory.model.quantized import loaded, quantized
+from oomguard.memory.model.shape import DTYPE_BYTES, ModelShape, count_of, read_shape, text_part
+from oomguard.memory.model.vision_encoder import VisionEncoder, read_vision_encoder
+
+# Numbers that a published file may leave to its family's default.
+_OFTEN_LEFT_OUT: Final = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+# By how much counting from the shape alone may be off: plain families differ in norms, biases and gates, others in much more.
+_COUNTED_WELL_RATIO, _COUNTED_BADLY_RATIO = 0.15, 0.8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A model read once: building its parameters takes longer than a budget.
+
+    Attributes:
+        name: the model as the user named it.
+        shape: its numbers.
+        parameters: its parameters, with the bytes they take once loaded.
+        exact: whether everything that its memory follows from was read.
+        assumptions: what was neither given nor read, a line each.
+        weights_uncertainty_ratio: by how much the bytes of the parameters may be off.
+        speculation: how it drafts, None where it does not.
+        draft: the draft model.
+        encoder: the vision encoder, None where it has none or its numbers are not given.
+    """
+
+    name: str
+    shape: ModelShape
+    parameters: tuple[Parameter, ...]
+    exact: bool
+    assumptions: tuple[str, ...]
+    weights_uncertainty_ratio: float = 0.0
+    speculation: Speculation | None = None
+    draft: Model | None = None
+    encoder: VisionEncoder | None = None
+
+
+def read_model(
+    model: ModelFiles, *, dtype: str = "auto", quantization: str | None = None, speculative_config: str | None = None
+) -> Model:
+    """Read a model's shape and parameters, and its draft's.
+
+    Args:
+        model: the model's files.
+        dtype: the data type that the engine runs with; ``auto`` for the model's own.
+        quantization: the method that the engine quantises with while it loads.
+        speculative_config: vLLM's setting of that name, a JSON text.
+
+    Raises:
+        ConfigError: a number of a configuration is missing or absurd.
+        InputError: the draft model cannot be found.
+        SettingError: one of the settings cannot be had with this model.
+    """
+    speculation = read_speculation(speculative_config)
+    draft = None
+    if speculation is not None and speculation.model is not None:
+        draft = read_model(find_model(speculation.model), dtype=dtype)
+    found = _read_model(model, dtype, quantization)
+    return replace(found, speculation=speculation, draft=draft, encoder=_encoder(model, found.shape))
+
+
+def _encoder(model: ModelFiles, shape: ModelShape) -> VisionEncoder | None:
+    """Read the vision encoder from the file, with its family's defaults where the file leaves its numbers out."""
+    if not shape.has_encoder:
+        return None
+    found = read_vision_encoder(model.config, model.processor, shape.hidden)
+    return found or read_vision_encoder(completed(model.config), model.processor, shape.hidden)
+
+
+def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Model:
+    assumed: list[str] = []
+    shape = _shape(model, assumed)
+    if dtype != "auto":
+        shape = replace(shape, dtype_bytes=element_bytes(dtype))
+    if model.parameters is not None:
+        parameters = loaded(model.parameters, shape, quantization, assumed)
+        return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
+    found = built_on_meta(shape)
+    exact = found is not None or well_counted(shape)
+    if found is not None:
+        assumed.append("weights: from the configuration, no safetensors files beside it")
+    else:
+        assumed.append("weights: counted from the configuration, transformers does not build this model here")
+    if found is None and shape.has_encoder:
+        assumed.append("weights: the encoder's of images or audio are not counted")
+    parameters = quantized(found or counted(shape), shape, quantization, assumed)
+    uncertain = 0.0 if found is not None else _COUNTED_WELL_RATIO if exact else _COUNTED_BADLY_RATIO
+    certain = _certain(shape, assumed)
+    return Model(model.name, shape, parameters, certain, tuple(assumed), weights_uncertainty_ratio=uncertain)
+
+
+def _shape(model: ModelFiles, assumed: list[str]) -> ModelShape:
+    """Read the numbers; record the family's default of one that the file leaves out as an assumption."""
+    try:
+        shape = read_shape(model.config, model.config_path)
+    except ConfigError:
+        return _filled(model, assumed)
+    if shape.number("num_key_value_heads") is None and not shape.config.get("attn_config"):
+        return _filled(model, assumed)
+    return shape
+
+
+def _filled(model: ModelFiles, assumed: list[str]) -> ModelShape:
+    shape = read_shape(completed(model.config), model.config_path)
+    given = text_part(model.config)
+    added = [
+        f"{name} {shape.number(name)}"
+        for name in _OFTEN_LEFT_OUT
+        if count_of(given, name) is None and shape.number(name)
+    ]
+    if added:
+        assumed.append(f"{', '.join(added)}: not in the file, its family's default in transformers")
+    return shape
+
+
+def _certain(shape: ModelShape, assumed: list[str]) -> bool:
+    """Whether everything that the cache follows from was read; record as an assumption what was not."""
+    unread = not_read(shape)
+    if unread:
+        assumed.append(f"{', '.join(unread)} in the configuration: not read, so the KV cache may differ by much")
+    return not unread
+
+
+def element_bytes(name: str) -> int:
+    """Return the bytes of an element of a data type by vLLM's name of it; raises SettingError for another name."""
+    if name not in DTYPE_BYTES:
+        raise SettingError(f"dtype is {name!r}", hint=f"one of auto, {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[name]

@@ -1,0 +1,221 @@
+"""Bytes of quantised weights by the configuration alone: element bits, scales and zero points by method.
+
+Sources: the formats' own documentation (AWQ, GPTQ, compressed-tensors, bitsandbytes, OCP microscaling) and the parameters that
+vllm/model_executor/layers/quantization creates for them (0.33).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from oomguard.errors import ConfigError, SettingError
+from oomguard.memory.model.families import FAMILIES
+from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.shape import MAX_COUNT, ModelShape
+
+_LINEAR: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
+_NEVER: Final = re.compile(r"norm|\.gate\.weight$|\.router\b|shared_expert_gate|conv1d|A_log|dt_bias|\.D$|embed|rotary")
+_SCALE_BYTES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Bits of one element with its share of scales and zero points.
+
+    ``experts_only`` leaves all but the experts as they are, ``ignored`` the modules of those names.
+    """
+
+    bits: float
+    experts_only: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+def quantized(
+    parameters: Iterable[Parameter], shape: ModelShape, asked: str | None, assumed: list[str]
+) -> tuple[Parameter, ...]:
+    """Return the parameters with the bytes they take once quantised.
+
+    Args:
+        parameters: the parameters in the engine's data type.
+        shape: the model's numbers; its configuration may say how the checkpoint is quantised.
+        asked: the method that the engine is asked to quantise with while it loads.
+        assumed: receives a line for each assumption.
+
+    Raises:
+        ConfigError: the configuration's own quantization has a number that is missing or absurd.
+        SettingError: the method asked for is not known, or not the checkpoint's own.
+    """
+    form = _format(shape, asked, assumed)
+    if form is None:
+        return tuple(parameters)
+    return tuple(
+        replace(p, bytes=round(p.elements * form.bits / 8)) if _is_quantized(p, form) else p for p in parameters
+    )
+
+
+def _is_quantized(parameter: Parameter, form: Format) -> bool:
+    name = parameter.name
+    if len(parameter.shape) < 2 or not _LINEAR.search(name) or _NEVER.search(name):
+        return False
+    if form.experts_only and not parameter.of_experts:
+        return False
+    return not any(_matches(pattern, name) for pattern in form.ignored)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    module = name.removesuffix(".weight")
+    if "*" in pattern and not pattern.startswith("re:"):
+        return fnmatch.fnmatchcase(module, pattern)
+    if pattern.startswith("re:"):
+        import regex
+
+        try:
+            return regex.match(pattern[3:], module, timeout=0.1) is not None
+        except (regex.error, TimeoutError):
+            return False
+    return f".{pattern}." in f".{module}."  # the module itself, or one inside it
+
+
+def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
+    """Return what the checkpoint says of its own quantization, None where it is not quantised."""
+    config = shape.config.get("quantization_config") or shape.outer.get("quantization_config")
+    return config if isinstance(config, Mapping) else None
+
+
+def quantizes_cache(shape: ModelShape) -> bool:
+    """Whether the checkpoint asks for keys and values in eight bits: vLLM's ``auto`` then means fp8.
+
+    Sources: vllm/utils/torch_utils.py and model_executor/layers/attention/attention.py, 0.32.
+    """
+    config = quantization_config(shape) or {}
+    scheme = config.get("kv_cache_scheme")
+    named = str(config.get("kv_cache_quant_algo") or "")
+    if isinstance(config.get("quantization"), Mapping):
+        named = str(config["quantization"].get("kv_cache_quant_algo") or named)
+    return named.upper() == "FP8" or (isinstance(scheme, Mapping) and scheme.get("num_bits") == 8)
+
+
+def _check_method(config: Mapping[str, Any], asked: str | None) -> None:
+    """Raise SettingError where another method is asked for than the checkpoint's own, which the engine refuses."""
+    method = str(config.get("quant_method") or "").replace("_", "-")
+    wanted = (asked or "").replace("_", "-").removesuffix("-marlin")
+    if wanted and method and wanted not in {method, method.removesuffix("-marlin")}:
+        raise SettingError(
+            f"quantization is {asked!r}, the checkpoint is quantised with {method!r}", hint="leave it out"
+        )
+
+
+def loaded(
+    parameters: Iterable[Parameter], shape: ModelShape, asked: str | None, assumed: list[str]
+) -> tuple[Parameter, ...]:
+    """Return a file's own tensors with the bytes they take once loaded: packed ones as they are, plain ones in the engine's type.
+
+    The arguments and errors are those of ``quantized``.
+    """
+    config = quantization_config(shape)
+    if config is not None:
+        _check_method(config, asked)
+        return tuple(parameters)
+    plain = (replace(p, bytes=p.elements * shape.dtype_bytes) if p.floating else p for p in parameters)
+    return quantized(plain, shape, asked, assumed)
+
+
+def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format | None:
+    config = quantization_config(shape)
+    if config is not None:
+        _check_method(config, asked)
+        return _from_config(config, assumed)
+    if asked is None:
+        return None
+    if asked not in _ASKED:
+        raise SettingError(
+            f"quantization {asked!r} needs a checkpoint that is quantised so; the model's configuration has no quantization_config",
+            hint=f"while loading: {', '.join(_ASKED)}",
+        )
+    assumed.append(f"quantization {asked}: the matrices of the layers, embeddings and head stay as they are")
+    return Format(_ASKED[asked], experts_only=asked in _EXPERTS_ONLY)
+
+
+# Formats that vLLM makes of a half-precision checkpoint while it loads.
+_ASKED: Final = {"fp8": 8.0, "bitsandbytes": 4 + 32 / 64, "experts_int8": 8.0}
+_EXPERTS_ONLY: Final = frozenset({"experts_int8", "mxfp4"})
+
+
+def _from_config(config: Mapping[str, Any], assumed: list[str]) -> Format | None:
+    method = str(config.get("quant_method") or "")
+    bits = _METHODS[method](config) if method in _METHODS else None
+    if bits is None:
+        assumed.append(f"quantization method {method!r} is not known: weights as if not quantised, an upper bound")
+        return None
+    fields = (config.get(key) for key in FAMILIES["names"]["not_quantized"])
+    ignored = tuple(str(name) for names in fields if isinstance(names, list) for name in names)
+    return Format(bits, experts_only=method in _EXPERTS_ONLY, ignored=ignored)
+
+
+def _grouped(config: Mapping[str, Any]) -> float:
+    """Return the bits of AWQ and GPTQ, which have a scale and a zero point for each group of a column."""
+    bits, group = _number(config, "bits", 4), _number(config, "group_size", 128)
+    return bits + ((8 * _SCALE_BYTES + bits) / group if group > 0 else 0)
+
+
+def _fp8(config: Mapping[str, Any]) -> float:
+    block = config.get("weight_block_size")
+    if isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block):
+        return 8 + 32 / int(block[0] * block[1])
+    return 8.0
+
+
+def _bitsandbytes(config: Mapping[str, Any]) -> float:
+    if config.get("load_in_8bit"):
+        return 8.0
+    return 4 + (8 / 64 + 32 / (64 * 256) if config.get("bnb_4bit_use_double_quant") else 32 / 64)
+
+
+def _modelopt(config: Mapping[str, Any]) -> float:
+    fp4 = "FP4" in str(config.get("quant_algo") or config.get("quantization", {})).upper()
+    return 4 + 8 / 16 if fp4 else 8.0
+
+
+def _compressed(config: Mapping[str, Any]) -> float:
+    groups = config.get("config_groups")
+    group = next((g for g in groups.values() if isinstance(g, Mapping)), {}) if isinstance(groups, Mapping) else {}
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        raise ConfigError("quantization_config.config_groups has no weights")
+    bits, size = _number(weights, "num_bits", 8), _number(weights, "group_size", 0)
+    # Formats of four bits and floating point have scales of one byte.
+    scale = 1 if weights.get("type") == "float" and bits == 4 else _SCALE_BYTES
+    extra = 8 * scale / size if size > 0 else 0.0
+    if size > 0 and weights.get("symmetric") is False:
+        extra += bits / size
+    return bits + extra
+
+
+def _number(config: Mapping[str, Any], name: str, default: int) -> int:
+    value = config.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MAX_COUNT:
+        raise ConfigError(f"quantization_config.{name} is {value!r}, not a count")
+    return value
+
+
+_METHODS: Final[Mapping[str, Callable[[Mapping[str, Any]], float]]] = {
+    "auto-round": _grouped,
+    "awq": _grouped,
+    "awq_marlin": _grouped,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed,
+    "compressed_tensors": _compressed,
+    "fbgemm_fp8": _fp8,
+    "fp8": _fp8,
+    "gptq": _grouped,
+    "gptq_marlin": _grouped,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "mxfp4": lambda _: 4 + 8 / 32,
+}

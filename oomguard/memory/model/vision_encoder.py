@@ -1,0 +1,113 @@
+"""The vision encoder of a model, read from its configuration: widths, and the patches and tokens of its largest image.
+
+Sources: the fields of the published configurations, and vLLM's own reading of them in vllm/model_executor/models (0.32). The
+encoders of audio are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.memory.model.shape import is_count
+
+_PLAIN_TENSORS, _PRODUCT_TENSORS = 2, 3
+_PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
+# Tiles and shuffles of other families (Llama 4, Idefics): with one of these the tokens of an image are not known here.
+_NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "max_num_tiles")
+# The largest image of Qwen's processors where no file says another: 12845056 pixels of 28 x 28 a token, 16777216 of 32 x 32
+# (preprocessor_config.json of the published models).
+_LARGEST_TOKENS: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class VisionEncoder:
+    """An encoder's widths in elements, the tokens that its largest image becomes, and the patches behind each token.
+
+    ``mlp_tensors`` counts the tensors of the MLP's width that live at once: two, or three where the activation is gated or a
+    product. ``output_width`` is the width of its outputs, the language model's.
+    """
+
+    width: int
+    mlp_width: int
+    mlp_tensors: int
+    patches_per_token: int
+    tokens_per_image: int
+    output_width: int
+    takes_video: bool
+
+
+def read_vision_encoder(
+    config: Mapping[str, Any], processor: Mapping[str, Any], output_width: int
+) -> VisionEncoder | None:
+    """Read the vision encoder from a model's whole configuration and that of its image processor.
+
+    Return None where the model has no vision encoder, or where the configuration leaves out a number that it needs.
+    """
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        thinker = config.get("thinker_config")
+        vision = thinker.get("vision_config") if isinstance(thinker, Mapping) else None
+    if not isinstance(vision, Mapping):
+        return None
+    # Qwen2-VL calls the encoder's width embed_dim, and its output's hidden_size.
+    width = _count(vision, "embed_dim") or _count(vision, "hidden_size")
+    patch = _side(vision, "patch_size")
+    ratio = vision.get("mlp_ratio")
+    scaled = round(width * ratio) if width and isinstance(ratio, (int, float)) and 0 < ratio < width else None
+    mlp = _count(vision, "intermediate_size") or scaled
+    shuffled = [name for part in (config, vision) for name in _NOT_READ if part.get(name)]
+    if not width or not patch or not mlp or shuffled or (vision.get("image_size") and not _side(vision, "image_size")):
+        return None
+    activation = vision.get("hidden_act", "quick_gelu" if "embed_dim" in vision else "gelu")
+    side = _side(vision, "image_size")
+    merge = _count(vision, "spatial_merge_size") or _count(config, "spatial_merge_size") or 1
+    merged = merge**2
+    if side is not None:
+        patches = (side // patch) ** 2
+        told = _count(config, "mm_tokens_per_image") or _count(config, "image_seq_length")
+        tokens = told or _shuffled(config, patches // merged)
+        merged = max(1, patches // max(1, tokens))
+        tokens *= 1 + (_count(config, "max_dynamic_patch") or _tiles(config))
+    else:
+        largest = _largest_pixels(processor)
+        tokens = _LARGEST_TOKENS if largest is None else largest // (patch * merge) ** 2
+    tensors = _PRODUCT_TENSORS if str(activation) in _PRODUCTS else _PLAIN_TENSORS
+    return VisionEncoder(width, mlp, tensors, merged, max(1, tokens), output_width, "video_token_id" in config)
+
+
+def _largest_pixels(processor: Mapping[str, Any]) -> int | None:
+    """Return the pixels of the largest image that the processor makes, None where it does not say."""
+    size = processor.get("size")
+    longest = _count(size, "max_pixels") or _count(size, "longest_edge") if isinstance(size, Mapping) else None
+    return _count(processor, "max_pixels") or longest
+
+
+def _shuffled(config: Mapping[str, Any], tokens: int) -> int:
+    """Return the tokens after a pixel shuffle (InternVL), which keeps ``downsample_ratio`` of them along each side."""
+    ratio = config.get("downsample_ratio")
+    return round(tokens * ratio * ratio) if isinstance(ratio, float) and 0 < ratio < 1 else tokens
+
+
+def _tiles(config: Mapping[str, Any]) -> int:
+    """Return the tiles of the largest grid, beside the whole image (LLaVA-NeXT); 0 where images are not split."""
+    pinpoints, vision = config.get("image_grid_pinpoints"), config.get("vision_config")
+    side = _side(vision, "image_size") if isinstance(vision, Mapping) else None
+    if not isinstance(pinpoints, list) or not side:
+        return 0
+    grids = [p for p in pinpoints if isinstance(p, list) and len(p) == 2 and all(isinstance(n, int) for n in p)]
+    return max((max(1, high // side) * max(1, wide // side) for high, wide in grids), default=0)
+
+
+def _side(part: Mapping[str, Any], name: str) -> int | None:
+    """Return a length in pixels, given as one number or as a pair of equal ones."""
+    value = part.get(name)
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        return _count({name: value[0]}, name)
+    return _count(part, name)
+
+
+def _count(part: Mapping[str, Any], name: str) -> int | None:
+    value = part.get(name)
+    return value if is_count(value) and value > 0 else None

@@ -1,0 +1,108 @@
+"""The transient peak that vLLM reserves before it sizes the KV cache: the sampler's or the MLP's, whichever is larger.
+
+``max(bytes_per_logit * R * V + sampler_base, T * (3 * I + 2 * H) * element + step_base) + workspace of the experts``, with R
+max_num_seqs, V the vocabulary, T max_num_batched_tokens, I the MLP's width and H the hidden size. constants.toml has the
+constants by version and model runner, with their sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from oomguard.memory.constants import constant, since
+from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.vllm.model_runner import model_runner
+
+# prompt_logprobs: bytes a logit in the first model runner (bf16 logits, their fp32 copy, its log-softmax: 2 + 4 + 4), and the
+# tokens at once in the second (vllm/v1/worker/gpu/sample/prompt_logprob.py).
+_PROMPT_LOGPROBS_BYTES, _PROMPT_LOGPROBS_CHUNK_TOKENS = 10, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Bytes of the peak, and of each thing that it may come from.
+
+    Attributes:
+        bytes: the peak.
+        sampler_bytes: of the sampler, as the start profiles it; 0 on a stage without it.
+        step_bytes: of the MLP in one step.
+        workspace_bytes: of the fused experts.
+        uncertainty_bytes: by how much the peak may be off, to either side.
+        sampling_bytes: of the sampler when all of it is first used. No start reserves what that takes beyond the peak.
+    """
+
+    bytes: int
+    sampler_bytes: int
+    step_bytes: int
+    workspace_bytes: int
+    uncertainty_bytes: int
+    sampling_bytes: int
+
+
+def peak_activation(
+    shape: ModelShape,
+    version: Version,
+    *,
+    rows: int,
+    step_tokens: int,
+    tensor_parallel_size: int = 1,
+    first_stage: bool = True,
+    last_stage: bool = True,
+    changed: Mapping[str, float] | None = None,
+) -> Peak:
+    """Return the peak of one rank.
+
+    Args:
+        shape: the model's numbers.
+        version: vLLM's version.
+        rows: requests that the sampler is profiled with.
+        step_tokens: tokens of one step.
+        tensor_parallel_size: ranks that share each layer.
+        first_stage: whether the rank is on the first pipeline stage.
+        last_stage: whether it is on the last one, which samples.
+        changed: constants in place of those in the data file, for fitting them.
+    """
+    row = constant("activations", version, runner=model_runner(version, shape)) | dict(changed or {})
+    element = shape.dtype_bytes
+    rows = min(rows, step_tokens)
+    sampler = round(row["bytes_per_logit"] * rows * shape.vocab) + row["sampler_base_bytes"] if last_stage else 0
+    width = -(-_mlp_width(shape) // tensor_parallel_size)
+    step = step_tokens * (3 * width + 2 * shape.hidden) * element + row["step_base_bytes"]
+    if not (first_stage and last_stage):
+        step += constant("pipeline", version)["tensors"] * step_tokens * shape.hidden * element
+    workspace = _workspace(shape, step_tokens, tensor_parallel_size)
+    kept = since("kept_workspace_since", version)
+    total = max(sampler, step) + workspace if kept else max(sampler, step + workspace)
+    unprofiled = round(float(row.get("unprofiled_bytes_per_logit", 0)) * rows * shape.vocab)
+    sampling = sampler + unprofiled + (workspace if kept else 0) if last_stage else 0
+    return Peak(total, sampler, step, workspace, round(row["uncertainty_ratio"] * total), sampling)
+
+
+def _mlp_width(shape: ModelShape) -> int:
+    """Return the width of the dense MLP; of the shared experts where no layer has a dense one."""
+    experts = shape.number("num_experts") or 0
+    if experts > 1:
+        shared = shape.number("shared_expert_intermediate_size") or 0
+        moe = shape.number("moe_intermediate_size") or 0
+        dense = shape.number("intermediate_size") or 0 if shape.number("first_k_dense_replace") else 0
+        return max(shared, moe * (shape.number("n_shared_experts") or 0), dense)
+    return shape.number("intermediate_size") or 4 * shape.hidden
+
+
+def _workspace(shape: ModelShape, step_tokens: int, ranks: int) -> int:
+    """Return the bytes that the fused experts work in: a token's activations once for each expert it is sent to."""
+    experts, chosen = shape.number("num_experts") or 0, shape.number("num_experts_per_tok") or 0
+    if experts <= 1 or not chosen:
+        return 0
+    width = -(-(shape.number("moe_intermediate_size") or shape.number("intermediate_size") or 0) // ranks)
+    return step_tokens * chosen * (max(2 * width, shape.hidden) + width) * shape.dtype_bytes
+
+
+def prompt_logprobs_bytes(shape: ModelShape, version: Version, step_tokens: int) -> int:
+    """Return the bytes that log-probabilities of a prompt take on top of a step; a start neither profiles nor reserves them."""
+    if since("second_runner_since", version):
+        return min(step_tokens, _PROMPT_LOGPROBS_CHUNK_TOKENS) * shape.vocab * shape.dtype_bytes
+    return step_tokens * shape.vocab * _PROMPT_LOGPROBS_BYTES

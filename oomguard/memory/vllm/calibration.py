@@ -1,0 +1,273 @@
+"""What one start of a model measured, kept in place of the priors for the same engine version, GPU and model.
+
+A start's printed parts add up: requested = weights + activation peak + non-torch + CUDA graphs (where the version counts them) +
+KV cache. The correction is what they have beyond the model's own sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.errors import ConfigError, InputError, OomguardError, SettingError
+from oomguard.facts import GIB, format_gib, number_of
+from oomguard.incident import EngineStart
+from oomguard.memory.model.files import find_model
+from oomguard.memory.model.model import Model, read_model
+from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.vllm.failed_start import local_path, settings_of
+from oomguard.memory.vllm.fixed_parts import counts_graphs
+from oomguard.memory.vllm.start import Correction, StartBudget, VllmSettings
+from oomguard.memory.vllm.start_budget import budget_start
+from oomguard.user_files import state_file, write_whole
+
+_SCHEMA: Final = 1
+# Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device up to this.
+_SAME_DEVICE_RATIO: Final = 0.05
+# Totals and what is asked of them are printed with two decimals.
+_TOTAL_SLACK_BYTES: Final = 2e-2 * GIB
+# By how much counting may be off; another model's weights differ by more.
+_SAME_WEIGHTS_RATIO: Final = 0.1
+
+
+def measured_start(starts: tuple[EngineStart, ...]) -> EngineStart:
+    """Return the last start that printed what its KV cache got; raises InputError where none did."""
+    for start in reversed(starts):
+        if "kv_cache_available_bytes" in start.facts and number_of(start.facts, "device_total_bytes"):
+            return start
+    raise InputError(
+        "the log has no start of vLLM that says how large its device is and what its KV cache got",
+        hint="give the log of a start at logging level INFO, from its first line",
+    )
+
+
+def settings_of_start(start: EngineStart) -> VllmSettings:
+    """Return the settings that a start was made with."""
+    total = number_of(start.facts, "device_total_bytes") or 0
+    return settings_of(start.settings, start.facts, start.framework_version, round(total))
+
+
+def correction_of(start: EngineStart, model: Model, source: str) -> Correction:
+    """Return what a start measured beyond the model's sum, part by part; non-torch memory takes what no printed part explains.
+
+    Args:
+        start: the start, with what its KV cache got.
+        model: the model it was of, read with the start's own settings.
+        source: what says so, for the assumptions of a budget.
+
+    Raises:
+        ConfigError: a number of the model's configuration is missing or absurd.
+        SettingError: the start's settings cannot be budgeted.
+    """
+    settings = replace(settings_of_start(start), device_free_bytes=None)
+    predicted = budget_start(model, settings)
+    facts = start.facts
+
+    def beyond(name: str, part_bytes: int) -> int:
+        printed = number_of(facts, name)
+        return 0 if printed is None else round(printed) - part_bytes
+
+    graphs = beyond("cudagraph_bytes", predicted.cudagraph_bytes) if predicted.cudagraph_bytes else 0
+    found = Correction(
+        source,
+        weights_bytes=beyond("model_weights_bytes", predicted.weights_bytes + predicted.draft_weights_bytes),
+        peak_activation_bytes=beyond(
+            "peak_activation_bytes", predicted.peak_activation_bytes + _graphs_within(start, predicted, model.shape)
+        ),
+        cudagraph_bytes=graphs,
+        uncertainty_bytes=round(sum(facts[name].slack for name in _USED if name in facts)),
+        max_num_seqs=predicted.settings.max_num_seqs or 0,
+        max_num_batched_tokens=predicted.settings.max_num_batched_tokens or 0,
+        enforce_eager=settings.enforce_eager,
+    )
+    if settings.kv_cache_memory_bytes is None:
+        left = round(number_of(facts, "kv_cache_available_bytes") or 0)
+        pool = budget_start(model, replace(settings, correction=found)).kv_cache_pool_bytes
+        found = replace(found, non_torch_bytes=pool - left)
+    return found
+
+
+def _graphs_within(start: EngineStart, predicted: StartBudget, shape: ModelShape) -> int:
+    """Return what the printed peak holds of CUDA graphs: the summary of weights and the rest counts their estimate in it.
+
+    Logs seldom print the estimate; what the graphs took in the end stands in for it.
+    Source: https://github.com/vllm-project/vllm/pull/57983.
+    """
+    summed = "consumed_bytes" in start.facts and "non_torch_bytes" not in start.facts
+    printed = number_of(start.facts, "cudagraph_bytes")
+    counted = counts_graphs(predicted.settings, shape)
+    return round(printed) if summed and counted and printed is not None and predicted.cudagraph_bytes else 0
+
+
+_USED: Final = ("kv_cache_available_bytes", "desired_bytes")
+
+
+def calibrated(
+    start: EngineStart,
+    name: str,
+    settings: VllmSettings,
+    kept: Calibrations,
+    read: Callable[[str, str | None], Model],
+) -> VllmSettings:
+    """Keep what a start of the model measured, and correct settings of the same kind by it.
+
+    Args:
+        start: the measured start.
+        name: what it is called in messages, its log's name.
+        settings: the settings to correct.
+        kept: where the correction is kept.
+        read: reads the model with the start's own data type and quantization.
+
+    Raises:
+        ConfigError: a number of the model's configuration is missing or absurd.
+        InputError: the correction cannot be kept.
+        SettingError: the start was of another model, or its ranks, data types or version are not those of ``settings``.
+    """
+    own = settings_of_start(start)
+    model = read(own.dtype, own.quantization)
+    correction = _checked(start, own, model, name)
+    kept.keep(model, own, correction)
+    asked, measured = _of(model, settings), _of(model, own)
+    if not _same(asked, measured):
+        other = [key for key, value in asked.items() if key != "gpu_total_bytes" and value != measured[key]]
+        raise SettingError(
+            f"{name} is kept, but says nothing of this plan: {', '.join(other) or 'the size of the GPU'} differs",
+            hint="plan with the settings of that start",
+        )
+    return replace(settings, correction=correction)
+
+
+def keep_measured(start: EngineStart, name: str, kept: Calibrations) -> bool:
+    """Keep what a start of a model in a local folder measured; return whether anything was kept.
+
+    Nothing is kept of a folder without safetensors files: its weights would have to be built, with all that this imports.
+    """
+    own, folder = settings_of_start(start), start.settings.get("model")
+    named = None if folder is None else folder.value
+    if start.framework_version is None or own.pipeline_parallel_size > 1 or not isinstance(named, str):
+        return False
+    path = local_path(named)
+    if path is None:
+        return False
+    try:
+        files = find_model(str(path))
+        if files.parameters is None:
+            return False
+        model = read_model(files, dtype=own.dtype, quantization=own.quantization)
+        if not model.exact or (model.encoder is not None and not start.settings_complete):
+            return False
+        kept.keep(model, own, _checked(start, own, model, name))
+    except OomguardError:
+        return False
+    return True
+
+
+def _checked(start: EngineStart, own: VllmSettings, model: Model, name: str) -> Correction:
+    """Return the correction of a start of this model without a draft; raises SettingError for any other start."""
+    if "speculative" in start.facts and start.facts["speculative"].value:
+        raise SettingError(f"{name} is of a start with a draft model", hint="give the log of a start without one")
+    desired = number_of(start.facts, "desired_bytes")
+    asked = own.gpu_total_bytes * own.gpu_memory_utilization
+    slack = start.facts["desired_bytes"].slack + _TOTAL_SLACK_BYTES if desired is not None else 0.0
+    if desired is not None and own.kv_cache_memory_bytes is None and abs(desired - asked) > slack:
+        raise SettingError(
+            f"{name} is of several engines: {format_gib(desired)} were asked for, its settings ask for {format_gib(asked)}",
+            hint="give the log of one start",
+        )
+    printed = number_of(start.facts, "model_weights_bytes")
+    weights = budget_start(model, replace(own, device_free_bytes=None)).weights_bytes
+    if printed is not None and abs(printed - weights) > _SAME_WEIGHTS_RATIO * weights:
+        raise SettingError(
+            f"{name} is of a model with {format_gib(printed)} of weights, this one has {format_gib(weights)}",
+            hint="give the log of a start of this model",
+        )
+    version = f"vLLM {start.framework_version}" if start.framework_version else "vLLM"
+    return correction_of(start, model, f"a start of {version}, {name}")
+
+
+class Calibrations:
+    """Corrections by engine version, GPU and model, in a file of the user's state folder."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or state_file("calibrations.json")
+
+    def keep(self, model: Model, settings: VllmSettings, correction: Correction) -> None:
+        """Keep a correction in place of an earlier one; raises InputError where the file cannot be written."""
+        own = _of(model, settings)
+        entries = [entry for entry in self._entries() if not _same(entry["of"], own)]
+        entries.append({"of": own, "correction": asdict(correction)})
+        text = json.dumps({"schema": _SCHEMA, "calibrations": entries}, indent=1)
+        try:
+            write_whole(self.path, text.encode())
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror}", hint="XDG_STATE_HOME names another folder") from None
+
+    def find(self, model: Model, settings: VllmSettings) -> Correction | None:
+        """Return the correction kept for this model, engine version and GPU; None without one, or without a readable file."""
+        wanted = _of(model, settings)
+        try:
+            entries = self._entries()
+        except InputError:  # the priors stand in, and a budget names them as such
+            return None
+        return next((Correction(**entry["correction"]) for entry in entries if _same(entry["of"], wanted)), None)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror}", hint="plan with --no-calibration") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"cannot be read: {error}", path=str(self.path), hint="delete it, or plan with --no-calibration"
+            ) from None
+        entries = found.get("calibrations") if isinstance(found, dict) and found.get("schema") == _SCHEMA else None
+        if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
+            raise ConfigError(
+                "not a file of calibrations", path=str(self.path), hint="delete it, or plan with --no-calibration"
+            )
+        return entries
+
+
+def _of(model: Model, settings: VllmSettings) -> dict[str, Any]:
+    """Return what a correction belongs to. A model is known by its configuration: its folder may have another name tomorrow."""
+    config = json.dumps(model.shape.outer, sort_keys=True, default=str)
+    return {
+        "engine": "vllm",
+        "version": f"{settings.version.major}.{settings.version.minor}",
+        "device": settings.device,
+        "gpu_total_bytes": settings.gpu_total_bytes,
+        "model": hashlib.sha256(config.encode()).hexdigest()[:16],
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "quantization": settings.quantization,
+        "dtype": settings.dtype if settings.dtype in {"float32", "float"} else "16 bit",
+        "data_parallel_size": settings.data_parallel_size,
+        "enable_expert_parallel": settings.enable_expert_parallel,
+        "speculative": settings.speculative_config is not None,
+        "lora": settings.enable_lora,
+        "limit_mm_per_prompt": settings.limit_mm_per_prompt if model.encoder is not None else None,
+    }
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    rest = ({name: value for name, value in each.items() if name != "gpu_total_bytes"} for each in (one, other))
+    first, second = rest
+    a, b = one["gpu_total_bytes"], other["gpu_total_bytes"]
+    return first == second and abs(a - b) <= _SAME_DEVICE_RATIO * max(a, b)
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("of"), dict):
+        return False
+    if not isinstance(entry["of"].get("gpu_total_bytes"), int) or not isinstance(entry.get("correction"), dict):
+        return False
+    correction = entry["correction"]
+    return set(correction) == {field.name for field in fields(Correction)} and all(
+        isinstance(v, str if n == "source" else bool if n == "enforce_eager" else int) for n, v in correction.items()
+    )

@@ -1,0 +1,86 @@
+"""What the vision encoder takes while vLLM profiles it: as many images as a step's tokens allow, all at once.
+
+Per patch ``4.6 * H + k * I`` elements, with H the encoder's width, I its MLP's and k the tensors of that width that live at
+once. Counted by running vLLM 0.32's own encoders of CLIP (4.85), SigLIP (4.55) and Qwen2-VL (4.33) on the CPU with two layers;
+vllm/multimodal/encoder_budget.py decides how many images. Audio and video are not counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.errors import SettingError
+from oomguard.facts import format_gib
+from oomguard.memory.model.vision_encoder import VisionEncoder
+from oomguard.memory.vllm.start import VllmSettings
+
+NO_IMAGES: Final = '{"image": 0, "video": 0}'
+_ELEMENTS_OF_WIDTH: Final = 4.6
+_MOST_PER_PROMPT: Final = 999  # vLLM's own where the user names none
+_UNCERTAINTY_RATIO: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderProfile:
+    """Bytes at the encoder's peak, and of its outputs, which stay while vLLM profiles the language model."""
+
+    images: int
+    tokens_per_image: int
+    peak_bytes: int
+    outputs_bytes: int
+
+    def __str__(self) -> str:
+        """Return the sentence that a budget lists among its assumptions."""
+        return f"profiled with {self.images} of {self.tokens_per_image} tokens each, {format_gib(self.peak_bytes)} at the peak"
+
+    @property
+    def uncertainty_bytes(self) -> int:
+        """Bytes to either side of the peak: kernels differ by platform, and encoders by more than their widths."""
+        return round(_UNCERTAINTY_RATIO * self.peak_bytes)
+
+
+def profile_encoder(encoder: VisionEncoder, settings: VllmSettings, element_bytes: int) -> EncoderProfile | None:
+    """Profile a vision encoder on one rank; return None where prompts may have no images.
+
+    Args:
+        encoder: the encoder by the model's configuration.
+        settings: vLLM's settings with all defaults filled in.
+        element_bytes: bytes of an element of the activations.
+
+    Raises:
+        SettingError: ``limit_mm_per_prompt`` is not a limit that vLLM takes.
+    """
+    per_prompt = images_per_prompt(settings.limit_mm_per_prompt, encoder)
+    if per_prompt == 0:
+        return None
+    each = encoder.tokens_per_image
+    budget = max(settings.max_num_batched_tokens or 0, each)
+    images = max(1, min(budget // each, (settings.max_num_seqs or 1) * per_prompt))
+    mlp = -(-encoder.mlp_width // settings.tensor_parallel_size)
+    elements = _ELEMENTS_OF_WIDTH * encoder.width + encoder.mlp_tensors * mlp
+    outputs = images * each * encoder.output_width * element_bytes
+    peak = round(images * each * encoder.patches_per_token * elements * element_bytes) + outputs
+    return EncoderProfile(images, each, peak, outputs)
+
+
+def images_per_prompt(limits: str | None, encoder: VisionEncoder) -> int:
+    """Return the most images or videos that a prompt may have under ``limit_mm_per_prompt``; raises SettingError for a bad limit."""
+    if limits is None:
+        return _MOST_PER_PROMPT
+    try:
+        given = json.loads(limits) if limits.lstrip().startswith("{") else dict(p.split("=") for p in limits.split(","))
+        counts = {name: int(_limit(value)) for name, value in given.items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise SettingError(f"limit_mm_per_prompt is {limits!r}", hint='for example {"image": 1, "video": 0}') from None
+    if any(value < 0 for value in counts.values()):
+        raise SettingError(f"limit_mm_per_prompt is {limits!r}, with a count below 0")
+    videos = counts.get("video", _MOST_PER_PROMPT) if encoder.takes_video else 0
+    return max(counts.get("image", _MOST_PER_PROMPT), videos)
+
+
+def _limit(value: Any) -> Any:
+    """Return a count, also from the newer form that has sizes beside it."""
+    return value.get("count", _MOST_PER_PROMPT) if isinstance(value, Mapping) else value

@@ -1,0 +1,167 @@
+"""The start that failed, as the memory model sees it: its model, and its settings corrected by what it printed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from packaging.version import InvalidVersion, Version
+
+from oomguard.errors import OomguardError
+from oomguard.facts import GIB, Fact, FactValue
+from oomguard.incident import Incident, SettingInForce
+from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
+from oomguard.memory.constants import latest
+from oomguard.memory.model.files import find_model
+from oomguard.memory.model.model import Model, read_model
+from oomguard.memory.vllm.start import Correction, VllmSettings
+from oomguard.memory.vllm.start_budget import budget_start
+from oomguard.settings import SETTINGS, value_in_force
+from oomguard.surfaces import default_value
+
+# Read apart, or of another form in a log than in a plan: a share, an object that prints no value, a request's own parameter.
+_READ_APART: Final = frozenset({"gpu_memory_utilization", "speculative_config", "prompt_logprobs"})
+_TYPES: Final = {"int": int, "bool": bool, "str": str}
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A model and the settings it was started with."""
+
+    model: Model
+    settings: VllmSettings
+
+
+def read_failed_start(
+    incident: Incident, model: str | None = None, *, of_unknown_size: int | None = None
+) -> FailedStart | None:
+    """Read the start behind an incident of vLLM.
+
+    Args:
+        incident: the incident, with the facts that follow from its printed ones.
+        model: a model to read in place of the folder that the log names.
+        of_unknown_size: the bytes of the device where the log does not print them.
+
+    Returns:
+        The start; None where the model cannot be read here, the device's size is not known, or the settings cannot be budgeted.
+    """
+    named = model or _text(incident, "model")
+    total = incident.number("device_total_bytes") or of_unknown_size
+    if incident.framework != "vllm" or named is None or not total:
+        return None
+    settings = settings_of(incident.settings, incident.facts, incident.framework_version, round(total))
+    source = local_path(named) if model is None else model
+    read = None if source is None else _read(str(source), settings.dtype, settings.quantization)
+    if read is None:
+        return None
+    try:
+        return FailedStart(read, _corrected(read, settings, incident))
+    except OomguardError:
+        return None
+
+
+def local_path(name: str) -> Path | None:
+    """Return a folder or file of this machine by the name in a log; None for any other: a log must not make us fetch anything."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a folder of someone else
+        return None
+
+
+def settings_of(
+    in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact], framework_version: str | None, total_bytes: int
+) -> VllmSettings:
+    """Return the engine's settings, as far as the command, its echo and the log's own lines tell them.
+
+    What is free at the start is what the log prints, less what others may still take; what the engine asked for and got was free.
+    """
+    values: dict[str, Any] = {}
+    for name in (own.name for own in fields(VllmSettings) if own.name in SETTINGS.keys() - _READ_APART):
+        value = _value(in_force, facts, name)
+        if value is None or type(value) is not _TYPES[SETTINGS[name].type]:
+            continue  # unknown, or a form that only the engine reads
+        if isinstance(value, str):
+            values[name] = value.removeprefix("torch.")
+        elif isinstance(value, bool) or value > 0:
+            values[name] = value
+    version = _version(framework_version)
+    ratio = _value(in_force, facts, "gpu_memory_utilization")
+    if not isinstance(ratio, float):
+        ratio = float(default_value("gpu_memory_utilization", "vllm", str(version)) or 0)
+    free = facts.get("device_free_bytes")
+    left = most_free_ratio() * total_bytes
+    if free is not None and isinstance(free.value, (int, float)):
+        left = float(free.value) - free.slack - others_margin_ratio() * total_bytes
+    if free is None or float(free.value) >= ratio * total_bytes:
+        left = max(left, ratio * total_bytes)  # what the engine asked for at its start was there
+    return VllmSettings(
+        version=version,
+        gpu_total_bytes=total_bytes,
+        gpu_memory_utilization=ratio,
+        device="cpu" if "on_cpu" in facts and facts["on_cpu"].value else "cuda",
+        device_free_bytes=min(total_bytes, round(left)),
+        **values,
+    )
+
+
+def _corrected(model: Model, settings: VllmSettings, incident: Incident) -> VllmSettings:
+    """Correct the settings by all that the start held, where its log tells that; else they keep what was free."""
+    left = incident.number("kv_cache_available_bytes")
+    if left is None or settings.kv_cache_memory_bytes is not None or settings.pipeline_parallel_size > 1:
+        return settings
+    predicted = budget_start(model, settings)
+    beyond = predicted.kv_cache_pool_bytes - round(left)
+    slack = incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
+    correction = Correction("what this start held", non_torch_bytes=beyond, uncertainty_bytes=round(slack))
+    return replace(settings, correction=correction)
+
+
+def with_kv_need(incident: Incident, model: str | None = None) -> Incident:
+    """Return the incident with the KV cache that one request needs, by the model's own configuration.
+
+    The incident comes back unchanged where the log prints that need, or where it cannot be computed. ``model`` is read in
+    place of the folder that the log names.
+    """
+    if "kv_cache_needed_bytes" in incident.facts or "max_model_len_tokens" not in incident.facts:
+        return incident
+    # What a request needs does not follow from the device's size.
+    start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
+    if start is None or not start.model.exact:
+        return incident
+    try:
+        needed = max(stage.needed_bytes for stage in budget_start(start.model, start.settings).stages)
+    except OomguardError:
+        return incident
+    fact = Fact("kv_cache_needed_bytes", needed, "config")
+    return replace(incident, facts=MappingProxyType({**incident.facts, fact.name: fact}))
+
+
+def _value(in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact], name: str) -> FactValue | None:
+    known = value_in_force(name, in_force, facts)
+    return None if known is None else known[0]
+
+
+def _text(incident: Incident, name: str) -> str | None:
+    value = _value(incident.settings, incident.facts, name)
+    return value if isinstance(value, str) and value else None
+
+
+def _version(text: str | None) -> Version:
+    try:
+        return Version(Version(text or "").base_version)
+    except InvalidVersion:
+        return latest()
+
+
+@functools.lru_cache(maxsize=8)
+def _read(model: str, dtype: str, quantization: str | None) -> Model | None:
+    """Read a model once; return None where it cannot be read."""
+    try:
+        return read_model(find_model(model), dtype=dtype, quantization=quantization)
+    except OomguardError:
+        return None

@@ -1,0 +1,195 @@
+"""vLLM's layout of the KV cache in closed form: groups of layers, blocks, tokens, requests at once.
+
+All groups draw equal blocks from one pool, so a model with several kinds of layers holds fewer tokens than the sum over its
+layers. Source: get_kv_cache_groups, unify_kv_cache_spec_page_size, get_kv_cache_config_from_groups and
+get_max_concurrency_for_kv_cache_config in vllm/v1/core/kv_cache_utils.py (0.32; kv_cache_planning.py in 0.33), and
+Platform._align_hybrid_block_size in vllm/platforms/interface.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from oomguard.memory.model.layer_caches import LayerCache
+
+# The most layers of one kind, in terms of the fewest of another, at which the fewer are padded to the more.
+_PAD_UP_TO_RATIO: Final = 1.5
+# A latent cache next to states keeps whole multiples of this many tokens (MLA decode kernels).
+_LATENT_HYBRID_TOKENS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class KvSettings:
+    """What the layout depends on: tokens a block, the longest request, tokens in flight, draft tokens a step.
+
+    With ``cached_states`` prefixes are cached, and a request also keeps the state before its last block.
+    """
+
+    block_tokens: int
+    max_model_len: int
+    in_flight_tokens: int
+    cached_states: bool = False
+    draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that share one block table; ``pages_bytes`` is each layer's block, which holds ``block_tokens``."""
+
+    kind: str
+    layers: tuple[int, ...]
+    pages_bytes: tuple[int, ...]
+    block_tokens: int
+    window_tokens: int = 0
+    checkpoints: int = 0
+
+    def block_bytes(self, stage: Collection[int] | None = None) -> int:
+        """Return the bytes of one block in all its layers, or in those of a pipeline stage."""
+        pages = zip(self.layers, self.pages_bytes, strict=True)
+        return sum(page for layer, page in pages if stage is None or layer in stage)
+
+    def request_blocks(self, settings: KvSettings) -> int:
+        """Count the blocks that one request of the full length takes from the pool."""
+        length = settings.max_model_len
+        if self.kind == "state":
+            return settings.draft_tokens + (2 + self.checkpoints if settings.cached_states else 1)
+        if self.kind == "sliding":
+            held = min(self.window_tokens - 1 + settings.in_flight_tokens, length)
+            return -(-held // self.block_tokens) + 1  # a window need not begin where a block does
+        if self.kind == "chunked":
+            return -(-min(self.window_tokens + settings.in_flight_tokens, length) // self.block_tokens)
+        return -(-length // self.block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The groups of a model under one engine's settings."""
+
+    groups: tuple[Group, ...]
+    settings: KvSettings
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a block of attention; with several kinds of layers the smallest."""
+        return min(
+            (group.block_tokens for group in self.groups if group.kind != "state"), default=self.settings.block_tokens
+        )
+
+    def block_bytes(self, stage: Collection[int] | None = None) -> int:
+        """Return what one block takes from a rank's pool: the widest group's layers."""
+        return max((group.block_bytes(stage) for group in self.groups), default=0)
+
+    def request_blocks(self, max_model_len: int | None = None) -> int:
+        """Count the blocks of one request of the full length, over all groups."""
+        settings = self.settings if max_model_len is None else replace(self.settings, max_model_len=max_model_len)
+        return sum(group.request_blocks(settings) for group in self.groups)
+
+    def blocks(self, pool_bytes: int, stage: Collection[int] | None = None) -> int:
+        """Count the blocks in a pool, including the one that vLLM keeps for itself."""
+        size = self.block_bytes(stage)
+        return max(0, pool_bytes) // size if size else 0
+
+    def max_concurrency(self, blocks: int) -> float:
+        """Return how many requests of the full length the blocks hold at once."""
+        each = self.request_blocks()
+        return blocks / each if each else 0.0
+
+    def tokens(self, blocks: int) -> int:
+        """Return the tokens that the engine logs: requests at once times their length."""
+        return int(self.max_concurrency(blocks) * self.settings.max_model_len)
+
+    def request_bytes(self, max_model_len: int | None = None, stage: Collection[int] | None = None) -> int:
+        """Return the pool that one request of a length needs, without the null block."""
+        return self.request_blocks(max_model_len) * self.block_bytes(stage)
+
+    def fits(self, pool_bytes: int, max_model_len: int | None = None, stage: Collection[int] | None = None) -> bool:
+        """Whether one request of the length fits beside the null block."""
+        return self.request_bytes(max_model_len, stage) <= pool_bytes - self.block_bytes(stage)
+
+    def longest(self, pool_bytes: int, limit: int, stage: Collection[int] | None = None) -> int:
+        """Return the longest request up to ``limit`` tokens that fits, 0 where not one token does."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits(pool_bytes, middle, stage) else (low, middle - 1)
+        return low
+
+
+def lay_out(caches: Iterable[LayerCache], settings: KvSettings) -> KvLayout:
+    """Lay a rank's layer caches out in groups, with the block size that vLLM ends with."""
+    layers = tuple(caches)
+    settings, page_of_state = _align(layers, settings)
+    pages = [_page(layer, settings.block_tokens, page_of_state) for layer in layers]
+    if _one_kind(layers):
+        return KvLayout(_one_group(layers, pages, settings), settings)
+    return KvLayout(_equal_groups(_unified(layers, pages, settings)), settings)
+
+
+def _align(layers: tuple[LayerCache, ...], settings: KvSettings) -> tuple[KvSettings, int | None]:
+    """Grow the blocks of a hybrid model until an attention page holds a state; states are padded to that page."""
+    attention = [layer for layer in layers if layer.kind != "state"]
+    states = [layer.state_bytes for layer in layers if layer.kind == "state"]
+    if not attention or not states:
+        return settings, None
+    token_bytes = attention[0].token_bytes
+    step = settings.block_tokens
+    if any(layer.latent for layer in attention):
+        step = max(step, _LATENT_HYBRID_TOKENS)
+    block = step * -(-max(states) // (step * token_bytes))
+    block = max(block, settings.block_tokens)
+    return replace(settings, block_tokens=block), block * token_bytes
+
+
+def _page(layer: LayerCache, block_tokens: int, page_of_state: int | None) -> int:
+    if layer.kind == "state":
+        return page_of_state or layer.state_bytes
+    return layer.token_bytes * block_tokens
+
+
+def _one_kind(layers: tuple[LayerCache, ...]) -> bool:
+    """Whether all layers need the same number of blocks, whatever their widths."""
+    kinds = {(layer.kind, layer.window_tokens) for layer in layers}
+    if len(kinds) != 1:
+        return not kinds
+    return layers[0].kind != "state" or len({layer.state_bytes for layer in layers}) == 1
+
+
+def _one_group(layers: tuple[LayerCache, ...], pages: list[int], settings: KvSettings) -> tuple[Group, ...]:
+    if not layers:
+        return ()
+    first = layers[0]
+    indices = tuple(layer.index for layer in layers)
+    return (Group(first.kind, indices, tuple(pages), settings.block_tokens, first.window_tokens, first.checkpoints),)
+
+
+def _unified(
+    layers: tuple[LayerCache, ...], pages: list[int], settings: KvSettings
+) -> list[tuple[LayerCache, int, int]]:
+    """Return each layer with its page and block: smaller pages take more tokens until all are as wide as the widest."""
+    widest = max(pages)
+    rows = []
+    for layer, page in zip(layers, pages, strict=True):
+        grows = layer.kind != "state" and widest % page == 0
+        rows.append((layer, widest, settings.block_tokens * (widest // page if grows else 1)))
+    return rows
+
+
+def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[Group, ...]:
+    """Form groups of equally many layers: as many as the rarest kind has, or as the most frequent where they are close."""
+    buckets: dict[tuple[str, int, int, int, int], list[int]] = {}
+    for layer, _, block in rows:
+        width = layer.state_bytes if layer.kind == "state" else layer.token_bytes
+        key = (layer.kind, layer.window_tokens, width, block, layer.checkpoints)
+        buckets.setdefault(key, []).append(layer.index)
+    page = rows[0][1]
+    counts = [len(indices) for indices in buckets.values()]
+    size = max(counts) if max(counts) < min(counts) * _PAD_UP_TO_RATIO else min(counts)
+    groups = []
+    for (kind, window, _, block, checkpoints), indices in buckets.items():
+        number = -(-len(indices) // size)
+        for i in range(number):
+            members = tuple(indices[i::number])
+            groups.append(Group(kind, members, (page,) * len(members), block, window, checkpoints))
+    return tuple(groups)

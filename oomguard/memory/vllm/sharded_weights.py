@@ -1,0 +1,188 @@
+"""Weights that one rank holds: a model's parameters sharded by tensor and pipeline parallelism as vLLM shards them.
+
+Sources, vLLM 0.33: model_executor/layers/linear.py (which layers are sharded), vocab_parallel_embedding.py (padding to 64 rows),
+distributed/utils.py get_pp_indices (layers of a stage), rotary_embedding (one table of cosines and sines for all layers).
+benchmarks/plan_h100.py holds them against the figures that vLLM 0.19 logged on an H100.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.memory.model.families import FAMILIES
+from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.shape import MAX_COUNT, ModelShape, rope_factor, rope_kind, rope_scaling
+
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_EMBEDDING: Final = re.compile(
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings|embedding)(?:\.weight)?$"
+)
+_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)(?:\.weight)?$")
+_KEYS_VALUES: Final = re.compile(r"\.(?:k_proj|v_proj|key|value)\.(?!.*norm)")
+_FUSED_ATTENTION: Final = re.compile(r"\.(?:qkv_proj|query_key_value|c_attn|Wqkv)\.")
+# MTP layers under names of their own; other families number them behind the last layer.
+_MTP: Final = re.compile(r"(?:^|\.)mtp[._]")
+_OF_ALL_EXPERTS: Final = 3
+# Replicated: each rank holds the whole. The latent projections of MLA are shared by all heads.
+_REPLICATED: Final = re.compile(
+    r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj)\.(?:weight|bias)$"
+)
+_NOT_LOADED: Final = re.compile(r"rotary_emb\.inv_freq$")
+_VOCAB_PADDING_ROWS: Final = 64
+_SAME_RATIO: Final = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """Bytes on one rank of each pipeline stage; ``tables_bytes`` of them are tables of positions, no parameters."""
+
+    stages_bytes: tuple[int, ...]
+    tables_bytes: int
+
+    @property
+    def fullest_bytes(self) -> int:
+        """Bytes on a rank of the stage that holds most."""
+        return max(self.stages_bytes)
+
+
+@functools.lru_cache(maxsize=64)
+def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
+    """Return the layers of each pipeline stage; those left over go to the stages before the last (get_pp_indices)."""
+    counts = [layers // stages] * stages
+    for i in range(2, layers % stages + 2):
+        counts[-i] += 1
+    starts = [sum(counts[:i]) for i in range(stages)]
+    return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
+
+
+def rank_weights(
+    parameters: Iterable[Parameter],
+    shape: ModelShape,
+    *,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    expert_ranks: int | None = None,
+    mtp_layers: bool = False,
+) -> RankWeights:
+    """Return what one rank of each stage holds.
+
+    Args:
+        parameters: the model's parameters, with the bytes they take once loaded.
+        shape: the model's numbers.
+        tensor_parallel_size: ranks that share each layer.
+        pipeline_parallel_size: stages that share the layers.
+        expert_ranks: ranks that the experts are spread over; the tensor ranks if None.
+        mtp_layers: whether to count the MTP layers too, which stand on the last stage.
+    """
+    stages = stage_layers(shape.layers, pipeline_parallel_size)
+    totals = [0.0] * pipeline_parallel_size
+    has_head, embeddings = False, 0.0
+    tied = bool(shape.config.get("tie_word_embeddings") or shape.outer.get("tie_word_embeddings"))
+    for parameter in parameters:
+        layer = _LAYER.search(parameter.name)
+        mtp = bool(_MTP.search(parameter.name)) or (layer is not None and _behind_the_last(layer, parameter, shape))
+        if _NOT_LOADED.search(parameter.name) or (mtp and not mtp_layers):
+            continue
+        if tied and _HEAD.search(parameter.name):
+            continue  # some files hold a copy of the embedding as the head; the engine drops it
+        share = parameter.bytes / _ranks_of(
+            parameter, shape, tensor_parallel_size, expert_ranks or tensor_parallel_size
+        )
+        if mtp:
+            stage = pipeline_parallel_size - 1
+        elif layer and not _outside(parameter.name):
+            stage = next(i for i, part in enumerate(stages) if int(layer.group(1)) in part)
+        elif _EMBEDDING.search(parameter.name):
+            stage, share = 0, _padded(parameter, share)
+            embeddings += share
+        elif _HEAD.search(parameter.name):
+            stage, share, has_head = pipeline_parallel_size - 1, _padded(parameter, share), True
+        else:
+            stage = pipeline_parallel_size - 1 if "norm" in parameter.name or "ln_f" in parameter.name else 0
+        totals[stage] += share
+    if not has_head and pipeline_parallel_size > 1:
+        totals[-1] += embeddings  # tied: the last stage holds a copy as its head
+    tables = rotary_bytes(shape)
+    return RankWeights(tuple(round(total) + tables for total in totals), tables)
+
+
+def stage_of(name: str, layers: int, stages: int) -> int:
+    """Return the stage of a layer's parameter; the last one for MTP layers."""
+    found = _LAYER.search(name)
+    number = int(found.group(1)) if found else 0
+    parts = stage_layers(layers, stages)
+    return next((i for i, part in enumerate(parts) if number in part), stages - 1)
+
+
+def _behind_the_last(layer: re.Match[str], parameter: Parameter, shape: ModelShape) -> bool:
+    return int(layer.group(1)) >= shape.layers and not _outside(parameter.name)
+
+
+def _outside(name: str) -> bool:
+    """Whether a numbered layer belongs to an encoder of images or audio, not to the language model."""
+    return any(part in name for part in ("vision", "visual", "audio", "encoder.", "multi_modal", "mm_projector"))
+
+
+def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks: int) -> float:
+    """Return by which factor a rank's part of a parameter is smaller than the whole."""
+    of_all = (
+        len(parameter.shape) == _OF_ALL_EXPERTS and bool(_LAYER.search(parameter.name)) and "conv" not in parameter.name
+    )
+    if (of_all or parameter.of_experts) and "shared" not in parameter.name:
+        return expert_ranks
+    if len(parameter.shape) < 2 or _REPLICATED.search(parameter.name):
+        return 1
+    heads = min(ranks, shape.kv_heads)
+    if _KEYS_VALUES.search(parameter.name):
+        return heads
+    if _FUSED_ATTENTION.search(parameter.name):
+        kv, all_heads = 2 * shape.kv_heads, shape.heads + 2 * shape.kv_heads
+        return all_heads / (shape.heads / ranks + kv / heads)
+    return ranks
+
+
+def _padded(parameter: Parameter, share: float) -> float:
+    """Return a rank's share with the vocabulary padded to a multiple of 64 rows, as vLLM pads it before it shards it."""
+    rows = max(parameter.shape, default=1)
+    return share * (-(-rows // _VOCAB_PADDING_ROWS) * _VOCAB_PADDING_ROWS / rows)
+
+
+def rotary_bytes(shape: ModelShape) -> int:
+    """Return the bytes of the tables of cosines and sines, one for all layers with the same positions; each rank holds them whole."""
+    if shape.model_type in FAMILIES["types"]["without_rotary"] or shape.max_positions is None:
+        return 0
+    config = shape.config
+    dims = shape.number("qk_rope_head_dim") or round(shape.head_dim * _rotary_share(config))
+    tables = 2 if config.get("rope_local_base_freq") else 1
+    return tables * _table_positions(shape) * dims * shape.dtype_bytes
+
+
+def _rotary_share(config: Mapping[str, Any]) -> float:
+    for name in ("partial_rotary_factor", "rotary_pct", "rotary_percent"):
+        value = config.get(name) or rope_scaling(config).get(name)
+        if isinstance(value, (int, float)) and 0 < value <= 1:
+            return float(value)
+    return 1.0
+
+
+def _table_positions(shape: ModelShape) -> int:
+    """Count the rows of a table: YaRN's spans the stretched length, LongRoPE has a short table and a long one."""
+    positions = shape.max_positions or 0
+    original = rope_scaling(shape.config).get("original_max_position_embeddings")
+    known = original if isinstance(original, int) and 0 < original <= MAX_COUNT else None
+    kind = rope_kind(shape.config)
+    if kind in {"yarn", "deepseek_yarn"} and known:
+        return max(1, round(known * rope_factor(shape.config)))
+    if kind == "longrope":
+        return positions + (shape.default_length or 0)
+    return positions
+
+
+def first_of_fullest(stages_bytes: Sequence[int]) -> int:
+    """Return the first of the stages that hold most: vLLM logs its first rank's figures, and a norm makes no difference."""
+    most = max(stages_bytes)
+    return next(i for i, size in enumerate(stages_bytes) if size >= _SAME_RATIO * most)

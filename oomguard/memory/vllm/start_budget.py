@@ -1,0 +1,199 @@
+"""Where the bytes of each GPU go when vLLM starts with a model under given settings, before anything is started.
+
+The pool of the KV cache is what the utilization leaves: ``total * utilization - weights - activation peak - non-torch memory -
+CUDA graphs``, the last where the version counts them (vllm/v1/worker/gpu_worker.py, determine_available_memory, 0.33).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from oomguard.facts import format_gib
+from oomguard.memory.model.model import Model
+from oomguard.memory.vllm.activations import Peak, peak_activation, prompt_logprobs_bytes
+from oomguard.memory.vllm.defaults import with_defaults
+from oomguard.memory.vllm.encoder_profile import EncoderProfile, profile_encoder
+from oomguard.memory.vllm.fixed_parts import FixedParts, fixed_parts, uncertainties
+from oomguard.memory.vllm.refusals import refuse_impossible
+from oomguard.memory.vllm.sharded_weights import first_of_fullest
+from oomguard.memory.vllm.start import Correction, Stage, StartBudget, VllmSettings
+from oomguard.memory.vllm.start_caches import StartCaches, start_caches
+from oomguard.memory.vllm.start_weights import StartWeights, start_weights
+
+# How far the cache may be off, as a share of one request, where the configuration has fields that are not read.
+_UNREAD_RATIO: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a start is summed up from; ``requested_bytes`` is what its utilization allows."""
+
+    model: Model
+    settings: VllmSettings
+    requested_bytes: int
+    weights: StartWeights
+    caches: StartCaches
+    fixed: FixedParts
+    images: EncoderProfile | None
+
+
+def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
+    """Budget one start of vLLM.
+
+    Args:
+        model: the model, read with the settings' own data type, quantization and draft.
+        settings: vLLM's settings; what is None is filled in as the engine would.
+
+    Returns:
+        The budget of the fullest GPU, in bytes. It also says why the start does not fit, where it does not.
+
+    Raises:
+        ConfigError: a number of the model's configuration is missing or absurd.
+        SettingError: the engine would refuse a setting, or its value is not known here.
+    """
+    assumed = list(model.assumptions)
+    parts = _parts(model, with_defaults(settings, model.shape, assumed), assumed)
+    settings, caches, fixed = parts.settings, parts.caches, parts.fixed
+    peaks = [_peak(parts, number) for number in range(settings.pipeline_parallel_size)]
+    stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
+    if later := stages[-1].unprofiled_bytes:
+        assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
+    if settings.correction is not None:
+        assumed.append(f"parts as measured by {settings.correction.source}")
+    fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
+    layers = caches.stages
+    blocks = min(caches.layout.blocks(stage.pool_bytes, layers[stage.number]) for stage in stages)
+    limit = max(settings.max_model_len or 0, model.shape.max_positions or 0)
+    return StartBudget(
+        model=model.name,
+        settings=settings,
+        requested_bytes=parts.requested_bytes,
+        weights_bytes=parts.weights.own_bytes(fullest.number),
+        draft_weights_bytes=parts.weights.drafts_bytes[fullest.number],
+        lora_bytes=parts.weights.lora_bytes[fullest.number],
+        peak_activation_bytes=fullest.peak_activation_bytes,
+        cudagraph_bytes=fixed.cudagraph_bytes,
+        non_torch_bytes=fixed.non_torch_bytes,
+        not_free_bytes=fixed.not_free_bytes,
+        prompt_logprobs_bytes=_prompt_logprobs(model, settings),
+        kv_cache_pool_bytes=fullest.pool_bytes,
+        kv_bytes_per_token=caches.token_bytes(layers[fullest.number]),
+        kv_cache_blocks=blocks,
+        block_tokens=caches.layout.block_tokens,
+        kv_cache_tokens=caches.layout.tokens(blocks),
+        max_concurrency=caches.layout.max_concurrency(blocks),
+        longest_request_tokens=min(caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages),
+        uncertainty_bytes=_uncertainty(parts, stages, peaks),
+        stages=stages,
+        assumptions=tuple(assumed),
+        reasons=tuple(_reasons(parts, stages)),
+    )
+
+
+def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
+    refuse_impossible(settings, model.shape)
+    correction = settings.correction or Correction("")
+    weights = start_weights(model, settings, correction.weights_bytes, assumed)
+    if settings.device_free_from:
+        assumed.append(settings.device_free_from)
+    return _Parts(
+        model,
+        settings,
+        math.ceil(settings.gpu_total_bytes * settings.gpu_memory_utilization),
+        weights,
+        start_caches(model, settings),
+        fixed_parts(settings, model.shape),
+        _images(model, settings, assumed),
+    )
+
+
+def _images(model: Model, settings: VllmSettings, assumed: list[str]) -> EncoderProfile | None:
+    """Profile the vision encoder and record the result as an assumption; None if absent or disabled."""
+    if not model.shape.has_encoder or settings.device == "cpu":
+        return None
+    if model.encoder is None:
+        assumed.append("images, audio and video: what the encoder takes while it is profiled is not counted")
+        return None
+    found = profile_encoder(model.encoder, settings, model.shape.dtype_bytes)
+    if found is not None:
+        assumed.append(f"images: {found}; audio and video are not counted")
+    return found
+
+
+def _prompt_logprobs(model: Model, settings: VllmSettings) -> int:
+    if not settings.prompt_logprobs:
+        return 0
+    return prompt_logprobs_bytes(model.shape, settings.version, settings.max_num_batched_tokens or 0)
+
+
+def _peak(parts: _Parts, number: int) -> Peak:
+    """Return the activation peak of a stage: the language model's beside the encoder's outputs, or the encoder's own."""
+    settings, images = parts.settings, parts.images
+    peak = peak_activation(
+        parts.model.shape,
+        settings.version,
+        rows=settings.max_num_seqs or 0,
+        step_tokens=settings.max_num_batched_tokens or 0,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        first_stage=number == 0,
+        last_stage=number == settings.pipeline_parallel_size - 1,
+    )
+    if images is not None and number == 0:
+        larger = max(images.peak_bytes, peak.bytes + images.outputs_bytes)
+        uncertainty = images.uncertainty_bytes if larger == images.peak_bytes else peak.uncertainty_bytes
+        peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
+    if settings.correction is not None:
+        peak = replace(peak, bytes=max(0, peak.bytes + settings.correction.peak_activation_bytes))
+    return peak
+
+
+def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
+    settings, fixed, layout = parts.settings, parts.fixed, parts.caches.layout
+    held, layers = parts.weights.stages_bytes[number], parts.caches.stages[number]
+    pool = settings.kv_cache_memory_bytes
+    if pool is None:
+        pool = parts.requested_bytes - held - peak.bytes - fixed.non_torch_bytes - fixed.counted_cudagraph_bytes
+    later = 0 if settings.device == "cpu" else max(0, peak.sampling_bytes - peak.bytes)
+    return Stage(
+        number,
+        held,
+        peak.bytes,
+        pool,
+        layout.request_bytes(stage=layers),
+        layout.block_bytes(layers),
+        later,
+        used_bytes=held + peak.bytes + max(0, pool) + later + fixed.used_bytes,
+    )
+
+
+def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) -> int:
+    """Return by how many bytes the pool may be off: the root of the summed squares of independent sources."""
+    sources = list(uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks)))
+    if parts.settings.correction is None:
+        sources.append(round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)))
+    if not parts.model.exact:
+        sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
+    return round(math.hypot(*sources))
+
+
+def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
+    """Yield why the start does not fit; nothing where it does."""
+    settings, requested = parts.settings, parts.requested_bytes
+    total = settings.gpu_total_bytes
+    free = total - parts.fixed.not_free_bytes
+    if requested > free:
+        has = "an empty GPU has" if settings.device_free_bytes is None else "this one has"
+        yield f"the engine wants {format_gib(requested)} free at its start, {has} {format_gib(free)}"
+    for stage in stages:
+        where = f" on pipeline stage {stage.number}" if len(stages) > 1 else ""
+        pool = format_gib(stage.pool_bytes)
+        if stage.pool_bytes <= 0:
+            yield f"nothing is left for the KV cache{where}: {pool}"
+        elif not parts.caches.layout.fits(stage.pool_bytes, stage=parts.caches.stages[stage.number]):
+            length, need = settings.max_model_len, format_gib(stage.request_bytes)
+            yield f"one request of {length} tokens needs {need} of KV cache{where}, {pool} is there"
+        if stage.used_bytes > total:
+            yield f"all parts{where} take {format_gib(stage.used_bytes)} of {format_gib(total)}"

@@ -1,0 +1,72 @@
+"""Weights of a start on each pipeline stage: the model's, those of a draft, and the slots of LoRA adapters."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from oomguard.memory.model.model import Model
+from oomguard.memory.vllm.lora import lora_bytes
+from oomguard.memory.vllm.sharded_weights import RankWeights, rank_weights
+from oomguard.memory.vllm.start import VllmSettings
+
+
+@dataclass(frozen=True, slots=True)
+class StartWeights:
+    """Bytes on the ranks of each pipeline stage; ``stages_bytes`` includes the draft's and the LoRA slots'."""
+
+    stages_bytes: tuple[int, ...]
+    drafts_bytes: tuple[int, ...]
+    lora_bytes: tuple[int, ...]
+
+    def own_bytes(self, stage: int) -> int:
+        """Return the model's own bytes on a stage."""
+        return self.stages_bytes[stage] - self.drafts_bytes[stage] - self.lora_bytes[stage]
+
+
+def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assumed: list[str]) -> StartWeights:
+    """Weigh what a start loads on each stage.
+
+    Args:
+        model: the model, with its draft.
+        settings: vLLM's settings with all defaults filled in.
+        beyond_bytes: what a measured start held on each stage beyond this sum; 0 without one.
+        assumed: receives a line for each assumption.
+    """
+    stages, ranks = settings.pipeline_parallel_size, settings.tensor_parallel_size
+    # Without expert parallelism each expert is sharded over the same ranks that share whole experts with it.
+    mtp = model.speculation is not None and model.speculation.uses_mtp_layers
+    own = sharded(model, ranks, stages, ranks * settings.data_parallel_size, mtp_layers=mtp).stages_bytes
+    kept = tuple(max(0, size - settings.cpu_offload_bytes) for size in own)
+    drafts = lora = (0,) * stages
+    if model.draft is not None:
+        drafts = (*drafts[:-1], sharded(model.draft, ranks, 1, ranks).fullest_bytes)
+        assumed += [f"draft: {line}" for line in model.draft.assumptions]
+    if settings.enable_lora:
+        lora = lora_bytes(
+            model.parameters,
+            model.shape.layers,
+            stages,
+            slots=settings.max_loras,
+            rank=settings.max_lora_rank,
+            tensor_parallel_size=ranks,
+            element_bytes=model.shape.dtype_bytes,
+        )
+        assumed.append(
+            f"LoRA: {settings.max_loras} slots of rank {settings.max_lora_rank} on every matrix of the layers"
+        )
+    held = (sum(parts) + beyond_bytes for parts in zip(kept, drafts, lora, strict=True))
+    return StartWeights(tuple(held), drafts, lora)
+
+
+@functools.lru_cache(maxsize=64)
+def sharded(model: Model, ranks: int, stages: int, expert_ranks: int, *, mtp_layers: bool = False) -> RankWeights:
+    """Return ``rank_weights`` of a model, cached: a solver budgets one model a hundred times under the same ranks."""
+    return rank_weights(
+        model.parameters,
+        model.shape,
+        tensor_parallel_size=ranks,
+        pipeline_parallel_size=stages,
+        expert_ranks=expert_ranks,
+        mtp_layers=mtp_layers,
+    )

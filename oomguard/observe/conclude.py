@@ -1,0 +1,82 @@
+"""What a finished scan concludes: each incident and each start, completed by what the engine printed around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from oomguard.incident import EngineStart, Incident, SettingInForce
+from oomguard.observe.context import Context, Near, nearest_phase
+from oomguard.observe.incidents import ScannedIncident
+from oomguard.observe.settings_in_force import merged_settings, with_requested_share, without_contradicted
+
+# Figures that only an engine's start prints: a text that holds one is the log of a start.
+_START_FACTS: Final = frozenset(
+    {"model_weights_bytes", "kv_cache_available_bytes", "kv_cache_capacity_tokens", "framework_version"}
+)
+
+
+def concluded_incident(scanned: ScannedIncident, given: Mapping[str, SettingInForce] | None) -> Incident:
+    """Return an incident with the settings in force, the facts, phase and frames that lie around its message.
+
+    Args:
+        scanned: the incident as it was found.
+        given: settings that the caller knows; they win over those that the engine echoed.
+    """
+    incident, context, near = scanned.incident, scanned.context, scanned.near
+    settings, complete = merged_settings(context.settings, given or {}, echo_complete=context.settings_complete)
+    # The message's own figures win, then the caller's settings, the engine's echo, and loose text last.
+    loose = {
+        **context.later_for(scanned.process),
+        **incident.facts,
+        **{name: fact for n in near for name, fact in n.facts.items()},
+    }
+    settings, stated = without_contradicted(settings, {**loose, **scanned.own}, complete=complete)
+    facts = with_requested_share({**loose, **stated, **scanned.own})
+    phase = incident.phase if scanned.phase_is_told else nearest_phase(near) or incident.phase
+    version = facts.get("framework_version")
+    frames = dict.fromkeys(n.evidence for n in near if n.phase or n.facts)
+    return replace(
+        incident,
+        kind=scanned.becomes.get(phase, incident.kind),
+        phase=phase,
+        framework=_host(scanned, near),
+        facts=MappingProxyType(facts),
+        evidence=(*incident.evidence, *(frame for frame in frames if frame not in incident.evidence)),
+        settings=MappingProxyType(dict(settings)),
+        settings_complete=complete,
+        framework_version=str(version.value) if version else incident.framework_version,
+    )
+
+
+def concluded_start(context: Context, given: Mapping[str, SettingInForce] | None) -> EngineStart | None:
+    """Return what one start printed of itself; None if nothing in it tells a start from any other text.
+
+    ``given`` as in ``concluded_incident``.
+    """
+    facts = context.all_facts()
+    if not context.announced and not facts.keys() & _START_FACTS:
+        return None
+    settings, complete = merged_settings(context.settings, given or {}, echo_complete=context.settings_complete)
+    settings, stated = without_contradicted(settings, facts, complete=complete)
+    facts = with_requested_share({**facts, **stated})
+    version = facts.get("framework_version")
+    return EngineStart(
+        number=context.number,
+        framework=next(iter(context.frameworks.values()), "unknown"),
+        framework_version=str(version.value) if version else None,
+        line=context.first_line,
+        facts=MappingProxyType(facts),
+        settings=MappingProxyType(dict(settings)),
+        settings_complete=complete,
+    )
+
+
+def _host(scanned: ScannedIncident, near: list[Near]) -> str:
+    """Return the engine that hosts the failed code: torch's own message does not name it."""
+    if scanned.incident.framework != "torch":
+        return scanned.incident.framework
+    beside = next((n.framework for n in near if n.framework), None)
+    return beside or scanned.context.framework_for(scanned.process) or "torch"

@@ -1,0 +1,165 @@
+"""Collect incidents as they are found: fold repeats, tie wrappers to what they pass on, keep ranks of one failure together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from oomguard.facts import Fact
+from oomguard.incident import Evidence, Incident, Location
+from oomguard.observe.context import Context, Near, related, role
+from oomguard.observe.hits import Hit
+
+MAX_INCIDENTS = 1000
+# Within so many lines a message with fewer figures repeats the same failure, and a wrapper speaks of what it wraps.
+FOLD_LINES = 400
+MAX_ALSO_IN = 100
+MAX_WRAPPERS = 20
+
+
+@dataclass(slots=True)
+class ScannedIncident:
+    """One incident while the scan goes on.
+
+    ``own`` are the facts of its message alone, ``seen_s`` is when it was last seen (``time.monotonic`` seconds), ``kinds``
+    are all kinds that its messages had, ``near`` the frames beside it, ``becomes`` and ``wraps`` those of its signature.
+    """
+
+    incident: Incident
+    context: Context
+    own: dict[str, Fact]
+    seen_s: float
+    last_line: int
+    kinds: set[str]
+    near: list[Near] = field(default_factory=list)
+    becomes: dict[str, str] = field(default_factory=dict)
+    phase_is_told: bool = False
+    wraps: tuple[str, ...] = ()
+
+    def say_more(self, hit: Hit) -> None:
+        """Add figures that another wording read from the same message."""
+        if hit.kind not in self.kinds and hit.kind not in self.wraps:
+            return
+        new = {k: replace(f, line=self.incident.location.line) for k, f in hit.facts.items() if k not in self.own}
+        self.own.update(new)
+        self.incident = replace(self.incident, facts={**self.incident.facts, **new})
+
+    @property
+    def process(self) -> str | None:
+        """The process that printed it first."""
+        return self.incident.location.process
+
+
+class ScannedIncidents:
+    """All incidents of one input, in the order of time."""
+
+    def __init__(self) -> None:
+        self.all: list[ScannedIncident] = []
+
+    def take(self, hit: Hit, location: Location, evidence: Evidence, context: Context) -> ScannedIncident | None:
+        """Fold a hit into a known incident, or return it as a new one; None if it is folded or one too many.
+
+        Args:
+            hit: the wording found.
+            location: where its message begins.
+            evidence: its first line as it was printed.
+            context: the engine's start that it belongs to.
+        """
+        facts = {name: replace(fact, line=location.line) for name, fact in hit.facts.items()}
+        kind, process, line = hit.kind or "other", location.process, location.line or 0
+        recent = [f for f in reversed(self.all) if f.context is context]
+        if kind == "engine_dead" and recent and recent[0].incident.kind != kind:
+            self._pass_on(recent[0], evidence)
+            return None
+        for known in recent:
+            if self._told_again(known, kind, facts, process, line):
+                return None
+        inner = next((f for f in recent if self._wraps(hit, f, process, line)), None)
+        if inner is not None:
+            self._wrap(inner, hit, facts, evidence, line)
+            return None
+        if len(self.all) >= MAX_INCIDENTS:
+            return None
+        incident = Incident(
+            kind=kind,
+            message=hit.message,
+            framework=hit.framework,
+            location=location,
+            phase=hit.wording.phase or hit.signature.phase,
+            facts=facts,
+            evidence=(evidence,),
+            start=context.number,
+        )
+        found = ScannedIncident(
+            incident,
+            context,
+            own=facts,
+            seen_s=time.monotonic(),
+            last_line=line,
+            kinds={kind},
+            becomes=dict(hit.signature.becomes),
+            phase_is_told=incident.phase != "unknown",
+            wraps=hit.signature.wraps,
+        )
+        self.all.append(found)
+        context.failed = True
+        return found
+
+    @staticmethod
+    def _pass_on(known: ScannedIncident, evidence: Evidence) -> None:
+        if evidence not in known.incident.wrappers and len(known.incident.wrappers) < MAX_WRAPPERS:
+            known.incident = replace(known.incident, wrappers=(*known.incident.wrappers, evidence))
+        known.seen_s = time.monotonic()
+
+    @staticmethod
+    def _told_again(known: ScannedIncident, kind: str, facts: dict[str, Fact], process: str | None, line: int) -> bool:
+        if kind not in known.kinds:
+            return False
+        close = line - known.last_line <= FOLD_LINES
+        both = facts.keys() & known.own.keys()
+        agree = all(facts[name].value == known.own[name].value for name in both)
+        same = agree and facts.keys() == known.own.keys() and bool(facts)
+        less = agree and close and (facts.keys() <= known.own.keys() or known.own.keys() <= facts.keys())
+        # Ranks of one job fail together, each with its own figures.
+        sibling = close and process != known.process and process is not None and role(process) == role(known.process)
+        if not (same or (less and related(process, known.process)) or sibling):
+            return False
+        incident = known.incident
+        if (
+            process is not None
+            and len(incident.also_in) < MAX_ALSO_IN
+            and process not in {known.process, *incident.also_in}
+            and (sibling or role(process) == role(known.process))
+        ):
+            incident = replace(incident, also_in=(*incident.also_in, process))
+        if not sibling and len(facts) > len(known.own):
+            known.own = facts
+            incident = replace(incident, facts={**incident.facts, **facts})
+        known.incident = replace(incident, repeated=incident.repeated + 1)
+        known.last_line, known.seen_s = max(known.last_line, line), time.monotonic()
+        return True
+
+    @staticmethod
+    def _wraps(hit: Hit, known: ScannedIncident, process: str | None, line: int) -> bool:
+        return (
+            known.incident.kind in hit.signature.wraps
+            and line - known.last_line <= FOLD_LINES
+            and related(process, known.process)
+        )
+
+    @staticmethod
+    def _wrap(inner: ScannedIncident, hit: Hit, facts: dict[str, Fact], evidence: Evidence, line: int) -> None:
+        """Take the kind from the outer message; the inner one came first and holds the figures."""
+        incident = inner.incident
+        inner.own = {**facts, **inner.own}
+        inner.kinds.add(hit.kind or "other")
+        inner.becomes, inner.phase_is_told = dict(hit.signature.becomes), True
+        inner.incident = replace(
+            incident,
+            kind=hit.kind or incident.kind,
+            phase=hit.wording.phase or hit.signature.phase,
+            framework=hit.framework if hit.framework != "torch" else incident.framework,
+            facts={**facts, **incident.facts},
+            evidence=(*incident.evidence, evidence),
+        )
+        inner.last_line, inner.seen_s = max(inner.last_line, line), time.monotonic()

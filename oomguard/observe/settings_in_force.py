@@ -1,0 +1,93 @@
+"""Which value of a setting is in force, by who states it: the caller, the engine, then a script whose flags may be ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from oomguard.facts import Fact, FactValue, is_of_type, number_of
+from oomguard.incident import SettingInForce
+from oomguard.observe.echo import setting_facts
+from oomguard.settings import SETTING_FACTS
+
+# The source of a flag on the command line of a program that is not the engine's own: the program may ignore it.
+SCRIPT: Final = "script"
+SHARE: Final = "gpu_memory_utilization"
+# A host's total moves between the line that prints it and the start; a share that a script ignores is further off.
+AGREES_RATIO: Final = 0.05
+_DIGITS: Final = 6
+
+
+def merged_settings(
+    echoed: Mapping[str, SettingInForce], given: Mapping[str, SettingInForce], *, echo_complete: bool
+) -> tuple[dict[str, SettingInForce], bool]:
+    """Return the settings in force, and whether they are all that the user set.
+
+    The engine's own command line lists as much as its echo does. If either is complete, a script's flag that it does
+    not list was ignored.
+
+    Args:
+        echoed: the settings as the engine lists them.
+        given: the settings that the caller knows; they win, except for a script's flags.
+        echo_complete: whether the engine's list was seen to its end.
+    """
+    stated = {name: setting for name, setting in given.items() if setting.source != SCRIPT}
+    settings = {**echoed, **stated}
+    complete = echo_complete or any(setting.source == "command" for setting in settings.values())
+    if not complete:
+        settings = {**{name: flag for name, flag in given.items() if flag.source == SCRIPT}, **settings}
+    return settings, complete
+
+
+def without_contradicted(
+    settings: Mapping[str, SettingInForce], printed: Mapping[str, Fact], *, complete: bool
+) -> tuple[dict[str, SettingInForce], dict[str, Fact]]:
+    """Return the settings without the script's flags that ``printed`` contradicts, and the facts of the rest.
+
+    ``complete`` says that ``settings`` are all that the user set.
+    """
+    kept = {
+        name: setting for name, setting in settings.items() if setting.source != SCRIPT or _agrees(setting, printed)
+    }
+    return kept, setting_facts(kept, complete=complete)
+
+
+def requested_share(facts: Mapping[str, Fact]) -> Fact | None:
+    """Return requested ÷ total as the utilization, 0 to 1; None if one of them is unknown.
+
+    Both are printed rounded: the shortest number within their rounding is the one most likely typed.
+    """
+    desired, total = number_of(facts, "desired_bytes"), number_of(facts, "device_total_bytes")
+    if not desired or not total or desired < 0 or total < 0:
+        return None
+    around, of_total = facts["desired_bytes"].slack, facts["device_total_bytes"].slack
+    least, most = (desired - around) / (total + of_total), (desired + around) / max(1.0, total - of_total)
+    middle = desired / total
+    shortest = next((v for n in range(1, _DIGITS + 1) if least <= (v := round(middle, n)) <= most), middle)
+    return Fact(SETTING_FACTS[SHARE], shortest, "solved", (most - least) / 2)
+
+
+def _agrees(flag: SettingInForce, printed: Mapping[str, Fact]) -> bool:
+    """Return whether no printed value contradicts a script's flag."""
+    fact = printed.get(SETTING_FACTS.get(flag.name, flag.name))
+    if flag.value is None or (fact is not None and not is_of_type(fact.name, flag.value)):
+        return False
+    if fact is not None:
+        return _same(flag.value, fact)
+    share = requested_share(printed) if flag.name == SHARE else None
+    if share is None:
+        return True
+    apart = abs(float(flag.value) - float(share.value)) if isinstance(flag.value, (int, float)) else float("inf")
+    return apart <= share.slack + AGREES_RATIO * float(share.value)
+
+
+def _same(value: FactValue, fact: Fact) -> bool:
+    if isinstance(value, str) or isinstance(fact.value, str):
+        return str(value).removeprefix("torch.") == str(fact.value).removeprefix("torch.")
+    return abs(value - fact.value) <= fact.slack + 1e-9
+
+
+def with_requested_share(facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    """Add the utilization that requested ÷ total tells, unless the facts hold it already."""
+    share = None if SETTING_FACTS[SHARE] in facts else requested_share(facts)
+    return dict(facts) if share is None else {**facts, share.name: share}

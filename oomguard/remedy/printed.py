@@ -1,0 +1,237 @@
+"""Values from printed numbers: the solvers that rule files name. Each solves one setting or names the fact it lacks.
+
+The engine's own printed numbers come first. Solvers take every figure on the unfavourable side of its rounding; every
+margin stands here with its reason. The first paragraph of a solver's docstring is printed on the pages of the rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from oomguard.facts import MIB, format_gib
+from oomguard.incident import Incident
+from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
+from oomguard.remedy.solution import Solution
+
+# Raising the utilization: what the engine holds varies a little from start to start; on the CPU backend the node's
+# total itself moves by the minute, so the margin there is larger.
+RAISE_MARGIN_RATIO: Final = 0.01
+RAISE_MARGIN_CPU_RATIO: Final = 0.02
+RAISE_MARGIN_BYTES: Final = 32 * MIB
+# Where the KV need of one request is not known: up to this share of the device, as far as it is free.
+UNKNOWN_KV_RATIO: Final = 0.10
+
+Solver = Callable[[Incident], Solution]
+
+
+def printed_estimate(incident: Incident) -> Solution:
+    """Take ``max_model_len`` from the engine's own estimate, else from capacity, else in proportion to what is left."""
+    length, needed, left = (
+        incident.number(n) for n in ("max_model_len_tokens", "kv_cache_needed_bytes", "kv_cache_available_bytes")
+    )
+    estimate = incident.number("estimated_max_model_len_tokens")
+    capacity = incident.number("kv_cache_capacity_tokens")
+    if length is None:
+        return Solution(None, "max_model_len: not printed", unknown=("max_model_len: not printed",))
+    if estimate is not None:
+        value, why = int(estimate), "the engine's own estimate"
+    elif capacity is not None:
+        value, why = int(capacity), "the KV cache holds that many tokens"
+    elif _above_zero(needed, incident.slack("kv_cache_needed_bytes")) and _above_zero(
+        left, -incident.slack("kv_cache_available_bytes")
+    ):
+        assert needed is not None and left is not None  # noqa: S101, PT018 - just asked
+        share = (left - incident.slack("kv_cache_available_bytes")) / (needed + incident.slack("kv_cache_needed_bytes"))
+        # One block less for the null block, then whole blocks of the largest default size.
+        value, why = max(0, int(length * share) // 128 * 128 - 128), "in proportion to the KV memory that is left"
+    else:
+        missing = "the KV memory that is needed or left rounds to 0 and no estimate is printed"
+        return Solution(None, missing, unknown=(missing,))
+    if value <= 0:
+        return Solution(None, "not one block of tokens fits in the KV memory that is left")
+    if value >= length:
+        return Solution(None, f"{why}: {value} tokens fit, {int(length)} were asked for")
+    freed = round(needed * (1 - value / length)) if needed is not None else None
+    reason = f"{why}: one request of {value} tokens fits, {int(length)} does not"
+    return Solution(value, reason, freed, predicts={"kv_cache_capacity_tokens": value})
+
+
+def _above_zero(value: float | None, slack: float) -> bool:
+    """Return whether a printed figure is above zero on the given side of its rounding."""
+    return value is not None and value + slack > 0
+
+
+def kv_bytes_for_max_len(incident: Incident) -> Solution:
+    """Set ``kv_cache_memory_bytes`` to hold one request of the full length.
+
+    KV need grows at most in proportion to length, so ``given * length / estimate`` is enough where the engine printed
+    that ``estimate`` tokens fit in ``given`` bytes. The printed need's upper edge is enough too: take the smaller.
+    """
+    needed, given = incident.number("kv_cache_needed_bytes"), incident.number("kv_cache_memory_bytes")
+    length, estimate = incident.number("max_model_len_tokens"), incident.number("estimated_max_model_len_tokens")
+    bounds = []
+    if needed is not None:
+        bounds.append(math.ceil((needed + incident.slack("kv_cache_needed_bytes")) * 1.01))
+    if given and length and estimate:
+        bounds.append(math.ceil(given * length / estimate))
+    if not bounds:
+        return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
+    return Solution(min(bounds), f"holds one request of {int(length or 0)} tokens")
+
+
+def utilization_for_max_len(incident: Incident) -> Solution:
+    """Raise the utilization by what one request lacks: (needed - available) / total."""
+    needed, left = incident.number("kv_cache_needed_bytes"), incident.number("kv_cache_available_bytes")
+    if needed is None or left is None:
+        return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
+    missing = needed - left + incident.slack("kv_cache_needed_bytes") + incident.slack("kv_cache_available_bytes")
+    return _raise_by(
+        incident, missing, f"one request of max_model_len tokens lacks {format_gib(missing)}", bare_bytes=missing
+    )
+
+
+def utilization_for_kv_cache(incident: Incident) -> Solution:
+    """Raise the utilization until weights, profile peak and one request fit: (consumed + need + margin) / total."""
+    left = incident.number("kv_cache_available_bytes")
+    if left is None:
+        return Solution(None, "how much is missing is not printed", unknown=("available KV cache memory: not printed",))
+    needed, length = incident.number("kv_cache_needed_bytes"), incident.number("max_model_len_tokens")
+    total = incident.number("device_total_bytes")
+    need = wish = 0.0
+    if needed is not None:
+        need = needed + incident.slack("kv_cache_needed_bytes")
+        tokens = "max_model_len" if length is None else f"{int(length)}"
+        what = f", one request of {tokens} tokens needs {format_gib(need)}"
+    else:
+        wish = (total or 0.0) * UNKNOWN_KV_RATIO
+        what = "; one request's need is not known, so up to a tenth of the device is taken"
+    deficit = -left + incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
+    return _raise_by(
+        incident, deficit + need, f"the KV cache lacks {format_gib(-left)}{what}", bare_bytes=-left, wish_bytes=wish
+    )
+
+
+def _raise_by(
+    incident: Incident, missing_bytes: float, what: str, *, bare_bytes: float, wish_bytes: float = 0.0
+) -> Solution:
+    """Return the utilization that adds ``missing_bytes`` and a margin, and ``wish_bytes`` more as far as they are free."""
+    total, ratio = incident.number("device_total_bytes"), incident.number("gpu_memory_utilization_ratio")
+    free = incident.number("device_free_bytes")
+    smallest = incident.number("smallest_helpful_device_bytes")
+    below = f"; no utilization up to 1.0 helps on a card below {format_gib(smallest)}" if smallest else ""
+    if not total:
+        reason = f"would have to rise by {format_gib(bare_bytes)} / device total, which is not printed{below}"
+        return Solution(None, reason, unknown=("device total: not printed",))
+    desired = incident.number("desired_bytes")
+    if ratio is None and desired is None:
+        rise = f"{format_gib(bare_bytes)} / {format_gib(total)} = {bare_bytes / total:.2f}"
+        reason = f"would have to rise by {rise} from a value that is not printed{below}"
+        return Solution(None, reason, unknown=("gpu_memory_utilization: not printed",))
+    before = ratio * total if ratio is not None else float(desired or 0)
+    margin_ratio = RAISE_MARGIN_CPU_RATIO if incident.facts.get("on_cpu") else RAISE_MARGIN_RATIO
+    margin = max(RAISE_MARGIN_BYTES, margin_ratio * (before + missing_bytes))
+    sure_total = total - incident.slack("device_total_bytes")
+    value = _rounded(math.ceil, (before + missing_bytes + margin) / sure_total)
+    ceiling = most_free_ratio() if free is None else min(most_free_ratio(), free / total)
+    if wish_bytes:
+        wished = _rounded(math.floor, min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total))
+        value = max(value, wished)
+    if value <= 0:
+        return Solution(None, "nothing lacks by these figures")
+    if value > ceiling:
+        reached = (before + bare_bytes) / total
+        limit = below.removeprefix("; ") or f"only {ceiling:.2f} of the device is free"
+        if reached > 1 and not below:
+            limit = "no utilization up to 1.0 helps"
+        reason = (
+            f"would have to rise by {format_gib(bare_bytes)} / {format_gib(total)} = {bare_bytes / total:.2f}, "
+            f"to {reached:.2f} before any KV cache; {limit}"
+        )
+        return Solution(None, reason)
+    # On the device's side nothing is freed: the engine may use more, and all of it becomes KV cache.
+    left = incident.number("kv_cache_available_bytes")
+    predicts = {} if left is None else {"kv_cache_available_bytes": value * total - before + left}
+    return Solution(value, f"{what}; margin {format_gib(margin)}", predicts=predicts)
+
+
+def _rounded(direction: Callable[[float], int], ratio: float) -> float:
+    """Return a utilization in thousandths: a hundredth of a large device is more than a gigabyte."""
+    nudge = -1e-9 if direction is math.ceil else 1e-9
+    return direction(1000 * ratio + nudge) / 1000
+
+
+def utilization_within_free(incident: Incident) -> Solution:
+    """Lower the utilization to what is free: (free - margin) / total."""
+    free, total = incident.number("device_free_bytes"), incident.number("device_total_bytes")
+    if free is None or not total:
+        return Solution(None, "free and total memory are not printed", unknown=("free memory: not printed",))
+    margin = others_margin_ratio() * total
+    free_sure = free - incident.slack("device_free_bytes") - margin
+    value = _rounded(math.floor, free_sure / (total + incident.slack("device_total_bytes")))
+    if value <= 0:
+        return Solution(None, f"only {format_gib(free)} of {format_gib(total)} is free")
+    ratio, desired = incident.number("gpu_memory_utilization_ratio"), incident.number("desired_bytes")
+    if ratio is not None and value >= ratio:
+        return Solution(
+            None, f"{format_gib(free)} of {format_gib(total)} is free, more than utilization {ratio} asks for"
+        )
+    freed = round(desired - value * total) if desired is not None else None
+    reason = f"{format_gib(free)} of {format_gib(total)} is free; margin {format_gib(margin)}"
+    return Solution(value, reason, freed, predicts={"desired_bytes": value * total})
+
+
+def utilization_for_tried(incident: Incident) -> Solution:
+    """Lower the utilization so that a failed allocation beside vLLM's pool fits: by (tried - free + margin) / total."""
+    ratio, total = incident.number("gpu_memory_utilization_ratio"), incident.number("device_total_bytes")
+    tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
+    if ratio is None or not total or tried is None or free is None:
+        names = {"gpu_memory_utilization": ratio, "device total": total, "tried": tried, "device free": free}
+        missing = [f"{name}: not printed" for name, value in names.items() if not value]
+        return Solution(
+            None,
+            f"makes room beside the KV pool; by how much is not known ({', '.join(missing)})",
+            unknown=tuple(missing),
+        )
+    lacking = max(0.0, tried - free) + others_margin_ratio() * total
+    value = _rounded(math.floor, ratio - lacking / total)
+    if value <= 0:
+        return Solution(None, f"{format_gib(tried)} beside the KV pool does not fit in {format_gib(total)}")
+    return Solution(value, f"{format_gib(lacking)} more is left beside the KV pool", round((ratio - value) * total))
+
+
+def kv_bytes_within_free(incident: Incident) -> Solution:
+    """Lower ``kv_cache_memory_bytes`` to what is free."""
+    free, asked = incident.number("device_free_bytes"), incident.number("kv_cache_requested_bytes")
+    if free is None or asked is None:
+        return Solution(None, "free memory is not printed", unknown=("free memory: not printed",))
+    total = incident.number("device_total_bytes") or free
+    value = int(free - incident.slack("device_free_bytes") - others_margin_ratio() * total)
+    if value <= 0:
+        return Solution(None, f"only {format_gib(free)} is free")
+    if value >= asked:
+        return Solution(None, f"{format_gib(free)} is free, {format_gib(asked)} was asked for")
+    return Solution(value, f"{format_gib(free)} is free, {format_gib(asked)} was asked for", round(asked - value))
+
+
+def rows_that_fit(incident: Incident) -> Solution:
+    """Run as many rows at a time as fit: by a trace of the call, else few enough first that what they take can be measured.
+
+    No log prints what a row needs: the model behind a failed call solves this, and here is what is missing without one.
+    """
+    needed = ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes")
+    missing = [name for name in needed if name not in incident.facts]
+    return Solution(None, f"not known: {', '.join(missing)}", unknown=tuple(f"{n}: not measured" for n in missing))
+
+
+SOLVERS: Final[dict[str, Solver]] = {
+    "printed_estimate": printed_estimate,
+    "kv_bytes_for_max_len": kv_bytes_for_max_len,
+    "utilization_for_max_len": utilization_for_max_len,
+    "utilization_for_kv_cache": utilization_for_kv_cache,
+    "utilization_within_free": utilization_within_free,
+    "utilization_for_tried": utilization_for_tried,
+    "kv_bytes_within_free": kv_bytes_within_free,
+    "rows_that_fit": rows_that_fit,
+}

@@ -1,0 +1,150 @@
+"""Rules: why memory ran out and what to do about it; one file a rule, read to frozen records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.facts import REGISTRY
+from oomguard.incident import CAUSES, Effect
+from oomguard.kinds import KINDS
+from oomguard.rules.expressions import Expression, suggestion
+from oomguard.rules.table import Table
+from oomguard.templates import PLACEHOLDER
+
+_STATUSES: Final = ("experimental", "stable", "deprecated")
+_CODE: Final = re.compile(r"[A-Z]{2,8}\d{3}")
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """One step of a rule's confidence: ``base`` sets it, ``add`` changes it where ``when`` holds."""
+
+    base: float | None
+    add: float
+    when: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One setting to change: solved by a named solver of the planner, or by a CEL value.
+
+    A fix for which no log can give a value names what it acts on (``lever``) and which figure is ``missing``.
+    """
+
+    setting: str
+    effect: Effect
+    solve: str | None
+    value: Expression | None
+    when: tuple[Expression, ...]
+    tradeoff: str
+    alternative: bool
+    lever: str
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Why memory ran out and what to do: conditions over facts, explanation, fixes and the rule's own tests."""
+
+    path: str
+    code: str
+    cause: str
+    title: str
+    since: str
+    status: str
+    kinds: tuple[str, ...]
+    when: tuple[Expression, ...]
+    unknown: tuple[str, ...]
+    confidence: tuple[Confidence, ...]
+    summary: str
+    why: str
+    confirm: str
+    fixes: tuple[Fix, ...]
+    references: tuple[Mapping[str, Any], ...]
+    tests: tuple[Mapping[str, Any], ...]
+
+
+def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) -> Rule:
+    """Read one rule file; ``make`` turns a text into an expression. Raises RuleError for a mistake in it."""
+    table = Table(raw, path, "", "rule")
+    if not _CODE.fullmatch(table.get("code")):
+        raise table.error("a code is two to eight capitals and three digits, OG201 for example", "code")
+    table.choice("status", _STATUSES)
+    for kind in table.get("kinds"):
+        if kind not in KINDS:
+            raise table.error(f"unknown kind {kind!r}", "kinds", hint=suggestion(str(kind), KINDS))
+    for name in table.get("unknown", []):
+        if not isinstance(name, str) or name not in REGISTRY:
+            raise table.error(f"unknown fact {name!r}", "unknown", hint=suggestion(str(name), REGISTRY))
+    confidence = _confidence(table, path, make)
+    explain = _explain(table, path)
+    return Rule(
+        path=str(path),
+        code=table.get("code"),
+        cause=table.choice("cause", CAUSES),
+        title=table.get("title"),
+        since=table.get("since"),
+        status=table.get("status"),
+        kinds=tuple(table.get("kinds")),
+        when=table.expressions("when", make),
+        unknown=tuple(table.get("unknown", ())),
+        confidence=confidence,
+        summary=explain.get("summary"),
+        why=explain.get("why"),
+        confirm=explain.get("confirm"),
+        fixes=tuple(_fix(row, path, make) for row in table.tables("fix", "fix")),
+        references=tuple(row.values for row in table.tables("reference", "reference")),
+        tests=tuple(row.values for row in table.tables("test", "rule test")),
+    )
+
+
+def _confidence(table: Table, path: Path, make: Callable[..., Expression]) -> tuple[Confidence, ...]:
+    steps = []
+    for row in table.tables("confidence", "confidence"):
+        if ("base" in row.values) == ("add" in row.values):
+            raise row.error("exactly one of base and add")
+        name = "base" if "base" in row.values else "add"
+        if not -1 <= row.get(name) <= 1:
+            raise row.error("a confidence is between 0 and 1", name)
+        when = row.get("when")
+        condition = make(when, path=str(path), key=f"{row.key}.when") if when is not None else None
+        steps.append(Confidence(row.get("base"), float(row.get("add", 0.0)), condition))
+    if not steps or steps[0].base is None:
+        raise table.error("the first step of confidence is a base", "confidence")
+    return tuple(steps)
+
+
+def _explain(table: Table, path: Path) -> Table:
+    """Return the rule's texts, whose placeholders all name facts."""
+    explain = Table(table.get("explain"), path, "explain", "explain")
+    for name in ("summary", "why", "confirm"):
+        for fact in (fact for names, _ in PLACEHOLDER.findall(explain.get(name)) for fact in names.split("|")):
+            if fact not in REGISTRY:
+                raise explain.error(f"unknown fact {fact!r}", name, hint=suggestion(fact, REGISTRY))
+    return explain
+
+
+def _fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
+    effect = row.choice("effect", [str(effect) for effect in Effect])
+    if sum(name in row.values for name in ("solve", "value", "lever")) != 1:
+        raise row.error("exactly one of solve, value and lever")
+    if not row.get("value", "x").strip():
+        raise row.error("the value is empty", "value")
+    if ("lever" in row.values) != ("missing" in row.values):
+        raise row.error("lever and missing come together")
+    value = row.get("value")
+    return Fix(
+        setting=row.get("setting"),
+        effect=Effect.parse(effect),
+        solve=row.get("solve"),
+        value=make(value, path=str(path), key=f"{row.key}.value", result=None) if value else None,
+        when=row.expressions("when", make),
+        tradeoff=row.get("tradeoff", ""),
+        alternative=bool(row.get("alternative", False)),
+        lever=row.get("lever", ""),
+        missing=row.get("missing", ""),
+    )

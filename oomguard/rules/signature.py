@@ -1,0 +1,196 @@
+"""Signatures: what engines print when they fail, and what they print before; one file a message, read to frozen records.
+
+A file of quotations says how a text shows that it quotes an error and does not report one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.facts import REGISTRY, is_of_type
+from oomguard.incident import PHASES
+from oomguard.kinds import KINDS
+from oomguard.rules.expressions import suggestion
+from oomguard.rules.lazy import LazyPattern
+from oomguard.rules.table import Table
+
+# How a line may say that an engine ended; what each means: observe/ending.py.
+ENDS: Final = ("died", "failing", "gone", "stopping", "told")
+_QUOTATION_PARTS: Final = ("line", "before", "lead", "around", "raw", "above")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """One wording of a message: a literal that the scanner looks for, then a pattern with the facts as groups.
+
+    A ``near`` wording speaks only of the failure beside it (a traceback's frame), any other of all that follows.
+    ``starts`` marks an engine's start. A wording may have a kind or a framework of its own: one allocator prints for
+    several devices. ``key`` is where in its file the pattern stands. ``ends`` is how the line says that its engine
+    ended, ``role`` the only kind of process whose line says it.
+    """
+
+    anchor: str
+    pattern: Any
+    source: str
+    versions: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    phase: str | None = None
+    near: bool = False
+    starts: bool = False
+    framework: str | None = None
+    kind: str | None = None
+    key: str = ""
+    ends: str | None = None
+    role: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quotation:
+    """How a text shows that it quotes an error and does not report one.
+
+    ``part`` is where the pattern is looked for: ``line`` the peeled line, ``before`` what stands on it before the
+    message's own words, ``lead`` what stands before the exception's name, ``around`` the line with a null character
+    in the message's place, ``raw`` the line as it was printed, ``above`` the lines before it. A message with
+    ``below_facts`` figures or more is a report whatever stands around it.
+    """
+
+    name: str
+    pattern: Any
+    part: str
+    quoted: tuple[str, ...]
+    real: tuple[str, ...]
+    below_facts: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What was printed: a failure of one kind, or (``kind`` is None) a line that only carries facts.
+
+    ``clauses`` are parts of the message that come and go with version and platform, each read by itself wherever it
+    stands behind the wording. ``wraps`` names kinds that this message only passes on, and whose facts it takes over.
+    ``becomes`` maps a phase to the kind that the same words have in it.
+    """
+
+    path: str
+    kind: str | None
+    framework: str
+    phase: str
+    wordings: tuple[Wording, ...]
+    tests: tuple[Mapping[str, Any], ...]
+    clauses: tuple[Any, ...] = ()
+    wraps: tuple[str, ...] = ()
+    becomes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Framework and file name, as the terminal and the evidence name a signature."""
+        return f"{self.framework}/{Path(self.path).stem}"
+
+
+def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Signature:
+    """Read one signature file; ``make`` turns a pattern's text into a pattern. Raises RuleError for a mistake in it."""
+    table = Table(raw, path, "", "signature")
+    context = bool(table.get("context", False))
+    if context == ("kind" in raw):
+        raise table.error("exactly one of kind and context = true says what the file is", "kind")
+    return Signature(
+        path=str(path),
+        kind=None if context else table.choice("kind", KINDS),
+        framework=table.get("framework"),
+        phase=table.choice("phase", PHASES, "unknown"),
+        wordings=tuple(w for row in table.tables("wording", "wording") for w in _wordings(row, path, make)),
+        tests=tuple(test.values for test in table.tables("test", "signature test")),
+        clauses=tuple(_pattern(row, path, make) for row in table.tables("clause", "clause")),
+        wraps=_wraps(table),
+        becomes=_becomes(table),
+    )
+
+
+def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> list[Quotation]:
+    """Read a file of quotations; ``make`` as in ``read_signature``. Raises RuleError for a mistake in it."""
+    return [
+        Quotation(
+            name=row.get("name"),
+            pattern=_pattern(row, path, make),
+            part=row.choice("part", _QUOTATION_PARTS),
+            quoted=tuple(row.get("quoted")),
+            real=tuple(row.get("real", ())),
+            below_facts=row.get("below_facts", 1000),
+        )
+        for row in Table(raw, path, "", "quotations").tables("quotation", "quotation")
+    ]
+
+
+def _pattern(row: Table, path: Path, make: Callable[..., Any]) -> Any:
+    return make(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
+
+
+def _wordings(row: Table, path: Path, make: Callable[..., Any]) -> Iterable[Wording]:
+    """Yield one wording for each anchor of the row; all share its pattern."""
+    pattern = _pattern(row, path, make)
+    anchors = _anchors(row)
+    facts = row.get("facts", {})
+    for name, value in facts.items():
+        if name not in REGISTRY:
+            raise row.error(f"unknown fact {name!r}", name, hint=suggestion(name, REGISTRY))
+        if not is_of_type(name, value):
+            raise row.error(f"{name} is {REGISTRY[name].type}, not {value!r}", name)
+    versions = row.get("versions")
+    if versions is not None and make is not LazyPattern:
+        _check_versions(versions, row)
+    for anchor in anchors:
+        yield Wording(
+            anchor=anchor,
+            pattern=pattern,
+            source=row.get("source"),
+            versions=versions,
+            facts=facts,
+            phase=row.choice("phase", PHASES) if row.get("phase") else None,
+            near=bool(row.get("near", False)),
+            starts=bool(row.get("starts", False)),
+            framework=row.get("framework"),
+            kind=row.choice("kind", KINDS) if row.get("kind") else None,
+            ends=row.choice("ends", ENDS) if row.get("ends") else None,
+            role=row.get("role"),
+            key=f"{row.key}.pattern",
+        )
+
+
+def _anchors(row: Table) -> list[str]:
+    """Return the literals of which every match holds one: ``anchor``, or several as ``anchors``."""
+    if ("anchor" in row.values) == ("anchors" in row.values):
+        raise row.error("exactly one of anchor and anchors")
+    name = "anchors" if "anchors" in row.values else "anchor"
+    anchors = row.get("anchors", [row.get("anchor")])
+    for anchor in anchors:
+        if not isinstance(anchor, str) or not anchor.strip() or "\n" in anchor:
+            raise row.error("an anchor is a non-empty literal on one line", name)
+    return list(anchors)
+
+
+def _check_versions(versions: str, row: Table) -> None:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        SpecifierSet(versions)
+    except InvalidSpecifier:
+        raise row.error(f"not a version range: {versions!r}", "versions", hint='write it as ">=0.8,<0.20"') from None
+
+
+def _wraps(table: Table) -> tuple[str, ...]:
+    for kind in table.get("wraps", ()):
+        if kind not in KINDS:
+            raise table.error(f"{kind!r} is not a kind", "wraps")
+    return tuple(table.get("wraps", ()))
+
+
+def _becomes(table: Table) -> Mapping[str, str]:
+    becomes = dict(table.get("becomes", {}))
+    for phase, kind in becomes.items():
+        if phase not in PHASES or kind not in KINDS:
+            wrong = f"{phase!r} is not a phase" if phase not in PHASES else f"{kind!r} is not a kind"
+            raise table.error(wrong, "becomes")
+    return becomes

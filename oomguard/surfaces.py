@@ -1,0 +1,208 @@
+"""A setting's surfaces: the flag, keyword argument, config key and default of each engine, from the engine's own data file.
+
+An engine is known by its file, engines/<folder>/settings.toml: nothing else has to name it here.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from oomguard.errors import SettingError
+from oomguard.facts import FactValue
+from oomguard.settings import SETTINGS, parse_value
+from oomguard.user_files import read_tables
+
+_FOLDER: Final = Path(__file__).with_name("engines")
+_OFF: Final = "no-"
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """How one engine spells one setting.
+
+    Attributes:
+        flags: the long flag first, then its other forms; empty where the engine has none.
+        kwarg: the keyword argument in Python.
+        config_key: the key in the engine's configuration file.
+        unit_bytes: bytes in one unit of the engine's value, where ours is in bytes.
+        defaults: rows of ``value``, each with the ``versions`` and the ``device_size`` for which it holds.
+    """
+
+    flags: tuple[str, ...] = ()
+    kwarg: str | None = None
+    config_key: str | None = None
+    unit_bytes: int = 1
+    defaults: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def off_flag(self) -> str:
+        """The flag that switches a yes/no setting off."""
+        return f"--{_OFF}{self.flags[0].removeprefix('--')}"
+
+    def own(self, value: FactValue) -> FactValue:
+        """Return a value of ours in the engine's unit."""
+        if self.unit_bytes == 1 or isinstance(value, str):
+            return value
+        size = value / self.unit_bytes
+        return int(size) if size == int(size) else size
+
+    def ours(self, name: str, text: str) -> FactValue:
+        """Read the text of the engine's flag as a value of ours; raise SettingError where it is none."""
+        if self.unit_bytes == 1:
+            return parse_value(name, text)
+        try:
+            return round(float(text) * self.unit_bytes)
+        except (ValueError, OverflowError):
+            raise SettingError(f"{name} is a number, not {text!r}") from None
+
+
+@functools.cache
+def _tables() -> Mapping[str, dict[str, Any]]:
+    """Return each engine's data file by the engine's name; vLLM's first, since an unknown engine is spelled as vLLM."""
+    files = sorted(_FOLDER.glob("*/settings.toml"), key=lambda path: (path.parent.name != "vllm", path.parent.name))
+    return {table["engine"]: table for table in read_tables("surfaces", files).values()}
+
+
+def engines() -> tuple[str, ...]:
+    """Return the names of the engines that have a data file."""
+    return tuple(_tables())
+
+
+@functools.cache
+def surfaces(engine: str) -> Mapping[str, Surface]:
+    """Return an engine's surfaces by setting, in the order of its file; empty for an engine without one."""
+    found = {}
+    for name, row in _tables().get(engine, {}).get("settings", {}).items():
+        if name not in SETTINGS:
+            raise SettingError(f"engines/{engine}: unknown setting {name}")
+        if "as_in" in row:
+            found[name] = surfaces(row["as_in"])[name]
+            continue
+        found[name] = Surface(
+            tuple(row.get("flags", ())),
+            row.get("kwarg"),
+            row.get("config_key"),
+            row.get("unit_bytes", 1),
+            tuple(row.get("default", ())),
+        )
+    return MappingProxyType(found)
+
+
+def surface(name: str, engine: str) -> Surface:
+    """Return how an engine spells a setting.
+
+    For an engine without a data file the first engine that has the setting counts; an engine that has a file and
+    lacks the setting has no surface for it.
+    """
+    if engine in _tables():
+        return surfaces(engine).get(name, Surface())
+    return next((surfaces(known)[name] for known in engines() if name in surfaces(known)), Surface())
+
+
+def default_value(name: str, engine: str, version: str | None, *, device_size: str | None = None) -> FactValue | None:
+    """Return the engine's default in a version, None where the file has none or it depends on what is not given.
+
+    Args:
+        name: canonical name of the setting.
+        engine: the engine's name; an engine without a data file has no defaults.
+        version: the engine's version, as printed.
+        device_size: ``small``, ``large``, ``huge`` or ``cpu``, for defaults that depend on it.
+    """
+    rows = surfaces(engine)[name].defaults if name in surfaces(engine) else ()
+    for row in rows:
+        if "device_size" in row and row["device_size"] != device_size:
+            continue
+        if "versions" in row and not _holds(row["versions"], version):
+            continue
+        value: FactValue = row["value"]
+        return value
+    return None
+
+
+def _holds(versions: str, version: str | None) -> bool:
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return version is not None and SpecifierSet(versions).contains(Version(version).base_version, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def device_size(engine: str, total_bytes: int, name: str | None) -> str:
+    """Return how an engine's defaults class a device: ``small``, ``large`` or ``huge``, by its bytes and its name."""
+    known = _tables()[engine]["device_size"]
+    if name is not None and any(word in name.lower() for word in known["small_names"]):
+        return "small"
+    if total_bytes >= known["huge_bytes"]:
+        return "huge"
+    return "large" if total_bytes >= known["large_bytes"] else "small"
+
+
+def flag_words(name: str, value: FactValue | None, engine: str) -> list[str] | None:
+    """Return the setting as words of a command line, None where the engine has no flag for it or no value is known."""
+    own = surface(name, engine)
+    if not own.flags or value is None:
+        return None
+    if isinstance(value, bool):
+        return [own.flags[0] if value else own.off_flag]
+    return [own.flags[0], _text(own.own(value))]
+
+
+def _text(value: FactValue) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag found in a command line, from word ``start`` up to ``end``.
+
+    ``text`` is its value, None for a yes/no setting, which is ``on`` or not, and for a flag without its value.
+    """
+
+    name: str
+    start: int
+    end: int
+    text: str | None
+    on: bool | None
+
+
+def flags_in(argv: tuple[str, ...], engine: str) -> Iterator[Flag]:
+    """Find an engine's flags in a command line, spelled with dashes or underscores, ``FLAG VALUE`` or ``FLAG=VALUE``."""
+    known = {flag: name for name, own in surfaces(engine).items() for flag in own.flags}
+    off = {own.off_flag: name for name, own in surfaces(engine).items() if own.flags and SETTINGS[name].type == "bool"}
+    for i, word in enumerate(argv):
+        spelled, equals, text = word.partition("=")
+        spelled = spelled.replace("_", "-") if spelled.startswith("--") else spelled
+        name = known.get(spelled)
+        if spelled in off or (name is not None and SETTINGS[name].type == "bool"):
+            yield Flag(name or off[spelled], i, i + 1, None, spelled not in off)
+        elif name is not None and equals:
+            yield Flag(name, i, i + 1, text, None)
+        elif name is not None:
+            more = i + 1 < len(argv)
+            yield Flag(name, i, i + 1 + more, argv[i + 1] if more else None, None)
+
+
+def as_flag(name: str, value: FactValue | None, engine: str) -> str | None:
+    """Return the setting as a flag to paste into a shell, None where the engine has none."""
+    words = flag_words(name, value, engine)
+    return None if words is None else shlex.join(words)
+
+
+def as_kwarg(name: str, value: FactValue | None, engine: str) -> str | None:
+    """Return the setting as a keyword argument, None where the engine has none."""
+    own = surface(name, engine)
+    return None if own.kwarg is None or value is None else f"{own.kwarg}={own.own(value)!r}"
+
+
+def as_env(name: str, value: FactValue | None) -> str | None:
+    """Return the setting as an environment variable, None where no variable sets it."""
+    env = SETTINGS[name].env
+    return None if env is None or value is None else f"{env}={shlex.quote(str(value))}"

@@ -1,0 +1,77 @@
+"""Files that oomguard keeps for the user: records of runs in the state folder, in the cache folder what is costly to make."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+
+def kept_file(name: str, about: Iterable[bytes]) -> Path:
+    """Where a file made of ``about`` is kept; ``name`` holds ``{}``, where the hash of all of it goes."""
+    digest = hashlib.sha256()
+    for part in about:
+        digest.update(part + b"\0")
+    return Path(platformdirs.user_cache_dir("oomguard")) / name.format(digest.hexdigest()[:32])
+
+
+def state_file(name: str) -> Path:
+    """Where a record of runs is kept: in the user's state folder (``XDG_STATE_HOME`` respected)."""
+    return Path(platformdirs.user_state_dir("oomguard", appauthor=False)) / name
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file for the next time, whole or not at all; a cache that cannot be written is none."""
+    with contextlib.suppress(OSError):
+        write_whole(path, content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file in one step, so that no reader sees half of it; raises OSError, and leaves nothing behind then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def read_tables(
+    name: str, paths: Sequence[Path], read: Callable[[Path], dict[str, Any]] = _toml
+) -> dict[Path, dict[str, Any]]:
+    """Read data files as tables, from the cache while none of them has changed: parsing TOML takes far longer.
+
+    Args:
+        name: what the files are; the cache file starts with it.
+        paths: the files, in the order of the result.
+        read: parses one file; what it raises is raised.
+    """
+    kept = kept_file(f"{name}-{{}}.json", _states(paths))
+    with contextlib.suppress(OSError, ValueError):
+        tables = json.loads(kept.read_text(encoding="utf-8"))
+        if isinstance(tables, list) and len(tables) == len(paths):
+            return dict(zip(paths, tables, strict=True))
+    found = {path: read(path) for path in paths}
+    with contextlib.suppress(TypeError):  # TOML has dates, JSON has none
+        keep(kept, json.dumps(list(found.values())).encode())
+    return found
+
+
+def _states(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Yield each file's path, size and time of change: another state of the files is another cache."""
+    for path in paths:
+        status = path.stat()
+        yield f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()

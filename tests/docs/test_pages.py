@@ -1,0 +1,92 @@
+"""The pages agree with each other and with the code: links, figures, closed lists."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from oomguard.diagnosing import diagnose
+from oomguard.incident import CAUSES, PHASES
+from oomguard.kinds import KINDS
+from oomguard.report.json import to_dict
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def prose(path: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", prose(path), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_link_leads_to_a_file_and_a_heading_of_this_repository(path: Path):
+    for link in (one or other for one, other in LINK.findall(prose(path))):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_of_the_site_is_in_its_navigation():
+    text = json.dumps(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])
+    assert set(re.findall(r'"([\w-]+\.md)"', text)) == {page.name for page in DOCS}
+
+
+def figures(path: Path) -> list[str]:
+    return [
+        line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ") and line.count("|") == 5
+    ]
+
+
+def test_every_figure_of_the_readme_stands_in_the_figures_with_the_same_value():
+    rows = figures(ROOT / "README.md")
+    assert len(rows) == 11  # ten figures and the head
+    assert set(rows) <= set(figures(ROOT / "docs" / "figures.md"))
+
+
+def test_every_benchmark_that_a_figure_names_is_there():
+    named = set(re.findall(r"benchmarks/(\w+\.py)", (ROOT / "docs" / "figures.md").read_text()))
+    assert named
+    assert all((ROOT / "benchmarks" / name).is_file() for name in named)
+
+
+def test_the_readme_fits_in_150_lines():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("word", [*KINDS, *CAUSES, *PHASES])
+def test_the_json_page_names_every_kind_cause_and_phase(word: str):
+    assert f"`{word}`" in prose(ROOT / "docs" / "json.md")
+
+
+def test_the_json_page_explains_every_key_of_an_incident_and_a_patch():
+    log = ROOT / "examples" / "logs" / "vllm_serve_kv_cache.log"
+    incident = to_dict(diagnose(log))["incidents"][0]
+    page = prose(ROOT / "docs" / "json.md")
+    keys = {*incident, *incident["plan"][0], *incident["causes"][0], *incident["location"], *incident["budget"]}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+
+
+def test_the_picture_of_the_flow_is_the_one_of_its_table_and_names_what_is_there():
+    spec = importlib.util.spec_from_file_location("flow_picture", ROOT / "scripts" / "flow_picture.py")
+    flow = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(flow)
+    assert (ROOT / "docs" / "flow.svg").read_text(encoding="utf-8") == flow.picture()
+    rooms = [way["place"] for way in flow.FLOW["ways_in"]] + [step["room"] for step in flow.FLOW["step"]]
+    assert [place for place in rooms if not (ROOT / "oomguard" / place).exists()] == []
+    files = [add["place"] for step in flow.FLOW["step"] for add in step["add"]]
+    assert [place for place in files if not list(ROOT.glob(place.replace("<engine>", "vllm").rstrip("/")))] == []

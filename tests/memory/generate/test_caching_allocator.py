@@ -1,0 +1,102 @@
+"""The allocator's rules, and its laws: it never holds less than is in use, nor more than the device has."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomguard.facts import MIB
+from oomguard.memory.generate.caching_allocator import CachingAllocator, least_capacity, replay
+
+SIZES = st.integers(1, 60 * MIB) | st.integers(1, 4096) | st.sampled_from([512, MIB, MIB + 1, 10 * MIB, 20 * MIB])
+
+
+@st.composite
+def histories(draw):
+    """Allocations and ends in any order, each storage ended at most once."""
+    events, alive, number = [], [], 0
+    for _ in range(draw(st.integers(1, 40))):
+        if alive and draw(st.booleans()):
+            events.append((alive.pop(draw(st.integers(0, len(alive) - 1))), 0))
+        else:
+            number += 1
+            events.append((number, draw(SIZES)))
+            alive.append(number)
+    return events
+
+
+def peak_in_use(events):
+    sizes, most = {}, 0
+    for number, size in events:
+        sizes[number] = size
+        most = max(most, sum(sizes.values()))
+    return most
+
+
+@pytest.mark.parametrize(
+    ("size", "reserved"),
+    [
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (9 * MIB, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB),
+    ],
+)
+def test_segments_have_the_sizes_of_torch(size, reserved):
+    assert replay([(1, size)]) == reserved
+
+
+def test_small_tensors_share_a_segment():
+    assert replay([(n, 512) for n in range(1, 4097)]) == 2 * MIB
+
+
+def test_a_freed_block_is_used_again_and_its_rest_too():
+    assert replay([(1, 40 * MIB), (1, 0), (2, 15 * MIB), (3, 25 * MIB)]) == 40 * MIB
+
+
+def test_neighbours_are_joined_when_both_are_free():
+    assert replay([(1, 40 * MIB), (1, 0), (2, 15 * MIB), (3, 25 * MIB), (2, 0), (3, 0), (4, 40 * MIB)]) == 40 * MIB
+
+
+def test_sizes_that_grow_every_time_leave_segments_behind_until_the_device_is_full():
+    growing = [event for n in range(1, 20) for event in ((n, (20 + 2 * n) * MIB), (n, 0))]
+    assert replay(growing) > 2 * 58 * MIB
+    assert replay(growing, 58 * MIB) == 58 * MIB
+    assert replay(growing, 56 * MIB) is None
+
+
+@given(histories())
+def test_it_holds_at_least_what_is_in_use(events):
+    assert replay(events) >= peak_in_use(events)
+
+
+@given(histories(), st.integers(2, 400))
+def test_it_never_holds_more_than_the_device_has(events, capacity_mib):
+    found = replay(events, capacity_mib * MIB)
+    assert found is None or peak_in_use(events) <= found <= capacity_mib * MIB
+
+
+@given(histories())
+def test_what_all_went_back_is_whole_segments_again(events):
+    allocator, held = CachingAllocator(), {}
+    for number, size in events:
+        if size:
+            held[number] = (allocator.allocate(size), size)
+        else:
+            allocator.release(*held.pop(number))
+    for block in held.values():
+        allocator.release(*block)
+    reserved = allocator.reserved_bytes
+    allocator.capacity_bytes = reserved
+    assert allocator.allocate(reserved + 1) is None  # the attempt gives every free segment back
+    assert allocator.reserved_bytes == 0
+
+
+@given(histories())
+def test_the_least_capacity_runs_the_history(events):
+    least = least_capacity(events, peak_in_use(events))
+    assert replay(events, least) is not None
+    assert least <= replay(events)

@@ -1,0 +1,60 @@
+"""What a few traced steps say of the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.memory.generate.traced_steps import TracedSteps
+
+# A prefill with weights (1) and a cache (2), then steps that each make a larger cache, a scratch, and end both predecessors.
+EVENTS = (
+    (1, 1000), (2, 100),
+    (3, 50), (4, 110), (2, 0), (3, 0),
+    (5, 50), (6, 120), (4, 0), (5, 0),
+    (7, 50), (8, 130), (6, 0), (7, 0),
+)  # fmt: skip
+SEEN = (2, 6, 10, 14)
+
+
+def live(events):
+    sizes = dict(events)
+    return sorted(size for size in sizes.values() if size)
+
+
+def test_later_steps_do_what_the_last_did_with_sizes_that_go_on():
+    traced = TracedSteps(1000, 1000, (1100, 1260, 1280, 1300), EVENTS, SEEN)
+    assert list(traced.all_events(6))[14:] == [
+        (9, 50),
+        (10, 140),
+        (8, 0),
+        (9, 0),
+        (11, 50),
+        (12, 150),
+        (10, 0),
+        (11, 0),
+    ]
+    assert live(traced.all_events(40)) == [130 + 36 * 10, 1000]
+
+
+def test_of_thousands_of_steps_some_stand_for_several():
+    traced = TracedSteps(1000, 1000, (1100, 1260, 1280, 1300), EVENTS, SEEN)
+    assert live(traced.all_events(4004)) == [1000, 130 + 4000 * 10]
+    assert len(list(traced.all_events(4004))) < 2000
+
+
+@pytest.mark.parametrize(
+    "events",
+    [(*EVENTS[:-1], (9, 5)), (*EVENTS[:-2], (1, 0), (7, 0))],
+    ids=["another kind of event", "an end of something old"],
+)
+def test_steps_that_differ_are_not_drawn_on(events):
+    traced = TracedSteps(1000, 1000, (1100, 1260, 1280, 1300), events, SEEN)
+    assert list(traced.all_events(50)) == list(events)
+
+
+def test_the_last_step_is_the_end_s_where_that_was_traced():
+    on_a_line = TracedSteps(10, 20, (100, 60, 70, 80))
+    assert on_a_line.peak_bytes(4) == 100
+    assert on_a_line.peak_bytes(14) == 180
+    assert TracedSteps(10, 20, (100, 60, 70, 80), end_bytes=140).peak_bytes(14) == 140
+    assert TracedSteps(10, 20, (100,)).peak_bytes(1) == 100

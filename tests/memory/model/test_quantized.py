@@ -1,0 +1,131 @@
+"""Bytes of quantised weights by method, where only the configuration tells of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.errors import ConfigError, SettingError
+from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.quantized import loaded, quantized, quantizes_cache
+from oomguard.memory.model.shape import read_shape
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 128}
+MATRIX = Parameter("model.layers.0.mlp.up_proj.weight", (128, 128), 32768)
+NORM = Parameter("model.layers.0.input_layernorm.weight", (128,), 256)
+EMBEDDING = Parameter("model.embed_tokens.weight", (128, 128), 32768)
+ROUTER = Parameter("model.layers.0.mlp.gate.weight", (8, 128), 2048)
+EXPERT = Parameter("model.layers.0.mlp.experts.3.up_proj.weight", (128, 128), 32768)
+
+
+def sizes(
+    config: dict | None, *parameters: Parameter, asked: str | None = None, notes: list[str] | None = None
+) -> list[int]:
+    shape = read_shape({**LLAMA, "quantization_config": config})
+    return [p.bytes for p in quantized(parameters, shape, asked, [] if notes is None else notes)]
+
+
+@pytest.mark.parametrize(
+    ("config", "bits"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32}, 8 + 24 / 32),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 4),
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 32 / 16384),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+            4 + 8 / 64 + 32 / 16384,
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 4, "group_size": 128}}},
+            },
+            4 + 16 / 128,
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, 8),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8),
+    ],
+    ids=str,
+)
+def test_a_matrix_takes_its_bits_and_its_share_of_scales(config, bits):
+    assert sizes(config, MATRIX) == [round(128 * 128 * bits / 8)]
+
+
+def test_norms_embeddings_and_routers_stay_as_they_are():
+    assert sizes({"quant_method": "fp8"}, NORM, EMBEDDING, ROUTER) == [256, 32768, 2048]
+
+
+def test_microscaling_takes_the_experts_only():
+    assert sizes({"quant_method": "mxfp4"}, MATRIX, EXPERT) == [32768, round(128 * 128 * 4.25 / 8)]
+
+
+@pytest.mark.parametrize("pattern", ["model.layers.0.mlp.up_proj", "up_proj", r"re:.*up_proj$"])
+def test_what_the_checkpoint_leaves_alone_is_left_alone(pattern):
+    assert sizes({"quant_method": "fp8", "ignore": [pattern, "re:("]}, MATRIX) == [32768]
+
+
+def test_a_method_nobody_knows_is_an_upper_bound_and_said():
+    notes: list[str] = []
+    assert sizes({"quant_method": "no such"}, MATRIX, notes=notes) == [32768]
+    assert "'no such' is not known" in notes[0]
+
+
+def test_fp8_while_loading_halves_the_matrices():
+    assert sizes(None, MATRIX, EMBEDDING, asked="fp8") == [16384, 32768]
+
+
+def test_a_method_that_needs_its_own_checkpoint_is_refused():
+    with pytest.raises(SettingError, match="needs a checkpoint"):
+        sizes(None, MATRIX, asked="awq")
+
+
+@pytest.mark.parametrize("config", [{"quant_method": "awq", "bits": "four"}, {"quant_method": "compressed-tensors"}])
+def test_an_absurd_quantization_is_named(config):
+    with pytest.raises(ConfigError, match="quantization_config"):
+        sizes(config, MATRIX)
+
+
+PACKED = Parameter("model.layers.0.mlp.up_proj.qweight", (16, 128), 8192, floating=False)
+
+
+def test_packed_tensors_of_a_file_are_not_quantised_again():
+    shape = read_shape({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    assert loaded([PACKED], shape, "awq", []) == (PACKED,)
+
+
+def test_another_method_than_the_checkpoint_s_is_refused():
+    shape = read_shape({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    for read in (loaded, quantized):
+        with pytest.raises(SettingError, match="'fp8', the checkpoint is quantised with 'awq'"):
+            read([PACKED], shape, "fp8", [])
+
+
+def test_plain_tensors_are_loaded_in_the_engine_s_data_type():
+    single = Parameter("model.layers.0.mlp.up_proj.weight", (128, 128), 65536)
+    assert [p.bytes for p in loaded([single], read_shape(LLAMA), None, [])] == [32768]
+
+
+@pytest.mark.parametrize("pattern", ["model.layers.*.mlp*", "model.layers.0", "mlp"])
+def test_a_module_that_holds_the_matrix_leaves_it_alone_too(pattern):
+    assert sizes({"quant_method": "awq", "bits": 4, "modules_to_not_convert": [pattern]}, MATRIX) == [32768]
+
+
+def test_experts_in_eight_bits_leave_the_rest_alone():
+    assert sizes(None, MATRIX, EXPERT, asked="experts_int8") == [32768, 16384]
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}, True),
+        ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}, True),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": None}, False),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, False),
+    ],
+)
+def test_a_checkpoint_may_want_its_keys_and_values_in_eight_bits(config, wanted):
+    assert quantizes_cache(read_shape({**LLAMA, "quantization_config": config})) is wanted

@@ -1,0 +1,70 @@
+"""The activation peak against starts that vLLM printed: other versions, models and settings than the constants were fitted on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from oomguard.facts import GIB
+from oomguard.memory.model.shape import read_shape
+from oomguard.memory.vllm.activations import peak_activation
+
+STARTS = json.loads((Path(__file__).parents[3] / "benchmarks" / "data" / "published_starts.json").read_text())["starts"]
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "vocab_size": 128256, "torch_dtype": "bfloat16",
+}  # fmt: skip
+EXPERTS = {
+    **LLAMA, "model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024,
+}  # fmt: skip
+
+
+def peak(config, version, *, rows=256, tokens=2048):
+    return peak_activation(read_shape(config), Version(version), rows=rows, step_tokens=tokens)
+
+
+def test_published_starts_are_met_within_five_percent_in_the_mean():
+    errors = []
+    for start in (start for start in STARTS if "used_for" not in start):
+        asked = start["settings"]
+        found = peak_activation(
+            read_shape(start["config"]), Version(start["version"]), rows=asked["max_num_seqs"],
+            step_tokens=asked["max_num_batched_tokens"], tensor_parallel_size=asked.get("tensor_parallel_size", 1),
+        )  # fmt: skip
+        errors.append(abs(found.bytes / GIB / start["printed_gib"]["peak_activation"] - 1))
+    assert len(errors) == 14
+    assert sum(errors) / len(errors) <= 0.05
+
+
+def test_fewer_sequences_make_the_sampler_smaller_and_fewer_tokens_do_not():
+    many, few = peak(LLAMA, "0.19", rows=1024), peak(LLAMA, "0.19", rows=128)
+    assert many.bytes - many.step_bytes > 4 * max(1, few.bytes - few.step_bytes)
+    assert peak(LLAMA, "0.19", rows=1024, tokens=1024).bytes == many.bytes
+
+
+@pytest.mark.parametrize(("version", "added"), [("0.11", False), ("0.19", True)])
+def test_the_experts_workspace_stays_beside_the_sampler_since_it_is_kept(version, added):
+    found = peak(EXPERTS, version, rows=1024)
+    assert found.workspace_bytes > 0
+    assert (found.bytes == found.sampler_bytes + found.workspace_bytes) is added
+
+
+def test_a_plain_profile_leaves_the_sampler_s_copy_unreserved():
+    found = peak(LLAMA, "0.32", rows=1024, tokens=1024)
+    assert found.sampling_bytes == found.sampler_bytes + 4 * 1024 * 128256
+    assert found.sampling_bytes > found.bytes
+    late = peak(LLAMA, "0.33", rows=1024, tokens=1024)
+    assert late.sampling_bytes == late.sampler_bytes <= late.bytes
+
+
+def test_the_experts_workspace_makes_no_room_for_sampling():
+    found = peak(EXPERTS, "0.32", rows=1024, tokens=8192)
+    assert found.sampling_bytes == found.sampler_bytes + 4 * 1024 * 128256 + found.workspace_bytes
+
+
+def test_a_release_candidate_is_of_its_release():
+    assert peak(LLAMA, "0.33.0rc1") == peak(LLAMA, "0.33")
+    assert peak(LLAMA, "0.17.0rc1") == peak(LLAMA, "0.17")

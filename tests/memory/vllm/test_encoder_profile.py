@@ -1,0 +1,110 @@
+"""What the vision encoder takes while vLLM profiles it, held against published starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from packaging.version import Version
+
+from oomguard.errors import SettingError
+from oomguard.facts import GIB
+from oomguard.memory.model.files import ModelFiles
+from oomguard.memory.model.model import read_model
+from oomguard.memory.model.vision_encoder import read_vision_encoder
+from oomguard.memory.vllm.encoder_profile import profile_encoder
+from oomguard.memory.vllm.fitting import fit
+from oomguard.memory.vllm.start import VllmSettings
+from oomguard.memory.vllm.start_budget import budget_start
+
+SETTINGS = VllmSettings(
+    version=Version("0.19"), gpu_total_bytes=80 * GIB, gpu_memory_utilization=0.9, max_num_seqs=256, max_num_batched_tokens=8192,
+)  # fmt: skip
+QWEN25 = {
+    "model_type": "qwen2_5_vl", "video_token_id": 151656,
+    "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14, "spatial_merge_size": 2, "hidden_act": "silu"},
+}  # fmt: skip
+GEMMA3 = {
+    "mm_tokens_per_image": 256,
+    "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 896, "hidden_act": "gelu_pytorch_tanh"},
+}  # fmt: skip
+
+
+def test_a_published_start_of_qwen2_5_vl_3b_is_met():
+    """4.06 GiB with two images of 16384 tokens: 32768 tokens in one step of vLLM 0.7 to 0.9, two images of the largest size."""
+    found = profile_encoder(read_vision_encoder(QWEN25, {}, 2048), replace(SETTINGS, max_num_batched_tokens=32768), 2)
+    assert (found.images, found.tokens_per_image) == (2, 16384)
+    assert found.peak_bytes / GIB == pytest.approx(4.06, rel=0.05)
+
+
+def test_an_image_larger_than_a_step_is_profiled_all_the_same():
+    assert profile_encoder(read_vision_encoder(QWEN25, {}, 2048), SETTINGS, 2).images == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "images"),
+    [
+        (None, 32),
+        ('{"image": 4}', 32),
+        ('{"image": 1, "video": 0}', 2),
+        ("image=1,video=0", 2),
+        ('{"image": {"count": 1}, "video": 0}', 2),
+    ],
+)
+def test_the_limit_of_a_prompt_bounds_the_images_of_a_step(limits, images):
+    encoder = read_vision_encoder({**GEMMA3, "video_token_id": 1}, {}, 2560)
+    assert profile_encoder(encoder, replace(SETTINGS, max_num_seqs=2, limit_mm_per_prompt=limits), 2).images == images
+
+
+def test_no_images_are_no_profile():
+    assert (
+        profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), replace(SETTINGS, limit_mm_per_prompt='{"image": 0}'), 2)
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    "limits", ["{", "image", '{"image": "many"}', '{"image": -1}', "[1]", '{"image": 1e400}', '{"a":' * 3000]
+)
+def test_a_limit_that_is_none_is_refused(limits):
+    with pytest.raises(SettingError, match="limit_mm_per_prompt"):
+        profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), replace(SETTINGS, limit_mm_per_prompt=limits), 2)
+
+
+TEXT = {
+    "model_type": "qwen2", "num_hidden_layers": 36, "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "vocab_size": 151936, "torch_dtype": "bfloat16", "max_position_embeddings": 128000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [{**QWEN25, "text_config": TEXT}, {**TEXT, **QWEN25}], ids=["in parts", "flat"])
+def test_a_plan_says_what_the_images_take_and_is_smaller_without_them(config):
+    model = read_model(ModelFiles("vl", "config.json", config, ()))
+    asked = replace(SETTINGS, max_model_len=8192, max_num_seqs=16)
+    found = budget_start(model, asked)
+    none = budget_start(model, replace(asked, limit_mm_per_prompt='{"image": 0, "video": 0}'))
+    assert any(line.startswith("images: profiled with 1 of 16384 tokens each, ") for line in found.assumptions)
+    assert not any(line.startswith("images") for line in none.assumptions)
+    assert found.kv_cache_pool_bytes < none.kv_cache_pool_bytes
+    assert found.uncertainty_bytes > none.uncertainty_bytes
+
+
+def test_where_only_the_images_are_too_much_it_is_said_and_acted_on_by_the_user():
+    model = read_model(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, None))
+    small = replace(
+        SETTINGS, gpu_total_bytes=10 * GIB, max_model_len=1024, max_num_seqs=None, max_num_batched_tokens=None
+    )
+    found = fit(model, small)
+    assert (found.budget, found.without_images) == (None, True)
+    without = replace(small, limit_mm_per_prompt='{"image": 0, "video": 0}')
+    assert fit(model, without).budget is not None
+
+
+def test_sampling_fits_into_what_the_images_were_profiled_with():
+    model = read_model(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, ()))
+    many = replace(
+        SETTINGS, version=Version("0.32"), max_num_seqs=1024, max_num_batched_tokens=1024, max_model_len=8192
+    )
+    assert budget_start(model, many).stages[0].unprofiled_bytes == 0
+    without = budget_start(model, replace(many, limit_mm_per_prompt='{"image": 0, "video": 0}'))
+    assert without.stages[0].unprofiled_bytes > 0

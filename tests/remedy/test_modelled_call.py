@@ -1,0 +1,218 @@
+"""A failed call as its model: rows that fit by a trace, by what a row needs, or few enough to be measured."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oomguard.diagnosing import assess, default_rules
+from oomguard.facts import GIB, MIB, Fact
+from oomguard.incident import Incident
+from oomguard.memory.constants import reserved_ratio
+from oomguard.remedy.modelled_call import SOLVED_BY, CallModel
+from oomguard.remedy.policy import Policy
+from oomguard.settings import SETTINGS
+
+sizes = st.integers(0, 200 * GIB)
+
+
+def incident(**facts) -> Incident:
+    return Incident("cuda_oom", "boom", facts={name: Fact(name, value) for name, value in facts.items()})
+
+
+def rows(call: CallModel, **facts):
+    return call.solve("batch_size", incident(**facts))
+
+
+class LineTrace:
+    """A call whose need rises on a line with its rows."""
+
+    def __init__(self, row_bytes: int, start_bytes: int = 0) -> None:
+        self.row_bytes, self.start_bytes = row_bytes, start_bytes
+        self.asked: list[int] = []
+
+    def need_bytes(self, number: int, room_bytes: int | None = None) -> int | None:
+        self.asked.append(number)
+        return self.start_bytes + number * self.row_bytes
+
+
+class NoTrace:
+    """A call that cannot be traced after all."""
+
+    def need_bytes(self, number: int, room_bytes: int | None = None) -> int | None:
+        return None
+
+
+# What a row needs is known -----------------------------------------------------------------------------------------
+
+
+def test_rows_that_fit_beside_what_was_live():
+    solution = rows(CallModel(16, 64 * MIB, row_bytes=20 * MIB), device_total_bytes=256 * MIB)
+
+    assert solution.value == 9
+    assert solution.freed_bytes == 7 * 20 * MIB
+    assert solution.predicts == {"peak_bytes": (64 + 9 * 20) * MIB}
+
+
+def test_other_processes_leave_less_room_for_rows():
+    call = CallModel(16, 64 * MIB, row_bytes=20 * MIB)
+
+    assert rows(call, device_total_bytes=256 * MIB, other_process_in_use_bytes=100 * MIB).value == 4
+
+
+def test_a_caching_allocator_holds_more_than_the_tensors():
+    plain, cached = CallModel(16, 0, row_bytes=MIB), CallModel(16, 0, row_bytes=MIB, is_cached=True)
+
+    room = plain.room_bytes(incident(device_total_bytes=GIB)), cached.room_bytes(incident(device_total_bytes=GIB))
+
+    assert room[0] - room[1] == pytest.approx(reserved_ratio() * GIB)
+
+
+def test_not_one_row_is_not_solved():
+    solution = rows(CallModel(16, 64 * MIB, row_bytes=GIB), device_total_bytes=256 * MIB)
+
+    assert solution.value is None
+    assert "one row needs 1.00 GiB" in solution.reason
+
+
+def test_one_row_is_tried_where_only_the_model_says_that_it_does_not_fit():
+    call = CallModel(16, 64 * MIB, row_bytes=GIB, seen_row_bytes=MIB)
+
+    assert rows(call, device_total_bytes=256 * MIB).value == 1
+
+
+def test_a_single_row_is_not_split():
+    assert rows(CallModel(1, 0, row_bytes=MIB, seen_row_bytes=MIB), device_total_bytes=GIB).value is None
+
+
+@settings(deadline=None)
+@given(
+    number=st.integers(1, 4096),
+    row=st.integers(1, 10 * GIB),
+    base=sizes,
+    total=sizes,
+    others=st.none() | sizes,
+    seen=st.none() | st.integers(1, 200 * GIB),
+)
+def test_rows_are_fewer_than_failed_and_fit(number, row, base, total, others, seen):
+    beside = {} if others is None else {"other_process_in_use_bytes": others}
+
+    value = rows(CallModel(number, base, row, seen), device_total_bytes=total, **beside).value
+
+    if value is not None:
+        assert 1 <= value < number
+        assert base + value * (row if value > 1 or seen is None else min(row, seen)) <= total - (others or 0)
+
+
+@pytest.mark.parametrize("missing", ["row_bytes", "baseline_bytes", "device_total_bytes"])
+def test_rows_name_the_one_figure_that_is_missing(missing):
+    call = CallModel(
+        8,
+        None if missing == "baseline_bytes" else GIB,
+        row_bytes=None if missing == "row_bytes" else GIB,
+    )
+
+    solution = rows(call, **({} if missing == "device_total_bytes" else {"device_total_bytes": 8 * GIB}))
+
+    assert solution.value is None
+    assert solution.reason == f"not known: {missing}"
+
+
+# Only what the rows held is known ----------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(number=st.integers(1, 4096), seen=st.integers(1, 10 * GIB), base=sizes, total=sizes)
+def test_rows_to_be_measured_are_few_and_would_have_fitted_as_they_were(number, seen, base, total):
+    solution = rows(CallModel(number, base, seen_row_bytes=seen), device_total_bytes=total)
+
+    if solution.value is not None:
+        assert 1 <= solution.value <= max(1, number // 8)
+        assert base + solution.value * seen <= total
+        assert "first, then as many as what they take allows" in solution.reason
+
+
+# A trace -----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(number=st.integers(2, 500), row=st.integers(1, GIB), start=st.integers(0, GIB), total=st.integers(1, 80 * GIB))
+def test_a_trace_gives_the_most_rows_that_fit(number, row, start, total):
+    call = CallModel(number, 0, trace=LineTrace(row, start))
+    room = round(call.room_bytes(incident(device_total_bytes=total), traced=True))
+
+    solution = rows(call, device_total_bytes=total)
+
+    most = min(number - 1, (room - start) // row)
+    assert solution.value == (most if most >= 1 else None)
+    if most >= 1:
+        assert solution.predicts == {"peak_bytes": start + most * row}
+    assert call.is_traced
+
+
+def test_the_results_of_the_other_rows_take_room_too():
+    trace = LineTrace(10 * MIB)
+    alone = rows(CallModel(64, 0, trace=trace), device_total_bytes=256 * MIB).value
+    beside = rows(CallModel(64, 0, trace=trace, total_rows=64, result_row_bytes=MIB), device_total_bytes=256 * MIB)
+
+    assert beside.value == math.floor((0.998 * 256 - 64) / 9)
+    assert beside.value < alone
+
+
+def test_a_trace_is_asked_once_for_all_rules():
+    trace = LineTrace(10 * MIB)
+    call = CallModel(64, 0, trace=trace)
+    first = rows(call, device_total_bytes=256 * MIB)
+    asked = list(trace.asked)
+
+    assert rows(call, device_total_bytes=256 * MIB) == first
+    assert trace.asked == asked
+
+
+def test_where_a_trace_cannot_tell_what_the_rows_held_counts():
+    call = CallModel(64, 0, seen_row_bytes=MIB, trace=NoTrace())
+
+    assert rows(call, device_total_bytes=GIB).value == 63 // 8
+    assert not call.is_traced
+
+
+def test_one_row_is_tried_where_only_the_trace_says_that_it_does_not_fit():
+    call = CallModel(16, 0, seen_row_bytes=MIB, trace=LineTrace(GIB))
+
+    assert rows(call, device_total_bytes=256 * MIB).value == 1
+
+
+# In the plan -------------------------------------------------------------------------------------------------------
+
+
+def planned(call: CallModel, policy: Policy | None = None):
+    failed = incident(batch_size=call.rows, tried_bytes=8 * MIB, device_total_bytes=256 * MIB)
+    found = assess(failed, default_rules(), policy or Policy(), behind=call)
+    return next(patch for patch in found.plan if patch.setting == "batch_size")
+
+
+def test_the_planner_takes_the_rows_from_the_model_behind_the_failure():
+    patch = planned(CallModel(16, 64 * MIB, row_bytes=20 * MIB))
+
+    assert (patch.new, patch.applicable, patch.rule) == (9, True, "OG301")
+
+
+def test_a_call_that_cannot_be_split_is_solved_and_not_applied():
+    patch = planned(CallModel(16, 64 * MIB, row_bytes=20 * MIB, not_splittable="it streams"))
+
+    assert (patch.new, patch.blocked_by) == (9, "it streams")
+
+
+def test_without_a_model_the_plan_names_what_is_not_measured():
+    found = assess(incident(batch_size=16, tried_bytes=8 * MIB), default_rules(), Policy())
+
+    assert found.plan[0].reason == "not known: row_bytes, baseline_bytes, device_total_bytes"
+    assert "row_bytes: not measured" in found.unknown
+
+
+def test_every_remedy_of_a_call_is_a_setting():
+    assert set(SOLVED_BY) <= set(SETTINGS)
+    assert CallModel(16, 0).solve("max_model_len", incident()) is None

@@ -1,0 +1,152 @@
+"""Where no printed number leads to a patch, the memory model does: one setting, several together, or none that can."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from oomguard.diagnosing import assess, default_rules
+from oomguard.facts import GIB, Fact
+from oomguard.incident import Effect, Incident, SettingInForce
+from oomguard.memory.vllm.failed_start import read_failed_start
+from oomguard.memory.vllm.start_budget import budget_start
+from oomguard.remedy.planner import next_patches
+from oomguard.remedy.policy import Policy, make_policy
+
+# The shape of an 8B: 14.96 GiB of weights, 128 KiB of KV cache a token.
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return str(tmp_path)
+
+
+def none_left(model, *, total=24 * GIB, ratio=0.9, left=-1 * GIB, user=(), **facts):
+    """A start that printed how much its KV cache lacked; ``user`` are the settings that the user gave."""
+    values = {
+        "device_total_bytes": total, "gpu_memory_utilization_ratio": ratio, "kv_cache_available_bytes": left, "model": model,
+        "max_model_len_tokens": 8192, **facts,
+    }  # fmt: skip
+    return Incident(
+        "kv_cache_none_left", "boom", framework="vllm", framework_version="0.19.0",
+        facts={name: Fact(name, value) for name, value in values.items()},
+        settings={name: SettingInForce(name, value, True, "command") for name, value in dict(user).items()}, settings_complete=True,
+    )  # fmt: skip
+
+
+def planned(incident, policy=None):
+    return assess(incident, default_rules(), policy or Policy(), local_models=True)
+
+
+def by_setting(incident):
+    return {patch.setting: patch for patch in incident.plan}
+
+
+def test_the_model_is_put_right_by_what_the_start_printed(model):
+    start = read_failed_start(none_left(model, left=-3 * GIB))
+    assert budget_start(start.model, start.settings).kv_cache_pool_bytes == -3 * GIB
+
+
+def test_a_lever_without_printed_figures_is_solved(model):
+    """Little more can be had from the utilization: the profile peak has to shrink, and the model says how far."""
+    found = planned(
+        none_left(
+            model, ratio=0.93, left=-GIB // 4, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len_tokens=2048
+        )
+    )
+    seqs = by_setting(found)["max_num_seqs"]
+    assert seqs.new is not None
+    assert 8 <= seqs.new < 1024
+    assert "by the memory model" in seqs.reason
+    alone = planned(none_left("org/unread", ratio=0.96, left=-GIB // 4))
+    assert by_setting(alone)["max_num_seqs"].new is None
+
+
+def test_two_settings_that_are_enough_only_together_are_one_group(model):
+    """0.2 GiB lacks and the device has some more: not enough for 131072 tokens, which need 16 GiB."""
+    incident = none_left(model, left=-GIB // 5, max_model_len_tokens=131072)
+    found = planned(incident, make_policy("reduces-capacity"))
+    together = next_patches(found, lambda _name: True)
+    assert {patch.setting for patch in together} == {"gpu_memory_utilization", "max_model_len"}
+    assert {patch.group for patch in together} == {1}
+    values = {patch.setting: patch.new for patch in together}
+    start = read_failed_start(incident)
+    pool = -GIB // 5 + (values["gpu_memory_utilization"] - 0.9) * 24 * GIB
+    assert (values["max_model_len"] + 16) * 131072 <= pool
+    assert (values["max_model_len"] + 4096) * 131072 > pool - budget_start(
+        start.model, start.settings
+    ).uncertainty_bytes
+    assert together[0].predicts["kv_cache_available_bytes"] == pytest.approx(pool, rel=0.01)
+
+
+def test_together_is_blocked_as_one_where_one_of_them_is(model):
+    incident = none_left(model, left=-GIB // 5, max_model_len_tokens=131072, user={"max_model_len": 131072})
+    found = planned(incident)
+    assert next_patches(found, lambda _name: True) == ()
+    assert "you set it" in by_setting(found)["max_model_len"].blocked_by
+    assert by_setting(found)["gpu_memory_utilization"].blocked_by is not None
+
+
+def test_what_is_solved_from_an_assumed_share_is_not_applied_by_itself(model):
+    """A script under AsyncEngineArgs prints no arguments: 0.9 is the version's default, the truth may be a tenth of it."""
+    known = none_left(model, left=GIB // 2, user={"max_model_len": 8192})
+    facts = {name: fact for name, fact in known.facts.items() if name != "gpu_memory_utilization_ratio"}
+    facts["kv_cache_needed_bytes"] = Fact("kv_cache_needed_bytes", GIB)
+    assumed = replace(known, kind="kv_cache_too_small_for_max_len", facts=facts, settings_complete=False)
+    for allow in (None, "output-preserving"):
+        found = planned(assumed, make_policy(allow))
+        raised = by_setting(found)["gpu_memory_utilization"]
+        assert raised.old is None
+        assert raised.new is None or raised.blocked_by.startswith("not known: what it is now")
+        assert "gpu_memory_utilization" not in {patch.setting for patch in next_patches(found, lambda _name: True)}
+    listed = planned(replace(assumed, settings_complete=True))
+    assert {patch.setting for patch in next_patches(listed, lambda _name: True)} == {"gpu_memory_utilization"}
+
+
+def test_a_floor_and_a_pin_hold_for_what_the_model_solves(model):
+    incident = none_left(model, left=-GIB // 5, max_model_len_tokens=131072)
+    floored = planned(incident, make_policy("reduces-capacity", minimum={"max_model_len": 65536}))
+    assert next_patches(floored, lambda _name: True) == ()
+    pinned = planned(incident, make_policy("reduces-capacity", ["gpu_memory_utilization"]))
+    assert "gpu_memory_utilization" not in {patch.setting for patch in next_patches(pinned, lambda _name: True)}
+
+
+def test_where_nothing_fits_the_smallest_device_and_ranks_are_named(model):
+    found = planned(none_left(model, total=8 * GIB, left=-10 * GIB), make_policy("reduces-capacity"))
+    assert next_patches(found, lambda _name: True) == ()
+    others = {other.setting: other for other in found.alternatives}
+    assert others["tensor_parallel_size"].new >= 2
+    assert "one of" in others["device"].why_not
+
+
+def test_a_saved_log_alone_reads_no_model(model):
+    found = assess(none_left(model, ratio=0.97), default_rules(), Policy())
+    assert all(patch.new is None or patch.setting != "max_num_seqs" for patch in found.plan)
+
+
+def test_the_effect_of_each_patch_is_the_registry_s(model):
+    found = planned(none_left(model, left=-GIB // 5, max_model_len_tokens=131072), make_policy("reduces-capacity"))
+    effects = {patch.setting: patch.effect for patch in next_patches(found, lambda _name: True)}
+    assert effects == {"gpu_memory_utilization": Effect.OUTPUT_PRESERVING, "max_model_len": Effect.REDUCES_CAPACITY}
+
+
+@pytest.mark.parametrize("name", ["~nobody_such/model", "x" * 300, "a\0b"])
+def test_a_name_that_is_no_path_here_reads_no_model(name):
+    assert read_failed_start(none_left(name)) is None
+
+
+def test_a_failure_that_the_model_does_not_plan_is_not_solved_by_it(model):
+    from dataclasses import replace
+
+    found = planned(
+        replace(none_left(model, total=80 * GIB, left=50 * GIB, max_num_seqs=256), kind="sampler_warmup_oom")
+    )
+    assert not any("memory model" in patch.reason for patch in found.plan)

@@ -1,0 +1,46 @@
+"""Records made fit to show: every text in them, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oomguard.facts import Fact
+from oomguard.incident import SettingInForce
+from oomguard.report.presentable import drawn, masked, plain, well_formed
+
+
+def test_a_record_without_secrets_comes_back_equal(diagnosis_of_all):
+    assert masked(diagnosis_of_all) == diagnosis_of_all
+    assert drawn(diagnosis_of_all) == diagnosis_of_all
+
+
+def test_the_record_itself_is_not_changed(incident):
+    laden = replace(incident, message="api_key=abc")
+
+    assert masked(laden).message == "api_key=***"
+    assert laden.message == "api_key=abc"
+
+
+def test_a_setting_is_hidden_by_its_name_whatever_its_value_looks_like(incident):
+    laden = replace(incident, settings={"api_key": SettingInForce("api_key", "abc", True, "printed")})
+
+    assert masked(laden).settings["api_key"].value == "***"
+
+
+@pytest.mark.parametrize("value", [8192, 0.9, True, 2**64])
+def test_a_fact_that_is_no_text_keeps_its_value_and_type(value):
+    assert masked(Fact("x", value)) == Fact("x", value)
+    assert type(masked(Fact("x", value)).value) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("a\x1b[31mb\nc\x07", "ab\nc"), ("a\ud800b", "a\ufffdb"), ("日本 😀", "日本 😀")]
+)
+def test_plain_text_keeps_its_lines_and_its_script(text, shown):
+    assert plain(text) == shown
+
+
+def test_a_well_formed_text_can_be_encoded():
+    assert well_formed("a\udcff\U0001f600").encode("utf-8") == "a\ufffd\U0001f600".encode()

@@ -1,0 +1,87 @@
+"""The door of a diagnosis in Python: what it takes, and what it says of anything else."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from pathlib import Path
+
+import pytest
+
+import oomguard
+from oomguard.facts import GIB
+
+LOG = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB "
+    "of which 1.00 GiB is free.\n"
+)
+# A wording that prints what is asked for and no total: the device's size is the caller's to give.
+WITHOUT_TOTAL = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.\n"
+
+
+@pytest.mark.parametrize("source", [5, 2.5, None, b"CUDA out of memory", ["error.log"], ValueError, object()])
+def test_anything_but_a_text_a_path_and_an_exception_is_a_usage_error_that_says_what_was_expected(source):
+    with pytest.raises(oomguard.UsageError, match="a log's text, the path of a log or an exception"):
+        oomguard.diagnose(source)
+
+
+def test_a_huge_object_is_named_in_few_words():
+    with pytest.raises(oomguard.UsageError) as caught:
+        oomguard.diagnose(["x" * 1000] * 1000)
+
+    assert len(str(caught.value)) < 200
+
+
+def test_a_text_a_path_and_an_exception_give_the_same_figures(tmp_path):
+    path = tmp_path / "error.log"
+    path.write_text(LOG)
+    sources = (LOG, path, str(path), RuntimeError(LOG.removeprefix("torch.OutOfMemoryError: ")))
+
+    found = [oomguard.diagnose(source).incidents[0] for source in sources]
+
+    assert {incident.number("device_free_bytes") for incident in found} == {GIB}
+    assert {incident.kind for incident in found} == {"cuda_oom"}
+
+
+def test_a_path_that_cannot_be_read_is_an_input_error():
+    with pytest.raises(oomguard.InputError):
+        oomguard.diagnose(Path("no/such/file.log"))
+
+
+@pytest.mark.parametrize("size", ["24GiB", 24 * GIB])
+def test_the_size_of_the_device_is_taken_as_a_size_or_as_bytes(size):
+    incident = oomguard.diagnose(WITHOUT_TOTAL, gpu_memory=size).incidents[0]
+
+    assert incident.number("device_total_bytes") == 24 * GIB
+
+
+@pytest.mark.parametrize("size", [0, -1, "0GiB", "much", True])
+def test_a_size_that_no_device_has_is_a_setting_error(size):
+    with pytest.raises(oomguard.SettingError):
+        oomguard.diagnose(WITHOUT_TOTAL, gpu_memory=size)
+
+
+@pytest.mark.parametrize("value", [0.85, "0.85"])
+def test_settings_in_force_are_plain_values_by_name_and_read_as_the_command_line_reads_them(value):
+    incident = oomguard.diagnose(WITHOUT_TOTAL, settings={"gpu-memory-utilization": value}).incidents[0]
+
+    assert incident.settings["gpu_memory_utilization"].value == 0.85
+    assert incident.number("gpu_memory_utilization_ratio") == 0.85
+
+
+@pytest.mark.parametrize("settings", [{"no_such": 1}, {"max_num_seqs": "many"}, {"max_num_seqs": True}])
+def test_an_unknown_setting_or_a_value_it_cannot_take_is_a_setting_error(settings):
+    with pytest.raises(oomguard.SettingError):
+        oomguard.diagnose(WITHOUT_TOTAL, settings=settings)
+
+
+def test_every_parameter_is_of_a_public_or_a_plain_type():
+    public = {getattr(oomguard, name) for name in oomguard.__all__ if inspect.isclass(getattr(oomguard, name))}
+    plain = {str, int, float, bool, Path, BaseException, type(None)}
+
+    def leaves(kind: object) -> set[object]:
+        parts = [part for part in typing.get_args(kind) if part is not ...]
+        return set().union(*map(leaves, parts)) if parts else {kind}
+
+    hints = typing.get_type_hints(oomguard.diagnose)
+    assert set().union(*map(leaves, hints.values())) <= public | plain

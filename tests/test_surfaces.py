@@ -1,0 +1,139 @@
+"""The surfaces of settings: each engine's spelling, units and defaults, from its own data file."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.facts import GIB
+from oomguard.settings import SETTINGS
+from oomguard.surfaces import (
+    as_env,
+    as_flag,
+    as_kwarg,
+    default_value,
+    device_size,
+    engines,
+    flags_in,
+    surface,
+    surfaces,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flag", "kwarg", "env"),
+    [
+        ("max_model_len", 8192, "--max-model-len 8192", "max_model_len=8192", None),
+        ("gpu_memory_utilization", 0.85, "--gpu-memory-utilization 0.85", "gpu_memory_utilization=0.85", None),
+        ("enforce_eager", True, "--enforce-eager", "enforce_eager=True", None),
+        ("enable_prefix_caching", False, "--no-enable-prefix-caching", "enable_prefix_caching=False", None),
+        ("kv_cache_dtype", "fp8", "--kv-cache-dtype fp8", "kv_cache_dtype='fp8'", None),
+        ("batch_size", 4, None, "batch_size=4", None),
+        ("num_speculative_tokens", 2, None, None, None),
+        ("device", "1", None, None, "CUDA_VISIBLE_DEVICES=1"),
+        ("allocator_options", "expandable_segments:True", None, None, "PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        ("max_model_len", None, None, None, None),
+    ],
+)
+def test_a_value_is_written_for_each_surface_that_the_setting_has(name, value, flag, kwarg, env):
+    assert (as_flag(name, value, "any"), as_kwarg(name, value, "any"), as_env(name, value)) == (flag, kwarg, env)
+
+
+def test_a_flag_can_be_pasted_into_a_shell():
+    import shlex
+
+    assert shlex.split(as_flag("limit_mm_per_prompt", '{"image": 1}', "vllm")) == [
+        "--limit-mm-per-prompt",
+        '{"image": 1}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "engine", "flag"),
+    [
+        ("max_num_seqs", 8, "vllm", "--max-num-seqs 8"),
+        ("max_num_seqs", 8, "sglang", "--max-running-requests 8"),
+        ("quantization", "fp8", "sglang", "--quantization fp8"),
+        ("max_model_len", 8192, "tgi", "--max-model-len 8192"),
+        ("max_model_len", 8192, "transformers", None),
+        ("cpu_offload_bytes", 4 * 2**30, "vllm", "--cpu-offload-gb 4"),
+    ],
+)
+def test_each_engine_has_its_own_spelling_and_an_unknown_one_the_first_that_there_is(name, value, engine, flag):
+    assert as_flag(name, value, engine) == flag
+
+
+def test_a_size_is_read_in_the_engine_s_unit_and_kept_in_bytes():
+    own = surface("cpu_offload_bytes", "vllm")
+
+    assert own.ours("cpu_offload_bytes", "1.5") == 1.5 * 2**30
+    assert own.own(own.ours("cpu_offload_bytes", "1.5")) == 1.5
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_an_engine_spells_only_settings_of_the_registry_and_no_flag_twice(engine):
+    flags = [flag for own in surfaces(engine).values() for flag in own.flags]
+
+    assert set(surfaces(engine)) <= set(SETTINGS)
+    assert len(flags) == len(set(flags))
+
+
+def test_flags_are_found_in_every_form():
+    argv = (
+        "vllm",
+        "serve",
+        "m",
+        "-tp",
+        "2",
+        "--max_model_len=5",
+        "--no-enforce-eager",
+        "--enable-lora",
+        "--block-size",
+    )
+
+    assert [(flag.name, flag.text, flag.on) for flag in flags_in(argv, "vllm")] == [
+        ("tensor_parallel_size", "2", None),
+        ("max_model_len", "5", None),
+        ("enforce_eager", None, False),
+        ("enable_lora", None, True),
+        ("block_size", None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "name", "size"),
+    [
+        (24 * GIB, None, "small"),
+        (80 * GIB, "H100", "large"),
+        (80 * GIB, "NVIDIA A100-SXM4-80GB", "small"),
+        (180 * GIB, None, "huge"),
+    ],
+)
+def test_a_device_is_classed_as_vllm_classes_it(total_bytes, name, size):
+    assert device_size("vllm", total_bytes, name) == size
+
+
+def test_a_default_by_size_of_device_needs_the_size():
+    assert default_value("max_num_seqs", "vllm", "0.32.0") is None
+    assert default_value("max_num_seqs", "vllm", "0.32.0", device_size="large") == 1024
+
+
+@pytest.mark.parametrize(
+    ("version", "value"),
+    [
+        ("0.19.1", 0.90),
+        ("0.8.5.post1", 0.90),
+        ("0.19.2.dev3+gabc", 0.90),
+        ("0.20.0", 0.92),
+        ("0.32.0+cpu", 0.92),
+        ("1.0", 0.92),
+        ("unknown", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_default_utilization_follows_from_the_version(version, value):
+    assert default_value("gpu_memory_utilization", "vllm", version) == value
+
+
+def test_a_default_that_depends_on_more_than_the_version_is_unknown():
+    assert default_value("max_model_len", "vllm", "0.32.0") is None

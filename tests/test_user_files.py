@@ -1,0 +1,28 @@
+"""The cache is one file per state of what it was made of, written whole or not at all, and never an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oomguard.user_files import keep, kept_file
+
+
+def test_another_state_is_another_file_and_the_same_state_the_same():
+    assert kept_file("a-{}.json", [b"x", b"y"]) == kept_file("a-{}.json", [b"x", b"y"])
+    assert kept_file("a-{}.json", [b"x", b"y"]) != kept_file("a-{}.json", [b"xy"])
+    assert kept_file("a-{}.json", [b"x"]).name.startswith("a-")
+
+
+def test_a_kept_file_is_whole_and_leaves_nothing_beside_it(tmp_path):
+    keep(tmp_path / "new" / "a.json", b"first")
+    keep(tmp_path / "new" / "a.json", b"second")
+
+    assert [(p.name, p.read_bytes()) for p in (tmp_path / "new").iterdir()] == [("a.json", b"second")]
+
+
+def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+
+    keep(tmp_path / "file" / "a.json", b"content")
+
+    assert (tmp_path / "file").read_text() == "in the way"
