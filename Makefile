@@ -6,12 +6,13 @@ TORCH ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check
+TIMED := scripts/timed
 XDIST ?= auto
 FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .cache/fuzz
 
-.PHONY: demo demo-vllm test test-fast test-vllm lint format typecheck bench bench-vllm fuzz fuzz-atheris wheel clean
+.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -32,45 +33,41 @@ demo: .venv/ready              ## a real log diagnosed, then a real model saved 
 demo-vllm: .venv/ready .venv-vllm/ready   ## the real vLLM on the CPU: fails, is diagnosed, relaunched once, answers
 	@$(BIN)/python examples/demo_vllm.py
 
-test: test-fast test-vllm      ## all tests, those with the real vLLM last and one at a time
+setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
+
+test: setup                    ## all tests, each part with its minutes
+	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' 30 $(MAKE) --no-print-directory test-fast test-vllm
 
 test-fast: .venv/ready-dev lint typecheck
-	$(BIN)/pytest -q -n $(XDIST) -m 'not vllm'
+	@$(TIMED) 'fast tests' 16 $(BIN)/pytest -q -n $(XDIST) --dist worksteal -m 'not vllm'
 
-test-vllm: .venv/ready-dev .venv-vllm/ready
-	$(BIN)/pytest -q -n 0 -m vllm tests/vllm
+test-vllm: .venv/ready-dev .venv-vllm/ready   ## those with the real vLLM, one at a time
+	@$(TIMED) 'vLLM tests' 13 $(BIN)/pytest -q -n 0 -m vllm tests/vllm
 
 lint: .venv/ready-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	@$(TIMED) lint 0.1 sh -c '$(BIN)/ruff check . && $(BIN)/ruff format --check .'
 
 format: .venv/ready-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 typecheck: .venv/ready-dev
-	$(BIN)/mypy
-	$(BIN)/mypy --strict tests/typing
+	@$(TIMED) types 0.5 sh -c '$(BIN)/mypy && $(BIN)/mypy --strict tests/typing'
 
 .venv/ready-bench: .venv/ready-dev   ## the tools that some benchmarks run beside ours
 	$(PIP) -e '.[bench]'
 	touch $@
 
-bench: .venv/ready-bench       ## the figures of the README
-	$(BIN)/python benchmarks/import_time.py
-	$(BIN)/python benchmarks/batch_cases.py
-	$(BIN)/python benchmarks/corpus.py
-	$(BIN)/python benchmarks/lookalikes.py
-	$(BIN)/python benchmarks/short_log.py
-	$(BIN)/python benchmarks/throughput.py
-	$(BIN)/python benchmarks/plan_h100.py
-	$(BIN)/python benchmarks/published_starts.py
-	$(BIN)/python benchmarks/generate_peak.py
-	$(BIN)/python benchmarks/healthy_logs.py
+# Each with the minutes it takes on 2 cores. BENCH_RESUME=FOLDER keeps the results of the long ones, case by case.
+BENCHMARKS := import_time:0.1 guard_overhead:0.1 short_log:0.2 published_starts:0.1 plan_h100:0.2 lookalikes:0.2 corpus:0.2 \
+	throughput:1 generate_peak:2 batch_cases:20 healthy_logs:11
+VLLM_BENCHMARKS := kv_cache:8 vllm_configs:20
+
+bench: .venv/ready-bench       ## the figures, each beside its goal; ends with those that were missed
+	@scripts/bench $(BIN)/python $(BENCHMARKS)
 
 bench-vllm: .venv/ready-bench .venv-vllm/ready   ## those that need the real vLLM
-	$(BIN)/python benchmarks/kv_cache.py
-	$(BIN)/python benchmarks/vllm_configs.py
+	@scripts/bench $(BIN)/python $(VLLM_BENCHMARKS)
 
 fuzz: .venv/ready-dev          ## hostile rule files, and 100,000 spoiled logs and rule files
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -q -n $(XDIST) tests/fuzz
@@ -80,8 +77,19 @@ fuzz-atheris: .venv/ready-dev  ## the same checks guided by coverage; FUZZ_CORPU
 	mkdir -p $(FUZZ_CORPUS)
 	$(BIN)/python fuzz/target.py -runs=$(FUZZ_RUNS) -max_len=160 -timeout=10 $(FUZZ_CORPUS)
 
+.venv/ready-docs: .venv/ready-dev
+	$(PIP) -e '.[docs]'
+	touch $@
+
+docs: .venv/ready-docs         ## the site in site/; a link or an anchor that leads nowhere fails
+	$(BIN)/zensical build --strict --clean
+
+docs-output: .venv/ready-dev   ## write into the pages what their commands print now
+	$(BIN)/python scripts/flow_picture.py
+	$(BIN)/python scripts/docs_output.py
+
 wheel: .venv/ready-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .venv-vllm dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm dist build site .mypy_cache .ruff_cache .pytest_cache

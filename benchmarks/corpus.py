@@ -1,4 +1,4 @@
-"""The labelled development set: the team's score, and calibration with 95 % Wilson intervals.
+"""Figure: recall, false alarms, kinds, numbers, causes and calibration (95 % Wilson intervals) on the labelled development set.
 
 Needs ../shared beside the checkout (the records are not part of the repository). With -v each miss is listed.
 """
@@ -6,13 +6,14 @@ Needs ../shared beside the checkout (the records are not part of the repository)
 import argparse
 import json
 import math
+import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from throughput import oomguard_command
+from support.commands import oomguard_command
+from support.figure import conclude, skip
 
 SHARED = Path(__file__).parents[2] / "shared"
 GOALS = (  # key of the score, what it is called, goal in percent (false alarms: a count)
@@ -61,16 +62,17 @@ def main() -> None:
     scorer, corpus = SHARED / "checks" / "score_corpus.py", SHARED / "corpus" / "dev.jsonl"
     for needed in (scorer, corpus):
         if not needed.is_file():
-            print(f"skipped: {needed.relative_to(SHARED.parent)} is not beside this checkout")
-            return
-    command = [sys.executable, str(scorer), " ".join(oomguard_command()), str(corpus)]
+            skip(f"{needed.relative_to(SHARED.parent)} is not beside this checkout")
+    command = [sys.executable, str(scorer), shlex.join(oomguard_command()), str(corpus)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     print(run.stderr, end="", file=sys.stderr)
     score = json.loads(run.stdout)
     print(f"{score['records']} records, {score['answered']} answered, {score['numbers_n']} numbers")
+    missed = []
     for key, name, goal in GOALS:
         value = score[key]
         met = value is not None and (value <= goal if key == "false_alarms" else value >= goal)
+        missed += [] if met else [name]
         unit = "" if key == "false_alarms" else " %"
         print(
             f"{name:28} {value}{unit}  goal {'<=' if key == 'false_alarms' else '>='} {goal}{unit}  {'met' if met else 'NOT MET'}"
@@ -86,11 +88,17 @@ def main() -> None:
         mean = sum(confidence for confidence, _ in group) / n
         lower, upper = wilson(right, n)
         verdict = "inside" if lower <= mean <= upper else "OUTSIDE"
+        missed += [] if verdict == "inside" else [f"calibration {name}"]
         interval = f"{100 * lower:.1f}-{100 * upper:.1f} %"
         print(f"             {name:8} {n:4}  {100 * right / n:5.1f} %  {interval:15}  {100 * mean:.1f} %  {verdict}")
     if verbose:
         misses = Path(tempfile.gettempdir()) / "oomguard-misses.jsonl"
         print(misses.read_text())
+    conclude(
+        f"development set: {len(GOALS) + len(GROUPS) - len(missed)} of {len(GOALS) + len(GROUPS)} goals "
+        f"(goal: all){', missed: ' if missed else ''}{', '.join(missed)}",
+        met=not missed,
+    )
 
 
 if __name__ == "__main__":

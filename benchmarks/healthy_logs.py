@@ -1,4 +1,4 @@
-"""Incidents found in a corpus of healthy and unrelated logs, which is made by running real programs here: the goal is 0.
+"""Figure: incidents found in healthy and unrelated logs, which are made by running real programs here.
 
 Nothing of it is kept in the repository. With --vllm the real vLLM for the CPU is started three times as well (about two
 minutes; needs scripts/vllm-env). FOLDER keeps the logs; what is there already is not run again.
@@ -10,29 +10,29 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from healthy_jobs import ROOT, Job, jobs
-from throughput import oomguard_command
+from support.commands import ROOT, oomguard_command
+from support.figure import conclude
+from support.healthy_jobs import Job, jobs
 
 FILES_GOAL, MIB_GOAL = 500, 100
 WORKERS = 2
 KERNEL_KILL = re.compile(rb"\] (Out of memory|Memory cgroup out of memory): Killed process \d+")
 
 
-def make(folder: Path, minutes: float) -> None:
-    """Run every job whose log is not there, until the time is over."""
+def make(folder: Path, minutes: float, every: int) -> None:
+    """Run every job whose log is not there, or one in ``every``, until the time is over."""
     scratch = folder / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     (scratch / "pytest.ini").write_text("[pytest]\n")
     deadline = time.monotonic() + 60 * minutes
     with ThreadPoolExecutor(WORKERS) as pool:
-        done = list(pool.map(lambda job: run(job, folder, scratch, deadline), jobs(scratch)))
+        done = list(pool.map(lambda job: run(job, folder, scratch, deadline), islice(jobs(scratch), 0, None, every)))
     for path in scratch.glob("traceback_*.log"):
         shutil.move(path, folder / "logs" / path.name)
     shutil.rmtree(scratch)
@@ -80,7 +80,7 @@ def run(job: Job, folder: Path, scratch: Path, deadline: float) -> bool | None:
 
 def serve_vllm(folder: Path) -> None:
     """Three healthy services of a tiny model, at several settings and log levels, with prompts that quote an error."""
-    from healthy_vllm import LAUNCHES, launch
+    from support.healthy_vllm import LAUNCHES, launch
 
     for name, options, environment in LAUNCHES:
         path = folder / "logs" / f"vllm_{name}.log"
@@ -101,15 +101,18 @@ def scan(folder: Path) -> None:
         print(f"exit status {result.returncode}: {result.stderr[-2000:]}")
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     found = [(answer["source"], incident) for answer in answers for incident in answer["incidents"]]
-    enough = len(paths) >= FILES_GOAL or total >= MIB_GOAL * 2**20
-    goal = "enough" if enough else f"goal: {FILES_GOAL} files or {MIB_GOAL} MiB"
-    print(f"{len(paths)} files, {total / 2**20:.1f} MiB ({goal}), {len(answers)} answered in {seconds:.1f} s")
-    print(f"incidents: {len(found)} in {len({source for source, _ in found})} files (goal 0)")
     for source, incident in found:
         line = incident["location"]["line"]
         with Path(source).open(encoding="utf-8", errors="replace") as stream:
             text = next((text for number, text in enumerate(stream, 1) if number == line), "")
         print(f"  {Path(source).name}:{line} {incident['kind']}: {text.strip()[:160]!r}")
+    enough = len(paths) >= FILES_GOAL or total >= MIB_GOAL * 2**20
+    size = "enough" if enough else f"few: {FILES_GOAL} files or {MIB_GOAL} MiB are enough"
+    print(f"{len(paths)} files, {total / 2**20:.1f} MiB ({size}), {len(answers)} answered in {seconds:.1f} s")
+    conclude(
+        f"incidents: {len(found)} in {len({source for source, _ in found})} of {len(paths)} healthy files (goal 0)",
+        met=not found and not result.returncode and len(answers) == len(paths),
+    )
 
 
 def main() -> None:
@@ -118,12 +121,13 @@ def main() -> None:
         "folder", nargs="?", type=Path, help="where the logs are kept (default: a temporary folder, removed)"
     )
     parser.add_argument("--minutes", type=float, default=10, help="time for making the corpus (default 10)")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="run one program in N")
     parser.add_argument("--vllm", action="store_true", help="start the real vLLM too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         began = time.monotonic()
-        make(folder, options.minutes)
+        make(folder, options.minutes, options.every)
         if options.vllm:
             serve_vllm(folder)
         print(f"made in {(time.monotonic() - began) / 60:.1f} minutes")

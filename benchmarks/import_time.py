@@ -1,23 +1,23 @@
-"""What `import oomguard` costs beside `python -c pass`: both run in turn, the smallest of each is compared."""
+"""Figure: what ``import oomguard`` costs beside ``python -c pass``; both run in turn, medians are compared."""
 
-import subprocess
+import statistics
 import sys
-import time
 
-ROUNDS = 20
+from support.commands import seconds
+from support.figure import conclude
 
-
-def seconds(code: str) -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True)
-    return time.perf_counter() - began
+ROUNDS, GOAL_MS = 30, 15
 
 
 def main() -> None:
-    pairs = [(seconds("pass"), seconds("import oomguard")) for _ in range(ROUNDS)]
-    nothing, ours = min(a for a, _ in pairs), min(b for _, b in pairs)
-    print(
-        f"python -c pass {1000 * nothing:.1f} ms, import oomguard {1000 * ours:.1f} ms: {1000 * (ours - nothing):.1f} ms more (goal < 60)"
+    nothing, ours = [sys.executable, "-c", "pass"], [sys.executable, "-c", "import oomguard"]
+    for command in (nothing, ours):
+        seconds(command)  # warm
+    pairs = [(1000 * seconds(nothing), 1000 * seconds(ours)) for _ in range(ROUNDS)]
+    base, own = (statistics.median(side) for side in zip(*pairs, strict=True))
+    conclude(
+        f"python -c pass {base:.1f} ms, import oomguard {own:.1f} ms: {own - base:.1f} ms more (goal <= {GOAL_MS})",
+        met=own - base <= GOAL_MS,
     )
 
 

@@ -1,4 +1,4 @@
-"""False alarms on texts that only quote memory errors, and recall on real failures that resemble them.
+"""Figure: false alarms on texts that only quote memory errors, and recall on real failures that resemble them.
 
 The texts are tests/lookalikes/*/*.toml; each becomes one file, and the whole command reads them all. With -v every
 miss is listed.
@@ -12,6 +12,8 @@ import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.figure import conclude
 
 CASES = Path(__file__).parents[1] / "tests" / "lookalikes"
 FALSE_ALARM_GOAL, RECALL_GOAL = 0.05, 0.95
@@ -84,19 +86,18 @@ def main() -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="list every case answered wrongly")
     verbose = parser.parse_args().verbose
     figures = measure()
-    print(
-        f"look-alikes: {len(figures.false_alarms)} of {figures.negatives} give a false alarm, "
-        f"{100 * figures.false_alarm_ratio:.1f} % (goal <= {100 * FALSE_ALARM_GOAL:.0f} %); "
-        f"with incidents that are no oom: {figures.incidents}"
-    )
-    print(
-        f"real failures beside them: {figures.positives - len(figures.missed)} of {figures.positives} found, "
-        f"{100 * figures.recall_ratio:.1f} % (goal >= {100 * RECALL_GOAL:.0f} %); other kind: {len(figures.other_kind)}"
-    )
     if verbose:
         for title in ("false_alarms", "missed", "other_kind"):
             for line in getattr(figures, title):
                 print(f"  {title.replace('_', ' ')}: {line}")
+    print(f"with incidents that are no oom: {figures.incidents}; failures of another kind: {len(figures.other_kind)}")
+    conclude(
+        f"look-alikes: {len(figures.false_alarms)} of {figures.negatives} give a false alarm, "
+        f"{100 * figures.false_alarm_ratio:.1f} % (goal <= {100 * FALSE_ALARM_GOAL:.0f} %); real failures beside them: "
+        f"{figures.positives - len(figures.missed)} of {figures.positives} found, "
+        f"{100 * figures.recall_ratio:.1f} % (goal >= {100 * RECALL_GOAL:.0f} %)",
+        met=figures.false_alarm_ratio <= FALSE_ALARM_GOAL and figures.recall_ratio >= RECALL_GOAL,
+    )
 
 
 if __name__ == "__main__":

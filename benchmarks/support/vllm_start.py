@@ -1,7 +1,7 @@
 """Run by the vLLM environment's Python, with vLLM's own flags: start the engine in this process, say so, and end.
 
-python benchmarks/vllm_start.py --model FOLDER [vLLM's flags]
-python benchmarks/vllm_start.py --feasible MAX_LEN POOL_BYTES --model FOLDER [vLLM's flags]
+python benchmarks/support/vllm_start.py --model FOLDER [vLLM's flags]
+python benchmarks/support/vllm_start.py --feasible MAX_LEN POOL_BYTES --model FOLDER [vLLM's flags]
 
 The second form asks vLLM's own planning code: the longest request that fits in POOL_BYTES, and the smallest pool that holds a
 request of MAX_LEN, each with what the flags set; one JSON line.

@@ -1,6 +1,9 @@
 """Run by the vLLM environment's Python: start each model in process and print what vLLM says of its KV cache, a JSON line each.
 
-python benchmarks/kv_engine.py MODELS.json [NAME …]
+python benchmarks/support/kv_engine.py MODELS.json [NAME …]
+
+No model is started in bfloat16: vLLM's CPU attention then takes AMX, which some virtual machines show and do not enable, and the
+process dies with SIGILL. They are float16, and float32 in the three families that vLLM refuses in float16.
 """
 
 import contextlib
@@ -24,6 +27,7 @@ def start(folder: str, config: dict, max_model_len: int) -> dict:
     llm = LLM(
         folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, distributed_executor_backend="uni",
         max_num_seqs=SEQS, max_num_batched_tokens=STEP_TOKENS, max_model_len=max_model_len, mamba_ssm_cache_dtype="float32",
+        dtype=config["torch_dtype"],
     )  # fmt: skip
     cache = llm.llm_engine.vllm_config.cache_config
     answer = {

@@ -4,11 +4,13 @@
 Everything is real output of programs on this machine: builds, tests, tracebacks, help, documentation, system logs.
 """
 
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from support.commands import ROOT
+
 HERE = Path(__file__).parent
 PYTHON = sys.executable
 BIN = Path(PYTHON).parent
@@ -335,7 +337,7 @@ def _linters(scratch: Path) -> Iterator[Job]:
     ):
         yield (
             f"ruff/{name.replace('/', '_')}",
-            ["sh", "-c", f"{' '.join(ruff)} --select E,F,W,B,D,UP,RET {site / name} | head -c 4000000"],
+            ["sh", "-c", f"{shlex.join([*ruff, '--select', 'E,F,W,B,D,UP,RET', str(site / name)])} | head -c 4000000"],
             60,
         )
     yield "ruff/statistics", [*ruff, "--select", "ALL", "--statistics", str(site / "rich")], 60

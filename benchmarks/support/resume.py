@@ -1,0 +1,48 @@
+"""Results of single cases kept in a file, so that a benchmark that was interrupted goes on where it stopped."""
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from support.commands import ROOT
+
+
+def tree() -> str:
+    """Name what is measured: the commit, and a hash of what differs from it."""
+
+    def git(*command: str) -> bytes:
+        return subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, check=True).stdout
+
+    commit, changed = (
+        git("rev-parse", "HEAD").decode().strip(),
+        git("diff", "HEAD", "--", "oomguard", "rules", "benchmarks"),
+    )
+    return f"{commit}+{hashlib.sha256(changed).hexdigest()[:12]}" if changed else commit
+
+
+class Results:
+    """Results by case, one JSON line each; those of another commit are kept in the file and not used."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._tree, self._known = path, "", {}
+        if path is None:
+            return
+        self._tree = tree()
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        for row in (json.loads(line) for line in lines if line.endswith("}")):  # the last may be half written
+            if row["tree"] == self._tree:
+                self._known[row["case"]] = row["result"]
+
+    def get(self, case: str) -> Any | None:
+        """Return the case's result on this commit, None where it has not run."""
+        return self._known.get(case)
+
+    def add(self, case: str, result: Any) -> None:
+        """Keep a result at once."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps({"tree": self._tree, "case": case, "result": result}) + "\n")
