@@ -29,13 +29,20 @@ def make_case(number: int, seed: int) -> dict[str, Any]:
     family = FAMILIES[number % len(FAMILIES)]
     long = draw.random() < 0.3
     return {
-        "number": number, "family": family, "hidden": draw.choice((64, 128, 192)), "layers": draw.choice((2, 3, 4)),
-        "vocab": draw.choice((500, 2000, 8000)), "rows": draw.randint(8, 96),
+        "number": number,
+        "family": family,
+        "hidden": draw.choice((64, 128, 192)),
+        "layers": draw.choice((2, 3, 4)),
+        "vocab": draw.choice((500, 2000, 8000)),
+        "rows": draw.randint(8, 96),
         "prompt": draw.randint(4, 48) if long else draw.randint(48, 384),
-        "new": draw.randint(24, 96) if long else draw.randint(2, 16), "padded": draw.random() < 0.5,
-        "attention": draw.choice(("sdpa", "sdpa", "eager")), "beams": draw.choice((1, 1, 1, 2, 3)),
-        "samples": draw.random() < 0.2, "share": draw.uniform(0.12, 0.95),
-    }  # fmt: skip
+        "new": draw.randint(24, 96) if long else draw.randint(2, 16),
+        "padded": draw.random() < 0.5,
+        "attention": draw.choice(("sdpa", "sdpa", "eager")),
+        "beams": draw.choice((1, 1, 1, 2, 3)),
+        "samples": draw.random() < 0.2,
+        "share": draw.uniform(0.12, 0.95),
+    }
 
 
 def make_model(case: dict[str, Any]) -> Any:
@@ -45,9 +52,15 @@ def make_model(case: dict[str, Any]) -> Any:
 
     hidden, layers, vocab = case["hidden"], case["layers"], case["vocab"]
     plain = {
-        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 1024, "head_dim": hidden // 4,
-    }  # fmt: skip
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "head_dim": hidden // 4,
+    }
     extra = {
         "mistral": {"sliding_window": 64},
         "gemma2": {"sliding_window": 64, "query_pre_attn_scalar": hidden // 4},
@@ -57,9 +70,14 @@ def make_model(case: dict[str, Any]) -> Any:
         config = hf.GPT2Config(vocab_size=vocab, n_embd=hidden, n_layer=layers, n_head=4, n_positions=1024)
     elif case["family"] == "opt":
         config = hf.OPTConfig(
-            vocab_size=vocab, hidden_size=hidden, ffn_dim=4 * hidden, num_hidden_layers=layers, num_attention_heads=4,
-            max_position_embeddings=1024, word_embed_proj_dim=hidden,
-        )  # fmt: skip
+            vocab_size=vocab,
+            hidden_size=hidden,
+            ffn_dim=4 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            max_position_embeddings=1024,
+            word_embed_proj_dim=hidden,
+        )
     elif case["family"] == "t5":
         config = hf.T5Config(
             vocab_size=vocab,
@@ -116,9 +134,13 @@ class Trial:
         """The call on rows ``start`` to ``stop``."""
         case, part = self.case, slice(start, stop)
         return self.model.generate(
-            input_ids=self.ids[part], attention_mask=self.mask[part], max_new_tokens=case["new"], pad_token_id=0,
-            do_sample=case["samples"] and case["beams"] == 1, num_beams=case["beams"],
-        )  # fmt: skip
+            input_ids=self.ids[part],
+            attention_mask=self.mask[part],
+            max_new_tokens=case["new"],
+            pad_token_id=0,
+            do_sample=case["samples"] and case["beams"] == 1,
+            num_beams=case["beams"],
+        )
 
     def fits(self, rows: int) -> bool:
         """Whether that many rows run at once."""

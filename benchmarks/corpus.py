@@ -17,10 +17,13 @@ from support.figure import conclude, skip
 
 SHARED = Path(__file__).parents[2] / "shared"
 GOALS = (  # key of the score, what it is called, goal in percent (false alarms: a count)
-    ("recall", "verdict: recall", 99.0), ("false_alarms", "verdict: false alarms", 0), ("kind", "kind", 98.0),
-    ("numbers", "printed numbers exact", 99.5), ("cause_evident", "cause first, evident", 92.0),
+    ("recall", "verdict: recall", 99.0),
+    ("false_alarms", "verdict: false alarms", 0),
+    ("kind", "kind", 98.0),
+    ("numbers", "printed numbers exact", 99.5),
+    ("cause_evident", "cause first, evident", 92.0),
     ("cause_unclear", "cause acceptable elsewhere", 95.0),
-)  # fmt: skip
+)
 GROUPS = ((0.8, 1.01, ">= 0.8"), (0.5, 0.8, "0.5-0.8"), (0.0, 0.5, "< 0.5"))
 Z95 = 1.959964
 

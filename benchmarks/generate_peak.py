@@ -14,9 +14,16 @@ from oomguard.memory.generate.trace import traced_steps
 from support.figure import conclude
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
 QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 64, "vocab_size": 151936, "tie_word_embeddings": True}
 MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 64, "num_key_value_heads": 4}
 GEMMA2 = {
@@ -29,9 +36,15 @@ GEMMA2 = {
 }
 GPT2 = {"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 50257, "n_positions": 1024}
 OPT = {
-    "model_type": "opt", "hidden_size": 256, "ffn_dim": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 50272,
-    "max_position_embeddings": 1024, "word_embed_proj_dim": 256,
-}  # fmt: skip
+    "model_type": "opt",
+    "hidden_size": 256,
+    "ffn_dim": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 50272,
+    "max_position_embeddings": 1024,
+    "word_embed_proj_dim": 256,
+}
 MIXTRAL = {
     **LLAMA,
     "model_type": "mixtral",
@@ -43,20 +56,36 @@ MIXTRAL = {
 CASES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("llama", LLAMA, {"batch_size": 1, "prompt_tokens": 512, "max_new_tokens": 8}),
     ("llama, 16 rows", LLAMA, {"batch_size": 16, "prompt_tokens": 128, "max_new_tokens": 16}),
-    ("llama, eager", LLAMA, {"batch_size": 2, "prompt_tokens": 384, "max_new_tokens": 4, "attn_implementation": "eager"}),
+    (
+        "llama, eager",
+        LLAMA,
+        {"batch_size": 2, "prompt_tokens": 384, "max_new_tokens": 4, "attn_implementation": "eager"},
+    ),
     ("llama, long answer", LLAMA, {"batch_size": 8, "prompt_tokens": 16, "max_new_tokens": 200}),
     ("llama, 4 beams", LLAMA, {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 12, "num_beams": 4}),
-    ("llama, static cache", LLAMA, {"batch_size": 4, "prompt_tokens": 128, "max_new_tokens": 16, "cache_implementation": "static"}),
+    (
+        "llama, static cache",
+        LLAMA,
+        {"batch_size": 4, "prompt_tokens": 128, "max_new_tokens": 16, "cache_implementation": "static"},
+    ),
     ("llama, float32", LLAMA, {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 8, "dtype": "float32"}),
     ("qwen3", QWEN3, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 8}),
-    ("qwen3, eager", QWEN3, {"batch_size": 1, "prompt_tokens": 512, "max_new_tokens": 4, "attn_implementation": "eager"}),
+    (
+        "qwen3, eager",
+        QWEN3,
+        {"batch_size": 1, "prompt_tokens": 512, "max_new_tokens": 4, "attn_implementation": "eager"},
+    ),
     ("mistral, window 64", MISTRAL, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 16}),
-    ("gemma2, eager", GEMMA2, {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 8, "attn_implementation": "eager"}),
+    (
+        "gemma2, eager",
+        GEMMA2,
+        {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 8, "attn_implementation": "eager"},
+    ),
     ("gpt2", GPT2, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 16}),
     ("gpt2, 3 beams", GPT2, {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 8, "num_beams": 3}),
     ("opt", OPT, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 8}),
     ("mixtral", MIXTRAL, {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 6}),
-)  # fmt: skip
+)
 
 
 def real_peak(call: PlannedCall) -> int:
@@ -79,9 +108,14 @@ def real_peak(call: PlannedCall) -> int:
     options = {"cache_implementation": call.cache_implementation} if call.cache_implementation else {}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=call.max_new_tokens, do_sample=False,
-            num_beams=call.num_beams, pad_token_id=0, **options,
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=call.max_new_tokens,
+            do_sample=False,
+            num_beams=call.num_beams,
+            pad_token_id=0,
+            **options,
+        )
     live = peak = 0
     for event in sorted(
         (e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()

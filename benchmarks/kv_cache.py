@@ -42,10 +42,16 @@ def engine_answers(names: list[str]) -> Iterator[dict]:
 def ours(config: dict, answer: dict) -> StartBudget:
     """The closed form under the settings that the engine was started with."""
     settings = VllmSettings(
-        version=ENGINE_VERSION, gpu_total_bytes=1 << 40, gpu_memory_utilization=0.9, device="cpu",
-        kv_cache_memory_bytes=answer["pool_bytes"], max_model_len=answer["max_model_len"], max_num_seqs=answer["max_num_seqs"],
-        max_num_batched_tokens=answer["max_num_batched_tokens"], enforce_eager=True,
-    )  # fmt: skip
+        version=ENGINE_VERSION,
+        gpu_total_bytes=1 << 40,
+        gpu_memory_utilization=0.9,
+        device="cpu",
+        kv_cache_memory_bytes=answer["pool_bytes"],
+        max_model_len=answer["max_model_len"],
+        max_num_seqs=answer["max_num_seqs"],
+        max_num_batched_tokens=answer["max_num_batched_tokens"],
+        enforce_eager=True,
+    )
     return budget_start(
         read_model(ModelFiles("model", "config.json", config, ()), dtype=config["torch_dtype"]), settings
     )

@@ -76,9 +76,7 @@ def measure() -> Figures:
             missed.append(f"{name}: {', '.join(kinds) or 'nothing'} instead of {case['kind']} ({case['why']})")
         elif case["kind"] not in kinds and not case.get("any_kind"):
             other_kind.append(f"{name}: {', '.join(kinds)} instead of {case['kind']}")
-    return Figures(
-        len(negatives), tuple(false_alarms), incidents, len(positives), tuple(missed), tuple(other_kind)
-    )  # fmt: skip
+    return Figures(len(negatives), tuple(false_alarms), incidents, len(positives), tuple(missed), tuple(other_kind))
 
 
 def main() -> None:

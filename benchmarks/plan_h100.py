@@ -30,10 +30,15 @@ VERSION, SEQS, TOKENS = Version("0.19.0"), 1024, 8192
 def planned(run: dict) -> StartBudget:
     """What oomguard says of a run's start, from its configuration and settings only."""
     settings = VllmSettings(
-        version=VERSION, gpu_total_bytes=round(TOTAL_GIB * GIB), gpu_memory_utilization=UTILIZATION,
-        tensor_parallel_size=run["tensor_parallel_size"], pipeline_parallel_size=run["pipeline_parallel_size"],
-        kv_cache_dtype=run.get("kv_cache_dtype", "auto"), max_num_seqs=SEQS, max_num_batched_tokens=TOKENS,
-    )  # fmt: skip
+        version=VERSION,
+        gpu_total_bytes=round(TOTAL_GIB * GIB),
+        gpu_memory_utilization=UTILIZATION,
+        tensor_parallel_size=run["tensor_parallel_size"],
+        pipeline_parallel_size=run["pipeline_parallel_size"],
+        kv_cache_dtype=run.get("kv_cache_dtype", "auto"),
+        max_num_seqs=SEQS,
+        max_num_batched_tokens=TOKENS,
+    )
     return budget_start(read_model(ModelFiles(run["model"], "config.json", run["config"], None)), settings)
 
 
@@ -82,9 +87,15 @@ def terms(run: dict, constants: dict[str, float]) -> Peak:
     plan, last = planned(run), run["pipeline_parallel_size"] - 1
     number = [stage.peak_activation_bytes for stage in plan.stages].index(plan.peak_activation_bytes)
     return peak_activation(
-        read_shape(run["config"]), VERSION, rows=SEQS, step_tokens=TOKENS, tensor_parallel_size=run["tensor_parallel_size"],
-        first_stage=number == 0, last_stage=number == last, changed=constants,
-    )  # fmt: skip
+        read_shape(run["config"]),
+        VERSION,
+        rows=SEQS,
+        step_tokens=TOKENS,
+        tensor_parallel_size=run["tensor_parallel_size"],
+        first_stage=number == 0,
+        last_stage=number == last,
+        changed=constants,
+    )
 
 
 def left_out(runs: list[dict]) -> list[float]:

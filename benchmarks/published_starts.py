@@ -23,9 +23,12 @@ def predicted_gib(start: dict) -> float:
     """The peak of one rank by the start's configuration, version and settings only."""
     settings = start["settings"]
     peak = peak_activation(
-        read_shape(start["config"]), Version(start["version"]), rows=settings["max_num_seqs"],
-        step_tokens=settings["max_num_batched_tokens"], tensor_parallel_size=settings.get("tensor_parallel_size", 1),
-    )  # fmt: skip
+        read_shape(start["config"]),
+        Version(start["version"]),
+        rows=settings["max_num_seqs"],
+        step_tokens=settings["max_num_batched_tokens"],
+        tensor_parallel_size=settings.get("tensor_parallel_size", 1),
+    )
     return peak.bytes / GIB
 
 

@@ -28,17 +28,30 @@ _CONSUMED = re.compile(
     r"Auto set \(([\d.]+)/([\d.]+)\) GiB .* with ([\d.]+) GiB requested memory .* ([\d.]+) GiB memory was consumed"
 )
 WIDE = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 16,
-    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "vocab_size": 512, "max_position_embeddings": 131072,
-    "torch_dtype": "float16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "float16",
+    "tie_word_embeddings": False,
+}
 
 
 def pool(model: str, length: int, size_bytes: int, *flags: str) -> dict[str, Any]:
     return {
-        "model": model, "length": length, "judged": "max_model_len", "pool": size_bytes,
-        "flags": ["--max-model-len", str(length), "--kv-cache-memory-bytes", str(size_bytes), *flags], "other": list(flags),
-    }  # fmt: skip
+        "model": model,
+        "length": length,
+        "judged": "max_model_len",
+        "pool": size_bytes,
+        "flags": ["--max-model-len", str(length), "--kv-cache-memory-bytes", str(size_bytes), *flags],
+        "other": list(flags),
+    }
 
 
 def share(model: str, length: int, ratio: float | None, judged: str, *flags: str) -> dict[str, Any]:

@@ -32,9 +32,16 @@ def main() -> None:
     console.rule("2. A real Llama on a simulated device of 256 MiB: oomguard.guard")
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=2048, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=4, pad_token_id=0, bos_token_id=1, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=2048,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+    )
     model = LlamaForCausalLM(config).eval()
     batch = {"input_ids": torch.randint(3, 2048, (64, 384))}
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])

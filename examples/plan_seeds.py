@@ -17,14 +17,22 @@ import oomguard
 GIB = 2**30
 
 W4A16 = {
-    "quant_method": "compressed-tensors", "ignore": ["lm_head"],
+    "quant_method": "compressed-tensors",
+    "ignore": ["lm_head"],
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128, "symmetric": True, "type": "int"}}},
-}  # fmt: skip
+}
 LLAMA_8B = {
-    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 LLAMA_70B = {
     **LLAMA_8B,
     "num_hidden_layers": 80,
@@ -33,22 +41,45 @@ LLAMA_70B = {
     "num_attention_heads": 64,
 }
 QWEN3_32B = {
-    "model_type": "qwen3", "num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 25600, "num_attention_heads": 64,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
+    "model_type": "qwen3",
+    "num_hidden_layers": 64,
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 QWEN3_VL_4B_FP8 = {
-    "model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": True,
+    "model_type": "qwen3_vl",
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "tie_word_embeddings": True,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "ignore": ["model.visual"]},
     "text_config": {
-        "model_type": "qwen3_vl_text", "num_hidden_layers": 36, "hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 262144, "dtype": "bfloat16",
+        "model_type": "qwen3_vl_text",
+        "num_hidden_layers": 36,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 262144,
+        "dtype": "bfloat16",
     },
     "vision_config": {
-        "model_type": "qwen3_vl", "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2560,
+        "model_type": "qwen3_vl",
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_heads": 16,
+        "out_hidden_size": 2560,
         "deepstack_visual_indexes": [5, 11, 17],
     },
-}  # fmt: skip
+}
 SEVEN_B = {
     **LLAMA_8B,
     "intermediate_size": 11008,

@@ -20,6 +20,7 @@ from oomguard.user_files import read_tables
 
 _FOLDER: Final = Path(__file__).with_name("engines")
 _OFF: Final = "no-"
+_KEYS: Final = frozenset({"flags", "kwarg", "config_key", "unit_bytes", "default", "versions", "spelled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Surface:
         config_key: the key in the engine's configuration file.
         unit_bytes: bytes in one unit of the engine's value, where ours is in bytes.
         defaults: rows of ``value``, each with the ``versions`` and the ``device_size`` for which it holds.
+        versions: the engine's versions that spell it so (PEP 440), None for all that ``others`` leave.
+        others: how it is spelled in other versions.
     """
 
     flags: tuple[str, ...] = ()
@@ -39,11 +42,17 @@ class Surface:
     config_key: str | None = None
     unit_bytes: int = 1
     defaults: tuple[Mapping[str, Any], ...] = ()
+    versions: str | None = None
+    others: tuple[Surface, ...] = ()
 
     @property
-    def off_flag(self) -> str:
-        """The flag that switches a yes/no setting off."""
-        return f"--{_OFF}{self.flags[0].removeprefix('--')}"
+    def off_flag(self) -> str | None:
+        """The flag that switches a yes/no setting off, None where there is no flag."""
+        return f"--{_OFF}{self.flags[0].removeprefix('--')}" if self.flags else None
+
+    def in_version(self, version: str | None) -> Surface:
+        """Return how a version spells the setting; the newest spelling where the version is not known."""
+        return next((own for own in self.others if _holds(own.versions or "", version)), self)
 
     def own(self, value: FactValue) -> FactValue:
         """Return a value of ours in the engine's unit."""
@@ -84,24 +93,35 @@ def surfaces(engine: str) -> Mapping[str, Surface]:
         if "as_in" in row:
             found[name] = surfaces(row["as_in"])[name]
             continue
-        found[name] = Surface(
-            tuple(row.get("flags", ())),
-            row.get("kwarg"),
-            row.get("config_key"),
-            row.get("unit_bytes", 1),
-            tuple(row.get("default", ())),
-        )
+        found[name] = _read(row, f"engines/{engine}: {name}")
     return MappingProxyType(found)
 
 
-def surface(name: str, engine: str) -> Surface:
-    """Return how an engine spells a setting.
+def _read(row: Mapping[str, Any], where: str) -> Surface:
+    """Return a row of a data file as a surface; raise SettingError for a key that nothing reads."""
+    if unknown := set(row) - _KEYS:
+        raise SettingError(
+            f"{where}: unknown key {', '.join(sorted(unknown))}", hint=f"known: {', '.join(sorted(_KEYS))}"
+        )
+    return Surface(
+        tuple(row.get("flags", ())),
+        row.get("kwarg"),
+        row.get("config_key"),
+        row.get("unit_bytes", 1),
+        tuple(row.get("default", ())),
+        row.get("versions"),
+        tuple(_read({"unit_bytes": row.get("unit_bytes", 1), **other}, where) for other in row.get("spelled", ())),
+    )
+
+
+def surface(name: str, engine: str, version: str | None = None) -> Surface:
+    """Return how a version of an engine spells a setting.
 
     For an engine without a data file the first engine that has the setting counts; an engine that has a file and
     lacks the setting has no surface for it.
     """
     if engine in _tables():
-        return surfaces(engine).get(name, Surface())
+        return surfaces(engine).get(name, Surface()).in_version(version)
     return next((surfaces(known)[name] for known in engines() if name in surfaces(known)), Surface())
 
 
@@ -145,10 +165,10 @@ def device_size(engine: str, total_bytes: int, name: str | None) -> str:
     return "large" if total_bytes >= known["large_bytes"] else "small"
 
 
-def flag_words(name: str, value: FactValue | None, engine: str) -> list[str] | None:
+def flag_words(name: str, value: FactValue | None, engine: str, version: str | None = None) -> list[str] | None:
     """Return the setting as words of a command line, None where the engine has no flag for it or no value is known."""
-    own = surface(name, engine)
-    if not own.flags or value is None:
+    own = surface(name, engine, version)
+    if own.off_flag is None or value is None:
         return None
     if isinstance(value, bool):
         return [own.flags[0] if value else own.off_flag]
@@ -174,9 +194,13 @@ class Flag:
 
 
 def flags_in(argv: tuple[str, ...], engine: str) -> Iterator[Flag]:
-    """Find an engine's flags in a command line, spelled with dashes or underscores, ``FLAG VALUE`` or ``FLAG=VALUE``."""
-    known = {flag: name for name, own in surfaces(engine).items() for flag in own.flags}
-    off = {own.off_flag: name for name, own in surfaces(engine).items() if own.flags and SETTINGS[name].type == "bool"}
+    """Find an engine's flags in a command line, those of any version, in every form.
+
+    They are spelled with dashes or underscores, ``FLAG VALUE`` or ``FLAG=VALUE``.
+    """
+    spellings = [(name, own) for name, newest in surfaces(engine).items() for own in (newest, *newest.others)]
+    known = {flag: name for name, own in spellings for flag in own.flags}
+    off = {own.off_flag: name for name, own in spellings if own.off_flag and SETTINGS[name].type == "bool"}
     for i, word in enumerate(argv):
         spelled, equals, text = word.partition("=")
         spelled = spelled.replace("_", "-") if spelled.startswith("--") else spelled
@@ -190,15 +214,15 @@ def flags_in(argv: tuple[str, ...], engine: str) -> Iterator[Flag]:
             yield Flag(name, i, i + 1 + more, argv[i + 1] if more else None, None)
 
 
-def as_flag(name: str, value: FactValue | None, engine: str) -> str | None:
+def as_flag(name: str, value: FactValue | None, engine: str, version: str | None = None) -> str | None:
     """Return the setting as a flag to paste into a shell, None where the engine has none."""
-    words = flag_words(name, value, engine)
+    words = flag_words(name, value, engine, version)
     return None if words is None else shlex.join(words)
 
 
-def as_kwarg(name: str, value: FactValue | None, engine: str) -> str | None:
+def as_kwarg(name: str, value: FactValue | None, engine: str, version: str | None = None) -> str | None:
     """Return the setting as a keyword argument, None where the engine has none."""
-    own = surface(name, engine)
+    own = surface(name, engine, version)
     return None if own.kwarg is None or value is None else f"{own.kwarg}={own.own(value)!r}"
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "flow.svg"
 FLOW = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-WIDTH, EDGE, LINE, GAP = 560, 16, 21, 24
+WIDTH, EDGE, LINE, GAP = 600, 16, 21, 24
 STYLE = """
 text { font: 14px ui-sans-serif, system-ui, sans-serif; fill: #1f2328 }
 .room { font-weight: 600; font-family: ui-monospace, monospace }

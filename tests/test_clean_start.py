@@ -20,9 +20,16 @@ from oomguard import clean_start
 ROOT = Path(__file__).parents[1]
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4000, "max_position_embeddings": 1024,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4000,
+    "max_position_embeddings": 1024,
+}
 CALL = ("--engine", "transformers", "--batch-size", "2", "--prompt-tokens", "16", "--max-new-tokens", "4")
 COMMANDS = {
     "plan": ("plan", ".", "--gpu-memory", "24GiB"),
@@ -71,9 +78,14 @@ def run(stranger, elsewhere: Path, way: str, pythonpath: str, *arguments: str, s
         (stranger.folder / name).write_text(OOM)
     command = ["-m", "oomguard"] if way == "-m" else [str(elsewhere / "oomguard")]
     with subprocess.Popen(
-        [sys.executable, *command, *arguments], cwd=stranger.folder, env=variables(elsewhere, pythonpath), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [sys.executable, *command, *arguments],
+        cwd=stranger.folder,
+        env=variables(elsewhere, pythonpath),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         out, err = process.communicate(stdin, timeout=300)
     assert process.returncode == 0, err
     assert out

@@ -196,9 +196,13 @@ def test_any_text_is_a_fact_or_is_refused(name, text):
 )
 def test_a_template_is_filled(template, text):
     known = facts(
-        tried_bytes=2 * GIB, gpu_memory_utilization_ratio=0.92, prefix_caching=True, model="org/name", exit_signal=4,
+        tried_bytes=2 * GIB,
+        gpu_memory_utilization_ratio=0.92,
+        prefix_caching=True,
+        model="org/name",
+        exit_signal=4,
         max_num_seqs=256,
-    )  # fmt: skip
+    )
 
     assert render(template, known) == text
 

@@ -16,8 +16,11 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "healthy_logs.py"
 def test_what_healthy_programs_print_holds_no_incident(tmp_path):
     ran = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path), "--every", "8", "--minutes", "10"],
-        capture_output=True, text=True, timeout=800, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=True,
+    )
 
     files = int(re.search(r"^(\d+) files", ran.stdout, re.MULTILINE).group(1))
     assert files >= 100, ran.stdout

@@ -388,7 +388,7 @@ COLLECTORS: dict[str, Callable[[str], str]] = {
     "cloud": lambda line: json.dumps({"textPayload": line, "timestamp": "2026", "severity": "ERROR"}),
     "structured": lambda line: json.dumps({"event": line, "level": "error", "timestamp": "2026"}),
     "quotation": "> {}".format,
-}  # fmt: skip
+}
 
 OLD_START = (
     "INFO 01-01 00:00:00 llm_engine.py:70] Initializing an LLM engine with config: model='m', dtype=torch.float16, "
@@ -400,17 +400,26 @@ FAILURES: dict[str, list[str]] = {
     "bare": ["loading", "Traceback (most recent call last):", '  File "a.py", line 1, in load_model', allocator()],
     "old": [OLD_START, NONE_LEFT],
     "host": ["working", "[12.3] Out of memory: Killed process 7 (python3) total-vm:1000kB, anon-rss:900kB"],
-}  # fmt: skip
+}
 
 
 def told(diagnosis: Diagnosis) -> list[object]:
     return [
         (
-            one.kind, one.phase, one.framework, one.message, one.location.line, one.location.process, one.repeated, one.also_in,
-            len(one.wrappers), {name: fact.value for name, fact in one.facts.items()}, [cause.id for cause in one.causes],
+            one.kind,
+            one.phase,
+            one.framework,
+            one.message,
+            one.location.line,
+            one.location.process,
+            one.repeated,
+            one.also_in,
+            len(one.wrappers),
+            {name: fact.value for name, fact in one.facts.items()},
+            [cause.id for cause in one.causes],
         )
         for one in diagnosis.incidents
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("failure", FAILURES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from oomguard.errors import SettingError
 from oomguard.facts import GIB
 from oomguard.settings import SETTINGS
 from oomguard.surfaces import (
@@ -75,6 +76,62 @@ def test_an_engine_spells_only_settings_of_the_registry_and_no_flag_twice(engine
 
     assert set(surfaces(engine)) <= set(SETTINGS)
     assert len(flags) == len(set(flags))
+
+
+@pytest.fixture
+def renamed(monkeypatch):
+    """An engine that renamed two flags in version 2."""
+    rows = {
+        "max_num_seqs": {
+            "flags": ["--max-sequences", "-s"],
+            "kwarg": "max_sequences",
+            "spelled": [{"versions": "<2", "flags": ["--max-batch"], "kwarg": "max_batch"}],
+        },
+        "enforce_eager": {"flags": ["--eager"], "spelled": [{"versions": "<2", "flags": ["--no-graphs"]}]},
+        "cpu_offload_bytes": {
+            "flags": ["--offload-gib"],
+            "unit_bytes": 2**30,
+            "spelled": [{"versions": "<2", "flags": ["--offload-mib"], "unit_bytes": 2**20}],
+        },
+    }
+    table = {"engine": "renamed", "settings": rows}
+    monkeypatch.setattr("oomguard.surfaces._tables", lambda: {"renamed": table})
+    surfaces.cache_clear()
+    yield rows
+    surfaces.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("version", "flag", "kwarg", "off", "offload"),
+    [
+        ("1.9.3", "--max-batch 8", "max_batch=8", "--no-no-graphs", "--offload-mib 2048"),
+        ("2.0", "--max-sequences 8", "max_sequences=8", "--no-eager", "--offload-gib 2"),
+        (None, "--max-sequences 8", "max_sequences=8", "--no-eager", "--offload-gib 2"),
+    ],
+)
+def test_a_renamed_flag_is_written_as_the_engine_s_version_has_it(version, flag, kwarg, off, offload, renamed):
+    assert as_flag("max_num_seqs", 8, "renamed", version) == flag
+    assert as_kwarg("max_num_seqs", 8, "renamed", version) == kwarg
+    assert as_flag("enforce_eager", False, "renamed", version) == off
+    assert as_flag("cpu_offload_bytes", 2**31, "renamed", version) == offload
+
+
+def test_a_renamed_flag_is_found_in_a_command_under_both_names(renamed):
+    argv = ("serve", "--max-batch=8", "-s", "9", "--no-graphs", "--eager")
+
+    assert [(flag.name, flag.text, flag.on) for flag in flags_in(argv, "renamed")] == [
+        ("max_num_seqs", "8", None),
+        ("max_num_seqs", "9", None),
+        ("enforce_eager", None, True),
+        ("enforce_eager", None, True),
+    ]
+
+
+def test_a_key_that_nothing_reads_is_refused_in_a_data_file(renamed):
+    renamed["max_num_seqs"]["version"] = "<2"
+
+    with pytest.raises(SettingError, match="engines/renamed: max_num_seqs: unknown key version"):
+        surfaces("renamed")
 
 
 def test_flags_are_found_in_every_form():

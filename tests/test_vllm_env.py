@@ -24,8 +24,12 @@ def test_the_vllm_command_runs_its_own_python_in_a_folder_of_any_name(tmp_path):
     )
 
     ran = subprocess.run(
-        ["vllm", "serve", "a b"], env={"PATH": f"{binaries}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        ["vllm", "serve", "a b"],
+        env={"PATH": f"{binaries}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, "['serve', 'a b'] 1\n", "")

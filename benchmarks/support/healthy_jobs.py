@@ -31,14 +31,14 @@ MODULES = (
     "torch.cuda.memory torch.optim torch.utils.data torch.distributed torch.profiler torch.multiprocessing torch.xpu torch.mps "
     "transformers.trainer transformers.generation.utils transformers.modeling_utils transformers.utils.logging hypothesis pytest "
     "click rich regex psutil yaml jinja2 networkx sympy.core tqdm packaging.version pydantic"
-).split()  # fmt: skip
+).split()
 STDLIB_TESTS = (
     "test_json test_dict test_list test_set test_string test_bytes test_float test_int test_iter test_generators test_exceptions "
     "test_traceback test_logging test_re test_struct test_array test_copy test_deque test_enum test_fractions test_functools test_heapq "
     "test_io test_itertools test_math test_operator test_pickle test_random test_range test_scope test_slice test_sort test_statistics "
     "test_subprocess test_syntax test_textwrap test_tuple test_types test_typing test_unicode test_userdict test_weakref test_zlib test_gc "
     "test_memoryview test_tracemalloc test_resource test_mmap test_warnings test_contextlib test_dataclasses test_decimal"
-).split()  # fmt: skip
+).split()
 PYTEST_PACKAGES = {
     "numpy": "numpy/lib/tests numpy/linalg/tests numpy/ma/tests numpy/fft/tests numpy/random/tests numpy/polynomial/tests",
     "networkx": "networkx/algorithms/tests networkx/classes/tests networkx/generators/tests networkx/utils/tests",
@@ -46,15 +46,27 @@ PYTEST_PACKAGES = {
 }
 OWN_TESTS = ("remedy", "memory", "report", "cli", "supervise", "engines", "rules")
 FAILING_INSTALLS = (
-    ["no-such-package-of-ours==9.9.9", "--no-index"], ["./no-such-folder"], ["numpy==0.0.1", "--no-index"], ["six", "--python-version", "4.0", "--only-binary=:all:", "--no-deps", "--target", "t", "--no-index"],
-    ["git+file:///no/such/repository"], ["-r", "no-such-requirements.txt"], ["--index-url", "http://127.0.0.1:9/simple", "--retries", "0", "six==1.0.0"], ["bad name!"],
-)  # fmt: skip
+    ["no-such-package-of-ours==9.9.9", "--no-index"],
+    ["./no-such-folder"],
+    ["numpy==0.0.1", "--no-index"],
+    ["six", "--python-version", "4.0", "--only-binary=:all:", "--no-deps", "--target", "t", "--no-index"],
+    ["git+file:///no/such/repository"],
+    ["-r", "no-such-requirements.txt"],
+    ["--index-url", "http://127.0.0.1:9/simple", "--retries", "0", "six==1.0.0"],
+    ["bad name!"],
+)
 C_ERRORS = {
-    "undeclared": "int main(){return x;}", "syntax": "int main({", "types": 'int main(){int *p="a"; return p*2.0;}', "undefined": "int f(void); int main(){return f();}",
-    "missing_header": "#include <no/such/header.h>\n", "warnings": "int f(int a){int b; if(a=1) return b; } int main(){unsigned u=-1; return f(u);}",
-    "overflow": "char a[2]=\"abcdef\"; int main(){return a[10];}", "redefined": "int a; double a; int main(){return a;}", "large_array": "double big[1ul<<40]; int main(){return big[5];}",
+    "undeclared": "int main(){return x;}",
+    "syntax": "int main({",
+    "types": 'int main(){int *p="a"; return p*2.0;}',
+    "undefined": "int f(void); int main(){return f();}",
+    "missing_header": "#include <no/such/header.h>\n",
+    "warnings": "int f(int a){int b; if(a=1) return b; } int main(){unsigned u=-1; return f(u);}",
+    "overflow": 'char a[2]="abcdef"; int main(){return a[10];}',
+    "redefined": "int a; double a; int main(){return a;}",
+    "large_array": "double big[1ul<<40]; int main(){return big[5];}",
     "malloc": "#include <stdlib.h>\nint main(){char*p=malloc(10); p[20]=1; free(p); return *p;}",
-}  # fmt: skip
+}
 CXX = "#include <bits/stdc++.h>\nint main(){std::map<std::string,std::vector<int>> m; std::sort(m.begin(), m.end()); std::unique_ptr<int> p, q=p;}"
 TRANSFORMERS = ("llama", "gpt2", "bert", "t5", "bloom", "opt", "qwen2", "mistral", "gpt_neox", "gemma")
 

@@ -1,4 +1,4 @@
-# ruff: noqa: E501, N818, PLR0133, BLE001 (these programs are wrong on purpose)
+# ruff: noqa: N818, PLR0133, BLE001 (these programs are wrong on purpose)
 """Small programs that work or fail for reasons other than memory; healthy_logs.py keeps what they print.
 
 As a test file for pytest it holds tests that fail on purpose.
@@ -74,12 +74,18 @@ def tracebacks(folder: Path) -> None:
     kinds = [k for k in vars(builtins).values() if isinstance(k, type) and issubclass(k, BaseException)]
     calls = [(k.__name__, lambda k=k: raise_it(k)) for k in kinds if k not in {MemoryError, BaseException}]
     calls += [
-        ("json", lambda: json.loads("[1,")), ("toml", lambda: tomllib.loads("a = ")), ("decimal", lambda: decimal.Decimal("x")),
-        ("config", lambda: configparser.ConfigParser().get("a", "b")), ("zip", lambda: zipfile.ZipFile(__file__)),
-        ("process", lambda: subprocess.run(["false"], check=True)), ("socket", lambda: socket.create_connection(("127.0.0.1", 9))),
-        ("timeout", lambda: subprocess.run(["sleep", "5"], timeout=0.01, check=True)), ("own", lambda: raise_it(Own)), ("chain", test_chain),
+        ("json", lambda: json.loads("[1,")),
+        ("toml", lambda: tomllib.loads("a = ")),
+        ("decimal", lambda: decimal.Decimal("x")),
+        ("config", lambda: configparser.ConfigParser().get("a", "b")),
+        ("zip", lambda: zipfile.ZipFile(__file__)),
+        ("process", lambda: subprocess.run(["false"], check=True)),
+        ("socket", lambda: socket.create_connection(("127.0.0.1", 9))),
+        ("timeout", lambda: subprocess.run(["sleep", "5"], timeout=0.01, check=True)),
+        ("own", lambda: raise_it(Own)),
+        ("chain", test_chain),
         ("recursion", lambda: eval("f()", {"f": lambda: raise_it(RecursionError)})),
-    ]  # fmt: skip
+    ]
     for name, call in calls:
         try:
             call()
@@ -95,9 +101,24 @@ def transformers(family: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
     sizes = {
-        "vocab_size": 256, "hidden_size": 64, "n_embd": 64, "d_model": 64, "num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "num_attention_heads": 4,
-        "n_head": 4, "num_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "d_ff": 128, "ffn_dim": 128, "head_dim": 16, "d_kv": 16, "word_embed_proj_dim": 64,
-    }  # fmt: skip
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "n_embd": 64,
+        "d_model": 64,
+        "num_hidden_layers": 2,
+        "n_layer": 2,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "n_head": 4,
+        "num_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 128,
+        "d_ff": 128,
+        "ffn_dim": 128,
+        "head_dim": 16,
+        "d_kv": 16,
+        "word_embed_proj_dim": 64,
+    }
     base = AutoConfig.for_model(family)
     config = AutoConfig.for_model(family, **{k: v for k, v in sizes.items() if hasattr(base, k)})
     config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 1, 2

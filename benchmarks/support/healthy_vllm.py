@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (command lines)
 """Healthy services of the real vLLM for the CPU: a tiny model, several settings and log levels, requests, a clean end."""
 
 import json
@@ -19,9 +18,17 @@ PROMPTS = (
 )
 LAUNCHES: tuple[tuple[str, list[str], dict[str, str]], ...] = (
     ("info", ["--max-model-len", "1024"], {}),
-    ("debug_requests", ["--max-model-len", "2048", "--enable-log-requests", "--enable-log-outputs", "--max-num-seqs", "2"], {"VLLM_LOGGING_LEVEL": "DEBUG"}),
-    ("small_pool", ["--max-model-len", "512", "--kv-cache-memory-bytes", "4000000", "--enable-log-requests"], {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOGGING_COLOR": "1"}),
-)  # fmt: skip
+    (
+        "debug_requests",
+        ["--max-model-len", "2048", "--enable-log-requests", "--enable-log-outputs", "--max-num-seqs", "2"],
+        {"VLLM_LOGGING_LEVEL": "DEBUG"},
+    ),
+    (
+        "small_pool",
+        ["--max-model-len", "512", "--kv-cache-memory-bytes", "4000000", "--enable-log-requests"],
+        {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOGGING_COLOR": "1"},
+    ),
+)
 
 
 def launch(path: Path, root: Path, options: list[str], extra: dict[str, str]) -> None:

@@ -25,15 +25,27 @@ def start(folder: str, config: dict, max_model_len: int) -> dict:
     from vllm import LLM
 
     llm = LLM(
-        folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, distributed_executor_backend="uni",
-        max_num_seqs=SEQS, max_num_batched_tokens=STEP_TOKENS, max_model_len=max_model_len, mamba_ssm_cache_dtype="float32",
+        folder,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        distributed_executor_backend="uni",
+        max_num_seqs=SEQS,
+        max_num_batched_tokens=STEP_TOKENS,
+        max_model_len=max_model_len,
+        mamba_ssm_cache_dtype="float32",
         dtype=config["torch_dtype"],
-    )  # fmt: skip
+    )
     cache = llm.llm_engine.vllm_config.cache_config
     answer = {
-        "blocks": cache.num_gpu_blocks, "tokens": cache.kv_cache_size_tokens, "max_concurrency": cache.kv_cache_max_concurrency,
-        "pool_bytes": POOL_BYTES, "max_model_len": max_model_len, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SEQS,
-    }  # fmt: skip
+        "blocks": cache.num_gpu_blocks,
+        "tokens": cache.kv_cache_size_tokens,
+        "max_concurrency": cache.kv_cache_max_concurrency,
+        "pool_bytes": POOL_BYTES,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": STEP_TOKENS,
+        "max_num_seqs": SEQS,
+    }
     llm.llm_engine.engine_core.shutdown()
     return answer
 

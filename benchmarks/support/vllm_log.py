@@ -11,7 +11,10 @@ LINES_PER_START = 50_000
 FOLDER = Path(tempfile.gettempdir()) / "oomguard-throughput"
 
 INCIDENTS = (
-    (0.10, "cuda_oom", """\
+    (
+        0.10,
+        "cuda_oom",
+        """\
 (EngineCore pid={pid}) ERROR {when} [core.py:842] EngineCore encountered a fatal error.
 (EngineCore pid={pid}) ERROR {when} [core.py:842] Traceback (most recent call last):
 (EngineCore pid={pid}) ERROR {when} [core.py:842]   File "/opt/venv/lib/python3.12/site-packages/vllm/v1/engine/core.py", line 833, in run_engine_core
@@ -20,18 +23,27 @@ INCIDENTS = (
 (EngineCore pid={pid}) ERROR {when} [core.py:842]     logprobs = self.sampler.compute_logprobs(logits)
 (EngineCore pid={pid}) ERROR {when} [core.py:842] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.63 GiB. GPU 0 has a total capacity of 79.25 GiB of which 2.11 GiB is free. Including non-PyTorch memory, this process has 77.13 GiB memory in use. Of the allocated memory 74.20 GiB is allocated by PyTorch, with 1.12 GiB allocated in private pools (e.g., CUDA Graphs), and 811.20 MiB is reserved by PyTorch but unallocated.
 (APIServer pid=1) ERROR {when} [async_llm.py:687] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.
-"""),
-    (0.50, "kv_cache_too_small_for_max_len", """\
+""",
+    ),
+    (
+        0.50,
+        "kv_cache_too_small_for_max_len",
+        """\
 (EngineCore pid={pid}) ERROR {when} [core.py:842] EngineCore failed to start.
 (EngineCore pid={pid}) ERROR {when} [core.py:842] Traceback (most recent call last):
 (EngineCore pid={pid}) ERROR {when} [core.py:842] ValueError: To serve at least one request with the model's max seq len (131072), (16.0 GiB KV cache is needed, which is larger than the available KV cache memory (11.42 GiB). Based on the available memory, the estimated maximum model length is 93520. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.
 (APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{'EngineCore': 1}}
-"""),
-    (0.97, "startup_free_memory_below_utilization", """\
+""",
+    ),
+    (
+        0.97,
+        "startup_free_memory_below_utilization",
+        """\
 (EngineCore pid={pid}) ERROR {when} [core.py:842] EngineCore failed to start.
 (EngineCore pid={pid}) ERROR {when} [core.py:842] ValueError: Free memory on device cuda:0 (20.11/79.25 GiB) on startup is less than desired GPU memory utilization (0.92, 72.91 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.
-"""),
-)  # fmt: skip
+""",
+    ),
+)
 
 
 def start_up(rng: random.Random, when: str, pid: int) -> str:

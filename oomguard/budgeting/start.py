@@ -176,7 +176,9 @@ def plan_start(asked: AskedStart) -> StartPlan:
         return StartPlan(budget, None, needed=needed)
     pool, length = format_gib(found.budget.kv_cache_pool_bytes), found.budget.settings.max_model_len
     reason = f"a KV cache of {pool} then holds one request of {length} tokens"
-    changes = tuple(start_patch(name, old, new, reason) for name, old, new in found.changed)
+    changes = tuple(
+        start_patch(name, old, new, reason, version=str(asked.settings.version)) for name, old, new in found.changed
+    )
     return _fitting(asked, budget, found.budget.settings, changes)
 
 
@@ -202,5 +204,6 @@ def plan_by_engine(asked: AskedStart) -> StartPlan:
         return _fitting(asked, budget, settings)
     if longest < 1:
         return StartPlan(budget, None)
-    change = start_patch("max_model_len", settings.max_model_len, longest, "the longest request that vLLM says fits")
+    reason = "the longest request that vLLM says fits"
+    change = start_patch("max_model_len", settings.max_model_len, longest, reason, version=str(settings.version))
     return _fitting(asked, budget, replace(settings, max_model_len=longest), (change,))

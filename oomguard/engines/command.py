@@ -14,10 +14,14 @@ from oomguard.surfaces import flag_words, flags_in, surface
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is started: the command, and environment variables on top of the inherited ones."""
+    """What is started: the command, and environment variables on top of the inherited ones.
+
+    ``engine_version`` is that of the engine it starts, once it is known: flags are spelled as that version has them.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    engine_version: str | None = None
 
     def shell(self) -> str:
         """Return the launch as a line to paste into a shell."""
@@ -45,7 +49,7 @@ def with_flag(launch: Launch, name: str, value: FactValue, engine: str) -> Launc
     Raises:
         KeyError: where the engine has no flag for the setting.
     """
-    new = flag_words(name, value, engine)
+    new = flag_words(name, value, engine, launch.engine_version)
     if new is None:
         raise KeyError(name)
     spans = [(flag.start, flag.end) for flag in flags_in(launch.argv, engine) if flag.name == name]

@@ -1,7 +1,7 @@
 """What the planner asks where no printed number gives a value: the model behind the failure.
 
-A failed start of an engine and a failed call answer alike. A new remedy is a row in the table of the model that solves
-it (``memory/vllm/fitting.py``, ``modelled_call.py``); the planner stays as it is.
+A failed start of an engine and a failed call answer alike. A remedy is a fix of a rule; where only the model can compute its
+value, that is a row in the model's table (``memory/vllm/fitting.py``, ``modelled_call.py``), and the planner stays as it is.
 """
 
 from __future__ import annotations

@@ -157,5 +157,5 @@ def _rows(number: int) -> str:
     return f"{number} row{'s' if number > 1 else ''}"
 
 
-# A remedy for a failed call: the setting, and what solves it.
+# What solves a setting of a failed call, where a fix of a rule asks for it (`lever`, or a `solve` that MODELLED has).
 SOLVED_BY: Final[Mapping[str, Callable[[CallModel, Incident], Solution]]] = {"batch_size": rows_that_fit}

@@ -59,9 +59,9 @@ class StartModel:
             found = self._fit(incident)
         if found is None or found.budget is None:
             return ()
-        reason, predicts = _reason(found.budget), _predicts(found.budget)
+        reason, predicts, version = _reason(found.budget), _predicts(found.budget), incident.framework_version
         patches = [
-            start_patch(name, None if assumed(name, incident) else old, new, reason, predicts)
+            start_patch(name, None if assumed(name, incident) else old, new, reason, predicts, version=version)
             for name, old, new in found.changed
         ]
         blocked = next((why for patch in patches if (why := why_blocked(patch, incident, policy))), None)
@@ -106,17 +106,23 @@ def start_model(incident: Incident, model: str | None = None) -> StartModel | No
 
 
 def start_patch(
-    name: str, old: Any, new: Any, reason: str, predicts: Mapping[str, float] = MappingProxyType({})
+    name: str,
+    old: Any,
+    new: Any,
+    reason: str,
+    predicts: Mapping[str, float] = MappingProxyType({}),
+    *,
+    version: str | None = None,
 ) -> Patch:
-    """Return one setting of a vLLM start changed, spelled as vLLM spells it; ``predicts`` by fact."""
+    """Return one setting of a vLLM start changed, spelled as that version of vLLM has it; ``predicts`` by fact."""
     return Patch(
         name,
         old,
         new,
         effect_of(name, old, new),
         reason,
-        as_flag=as_flag(name, new, _ENGINE),
-        as_kwarg=as_kwarg(name, new, _ENGINE),
+        as_flag=as_flag(name, new, _ENGINE, version),
+        as_kwarg=as_kwarg(name, new, _ENGINE, version),
         as_env=as_env(name, new),
         predicts=predicts,
     )

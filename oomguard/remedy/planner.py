@@ -146,7 +146,7 @@ def _typed(name: str, value: FactValue | None) -> FactValue | None:
 def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy: Policy) -> Patch:
     old = present_value(fix.setting, incident)
     effect = effect_of(fix.setting, old, solution.value) if solution.value is not None else fix.effect
-    value, engine = solution.value, incident.framework
+    value, engine, version = solution.value, incident.framework, incident.framework_version
     patch = Patch(
         setting=fix.setting,
         old=old,
@@ -154,8 +154,8 @@ def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy:
         effect=effect,
         reason=solution.reason or rule.title,
         rule=rule.code,
-        as_flag=as_flag(fix.setting, value, engine),
-        as_kwarg=as_kwarg(fix.setting, value, engine),
+        as_flag=as_flag(fix.setting, value, engine, version),
+        as_kwarg=as_kwarg(fix.setting, value, engine, version),
         as_env=as_env(fix.setting, value),
         predicted_freed_bytes=solution.freed_bytes,
         predicts=solution.predicts,

@@ -178,6 +178,7 @@ class Supervision:
         )
         if self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             log.warning("the change did not reach the engine: no engine in the command's Python took it")
+        self._first = replace(self._first, engine_version=incident.framework_version or self._first.engine_version)
         self.on_failure(diagnosis, self._commands(incident))
         wanted = self._ledger.wanted(incident, self._engine.carries)
         if not wanted:
@@ -190,7 +191,7 @@ class Supervision:
 
     def _commands(self, incident: Incident) -> dict[str, str]:
         """Return the full command with each solved patch and alternative applied, to paste, its secrets masked."""
-        first = Launch(tuple(mask_command(self._first.argv)))
+        first = replace(self._first, argv=tuple(mask_command(self._first.argv)), env={})
         solved = {patch.setting: patch.new for patch in incident.plan}
         solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
         groups = {
@@ -208,7 +209,8 @@ class Supervision:
 
     def _shown(self) -> str:
         """Return the attempt as a line to read and paste, without what only this run needs."""
-        return self._engine.shown(Launch(tuple(mask_command(self._first.argv))), self._ledger.settings)
+        masked = replace(self._first, argv=tuple(mask_command(self._first.argv)), env={})
+        return self._engine.shown(masked, self._ledger.settings)
 
     def _apply(self, folder: Path) -> None:
         """Carry the settings changed so far into the command of the attempt that begins."""

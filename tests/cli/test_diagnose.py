@@ -159,7 +159,19 @@ def test_a_single_line_of_200_mb_is_read_in_little_memory(tmp_path):
     assert processor_s() - began < 60
 
 
-@pytest.mark.parametrize("arguments", [("--gpu-memory", "lots"), ("--gpu-memory", "0GiB"), ("--set", "max_model_len"), ("--set", "max_modl_len=3"), ("--min", "max_model_len=abc"), ("--pin", "nothing"), ("--format", "pdf"), ("--rules", "no-such-folder")])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--gpu-memory", "lots"),
+        ("--gpu-memory", "0GiB"),
+        ("--set", "max_model_len"),
+        ("--set", "max_modl_len=3"),
+        ("--min", "max_model_len=abc"),
+        ("--pin", "nothing"),
+        ("--format", "pdf"),
+        ("--rules", "no-such-folder"),
+    ],
+)
 def test_a_wrong_option_is_one_message_and_status_2(log, arguments):
     ran = diagnose(*arguments, str(log))
     assert ran.returncode == 2
@@ -225,8 +237,11 @@ def test_a_damaged_archive_gives_what_could_be_read_then_an_error_that_names_it(
 def test_errors_come_after_all_results(tmp_path, log):
     ran = subprocess.run(
         [sys.executable, "-m", "oomguard", "diagnose", "--format", "json", str(tmp_path / "no.log"), str(log)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+        check=False,
+    )
     assert ran.stdout.splitlines()[0].startswith(b"{")
     assert b"no.log: No such file" in ran.stdout.splitlines()[1]
 
@@ -269,7 +284,12 @@ def test_a_device_that_never_ends_is_refused(device):
 
 def test_the_null_device_and_closed_standard_input_do_no_harm():
     assert one("/dev/null")["verdict"] == "no_oom"
-    ran = subprocess.run(["bash", "-c", f"{shlex.quote(sys.executable)} -m oomguard diagnose - <&-"], capture_output=True, timeout=200, check=False)  # fmt: skip
+    ran = subprocess.run(
+        ["bash", "-c", f"{shlex.quote(sys.executable)} -m oomguard diagnose - <&-"],
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
     assert ran.returncode == 2
     assert b"standard input: Bad file descriptor" in ran.stderr
 
@@ -281,7 +301,12 @@ def test_any_name_is_given_back_as_it_was_and_harms_no_terminal(tmp_path, name):
         file.write(LOG)
     for words in (b"", b"missing"):
         for form in ("json", "terminal", "markdown", "html"):
-            ran = subprocess.run([sys.executable, "-m", "oomguard", "diagnose", "--format", form, path + words], capture_output=True, timeout=60, check=False)  # fmt: skip
+            ran = subprocess.run(
+                [sys.executable, "-m", "oomguard", "diagnose", "--format", form, path + words],
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
             assert ran.returncode == (2 if words else 0)
             assert b"Traceback" not in ran.stderr
             assert b"\x1b" not in ran.stderr
@@ -332,7 +357,10 @@ def test_a_secret_is_masked_unless_it_is_asked_for(tmp_path):
     assert secret in diagnose("--no-mask", "--format", "json", str(path)).stdout
 
 
-@pytest.mark.parametrize(("name", "begins"), [("r.json", b"{"), ("r.jsonl", b"{"), ("r.md", b"###"), ("r.html", b"<!doctype"), ("r.txt", "╭".encode())])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [("r.json", b"{"), ("r.jsonl", b"{"), ("r.md", b"###"), ("r.html", b"<!doctype"), ("r.txt", "╭".encode())],
+)
 def test_output_goes_to_a_file_in_the_form_of_its_name(tmp_path, log, name, begins):
     ran = diagnose("--output", str(tmp_path / name), str(log))
     assert (ran.returncode, ran.stdout) == (0, b"")

@@ -31,8 +31,11 @@ def test_it_worked_before_the_upgrade_is_answered():
     text = " ".join(ran.stdout.decode().split())
     for words in (
         "0.12.0 -> 0.21.0: the KV cache lost 1.9 GiB; the start that worked left 0.9 GiB more than one request needs",
-        "gpu_memory_utilization 0.9 0.92 +0.02", "KV cache 4.90 GiB 3.05 GiB -1.85 GiB", "1.31 GiB less for it", "--max-model-len 24976",
-    ):  # fmt: skip
+        "gpu_memory_utilization 0.9 0.92 +0.02",
+        "KV cache 4.90 GiB 3.05 GiB -1.85 GiB",
+        "1.31 GiB less for it",
+        "--max-model-len 24976",
+    ):
         assert words in text
 
 

@@ -16,8 +16,12 @@ GIB = 2**30
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "oomguard", "doctor", *arguments],
-        env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def found(*arguments: str, **variables: str) -> list[dict[str, str]]:
@@ -39,9 +43,25 @@ def test_json_has_id_status_text_and_advice_of_what_is_looked_at():
 
     assert {frozenset(check) for check in checks} == {frozenset({"id", "status", "text", "advice"})}
     assert {check["id"] for check in checks} >= {
-        "versions", "nvml", "torch_build", "left_over", "vllm_plugin", "allocator", "visible_devices", "variables", "wsl",
-        "container", "cgroup", "host_memory", "shm", "address_space", "numa", "journal", "rules", "scanner",
-    }  # fmt: skip
+        "versions",
+        "nvml",
+        "torch_build",
+        "left_over",
+        "vllm_plugin",
+        "allocator",
+        "visible_devices",
+        "variables",
+        "wsl",
+        "container",
+        "cgroup",
+        "host_memory",
+        "shm",
+        "address_space",
+        "numa",
+        "journal",
+        "rules",
+        "scanner",
+    }
 
 
 def test_every_problem_says_what_to_do():

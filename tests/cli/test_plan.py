@@ -13,9 +13,17 @@ import pytest
 from oomguard.facts import GIB
 
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "torch_dtype": "bfloat16", "max_position_embeddings": 131072,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 131072,
+}
 
 
 @pytest.fixture
@@ -51,9 +59,18 @@ def test_the_json_holds_the_contract(model):
     assert answer["schema"] == 1
     assert answer["fits"] is True
     assert {
-        "weights_bytes", "kv_bytes_per_token", "kv_cache_pool_bytes", "kv_cache_tokens", "max_concurrency", "peak_activation_bytes",
-        "cudagraph_bytes", "non_torch_bytes", "max_model_len", "assumptions", "uncertainty_bytes",
-    } <= set(answer)  # fmt: skip
+        "weights_bytes",
+        "kv_bytes_per_token",
+        "kv_cache_pool_bytes",
+        "kv_cache_tokens",
+        "max_concurrency",
+        "peak_activation_bytes",
+        "cudagraph_bytes",
+        "non_torch_bytes",
+        "max_model_len",
+        "assumptions",
+        "uncertainty_bytes",
+    } <= set(answer)
     assert answer["kv_bytes_per_token"] == 131072
     assert answer["weights_bytes"] / GIB == pytest.approx(14.99, abs=0.01)
     assert answer["kv_cache_pool_bytes"] / GIB == pytest.approx(58.11, abs=0.1)

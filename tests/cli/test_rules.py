@@ -91,8 +91,15 @@ def test_a_rule_is_shown_by_its_code_and_by_its_cause(name):
     ran = rules("show", name)
 
     assert ran.returncode == 0
-    for words in ("# OG201: ", "## How sure it is", "## How to confirm it", "## What to change, and what it costs",
-                  "## Example", "## References", "cost: Requests longer than that are refused."):  # fmt: skip
+    for words in (
+        "# OG201: ",
+        "## How sure it is",
+        "## How to confirm it",
+        "## What to change, and what it costs",
+        "## Example",
+        "## References",
+        "cost: Requests longer than that are refused.",
+    ):
         assert words in ran.stdout
 
 
@@ -265,9 +272,13 @@ def test_a_file_of_the_same_name_that_a_person_wrote_is_not_replaced(tmp_path):
 def test_the_project_s_own_rules_are_in_force_without_a_flag(command, mine, tmp_path):
     (tmp_path / "pyproject.toml").write_text(f"[tool.oomguard]\nrules = ['{mine}']\nformat = 'json'\n")
     ran = subprocess.run(
-        [sys.executable, "-m", "oomguard", "rules", *command], cwd=tmp_path,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "oomguard", "rules", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
     assert ran.returncode == 0
     assert ("MY100" in ran.stdout) if command[0] != "test" else (ran.stdout != rules("test").stdout)

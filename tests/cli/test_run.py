@@ -32,8 +32,16 @@ def test_no_command_is_told(arguments):
 
 @pytest.mark.parametrize(
     "options",
-    [("--allow", "everything"), ("--pin", "nothing"), ("--min", "x"), ("--report", "out.pdf"), ("--max-relaunches", "-1"), ("--nonsense",), ("--journal", "/proc/no/journal")],
-)  # fmt: skip
+    [
+        ("--allow", "everything"),
+        ("--pin", "nothing"),
+        ("--min", "x"),
+        ("--report", "out.pdf"),
+        ("--max-relaunches", "-1"),
+        ("--nonsense",),
+        ("--journal", "/proc/no/journal"),
+    ],
+)
 def test_a_wrong_option_is_one_message_and_the_command_is_not_started(options, tmp_path):
     marker = tmp_path / "started"
     ran = oomguard("run", *options, "--", "touch", str(marker))
@@ -132,18 +140,31 @@ def test_a_report_in_a_folder_that_does_not_exist_is_told_before_anything_runs(t
 
 LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
 EIGHT_B = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 
 
 def weights_of(config: dict) -> bytes:
     """The head of a safetensors file with an 8B's tensors; no byte of them follows, and none is read."""
     layer = {
-        "self_attn.q_proj": (4096, 4096), "self_attn.k_proj": (1024, 4096), "self_attn.v_proj": (1024, 4096), "self_attn.o_proj": (4096, 4096),
-        "mlp.gate_proj": (14336, 4096), "mlp.up_proj": (14336, 4096), "mlp.down_proj": (4096, 14336),
-    }  # fmt: skip
+        "self_attn.q_proj": (4096, 4096),
+        "self_attn.k_proj": (1024, 4096),
+        "self_attn.v_proj": (1024, 4096),
+        "self_attn.o_proj": (4096, 4096),
+        "mlp.gate_proj": (14336, 4096),
+        "mlp.up_proj": (14336, 4096),
+        "mlp.down_proj": (4096, 14336),
+    }
     layers = config["num_hidden_layers"]
     shapes = {f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in layer.items()}
     shapes |= {"model.embed_tokens.weight": (128256, 4096), "lm_head.weight": (128256, 4096)}
@@ -201,9 +222,16 @@ def test_what_a_start_measured_is_kept_for_the_plans_to_come(tmp_path):
         ("x", "x", {"weights": False}),
     ],
     ids=[
-        "no folder of this machine", "with a draft", "nothing measured", "of no known version", "of two engines", "of another model",
-        "no model", "an absurd model", "no weights beside it",
+        "no folder of this machine",
+        "with a draft",
+        "nothing measured",
+        "of no known version",
+        "of two engines",
+        "of another model",
+        "no model",
+        "an absurd model",
+        "no weights beside it",
     ],
-)  # fmt: skip
+)
 def test_what_says_nothing_of_a_model_here_is_not_kept(old, new, changes, tmp_path):
     assert learned(tmp_path, LOG.read_text().replace(old, new), **changes) == []

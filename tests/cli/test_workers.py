@@ -77,8 +77,10 @@ def test_any_number_of_processes_prints_the_same_bytes(tmp_path, data):
 
 def test_a_worker_that_dies_costs_its_own_file_only(tmp_path, long_log):
     process = subprocess.Popen(
-        command("--format", "json", "--jobs", "2", OOM, long_log, OOM, OOM), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )  # fmt: skip
+        command("--format", "json", "--jobs", "2", OOM, long_log, OOM, OOM),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         reader_of(long_log, psutil.Process(process.pid)).kill()
         out, err = process.communicate(timeout=LIMIT_S)
@@ -101,7 +103,9 @@ def test_the_first_result_is_printed_while_the_second_is_still_read(long_log):
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_ends_all_processes_at_once_without_a_traceback(long_log, jobs):
-    process = subprocess.Popen(command("--jobs", jobs, long_log, long_log), stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        command("--jobs", jobs, long_log, long_log), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         watched = psutil.Process(process.pid)
         if jobs == "1":
@@ -124,7 +128,17 @@ def test_a_reader_that_goes_away_ends_the_workers_too(long_log):
     assert b"Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize(("sizes", "jobs"), [({}, 1), ({"a": 10}, 1), ({"a": 1 << 40}, 1), ({"a": 1, "b": 1}, 1), ({"a": 1 << 32, "b": 1}, min(2, usable_cpus())), ({f"{i}.gz": 1 << 20 for i in range(100)}, min(37, usable_cpus()))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "jobs"),
+    [
+        ({}, 1),
+        ({"a": 10}, 1),
+        ({"a": 1 << 40}, 1),
+        ({"a": 1, "b": 1}, 1),
+        ({"a": 1 << 32, "b": 1}, min(2, usable_cpus())),
+        ({f"{i}.gz": 1 << 20 for i in range(100)}, min(37, usable_cpus())),
+    ],
+)
 def test_the_automatic_number_is_what_pays(sizes, jobs):
     assert automatic_jobs(sizes) == jobs
 

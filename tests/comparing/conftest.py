@@ -31,10 +31,23 @@ _TOO_SMALL = (
 def vllm_log(**given: object) -> str:
     """The log of one vLLM start; ``fails`` ends it at the KV cache, ``echo=False`` leaves out the list of settings."""
     values = {
-        "version": "0.12.0", "dtype": "torch.bfloat16", "length": 32768, "ranks": 1, "eager": False, "free": "23.25", "total": "23.64",
-        "share": 0.9, "desired": "21.28", "weights": "15.00", "activations": "1.25", "graphs": "0.50", "pool": "4.75", "need": "4.0",
-        "more": "", **given,
-    }  # fmt: skip
+        "version": "0.12.0",
+        "dtype": "torch.bfloat16",
+        "length": 32768,
+        "ranks": 1,
+        "eager": False,
+        "free": "23.25",
+        "total": "23.64",
+        "share": 0.9,
+        "desired": "21.28",
+        "weights": "15.00",
+        "activations": "1.25",
+        "graphs": "0.50",
+        "pool": "4.75",
+        "need": "4.0",
+        "more": "",
+        **given,
+    }
     text = _ECHO.format(**values) if given.get("echo", True) else ""
     text += _START.format(
         **values

@@ -21,8 +21,11 @@ def test_the_same_log_twice_tells_that_nothing_changed(compared, vllm):
 
 def test_a_failure_alone_is_a_difference(compared, vllm):
     log = vllm()
-    comparison = compared(log, log + "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. "
-                          "Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.\n")  # fmt: skip
+    comparison = compared(
+        log,
+        log + "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. "
+        "Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.\n",
+    )
     assert comparison.differs
     assert not comparison.changes
     assert comparison.headline.startswith("0.12.0, both: NEW fails: ")

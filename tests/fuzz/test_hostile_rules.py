@@ -171,10 +171,15 @@ def test_a_huge_repetition_costs_neither_time_nor_memory(tmp_path, pattern):
 
 
 BROKEN_PATTERNS = {
-    "open group": r"boom: (?P<tried>x", "open class": "boom: [a-", "bad escape": r"boom: \g<nope>", "lone quantifier": "boom: *?+*",
-    "unknown group reference": r"boom: (?P=nope)", "unknown property": r"boom: \p{Nope}", "reversed range": "boom: [z-a]",
+    "open group": r"boom: (?P<tried>x",
+    "open class": "boom: [a-",
+    "bad escape": r"boom: \g<nope>",
+    "lone quantifier": "boom: *?+*",
+    "unknown group reference": r"boom: (?P=nope)",
+    "unknown property": r"boom: \p{Nope}",
+    "reversed range": "boom: [z-a]",
     "reversed repetition": "boom: a{5,2}x(",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("pattern", BROKEN_PATTERNS.values(), ids=BROKEN_PATTERNS.keys())
@@ -198,28 +203,46 @@ def test_deep_groups_are_refused_or_harmless(tmp_path):
 
 # A key's value of another type: file, key, line and column.
 SIGNATURE_TYPES = [
-    ("schema = 1", "schema = '1'", "schema"), ("schema = 1", "schema = true", "schema"), ("schema = 1", "schema = 1.0", "schema"),
-    ("schema = 1", "schema = 2", "schema"), ('kind = "cuda_oom"', "kind = 1", "kind"), ('kind = "cuda_oom"', 'kind = ["cuda_oom"]', "kind"),
-    ('kind = "cuda_oom"', 'kind = "CUDA_OOM"', "kind"), ('framework = "torch"', "framework = 1979-05-27", "framework"),
-    ('framework = "torch"', 'framework = "torch"\ncontext = 1', "context"), ('anchor = "boom: "', "anchor = 1", "wording[0].anchor"),
-    ('anchor = "boom: "', 'anchor = ""', "wording[0].anchor"), ('anchor = "boom: "', "anchor = '''\na\nb'''", "wording[0].anchor"),
-    (PATTERN_LINE, "pattern = []", "wording[0].pattern"), ('source = "nowhere"', "source = {a = 1}", "wording[0].source"),
+    ("schema = 1", "schema = '1'", "schema"),
+    ("schema = 1", "schema = true", "schema"),
+    ("schema = 1", "schema = 1.0", "schema"),
+    ("schema = 1", "schema = 2", "schema"),
+    ('kind = "cuda_oom"', "kind = 1", "kind"),
+    ('kind = "cuda_oom"', 'kind = ["cuda_oom"]', "kind"),
+    ('kind = "cuda_oom"', 'kind = "CUDA_OOM"', "kind"),
+    ('framework = "torch"', "framework = 1979-05-27", "framework"),
+    ('framework = "torch"', 'framework = "torch"\ncontext = 1', "context"),
+    ('anchor = "boom: "', "anchor = 1", "wording[0].anchor"),
+    ('anchor = "boom: "', 'anchor = ""', "wording[0].anchor"),
+    ('anchor = "boom: "', "anchor = '''\na\nb'''", "wording[0].anchor"),
+    (PATTERN_LINE, "pattern = []", "wording[0].pattern"),
+    ('source = "nowhere"', "source = {a = 1}", "wording[0].source"),
     ('source = "nowhere"', 'source = "x"\nversions = "about 3"', "wording[0].versions"),
     ('source = "nowhere"', 'source = "x"\nversions = 3', "wording[0].versions"),
     ('log = "RuntimeError: boom: 3 GiB"', "log = nan", "test[0].log"),
     ('log = "RuntimeError: boom: 3 GiB"', 'log = "x"\nexpect = []', "test[0].expect"),
     ('log = "RuntimeError: boom: 3 GiB"', 'log = "x"\nexpect_no_match = "no"', "test[0].expect_no_match"),
     ('framework = "torch"', 'framework = "torch"\nframwork = "torch"', "framwork"),
-]  # fmt: skip
+]
 RULE_TYPES = [
-    ('code = "XX101"', "code = 101", "code"), ('code = "XX101"', 'code = "../../etc"', "code"), ('code = "XX101"', 'code = "XX1011111"', "code"),
-    ('cause = "lora"', "cause = []", "cause"), ('cause = "lora"', 'cause = "Lora"', "cause"), ('cause = "lora"', 'cause = "lor\\u0430"', "cause"),
-    ('title = "Adapters take the memory"', "title = 0", "title"), ('status = "stable"', 'status = "live"', "status"),
-    ('kinds = ["cuda_oom"]', 'kinds = "cuda_oom"', "kinds"), ('kinds = ["cuda_oom"]', "kinds = [1]", "kinds"),
-    ('kinds = ["cuda_oom"]', 'kinds = [["cuda_oom"]]', "kinds"), ('kinds = ["cuda_oom"]', "kinds = [{a = 1}]", "kinds"),
-    ('when = ["tried_bytes > 1.0"]', 'when = "tried_bytes > 1.0"', "when"), ('when = ["tried_bytes > 1.0"]', "when = [1]", "when[0]"),
-    ('when = ["tried_bytes > 1.0"]', "when = [[]]", "when[0]"), ('when = ["tried_bytes > 1.0"]', "when = [nan]", "when[0]"),
-    ("confidence = [ { base = 0.5 } ]", "confidence = 0.5", "confidence"), ("confidence = [ { base = 0.5 } ]", "confidence = [0.5]", "confidence"),
+    ('code = "XX101"', "code = 101", "code"),
+    ('code = "XX101"', 'code = "../../etc"', "code"),
+    ('code = "XX101"', 'code = "XX1011111"', "code"),
+    ('cause = "lora"', "cause = []", "cause"),
+    ('cause = "lora"', 'cause = "Lora"', "cause"),
+    ('cause = "lora"', 'cause = "lor\\u0430"', "cause"),
+    ('title = "Adapters take the memory"', "title = 0", "title"),
+    ('status = "stable"', 'status = "live"', "status"),
+    ('kinds = ["cuda_oom"]', 'kinds = "cuda_oom"', "kinds"),
+    ('kinds = ["cuda_oom"]', "kinds = [1]", "kinds"),
+    ('kinds = ["cuda_oom"]', 'kinds = [["cuda_oom"]]', "kinds"),
+    ('kinds = ["cuda_oom"]', "kinds = [{a = 1}]", "kinds"),
+    ('when = ["tried_bytes > 1.0"]', 'when = "tried_bytes > 1.0"', "when"),
+    ('when = ["tried_bytes > 1.0"]', "when = [1]", "when[0]"),
+    ('when = ["tried_bytes > 1.0"]', "when = [[]]", "when[0]"),
+    ('when = ["tried_bytes > 1.0"]', "when = [nan]", "when[0]"),
+    ("confidence = [ { base = 0.5 } ]", "confidence = 0.5", "confidence"),
+    ("confidence = [ { base = 0.5 } ]", "confidence = [0.5]", "confidence"),
     ("confidence = [ { base = 0.5 } ]", "confidence = [ { base = nan } ]", "confidence"),
     ("confidence = [ { base = 0.5 } ]", "confidence = [ { base = inf } ]", "confidence"),
     ("confidence = [ { base = 0.5 } ]", "confidence = [ { base = 7 } ]", "confidence"),
@@ -227,10 +250,13 @@ RULE_TYPES = [
     ("confidence = [ { base = 0.5 } ]", "confidence = []", "confidence"),
     ('summary = "{tried_bytes:GiB} was asked for."', "summary = 1", "explain.summary"),
     ('summary = "{tried_bytes:GiB} was asked for."', 'summary = "{nope:GiB}"', "explain.summary"),
-    ('setting = "max_loras"', "setting = 3", "fix[0].setting"), ('effect = "reduces-capacity"', 'effect = "harmless"', "fix[0].effect"),
-    ('value = "1.0"', "value = 1.0", "fix[0].value"), ('value = "1.0"', 'value = ""', "fix[0].value"),
-    ('note = "a note"', "note = false", "reference[0].note"), ("facts = { tried_bytes = 2 }", "facts = 2", "test[0].facts"),
-]  # fmt: skip
+    ('setting = "max_loras"', "setting = 3", "fix[0].setting"),
+    ('effect = "reduces-capacity"', 'effect = "harmless"', "fix[0].effect"),
+    ('value = "1.0"', "value = 1.0", "fix[0].value"),
+    ('value = "1.0"', 'value = ""', "fix[0].value"),
+    ('note = "a note"', "note = false", "reference[0].note"),
+    ("facts = { tried_bytes = 2 }", "facts = 2", "test[0].facts"),
+]
 
 
 @pytest.mark.parametrize(("old", "new", "key"), SIGNATURE_TYPES, ids=lambda value: repr(value)[:40])
@@ -248,12 +274,22 @@ def test_a_wrong_type_in_a_rule_is_refused_at_its_key(tmp_path, old, new, key):
 
 
 HOSTILE_CONDITIONS = {
-    "unknown fact": "nope > 1.0", "no boolean": "tried_bytes", "int beside double": "tried_bytes > 1", "a call": "exec('x')",
-    "open bracket": "(tried_bytes > 1.0", "deep brackets": "(" * 3000 + "true" + ")" * 3000, "deep not": "!" * 5000 + "true",
-    "long chain": " && ".join(["tried_bytes > 1.0"] * 20_000), "huge text": "'a' * 1000000000 == 'a'", "nul": "tried_bytes > 1.0 \x01",
-    "big integer": "tried_bytes > " + "9" * 5000, "nested macros": "[1,2,3].all(a, [1,2,3].all(b, [1,2,3].all(c, nope)))", "empty": "",
-    "statement": "tried_bytes > 1.0; true", "look-alike letter": "tr\u0456ed_bytes > 1.0",
-}  # fmt: skip
+    "unknown fact": "nope > 1.0",
+    "no boolean": "tried_bytes",
+    "int beside double": "tried_bytes > 1",
+    "a call": "exec('x')",
+    "open bracket": "(tried_bytes > 1.0",
+    "deep brackets": "(" * 3000 + "true" + ")" * 3000,
+    "deep not": "!" * 5000 + "true",
+    "long chain": " && ".join(["tried_bytes > 1.0"] * 20_000),
+    "huge text": "'a' * 1000000000 == 'a'",
+    "nul": "tried_bytes > 1.0 \x01",
+    "big integer": "tried_bytes > " + "9" * 5000,
+    "nested macros": "[1,2,3].all(a, [1,2,3].all(b, [1,2,3].all(c, nope)))",
+    "empty": "",
+    "statement": "tried_bytes > 1.0; true",
+    "look-alike letter": "tr\u0456ed_bytes > 1.0",
+}
 
 
 @pytest.mark.parametrize("condition", HOSTILE_CONDITIONS.values(), ids=HOSTILE_CONDITIONS.keys())

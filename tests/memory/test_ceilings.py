@@ -12,10 +12,14 @@ from oomguard.memory.ceilings import free_at_start, kind_of
 @pytest.mark.parametrize(
     ("name", "on_wsl2", "kind"),
     [
-        ("H100", False, "discrete"), (None, False, "discrete"), ("RTX 5090", True, "wsl2"), ("NVIDIA GB10", False, "unified"),
-        ("DGX Spark", True, "unified"), ("Jetson AGX Orin", False, "unified"),
+        ("H100", False, "discrete"),
+        (None, False, "discrete"),
+        ("RTX 5090", True, "wsl2"),
+        ("NVIDIA GB10", False, "unified"),
+        ("DGX Spark", True, "unified"),
+        ("Jetson AGX Orin", False, "unified"),
     ],
-)  # fmt: skip
+)
 def test_the_kind_follows_the_gpu_then_the_host(name, on_wsl2, kind):
     assert kind_of(name, on_wsl2=on_wsl2) == kind
 

@@ -183,9 +183,13 @@ def test_on_the_smallest_helpful_device_full_utilization_just_helps(ratio, defic
 
 def test_a_container_s_own_process_is_not_counted_twice():
     told = {
-        "device_total_bytes": 24 * GIB, "device_free_bytes": GIB // 32, "allocated_bytes": 22 * GIB,
-        "reserved_unallocated_bytes": GIB // 4, "other_process_in_use_bytes": 23 * GIB, "tried_bytes": GIB // 16,
-    }  # fmt: skip
+        "device_total_bytes": 24 * GIB,
+        "device_free_bytes": GIB // 32,
+        "allocated_bytes": 22 * GIB,
+        "reserved_unallocated_bytes": GIB // 4,
+        "other_process_in_use_bytes": 23 * GIB,
+        "tried_bytes": GIB // 16,
+    }
     facts = {name: Fact(name, value) for name, value in told.items()}
 
     parts = {part.name: part.bytes for part in derive(Incident("cuda_oom", "", facts=facts)).budget.parts}
@@ -197,9 +201,12 @@ def test_a_container_s_own_process_is_not_counted_twice():
 
 def test_memory_that_is_neither_free_nor_of_this_process_is_shown_as_others():
     told = {
-        "device_total_bytes": 24 * GIB, "device_free_bytes": GIB, "allocated_bytes": 4 * GIB, "reserved_total_bytes": 5 * GIB,
+        "device_total_bytes": 24 * GIB,
+        "device_free_bytes": GIB,
+        "allocated_bytes": 4 * GIB,
+        "reserved_total_bytes": 5 * GIB,
         "tried_bytes": 2 * GIB,
-    }  # fmt: skip
+    }
     facts = {name: Fact(name, value) for name, value in told.items()}
 
     parts = {part.name: part.bytes for part in derive(Incident("cuda_oom", "", facts=facts)).budget.parts}

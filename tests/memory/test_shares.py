@@ -96,13 +96,21 @@ sizes = st.integers(0, 1 << 60)
 
 @given(
     st.dictionaries(
-        st.sampled_from([
-            "device_total_bytes", "device_free_bytes", "tried_bytes", "allocated_bytes", "reserved_total_bytes",
-            "reserved_unallocated_bytes", "process_in_use_bytes", "other_process_in_use_bytes",
-        ]),
+        st.sampled_from(
+            [
+                "device_total_bytes",
+                "device_free_bytes",
+                "tried_bytes",
+                "allocated_bytes",
+                "reserved_total_bytes",
+                "reserved_unallocated_bytes",
+                "process_in_use_bytes",
+                "other_process_in_use_bytes",
+            ]
+        ),
         sizes,
     )
-)  # fmt: skip
+)
 def test_no_figures_give_a_negative_share_or_an_error(printed):
     assert all(value >= 0 for value in shares(**printed).values())
 
@@ -110,8 +118,10 @@ def test_no_figures_give_a_negative_share_or_an_error(printed):
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_own_others_and_free_add_up_to_the_device(tensors, unused, others, free):
     told = shares(
-        device_total_bytes=tensors + unused + others + free + 1, device_free_bytes=free + 1,
-        allocated_bytes=tensors, reserved_unallocated_bytes=unused,
-    )  # fmt: skip
+        device_total_bytes=tensors + unused + others + free + 1,
+        device_free_bytes=free + 1,
+        allocated_bytes=tensors,
+        reserved_unallocated_bytes=unused,
+    )
 
     assert (told["own_bytes"], told["others_bytes"]) == (tensors + unused, others)

@@ -16,9 +16,14 @@ pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[2]
 CALL = ("--engine", "transformers", "--batch-size", "2", "--prompt-tokens", "16", "--max-new-tokens", "4", "--trace")
 SIZES = {
-    "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 4000, "max_position_embeddings": 1024,
-}  # fmt: skip
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4000,
+    "max_position_embeddings": 1024,
+}
 EVIL = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil.Evil")
 
 
@@ -31,10 +36,24 @@ def test_a_class_that_a_configuration_names_is_not_loaded(model_type, call, stra
     (stranger.folder / "config.json").write_text(json.dumps(config))
     stranger.plant("evil")
     ran = subprocess.run(
-        [sys.executable, "-c", "from oomguard.cli import main; main()", "plan", str(stranger.folder), "--gpu-memory", "24GiB", *call],
-        input="y\n" * 9, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT,
+        [
+            sys.executable,
+            "-c",
+            "from oomguard.cli import main; main()",
+            "plan",
+            str(stranger.folder),
+            "--gpu-memory",
+            "24GiB",
+            *call,
+        ],
+        input="y\n" * 9,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
-    )  # fmt: skip
+    )
     assert not stranger.ran()
     assert "run the custom code" not in ran.stdout
     assert ran.returncode == (2 if model_type == "vit" and call else 0), ran.stderr
@@ -64,8 +83,13 @@ def test_the_asked_engine_s_process_refuses_them_whatever_it_was_told_to_trust(s
         "load('evil.Evil', sys.argv[1])\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code, str(stranger.folder)], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+        [sys.executable, "-c", code, str(stranger.folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
-    )  # fmt: skip
+    )
     assert "Evil is code that the model brings, and is not run" in ran.stderr
     assert not stranger.ran()

@@ -203,7 +203,10 @@ def test_without_the_zstd_package_the_error_names_it(monkeypatch, tmp_path):
     assert caught.value.hint == "pip install zstandard"
 
 
-@pytest.mark.parametrize(("name", "begins"), [("logs.zip", b"PK\x03\x04"), ("logs.7z", b"7z\xbc\xaf'\x1c"), ("a.lz4", b"\x04\"M\x18"), ("a.Z", b"\x1f\x9d")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [("logs.zip", b"PK\x03\x04"), ("logs.7z", b"7z\xbc\xaf'\x1c"), ("a.lz4", b'\x04"M\x18'), ("a.Z", b"\x1f\x9d")],
+)
 def test_an_archive_that_is_not_read_is_refused_with_the_command_that_unpacks_it(name, begins):
     with pytest.raises(InputError, match="which is not read") as caught:
         format_of(begins + b"123456", name)

@@ -15,8 +15,17 @@ from oomguard.rules.signature import Signature, Wording
 CORE, RANK, SIBLING = "EngineCore_DP0 pid=1", "Worker_TP0 pid=2", "Worker_TP1 pid=3"
 
 
-def say(context: Context, process: str | None, line: int, *, near: bool = False, starts: bool = False,
-        phase: str | None = None, framework: str = "vllm", **facts: object) -> Near | None:  # fmt: skip
+def say(
+    context: Context,
+    process: str | None,
+    line: int,
+    *,
+    near: bool = False,
+    starts: bool = False,
+    phase: str | None = None,
+    framework: str = "vllm",
+    **facts: object,
+) -> Near | None:
     wording = Wording("anchor", None, "a test", phase=phase, near=near, starts=starts)
     signature = Signature("x.toml", None, framework, "unknown", (wording,), ())
     told = {name: Fact(name, value, "printed") for name, value in facts.items()}

@@ -82,9 +82,11 @@ def test_an_earlier_message_does_not_hide_the_one_on_the_anchors_line():
 
 def test_clauses_are_read_wherever_they_stand_and_lengthen_the_message():
     found = hit(
-        "boom", "boom; x free 1.00 GiB of", "total 4.00 GiB.",
+        "boom",
+        "boom; x free 1.00 GiB of",
+        "total 4.00 GiB.",
         clauses=("total (?P<device_total>{size})", "free (?P<device_free>{size})", "absent (?P<tried>{size})"),
-    )  # fmt: skip
+    )
 
     assert values(found) == {"device_total_bytes": 4 * GIB, "device_free_bytes": GIB}
     assert found.message == "boom; x free 1.00 GiB of total 4.00 GiB"

@@ -192,8 +192,11 @@ def test_the_address_space_limit_is_this_process_s(tmp_path):
     bounded = subprocess.run(
         [sys.executable, "-c", code],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
 
     assert bounded.stdout.strip() == str(limit)
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:

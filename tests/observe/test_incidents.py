@@ -20,8 +20,16 @@ class Log:
     def __init__(self) -> None:
         self.found, self.context = ScannedIncidents(), Context(1)
 
-    def take(self, line: int, process: str | None = None, kind: str = "cuda_oom", *, wraps: tuple[str, ...] = (),
-             phase: str = "unknown", **facts: object) -> ScannedIncident | None:  # fmt: skip
+    def take(
+        self,
+        line: int,
+        process: str | None = None,
+        kind: str = "cuda_oom",
+        *,
+        wraps: tuple[str, ...] = (),
+        phase: str = "unknown",
+        **facts: object,
+    ) -> ScannedIncident | None:
         wording = Wording("anchor", None, "a test")
         signature = Signature("x.toml", kind, "torch", phase, (wording,), (), (), wraps)
         told = {name: Fact(name, value, "printed") for name, value in facts.items()}

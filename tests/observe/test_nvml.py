@@ -178,9 +178,13 @@ def test_a_library_that_is_no_library_is_why_nvml_fails(tmp_path):
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"not a library")
     code = "from oomguard.observe.nvml import nvml_failure; print(nvml_failure())"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
 
     assert "NVML" in done.stdout or "libnvidia" in done.stdout
 

@@ -61,8 +61,11 @@ def test_a_parent_that_is_python_is_an_engine_s_and_one_that_is_gone_is_not():
 def test_a_vllm_process_whose_parent_is_gone_is_found_and_named():
     started = subprocess.run(
         ["bash", "-c", "(exec -a VLLM::EngineCore sleep 600 >/dev/null 2>&1 & echo $!)"],
-        capture_output=True, text=True, check=True, timeout=200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    )
     pid = int(started.stdout)
     try:
         deadline = time.monotonic() + 200

@@ -55,11 +55,18 @@ def test_what_torch_refuses_is_a_problem_with_the_way_out(name, value, mistake):
 @pytest.mark.parametrize(
     "value",
     [
-        "expandable_segments:True", "expandable_segments:true", "expandable_segments=True", "max_split_size_mb:5",
-        "max_split_size_mb:20", "garbage_collection_threshold:80", "garbage_collection_threshold:0.5", "",
-        "roundup_power2_divisions:[256:1,512:2]", " expandable_segments : True ",
+        "expandable_segments:True",
+        "expandable_segments:true",
+        "expandable_segments=True",
+        "max_split_size_mb:5",
+        "max_split_size_mb:20",
+        "garbage_collection_threshold:80",
+        "garbage_collection_threshold:0.5",
+        "",
+        "roundup_power2_divisions:[256:1,512:2]",
+        " expandable_segments : True ",
     ],
-)  # fmt: skip
+)
 def test_the_installed_torch_is_of_the_same_opinion(value):
     torch = pytest.importorskip("torch")
     try:

@@ -17,10 +17,18 @@ from oomguard.remedy.policy import Policy, make_policy
 
 # The shape of an 8B: 14.96 GiB of weights, 128 KiB of KV cache a token.
 CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.fixture
@@ -32,14 +40,22 @@ def model(tmp_path):
 def none_left(model, *, total=24 * GIB, ratio=0.9, left=-1 * GIB, user=(), **facts):
     """A start that printed how much its KV cache lacked; ``user`` are the settings that the user gave."""
     values = {
-        "device_total_bytes": total, "gpu_memory_utilization_ratio": ratio, "kv_cache_available_bytes": left, "model": model,
-        "max_model_len_tokens": 8192, **facts,
-    }  # fmt: skip
+        "device_total_bytes": total,
+        "gpu_memory_utilization_ratio": ratio,
+        "kv_cache_available_bytes": left,
+        "model": model,
+        "max_model_len_tokens": 8192,
+        **facts,
+    }
     return Incident(
-        "kv_cache_none_left", "boom", framework="vllm", framework_version="0.19.0",
+        "kv_cache_none_left",
+        "boom",
+        framework="vllm",
+        framework_version="0.19.0",
         facts={name: Fact(name, value) for name, value in values.items()},
-        settings={name: SettingInForce(name, value, True, "command") for name, value in dict(user).items()}, settings_complete=True,
-    )  # fmt: skip
+        settings={name: SettingInForce(name, value, True, "command") for name, value in dict(user).items()},
+        settings_complete=True,
+    )
 
 
 def planned(incident, policy=None):

@@ -33,8 +33,12 @@ def test_a_row_says_what_was_changed_and_predicted_beside_measured(attempts):
 
     assert first == ("1", "nothing", "kv cache too small for max len", "", "12.3 s")
     assert second == (
-        "2", "max_model_len 40960 -> 26624\n(reduces-capacity)", "ran", "KV cache 5.00 GiB -> 4.50 GiB", "15.0 s",
-    )  # fmt: skip
+        "2",
+        "max_model_len 40960 -> 26624\n(reduces-capacity)",
+        "ran",
+        "KV cache 5.00 GiB -> 4.50 GiB",
+        "15.0 s",
+    )
 
 
 def test_the_page_holds_the_attempts_as_a_table_and_what_was_reduced(attempts, diagnosis_of_all):

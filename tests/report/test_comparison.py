@@ -73,10 +73,19 @@ def test_settings_that_are_the_same_are_named_below_the_table(comparison):
 def test_explanations_the_unknown_and_the_failure_with_its_first_fix_follow(comparison):
     text = " ".join(lines(drawn(comparison)))
     order = [
-        "0.12.0 -> 0.32.0: the KV cache lost 2.0 GiB", "OLD old.log: start 1", "NEW ~/new.log: start 1 of 2",
-        "What explains it", "1. It takes 2.00 GiB.", "2. It is another one.", "Unknown", "free: not printed by NEW", "NEW failed: ",
-        "Why: It does not fit (max_model_len_too_large, confidence 0.90)", "First fix: max_model_len 40960 -> 26624", "--max-model-len 26624",
-    ]  # fmt: skip
+        "0.12.0 -> 0.32.0: the KV cache lost 2.0 GiB",
+        "OLD old.log: start 1",
+        "NEW ~/new.log: start 1 of 2",
+        "What explains it",
+        "1. It takes 2.00 GiB.",
+        "2. It is another one.",
+        "Unknown",
+        "free: not printed by NEW",
+        "NEW failed: ",
+        "Why: It does not fit (max_model_len_too_large, confidence 0.90)",
+        "First fix: max_model_len 40960 -> 26624",
+        "--max-model-len 26624",
+    ]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
 
@@ -101,12 +110,23 @@ def test_json_holds_changes_the_same_and_what_one_log_leaves_out(comparison):
     assert answer["schema"] == 1
     assert answer["differs"] is True
     assert [row["name"] for row in answer["changes"]] == [
-        "engine version", "gpu_memory_utilization", "max_num_seqs", "api_key", "KV cache", "KV cache tokens",
-    ]  # fmt: skip
+        "engine version",
+        "gpu_memory_utilization",
+        "max_num_seqs",
+        "api_key",
+        "KV cache",
+        "KV cache tokens",
+    ]
     assert answer["changes"][4] == {
-        "name": "KV cache", "kind": "budget", "unit": "bytes", "old": 5 * GIB, "new": 3 * GIB, "difference": -2 * GIB,
-        "old_origin": "printed", "new_origin": "printed",
-    }  # fmt: skip
+        "name": "KV cache",
+        "kind": "budget",
+        "unit": "bytes",
+        "old": 5 * GIB,
+        "new": 3 * GIB,
+        "difference": -2 * GIB,
+        "old_origin": "printed",
+        "new_origin": "printed",
+    }
     assert [row["name"] for row in answer["one_sided"]] == ["free"]
     assert answer["explanations"][0] == {"text": "It takes 2.00 GiB.", "kv_cache_bytes": -2 * GIB}
 

@@ -74,10 +74,25 @@ def laden(text: str) -> Diagnosis:
     facts = {"model": Fact("model", text)}
     in_force = {"model": SettingInForce("model", text, True, text)}
     incident = Incident(
-        "cuda_oom", text, text, text, text, Location(1, 0, text), 1, facts, in_force, True, (line,),
-        (Cause("unknown", text, 0.5, (line,), text, text),), (patch,), (Alternative("dtype", text, text, text, text),),
-        unknown=(text,), start=2, also_in=(text,), wrappers=(line,),
-    )  # fmt: skip
+        "cuda_oom",
+        text,
+        text,
+        text,
+        text,
+        Location(1, 0, text),
+        1,
+        facts,
+        in_force,
+        True,
+        (line,),
+        (Cause("unknown", text, 0.5, (line,), text, text),),
+        (patch,),
+        (Alternative("dtype", text, text, text, text),),
+        unknown=(text,),
+        start=2,
+        also_in=(text,),
+        wrappers=(line,),
+    )
     return Diagnosis("a.log", (incident,), (text,), (EngineStart(1, text, text, 1, facts, in_force),))
 
 
@@ -85,14 +100,33 @@ SECRETS = st.text("abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789", m
     lambda text: any(c.isdigit() for c in text) and any(c.isalpha() for c in text)
 )
 CARRIERS = (
-    "--api-key {}", "--api-key={}", "HF_TOKEN={} vllm serve m", "export OPENAI_API_KEY='{}'", '"password": "{}"',
-    "'hf_token': ['{}']", "https://user:{}@host/path", "Authorization: Bearer {}", "--hf-token '{}'", "db_password: {}",
-    "['vllm', '--api-key', '{}']", "curl 'https://host/v1?key={}&n=1'", "hf_{}abcdef", "- name: HF_TOKEN\n  value: {}",
-    "/home/{}/models", "/Users/{}/x.log", "C:\\Users\\{}\\x", "file:///home/{}/x", "/mnt/c/Users/{}", "PATH=/bin:/home/{}/bin",
+    "--api-key {}",
+    "--api-key={}",
+    "HF_TOKEN={} vllm serve m",
+    "export OPENAI_API_KEY='{}'",
+    '"password": "{}"',
+    "'hf_token': ['{}']",
+    "https://user:{}@host/path",
+    "Authorization: Bearer {}",
+    "--hf-token '{}'",
+    "db_password: {}",
+    "['vllm', '--api-key', '{}']",
+    "curl 'https://host/v1?key={}&n=1'",
+    "hf_{}abcdef",
+    "- name: HF_TOKEN\n  value: {}",
+    "/home/{}/models",
+    "/Users/{}/x.log",
+    "C:\\Users\\{}\\x",
+    "file:///home/{}/x",
+    "/mnt/c/Users/{}",
+    "PATH=/bin:/home/{}/bin",
     "Received request cmpl-1: prompt: 'x {} y', params: SamplingParams(n=1), prompt_token_ids: [1, 2]",
-    '{{"messages": [{{"role": "user", "content": "x {} y"}}]}}', 'prompt="x {} y', "prompts=['a', 'b {}']",
-    "Prompt: 'a', Generated text: '{}'", '{{"log": "{{\\"prompt\\": \\"x {} y\\"}}"}}',
-)  # fmt: skip
+    '{{"messages": [{{"role": "user", "content": "x {} y"}}]}}',
+    'prompt="x {} y',
+    "prompts=['a', 'b {}']",
+    "Prompt: 'a', Generated text: '{}'",
+    '{{"log": "{{\\"prompt\\": \\"x {} y\\"}}"}}',
+)
 
 
 @forms
@@ -164,11 +198,24 @@ def test_every_part_of_an_incident_is_there(name, diagnosis_of_all):
     text = FORMS[name](diagnosis_of_all)
 
     for part in (
-        "One request needs 5.00 GiB of KV cache, 3.25 GiB is there", "kv_cache_too_small_for_max_len", "vllm 0.32.0",
-        "15.00 GiB", "62 %", "not accounted for", "It does not fit", "One request needs more.", "confidence 0.90", "line 61: ",
-        "--max-model-len 26624", "Longer requests are refused.", "not solved", "--kv-cache-memory-bytes 5368709120",
-        "a byte count you set", "model configuration: not printed", "a note",
-    ):  # fmt: skip
+        "One request needs 5.00 GiB of KV cache, 3.25 GiB is there",
+        "kv_cache_too_small_for_max_len",
+        "vllm 0.32.0",
+        "15.00 GiB",
+        "62 %",
+        "not accounted for",
+        "It does not fit",
+        "One request needs more.",
+        "confidence 0.90",
+        "line 61: ",
+        "--max-model-len 26624",
+        "Longer requests are refused.",
+        "not solved",
+        "--kv-cache-memory-bytes 5368709120",
+        "a byte count you set",
+        "model configuration: not printed",
+        "a note",
+    ):
         assert part in text, part
 
 

@@ -116,9 +116,23 @@ def test_nobody_is_mentioned_and_nothing_is_referred_to(text):
 
 
 HOSTILE = (
-    "<script>alert(1)</script>", "</details>", "**bold**", "_x_", "`code`", "[a](http://b)", "![a](http://b)", "~~x~~", "&lt;",
-    "a | b", "a \\| b", "\\", "# x", "1. x", "> x", "- x",
-)  # fmt: skip
+    "<script>alert(1)</script>",
+    "</details>",
+    "**bold**",
+    "_x_",
+    "`code`",
+    "[a](http://b)",
+    "![a](http://b)",
+    "~~x~~",
+    "&lt;",
+    "a | b",
+    "a \\| b",
+    "\\",
+    "# x",
+    "1. x",
+    "> x",
+    "- x",
+)
 
 
 @pytest.mark.parametrize("field", ["old", "new", "reason", "tradeoff", "as_flag", "as_kwarg"])

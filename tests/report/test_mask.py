@@ -170,22 +170,29 @@ def test_a_home_folder_is_a_tilde(text, hidden):
     ("text", "hidden"),
     [
         (
-            ("Received request cmpl-1: prompt: 'It\\'s me, \"you\"', params: SamplingParams(n=1, max_tokens=16), "
-            "prompt_token_ids: [1, 2], lora_request: None."),
-            ("Received request cmpl-1: prompt: '***', params: SamplingParams(n=1, max_tokens=16), "
-            "prompt_token_ids: [***], lora_request: None."),
+            (
+                "Received request cmpl-1: prompt: 'It\\'s me, \"you\"', params: SamplingParams(n=1, max_tokens=16), "
+                "prompt_token_ids: [1, 2], lora_request: None."
+            ),
+            (
+                "Received request cmpl-1: prompt: '***', params: SamplingParams(n=1, max_tokens=16), "
+                "prompt_token_ids: [***], lora_request: None."
+            ),
         ),
         ('{"model": "m", "messages": [{"content": "[x]"}], "n": 1}', '{"model": "m", "messages": [***], "n": 1}'),
         (r'{"log": "{\"prompt\": \"say \\\"x\\\"\", \"n\": 1}"}', r'{"log": "{\"prompt\": \"***\", \"n\": 1}"}'),
         ("Prompt: 'a', Generated text: 'b'", "Prompt: '***', Generated text: '***'"),
         ('{"type": "text", "text": "hello"}', '{"type": "text", "text": "***"}'),
         ("GenerateReqInput(text='hello', n=1)", "GenerateReqInput(text='***', n=1)"),
-        ("Generated response cmpl-1: output: 'hello', output_token_ids: [5]", "Generated response cmpl-1: output: '***', output_token_ids: [***]"),
+        (
+            "Generated response cmpl-1: output: 'hello', output_token_ids: [5]",
+            "Generated response cmpl-1: output: '***', output_token_ids: [***]",
+        ),
         ('prompt="cut off', 'prompt="***'),
         ("--prompt 'two words' --n 1", "--prompt '***' --n 1"),
         ("prompt=''", "prompt=''"),
     ],
-)  # fmt: skip
+)
 def test_the_text_of_a_prompt_is_hidden(text, hidden):
     assert mask(text) == hidden
 
@@ -249,9 +256,42 @@ def test_masking_never_changes_the_numbers_of_an_allocator_s_message(sizes, pid,
 
 
 PIECES = st.sampled_from(
-    ["api_key", "--hf-token", "prompt", "messages", "token", "=", ": ", " ", "'", '"', "\\", "[", "]", "{", "(", ")", ",", "abc1", "8192",
-     "/home/", "C:\\Users\\", "https://", "@", ":", "\n", "Bearer ", "***", "~", "hf_", "-", "content", "name: ", "value"]
-)  # fmt: skip
+    [
+        "api_key",
+        "--hf-token",
+        "prompt",
+        "messages",
+        "token",
+        "=",
+        ": ",
+        " ",
+        "'",
+        '"',
+        "\\",
+        "[",
+        "]",
+        "{",
+        "(",
+        ")",
+        ",",
+        "abc1",
+        "8192",
+        "/home/",
+        "C:\\Users\\",
+        "https://",
+        "@",
+        ":",
+        "\n",
+        "Bearer ",
+        "***",
+        "~",
+        "hf_",
+        "-",
+        "content",
+        "name: ",
+        "value",
+    ]
+)
 
 
 @settings(deadline=None, max_examples=500)

@@ -19,11 +19,29 @@ SETTINGS = VllmSettings(
     version=Version("0.30"), gpu_total_bytes=24 * GIB, gpu_memory_utilization=0.9, max_model_len=4096
 )
 BUDGET = StartBudget(
-    model="./my model", settings=SETTINGS, requested_bytes=21 * GIB, weights_bytes=15 * GIB, draft_weights_bytes=0, lora_bytes=0, peak_activation_bytes=GIB, cudagraph_bytes=GIB,
-    non_torch_bytes=GIB // 4, not_free_bytes=GIB // 2, prompt_logprobs_bytes=0, kv_cache_pool_bytes=5 * GIB, kv_bytes_per_token=131072,
-    kv_cache_blocks=2560, block_tokens=16, kv_cache_tokens=40960, max_concurrency=10.0, longest_request_tokens=4096,
-    uncertainty_bytes=GIB // 10, stages=(Stage(0, 15 * GIB, GIB, 5 * GIB, GIB // 2),), assumptions=("a thing",), reasons=(),
-)  # fmt: skip
+    model="./my model",
+    settings=SETTINGS,
+    requested_bytes=21 * GIB,
+    weights_bytes=15 * GIB,
+    draft_weights_bytes=0,
+    lora_bytes=0,
+    peak_activation_bytes=GIB,
+    cudagraph_bytes=GIB,
+    non_torch_bytes=GIB // 4,
+    not_free_bytes=GIB // 2,
+    prompt_logprobs_bytes=0,
+    kv_cache_pool_bytes=5 * GIB,
+    kv_bytes_per_token=131072,
+    kv_cache_blocks=2560,
+    block_tokens=16,
+    kv_cache_tokens=40960,
+    max_concurrency=10.0,
+    longest_request_tokens=4096,
+    uncertainty_bytes=GIB // 10,
+    stages=(Stage(0, 15 * GIB, GIB, 5 * GIB, GIB // 2),),
+    assumptions=("a thing",),
+    reasons=(),
+)
 
 
 def shown(budget: StartBudget, encoding: str = "utf-8") -> str:

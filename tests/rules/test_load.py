@@ -488,11 +488,14 @@ def test_what_is_never_closed_is_placed_at_the_end_of_the_file(tmp_path, text, l
 @pytest.mark.parametrize(
     "text",
     [
-        ".".join("a" * 21) + " = 1", "x = 1\n [ " + " . ".join("a" * 30) + " ]", "[[" + ".".join(['"a.\\" b"'] * 30) + "]]",
-        ".".join(["'a'"] * 20_000) + " = 1", "[" + "a." * 300_000 + "]",
+        ".".join("a" * 21) + " = 1",
+        "x = 1\n [ " + " . ".join("a" * 30) + " ]",
+        "[[" + ".".join(['"a.\\" b"'] * 30) + "]]",
+        ".".join(["'a'"] * 20_000) + " = 1",
+        "[" + "a." * 300_000 + "]",
     ],
     ids=["key", "header", "quoted header", "many quoted", "open"],
-)  # fmt: skip
+)
 def test_a_key_of_many_parts_is_refused_unread(tmp_path, text):
     error = refused(tmp_path, text)
 

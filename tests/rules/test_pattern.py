@@ -108,10 +108,15 @@ def test_any_text_is_compiled_or_refused_in_time(text):
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("x 24.56 MiB free", "24.56 MiB"), ("x -3.79 GiB free", "-3.79 GiB"), ("x 1,024 bytes free", "1,024 bytes"),
-        ("x5,3 GiB free", "5,3 GiB"), ("x 1.2.3 GiB free", "2.3 GiB"), ("x,5 GiB free", "5 GiB"), ("x 17179869184 free", "17179869184"),
+        ("x 24.56 MiB free", "24.56 MiB"),
+        ("x -3.79 GiB free", "-3.79 GiB"),
+        ("x 1,024 bytes free", "1,024 bytes"),
+        ("x5,3 GiB free", "5,3 GiB"),
+        ("x 1.2.3 GiB free", "2.3 GiB"),
+        ("x,5 GiB free", "5 GiB"),
+        ("x 17179869184 free", "17179869184"),
     ],
-)  # fmt: skip
+)
 def test_a_size_is_read_whole(text, size):
     assert pattern("(?P<tried>{size}) free").search(text)["tried"] == size
 

@@ -10,10 +10,36 @@ import kv_cache
 
 # One or two of each kind of layers, so that the suite stays in minutes; `python benchmarks/kv_cache.py` takes all.
 NAMES = (
-    "llama-3.1-8b", "codellama-7b", "mistral-7b-v0.1", "qwen2.5-7b", "qwen3-30b-a3b", "gemma-2-9b", "gemma-3-1b", "phi-3-mini", "gpt-oss-20b",
-    "deepseek-v2-lite", "deepseek-v3", "cohere2-7b", "olmo3-7b", "gpt2", "opt-125m", "falcon-7b", "falcon-40b", "minicpm3-4b", "mamba-130m",
-    "mamba2-130m", "granite-4.0-h", "falcon-h1-0.5b", "jamba-mini", "zamba2", "nemotron-h-8b", "qwen3-next", "lfm2-1.2b", "llama4", "gemma-3n",
-)  # fmt: skip
+    "llama-3.1-8b",
+    "codellama-7b",
+    "mistral-7b-v0.1",
+    "qwen2.5-7b",
+    "qwen3-30b-a3b",
+    "gemma-2-9b",
+    "gemma-3-1b",
+    "phi-3-mini",
+    "gpt-oss-20b",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "cohere2-7b",
+    "olmo3-7b",
+    "gpt2",
+    "opt-125m",
+    "falcon-7b",
+    "falcon-40b",
+    "minicpm3-4b",
+    "mamba-130m",
+    "mamba2-130m",
+    "granite-4.0-h",
+    "falcon-h1-0.5b",
+    "jamba-mini",
+    "zamba2",
+    "nemotron-h-8b",
+    "qwen3-next",
+    "lfm2-1.2b",
+    "llama4",
+    "gemma-3n",
+)
 
 
 @pytest.mark.timeout(1800)  # thirty engines, one after the other

@@ -10,21 +10,45 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4000, "max_position_embeddings": 1024, "torch_dtype": "float16",
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4000,
+    "max_position_embeddings": 1024,
+    "torch_dtype": "float16",
+}
 ASK = (
-    "plan", ".", "--gpu-memory", "4GiB", "--device", "cpu", "--kv-cache-memory-bytes", "1GiB", "--max-num-seqs", "4",
-    "--max-num-batched-tokens", "512", "--ask-engine",
-)  # fmt: skip
+    "plan",
+    ".",
+    "--gpu-memory",
+    "4GiB",
+    "--device",
+    "cpu",
+    "--kv-cache-memory-bytes",
+    "1GiB",
+    "--max-num-seqs",
+    "4",
+    "--max-num-batched-tokens",
+    "512",
+    "--ask-engine",
+)
 
 
 def asked(stranger, env: dict[str, str], *program: str) -> tuple[subprocess.CompletedProcess[str], int]:
     """The answer, and the number of the process that gave it; whoever is asked for permission says yes."""
     with subprocess.Popen(
-        ["python", *program, *ASK], cwd=stranger.folder, env=env, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        ["python", *program, *ASK],
+        cwd=stranger.folder,
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         out, err = process.communicate("y\n" * 9, timeout=300)
     return subprocess.CompletedProcess(program, process.returncode, out, err), process.pid
 

@@ -16,7 +16,7 @@ from oomguard.engines.vllm import plugin
 from oomguard.facts import FactValue
 from oomguard.incident import EngineStart, SettingInForce
 from oomguard.observe.settings_in_force import SCRIPT
-from oomguard.surfaces import surfaces
+from oomguard.surfaces import surface, surfaces
 
 NAME: Final = "vllm"
 _PLUGIN_MODULE: Final = "oomguard_vllm_plugin"
@@ -66,7 +66,7 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
     if is_own_command(launch.argv):
         return _with_flags(launch, settings)
     env = dict(launch.env)
-    env[plugin.OVERRIDES] = json.dumps(_overrides(settings))
+    env[plugin.OVERRIDES] = json.dumps(_overrides(settings, launch.engine_version))
     env[plugin.ACKNOWLEDGE] = str(session / _ACKNOWLEDGED)
     env["PYTHONPATH"] = os.pathsep.join([str(_carry(session)), *filter(None, [os.environ.get("PYTHONPATH")])])
     if "VLLM_PLUGINS" in os.environ:  # an allow-list: joined where the user has one, never made
@@ -79,7 +79,7 @@ def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
     """Return a line to paste that runs the launch with these settings, without oomguard run around it."""
     if is_own_command(launch.argv):
         return _with_flags(launch, settings).shell()
-    overrides = _overrides(settings)
+    overrides = _overrides(settings, launch.engine_version)
     return Launch(launch.argv, {plugin.OVERRIDES: json.dumps(overrides)} if overrides else {}).shell()
 
 
@@ -110,12 +110,10 @@ def _with_flags(launch: Launch, settings: Mapping[str, FactValue]) -> Launch:
     return launch
 
 
-def _overrides(settings: Mapping[str, FactValue]) -> dict[str, FactValue]:
-    """Return the settings as vLLM's own arguments, in vLLM's units."""
-    own = surfaces(NAME)
-    return {
-        kwarg: own[name].own(value) for name, value in settings.items() if name in own and (kwarg := own[name].kwarg)
-    }
+def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[str, FactValue]:
+    """Return the settings as the arguments of this version of vLLM, in vLLM's units."""
+    spelled = ((surface(name, NAME, version), value) for name, value in settings.items())
+    return {own.kwarg: own.own(value) for own, value in spelled if own.kwarg}
 
 
 def _carry(session: Path) -> Path:

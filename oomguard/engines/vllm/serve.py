@@ -17,5 +17,5 @@ def serve_command(model: str, settings: VllmSettings, named: Collection[str]) ->
     for name in surfaces("vllm"):
         value = getattr(settings, name, None)
         if name in named and value is not None and value != neutral[name]:
-            words += flag_words(name, value, "vllm") or []
+            words += flag_words(name, value, "vllm", str(settings.version)) or []
     return shlex.join(words)

@@ -12,9 +12,15 @@ from oomguard.engines.transformers.generate import GenerateCall  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 SMALL = {
-    "vocab_size": 500, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
-}  # fmt: skip
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
 CONFIGS = {
     "llama": lambda: hf.LlamaConfig(**SMALL),
     "llama whose rotary table follows the length": lambda: hf.LlamaConfig(

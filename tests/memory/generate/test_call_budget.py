@@ -16,9 +16,16 @@ from oomguard.memory.model.parameters import counted
 from oomguard.memory.model.shape import read_shape
 
 LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "vocab_size": 32000, "torch_dtype": "bfloat16", "max_position_embeddings": 4096,
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 32000,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 4096,
+}
 CALL = PlannedCall(LLAMA, batch_size=4, prompt_tokens=512, max_new_tokens=64)
 
 

@@ -11,9 +11,16 @@ from oomguard.memory.generate.closed_form import generate_row_bytes
 from oomguard.memory.model.shape import read_shape
 
 CONFIG = {
-    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
 LLAMA_8B = read_shape(CONFIG)
 GIB = 2**30
 

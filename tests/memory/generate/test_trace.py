@@ -13,9 +13,16 @@ pytest.importorskip("transformers")
 from generate_peak import real_peak
 
 TINY = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 4000, "max_position_embeddings": 1024, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4000,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,21 @@ from oomguard.memory.generate.traced_steps import TracedSteps
 
 # A prefill with weights (1) and a cache (2), then steps that each make a larger cache, a scratch, and end both predecessors.
 EVENTS = (
-    (1, 1000), (2, 100),
-    (3, 50), (4, 110), (2, 0), (3, 0),
-    (5, 50), (6, 120), (4, 0), (5, 0),
-    (7, 50), (8, 130), (6, 0), (7, 0),
-)  # fmt: skip
+    (1, 1000),
+    (2, 100),
+    (3, 50),
+    (4, 110),
+    (2, 0),
+    (3, 0),
+    (5, 50),
+    (6, 120),
+    (4, 0),
+    (5, 0),
+    (7, 50),
+    (8, 130),
+    (6, 0),
+    (7, 0),
+)
 SEEN = (2, 6, 10, 14)
 
 

@@ -10,9 +10,15 @@ from oomguard.memory.model.layer_kinds import layer_kinds, not_read
 from oomguard.memory.model.shape import read_shape
 
 BASE = {
-    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
-    "vocab_size": 100, "torch_dtype": "bfloat16", "max_position_embeddings": 1024,
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 1024,
+}
 
 
 def shape(**changes):
@@ -127,10 +133,17 @@ def test_a_sparse_attention_s_indexer_keeps_its_own_keys():
 
 
 MIMO = {
-    "model_type": "mimo_v2_flash", "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128,
-    "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128, "sliding_window": 128,
+    "model_type": "mimo_v2_flash",
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 192,
+    "v_head_dim": 128,
+    "swa_num_key_value_heads": 8,
+    "swa_head_dim": 192,
+    "swa_v_head_dim": 128,
+    "sliding_window": 128,
     "hybrid_layer_pattern": [0, 1, 1, 0],
-}  # fmt: skip
+}
 
 
 def test_a_pattern_of_numbers_gives_windows_their_own_heads():

@@ -10,9 +10,17 @@ from oomguard.errors import ConfigError
 from oomguard.memory.model.shape import read_shape
 
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "torch_dtype": "bfloat16", "max_position_embeddings": 131072,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 131072,
+}
 
 
 def test_a_plain_decoder_is_read():
@@ -25,27 +33,67 @@ def test_a_plain_decoder_is_read():
 @pytest.mark.parametrize(
     ("config", "numbers"),
     [
-        ({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}, (12, 768, 12, 12, 64)),
-        ({"model_type": "mpt", "n_layers": 2, "d_model": 64, "n_heads": 4, "vocab_size": 9, "attn_config": {"kv_n_heads": 1}}, (2, 64, 4, 1, 16)),
-        ({"model_type": "falcon", "num_hidden_layers": 2, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 9}, (2, 4544, 71, 1, 64)),
         (
             {
-                "model_type": "falcon", "num_hidden_layers": 2, "hidden_size": 8192, "num_attention_heads": 128, "num_kv_heads": 8,
-                "new_decoder_architecture": True, "vocab_size": 9,
+                "model_type": "gpt2",
+                "n_layer": 12,
+                "n_embd": 768,
+                "n_head": 12,
+                "vocab_size": 50257,
+                "n_positions": 1024,
+            },
+            (12, 768, 12, 12, 64),
+        ),
+        (
+            {
+                "model_type": "mpt",
+                "n_layers": 2,
+                "d_model": 64,
+                "n_heads": 4,
+                "vocab_size": 9,
+                "attn_config": {"kv_n_heads": 1},
+            },
+            (2, 64, 4, 1, 16),
+        ),
+        (
+            {
+                "model_type": "falcon",
+                "num_hidden_layers": 2,
+                "hidden_size": 4544,
+                "num_attention_heads": 71,
+                "vocab_size": 9,
+            },
+            (2, 4544, 71, 1, 64),
+        ),
+        (
+            {
+                "model_type": "falcon",
+                "num_hidden_layers": 2,
+                "hidden_size": 8192,
+                "num_attention_heads": 128,
+                "num_kv_heads": 8,
+                "new_decoder_architecture": True,
+                "vocab_size": 9,
             },
             (2, 8192, 128, 8, 64),
         ),
         ({"model_type": "gpt_bigcode", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 9}, (2, 64, 4, 1, 16)),
         (
             {
-                "model_type": "chatglm", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "padded_vocab_size": 9,
-                "multi_query_attention": True, "multi_query_group_num": 2, "kv_channels": 16,
+                "model_type": "chatglm",
+                "num_layers": 2,
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "padded_vocab_size": 9,
+                "multi_query_attention": True,
+                "multi_query_group_num": 2,
+                "kv_channels": 16,
             },
             (2, 64, 4, 2, 16),
         ),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
-)  # fmt: skip
+)
 def test_each_family_is_read_under_its_own_names(config, numbers):
     shape = read_shape(config)
 

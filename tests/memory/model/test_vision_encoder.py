@@ -7,9 +7,16 @@ import pytest
 from oomguard.memory.model.vision_encoder import read_vision_encoder
 
 QWEN25 = {
-    "model_type": "qwen2_5_vl", "video_token_id": 151656,
-    "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14, "spatial_merge_size": 2, "hidden_act": "silu"},
-}  # fmt: skip
+    "model_type": "qwen2_5_vl",
+    "video_token_id": 151656,
+    "vision_config": {
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "hidden_act": "silu",
+    },
+}
 QWEN2 = {
     **QWEN25,
     "vision_config": {
@@ -22,26 +29,48 @@ QWEN2 = {
 }
 GEMMA3 = {
     "mm_tokens_per_image": 256,
-    "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 896, "hidden_act": "gelu_pytorch_tanh"},
-}  # fmt: skip
+    "vision_config": {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "patch_size": 14,
+        "image_size": 896,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+}
 LLAVA_NEXT = {
     "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-    "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 336, "hidden_act": "quick_gelu"},
-}  # fmt: skip
+    "vision_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "patch_size": 14,
+        "image_size": 336,
+        "hidden_act": "quick_gelu",
+    },
+}
 INTERN = {
-    "downsample_ratio": 0.5, "max_dynamic_patch": 12,
-    "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 448, "hidden_act": "gelu"},
-}  # fmt: skip
+    "downsample_ratio": 0.5,
+    "max_dynamic_patch": 12,
+    "vision_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "patch_size": 14,
+        "image_size": 448,
+        "hidden_act": "gelu",
+    },
+}
 
 
 @pytest.mark.parametrize(
     ("config", "tokens", "patches", "tensors", "width"),
     [
-        (QWEN25, 16384, 4, 3, 1280), (QWEN2, 16384, 4, 3, 1280), (GEMMA3, 256, 16, 2, 1152), (LLAVA_NEXT, 5 * 576, 1, 3, 1024),
+        (QWEN25, 16384, 4, 3, 1280),
+        (QWEN2, 16384, 4, 3, 1280),
+        (GEMMA3, 256, 16, 2, 1152),
+        (LLAVA_NEXT, 5 * 576, 1, 3, 1024),
         (INTERN, 13 * 256, 4, 2, 1024),
     ],
     ids=["qwen2.5-vl", "qwen2-vl", "gemma 3", "llava-next", "internvl"],
-)  # fmt: skip
+)
 def test_an_encoder_is_read_from_its_family_s_fields(config, tokens, patches, tensors, width):
     found = read_vision_encoder(config, {}, 2048)
     assert found is not None

@@ -14,12 +14,21 @@ from oomguard.memory.vllm.activations import peak_activation
 
 STARTS = json.loads((Path(__file__).parents[3] / "benchmarks" / "data" / "published_starts.json").read_text())["starts"]
 LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    "vocab_size": 128256, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
 EXPERTS = {
-    **LLAMA, "model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024,
-}  # fmt: skip
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1024,
+}
 
 
 def peak(config, version, *, rows=256, tokens=2048):
@@ -31,9 +40,12 @@ def test_published_starts_are_met_within_five_percent_in_the_mean():
     for start in (start for start in STARTS if "used_for" not in start):
         asked = start["settings"]
         found = peak_activation(
-            read_shape(start["config"]), Version(start["version"]), rows=asked["max_num_seqs"],
-            step_tokens=asked["max_num_batched_tokens"], tensor_parallel_size=asked.get("tensor_parallel_size", 1),
-        )  # fmt: skip
+            read_shape(start["config"]),
+            Version(start["version"]),
+            rows=asked["max_num_seqs"],
+            step_tokens=asked["max_num_batched_tokens"],
+            tensor_parallel_size=asked.get("tensor_parallel_size", 1),
+        )
         errors.append(abs(found.bytes / GIB / start["printed_gib"]["peak_activation"] - 1))
     assert len(errors) == 14
     assert sum(errors) / len(errors) <= 0.05

@@ -20,10 +20,18 @@ from oomguard.memory.vllm.start_budget import budget_start
 
 LOG = Path(__file__).parents[3] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
 CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +90,19 @@ def test_a_correction_is_found_again_for_the_same_engine_gpu_and_model(tmp_path,
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"schema": 2, "calibrations": []}', '{"schema": 1, "calibrations": [1]}',
-     json.dumps({"schema": 1, "calibrations": [{"of": {"gpu_total_bytes": 1}, "correction": {"source": "x", "weights_bytes": "1"}}]})],
-)  # fmt: skip
+    [
+        "{",
+        "[]",
+        '{"schema": 2, "calibrations": []}',
+        '{"schema": 1, "calibrations": [1]}',
+        json.dumps(
+            {
+                "schema": 1,
+                "calibrations": [{"of": {"gpu_total_bytes": 1}, "correction": {"source": "x", "weights_bytes": "1"}}],
+            }
+        ),
+    ],
+)
 def test_a_spoiled_file_is_named(tmp_path, model, start, text):
     path = tmp_path / "calibrations.json"
     path.write_text(text)

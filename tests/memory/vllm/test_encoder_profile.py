@@ -18,16 +18,33 @@ from oomguard.memory.vllm.start import VllmSettings
 from oomguard.memory.vllm.start_budget import budget_start
 
 SETTINGS = VllmSettings(
-    version=Version("0.19"), gpu_total_bytes=80 * GIB, gpu_memory_utilization=0.9, max_num_seqs=256, max_num_batched_tokens=8192,
-)  # fmt: skip
+    version=Version("0.19"),
+    gpu_total_bytes=80 * GIB,
+    gpu_memory_utilization=0.9,
+    max_num_seqs=256,
+    max_num_batched_tokens=8192,
+)
 QWEN25 = {
-    "model_type": "qwen2_5_vl", "video_token_id": 151656,
-    "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14, "spatial_merge_size": 2, "hidden_act": "silu"},
-}  # fmt: skip
+    "model_type": "qwen2_5_vl",
+    "video_token_id": 151656,
+    "vision_config": {
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "hidden_act": "silu",
+    },
+}
 GEMMA3 = {
     "mm_tokens_per_image": 256,
-    "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 896, "hidden_act": "gelu_pytorch_tanh"},
-}  # fmt: skip
+    "vision_config": {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "patch_size": 14,
+        "image_size": 896,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+}
 
 
 def test_a_published_start_of_qwen2_5_vl_3b_is_met():
@@ -72,9 +89,16 @@ def test_a_limit_that_is_none_is_refused(limits):
 
 
 TEXT = {
-    "model_type": "qwen2", "num_hidden_layers": 36, "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16,
-    "num_key_value_heads": 2, "vocab_size": 151936, "torch_dtype": "bfloat16", "max_position_embeddings": 128000,
-}  # fmt: skip
+    "model_type": "qwen2",
+    "num_hidden_layers": 36,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 128000,
+}
 
 
 @pytest.mark.parametrize("config", [{**QWEN25, "text_config": TEXT}, {**TEXT, **QWEN25}], ids=["in parts", "flat"])

@@ -9,9 +9,13 @@ from oomguard.memory.model.shape import read_shape
 from oomguard.memory.vllm.model_runner import model_runner
 
 DENSE = {
-    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100,
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
     "torch_dtype": "bfloat16",
-}  # fmt: skip
+}
 EXPERTS = {**DENSE, "model_type": "mixtral", "num_local_experts": 8}
 HYBRID = {**DENSE, "model_type": "qwen3_next"}
 IMAGES = {"model_type": "llava", "text_config": DENSE}
@@ -20,9 +24,15 @@ IMAGES = {"model_type": "llava", "text_config": DENSE}
 @pytest.mark.parametrize(
     ("config", "version", "runner"),
     [
-        (DENSE, "0.25", 1), (DENSE, "0.26.1", 2), (EXPERTS, "0.26.1", 1), (HYBRID, "0.29", 1), (IMAGES, "0.29", 1),
-        (EXPERTS, "0.30", 2), (HYBRID, "0.30", 2), (IMAGES, "0.33", 2),
+        (DENSE, "0.25", 1),
+        (DENSE, "0.26.1", 2),
+        (EXPERTS, "0.26.1", 1),
+        (HYBRID, "0.29", 1),
+        (IMAGES, "0.29", 1),
+        (EXPERTS, "0.30", 2),
+        (HYBRID, "0.30", 2),
+        (IMAGES, "0.33", 2),
     ],
-)  # fmt: skip
+)
 def test_the_runner_follows_version_and_model(config, version, runner):
     assert model_runner(Version(version), read_shape(config)) == runner

@@ -17,9 +17,16 @@ from oomguard.memory.vllm.sharded_weights import first_of_fullest, rank_weights,
 TABLE = Path(__file__).parents[4] / "shared" / "data" / "llmd_v019_dev.json"
 GIB = 2**30
 LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "vocab_size": 128, "torch_dtype": "bfloat16", "max_position_embeddings": 256,
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 256,
+}
 SHAPE = read_shape(LLAMA)
 
 

@@ -24,9 +24,16 @@ from oomguard.report.start_budget import start_record
 
 TABLE = Path(__file__).parents[4] / "shared" / "data" / "llmd_v019_dev.json"
 LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 128256, "torch_dtype": "bfloat16", "max_position_embeddings": 131072,
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 131072,
+}
 H100 = VllmSettings(version=Version("0.19.0"), gpu_total_bytes=round(79.19 * GIB), gpu_memory_utilization=0.95)
 
 
@@ -50,10 +57,12 @@ def test_the_parts_are_those_that_vllm_logged_on_an_h100():
         found = budget_start(
             model_of(run["config"]),
             replace(
-                H100, tensor_parallel_size=run["tensor_parallel_size"], pipeline_parallel_size=run["pipeline_parallel_size"],
+                H100,
+                tensor_parallel_size=run["tensor_parallel_size"],
+                pipeline_parallel_size=run["pipeline_parallel_size"],
                 kv_cache_dtype=run.get("kv_cache_dtype", "auto"),
             ),
-        )  # fmt: skip
+        )
         measured = run["measured_gib"]
         assert found.peak_activation_bytes / GIB == pytest.approx(measured["peak_activation"], rel=0.05)
         if measured["kv_pool"]:
@@ -310,8 +319,14 @@ def test_key_value_heads_that_do_not_go_into_the_ranks_are_refused():
 
 
 def test_a_checkpoint_s_own_eight_bit_cache_holds_twice_the_tokens():
-    config = {**LLAMA, "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8},
-              "config_groups": {"g": {"weights": {"num_bits": 8}}}}}  # fmt: skip
+    config = {
+        **LLAMA,
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "kv_cache_scheme": {"num_bits": 8},
+            "config_groups": {"g": {"weights": {"num_bits": 8}}},
+        },
+    }
     assert budget_start(model_of(config), H100).kv_bytes_per_token * 2 == budget().kv_bytes_per_token
 
 
@@ -334,8 +349,12 @@ def test_the_cpu_backend_has_defaults_of_its_own():
 
 def test_a_published_file_that_leans_on_its_family_s_defaults_is_read():
     pytest.importorskip("transformers")
-    sparse = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
-              "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}, "vision_config": {}}  # fmt: skip
+    sparse = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34},
+        "vision_config": {},
+    }
     model = read_model(ModelFiles("model", "config.json", sparse, None))
     assert (model.shape.heads, model.shape.vocab) == (8, 262208)
     said = "num_attention_heads 8, num_key_value_heads 4, vocab_size 262208: not in the file, its family's default in transformers"
@@ -344,15 +363,39 @@ def test_a_published_file_that_leans_on_its_family_s_defaults_is_read():
 
 
 SPOILED = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5), st.lists(st.integers(-1, 99), max_size=5),
-    st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "weights", "num_bits", "quant_method", "bits"]), st.one_of(
-        st.none(), st.floats(), st.text(max_size=9), st.integers(-5, 5), st.lists(st.integers(), max_size=2))),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(-1, 99), max_size=5),
+    st.dictionaries(
+        st.sampled_from(["rope_type", "type", "factor", "weights", "num_bits", "quant_method", "bits"]),
+        st.one_of(st.none(), st.floats(), st.text(max_size=9), st.integers(-5, 5), st.lists(st.integers(), max_size=2)),
+    ),
+)
 FIELDS = (
-    *LLAMA, "head_dim", "sliding_window", "layer_types", "rope_scaling", "quantization_config", "kv_lora_rank", "qk_rope_head_dim",
-    "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "text_config", "vision_config", "tie_word_embeddings",
-    "architectures", "partial_rotary_factor", "num_kv_shared_layers", "model_max_length", "hybrid_override_pattern", "attention_chunk_size",
-)  # fmt: skip
+    *LLAMA,
+    "head_dim",
+    "sliding_window",
+    "layer_types",
+    "rope_scaling",
+    "quantization_config",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "text_config",
+    "vision_config",
+    "tie_word_embeddings",
+    "architectures",
+    "partial_rotary_factor",
+    "num_kv_shared_layers",
+    "model_max_length",
+    "hybrid_override_pattern",
+    "attention_chunk_size",
+)
 
 
 @settings(deadline=None, max_examples=400)
