@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
@@ -35,6 +35,7 @@ class Setting:
         fact: the fact that holds its value in a log, None where no log prints it.
         hard_limit: a value that the user wrote is never raised by itself.
         env: the environment variable that every engine reads, None where there is none.
+        values: effects of a change to one of these texts, where it differs.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Setting:
     fact: str | None = None
     hard_limit: bool = False
     env: str | None = None
+    values: Mapping[str, Effect] = field(default_factory=dict)
 
     @property
     def unit(self) -> Unit:
@@ -57,9 +59,9 @@ def _read() -> Mapping[str, Setting]:
     rows = {}
     for name, row in table.items():
         raised, lowered = (Effect.parse(row.get(way) or row["effect"]) for way in ("raised", "lowered"))
-        rows[name] = Setting(
-            name, row["type"], raised, lowered, row.get("fact"), row.get("limit") == "hard", row.get("env")
-        )
+        values = {text: Effect.parse(effect) for text, effect in row.get("values", {}).items()}
+        is_hard = row.get("limit") == "hard"
+        rows[name] = Setting(name, row["type"], raised, lowered, row.get("fact"), is_hard, row.get("env"), values)
     return MappingProxyType(rows)
 
 
@@ -126,6 +128,8 @@ def parse_assignment(text: str) -> tuple[str, FactValue]:
 def effect_of(name: str, old: FactValue | None, new: FactValue) -> Effect:
     """Return the effect of changing a setting from ``old`` to ``new``; an unknown old value counts as the dearer way."""
     knob = SETTINGS[name]
+    if isinstance(new, str) and new in knob.values:
+        return knob.values[new]
     if knob.type == "str" or old is None or isinstance(old, str) or isinstance(new, str):
         return max(knob.raised, knob.lowered)
     return knob.raised if new > old else knob.lowered

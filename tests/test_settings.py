@@ -24,6 +24,8 @@ EFFECTS = [
     ("prefill_chunk_size", 8192, 512, PRESERVES),
     ("attn_implementation", "eager", "sdpa", PRESERVES),
     ("cache_implementation", "dynamic", "offloaded", PRESERVES),
+    ("cache_implementation", "dynamic", "quantized", CHANGES),
+    ("cache_implementation", None, "quantized", CHANGES),
     ("allocator_options", "", "expandable_segments:True", PRESERVES),
     ("device", "0", "1", PRESERVES),
     ("logits_to_keep", 0, 1, PRESERVES),

@@ -55,6 +55,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever an engine prints is no answer
     from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda look: look()  # another process would import vLLM again, for each architecture
 
     for name in sys.argv[2:] or models:
         config = models[name]

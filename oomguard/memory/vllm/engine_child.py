@@ -151,12 +151,24 @@ def refuse_code() -> None:
     dynamic_module_utils.get_class_in_module = refused
 
 
+def inspect_here() -> None:
+    """Let vLLM look at a model's class in this process: another one would import vLLM again, for as long as the whole answer takes.
+
+    vLLM takes another so that the importing one stays without a CUDA context; this one ends when it has answered.
+    """
+    from vllm.model_executor.models import registry
+
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = lambda look: look()
+
+
 def main() -> None:
     """Answer the question on standard input."""
     asked = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the engine prints is no answer
     refuse_code()
+    inspect_here()
     found = answer(asked)
     out.write(json.dumps(found) + "\n")
     out.flush()
