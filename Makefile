@@ -35,7 +35,7 @@ demo-vllm: .venv/ready .venv-vllm/ready   ## the real vLLM on the CPU: fails, is
 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
-test: setup                    ## all tests, each part with its minutes
+test: setup                    ## the tests, each part with its minutes; CI=true takes those of breadth and 100,000 fuzz inputs too
 	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' 30 $(MAKE) --no-print-directory test-fast test-vllm
 
 test-fast: .venv/ready-dev lint typecheck

@@ -24,6 +24,15 @@ settings.load_profile("oomguard")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests of breadth, which run the same code on more models or commands, to CI: the suite ends within minutes."""
+    if os.environ.get("CI"):
+        return
+    left = [item for item in items if item.get_closest_marker("breadth")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What oomguard keeps between runs (parsed rules, the compiled anchors) is kept for this session only."""

@@ -119,13 +119,15 @@ def agrees(folder: Path, env: dict[str, str], *options: str) -> None:
     assert engine["max_concurrency"] == pytest.approx(ours["max_concurrency"])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", ["jamba-mini", *(pytest.param(n, marks=pytest.mark.breadth) for n in CONFIGS if n != "jamba-mini")]
+)
 def test_the_engine_s_own_layout_is_the_closed_form_s(name, vllm_env, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     agrees(tmp_path, vllm_env)
 
 
-@pytest.mark.parametrize("ranks", [("-tp", "2"), ("-pp", "2")], ids=" ".join)
+@pytest.mark.parametrize("ranks", [pytest.param(("-tp", "2"), marks=pytest.mark.breadth), ("-pp", "2")], ids=" ".join)
 def test_so_it_is_over_ranks_and_stages_with_a_draft_model(ranks, vllm_env, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MODELS["gemma-3-1b"]))
     (tmp_path / "draft").mkdir()
@@ -134,6 +136,7 @@ def test_so_it_is_over_ranks_and_stages_with_a_draft_model(ranks, vllm_env, tmp_
     agrees(tmp_path, vllm_env, *ranks, "--speculative-config", drafting)
 
 
+@pytest.mark.breadth
 def test_so_it_is_where_a_hybrid_model_drafts_with_its_own_layers(vllm_env, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MODELS["qwen3-next"]))
     agrees(tmp_path, vllm_env, "--speculative-config", MTP)

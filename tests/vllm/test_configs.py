@@ -10,7 +10,13 @@ import vllm_configs
 
 
 @pytest.mark.usefixtures("vllm_env")
-@pytest.mark.parametrize("name", ["hybrid of states, length", "nothing left, 4 GiB needed", "two settings at once"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nothing left, 4 GiB needed",
+        *(pytest.param(n, marks=pytest.mark.breadth) for n in ("hybrid of states, length", "two settings at once")),
+    ],
+)
 def test_one_relaunch_and_nearly_the_best_value(tmp_path, name):
     case = vllm_configs.CASES[name]
     models = json.loads(vllm_configs.MODELS.read_text()) | {"wide": vllm_configs.WIDE}

@@ -20,6 +20,7 @@ def _docs_output():
     return module
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", ["README.md", "docs/run.md"])
 def test_each_block_with_the_real_engine_is_what_its_command_prints(name, vllm_env, tmp_path):
     assert _docs_output().problems(ROOT / name, tmp_path, vllm=True) == []

@@ -53,7 +53,7 @@ def asked(stranger, env: dict[str, str], *program: str) -> tuple[subprocess.Comp
     return subprocess.CompletedProcess(program, process.returncode, out, err), process.pid
 
 
-@pytest.mark.parametrize("pythonpath", ["{}", "{}:", ".:{}"])
+@pytest.mark.parametrize("pythonpath", [*(pytest.param(p, marks=pytest.mark.breadth) for p in ("{}", "{}:")), ".:{}"])
 def test_no_module_of_the_working_directory_runs(pythonpath, stranger, vllm_env, tmp_path):
     (stranger.folder / "config.json").write_text(json.dumps(CONFIG))
     script = tmp_path / "oomguard"
