@@ -5,8 +5,9 @@ The scanner takes line by line and keeps a bounded state, so the same code reads
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -61,14 +62,19 @@ def _best(hits: list[Hit]) -> Hit:
 
 
 class Scanner:
-    """Feed lines with ``push``; ``diagnosis`` closes the streams and returns what was found, in the order of time."""
+    """Feed lines with ``push``; ``diagnosis`` closes the streams and returns what was found, in the order of time.
 
-    def __init__(self, rules: RuleSet) -> None:
+    Args:
+        rules: what is looked for.
+        clock: tells when the line pushed last was printed, as ``time.monotonic`` does for lines that come live.
+    """
+
+    def __init__(self, rules: RuleSet, clock: Callable[[], float] = time.monotonic) -> None:
         self._anchors = [(w.anchor, (s, w)) for s in rules.signatures for w in s.wordings]
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
         self._open: list[tuple[_Stream, Window]] = []
-        self._found = ScannedIncidents()
+        self._found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
         self._slow: dict[tuple[str, str, str], None] = {}
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from oomguard.engines.command import Launch
 from oomguard.errors import LaunchError
-from oomguard.observe.scan import Scanner
+from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals, terminal_foreground
 from oomguard.supervise.tee import Tee
 
@@ -41,12 +41,12 @@ def become_subreaper() -> bool:
         return False
 
 
-def run_once(launch: Launch, scanner: Scanner, signals: Signals, *, grace_s: float = DEFAULT_GRACE_S) -> Exit:
+def run_once(launch: Launch, recording: Recording, signals: Signals, *, grace_s: float = DEFAULT_GRACE_S) -> Exit:
     """Run the command to its end, then end every process that it left.
 
     Args:
         launch: the command and what is added to its environment.
-        scanner: reads a copy of the output, which goes on unchanged.
+        recording: keeps a copy of the output, which goes on unchanged.
         signals: are handed on to the command while it runs.
         grace_s: time that the command has after a stop signal.
 
@@ -58,7 +58,7 @@ def run_once(launch: Launch, scanner: Scanner, signals: Signals, *, grace_s: flo
     process = _start(launch, own_group=own_group)
     signals.attach(process.pid, own_group=own_group)
     try:
-        tee = Tee(scanner)
+        tee = Tee(recording)
         assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018 - both are PIPE
         tee.add(process.stdout, 1)
         tee.add(process.stderr, 2)

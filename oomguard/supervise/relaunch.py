@@ -20,6 +20,7 @@ from oomguard.engines.protocol import Launcher
 from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, Patch, SettingInForce
 from oomguard.journal.store import Journal, Record
 from oomguard.log import get_logger
+from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.observe.scan import Scanner
 from oomguard.observe.settings_in_force import SCRIPT
@@ -27,8 +28,11 @@ from oomguard.remedy.policy import Policy
 from oomguard.report.json import incident_dict, patch_dict
 from oomguard.report.mask import mask_command
 from oomguard.rules.load import RuleSet
+from oomguard.supervise.marking import Marker
 from oomguard.supervise.memory_wait import free_by_device, wait_until_free
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
+from oomguard.supervise.recording import Recording
+from oomguard.supervise.replay import replayed
 from oomguard.supervise.signals import Signals
 
 T = TypeVar("T")
@@ -108,8 +112,12 @@ class Supervision:
         log.info("attempt started", number=number, command=self._shown())
         row = self._begin(number)
         free_before = free_by_device()
-        scanner, cgroup = Scanner(self.rules), read_cgroup()
-        ended = run_once(self.launch, scanner, signals, grace_s=self.grace_s)
+        marker, cgroup = Marker(self._finder), read_cgroup()
+        try:
+            ended = run_once(self.launch, marker.recording, signals, grace_s=self.grace_s)
+        finally:
+            marker.stop()
+        scanner = self._scanned(marker.recording, ended.status)
         diagnosis = self._diagnose(scanner, ended.status, cgroup, signals)
         incident = diagnosis.first_cause
         error, measured = _error(ended.status, incident), _comparable(scanner.measured, ledger.patches)
@@ -126,6 +134,21 @@ class Supervision:
                     log.warning("memory is still held after the failed attempt", held=held)
             if signals.stopped_by is not None:
                 ledger.stop()
+
+    def _finder(self) -> Finder:
+        return finder(self.rules.anchors)
+
+    def _scanned(self, recording: Recording, status: int) -> Scanner:
+        """Read what the command printed; where it ended well and no engine spoke there is nothing to read."""
+        with contextlib.closing(recording):
+            if status == 0 and not recording.holds(self._engine.NAME):
+                return Scanner(self.rules)
+            if recording.unseen_bytes or recording.failed:
+                reason = recording.failed or "it came faster than it could be read"
+                get_logger().warning(
+                    "a part of the output is not diagnosed", bytes=recording.unseen_bytes, reason=reason
+                )
+            return replayed(recording, self.rules, self._finder)
 
     def _diagnose(self, scanner: Scanner, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
         # A server may end with status 0 after its engine died, and after a stop that it was sent.
