@@ -13,6 +13,7 @@ from typing import Final
 
 from oomguard.escapes import strip_escapes
 from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
+from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.conclude import concluded_incident, concluded_start
 from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
@@ -31,6 +32,8 @@ INFO_CHARS: Final = 80
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
+# After so many lines the search for all anchors at once is worth making ready.
+_FINDER_AFTER: Final = 4000
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 
 
@@ -76,6 +79,8 @@ class Scanner:
         self._open: list[tuple[_Stream, Window]] = []
         self._found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
+        self._finder: Finder | None = None
+        self._looked = 0
         self._slow: dict[tuple[str, str, str], None] = {}
 
     @property
@@ -103,7 +108,7 @@ class Scanner:
                 window.extend(line, plain, state.order)
         self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
-        candidates = [candidate for anchor, candidate in self._anchors if anchor in text]
+        candidates = self._candidates(text)
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -114,6 +119,19 @@ class Scanner:
         if candidates:
             self._open.append((state, open_window(list(state.last), candidates)))
 
+    def _candidates(self, text: str) -> list[Candidate]:
+        """Return the wordings whose anchor stands in a line."""
+        return [candidate for anchor, candidate in self._anchors if anchor in text] if self._may_hold(text) else []
+
+    def _may_hold(self, text: str) -> bool:
+        """Return whether a text may hold an anchor; in a long input one search for all of them tells most lines apart."""
+        self._looked += 1
+        if self._looked < _FINDER_AFTER:
+            return True
+        if self._finder is None:
+            self._finder = finder(anchor for anchor, _ in self._anchors)
+        return self._finder.holds(text.encode("utf-8", "surrogatepass"))
+
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
         """Return the wordings whose anchor is cut by a wrapped line or by a segment's end."""
         if not state.last or (not line.continued and " INFO " in text[:INFO_CHARS]):
@@ -122,6 +140,8 @@ class Scanner:
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
         glue = "" if line.continued else " "
         seam = _words(" ".join(part[-SEAM_CHARS:].strip() for part in before)) + glue + _words(head)
+        if not self._may_hold(seam):
+            return []
         words, inside = _words(text), [_words(part) for part in before]
         return [
             candidate

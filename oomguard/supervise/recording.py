@@ -11,13 +11,12 @@ import contextlib
 import errno
 import math
 import os
-import re
 import tempfile
 import threading
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +27,8 @@ MARKED_SLOTS: Final = 96
 WAITING_SLOTS: Final = 128
 # Two streams that take turns make a piece of each line: a slot ends there, so that their table stays small.
 MOST_PIECES: Final = 1 << 13
+# An engine speaks when it starts and when it dies.
+_SEARCHED_SLOTS: Final = 4
 TIME_STEP_S: Final = 1.0
 MOST_TIMES: Final = 4096
 CAP_BYTES: Final = (HEAD_SLOTS + TAIL_SLOTS + MARKED_SLOTS + WAITING_SLOTS) * SLOT_BYTES
@@ -100,6 +101,7 @@ class Recording:
     One thread writes (``room``, ``take``, ``write``), one may mark (``unmarked``, ``mark``); ``kept`` is for when both are done.
 
     Attributes:
+        came: bytes that came, over all streams.
         unseen_bytes: bytes that were dropped before anybody looked into them.
         failed: why nothing is recorded any more, None while it is.
     """
@@ -110,7 +112,7 @@ class Recording:
         self._lock = threading.Lock()
         self._free = list(range(CAP_BYTES // SLOT_BYTES - 1, -1, -1))
         self._sealed: list[Slot | Missing] = []
-        self._came = 0
+        self.came = 0
         self._times: list[tuple[int, float]] = []
         self._count = 0
         self._open = self._next()
@@ -168,10 +170,10 @@ class Recording:
     def _add(self, stream: int, count: int) -> None:
         slot, now_s = self._open, time.monotonic()
         if not self._times or now_s - self._times[-1][1] >= TIME_STEP_S:
-            self._times.append((self._came, now_s))
+            self._times.append((self.came, now_s))
             if len(self._times) > MOST_TIMES:  # what is long ago needs no second
                 del self._times[1 : MOST_TIMES // 2 : 2]
-        self._came += count
+        self.came += count
         slot.size += count
         if slot.pieces and slot.pieces[-1] & 0xFF == stream:
             slot.pieces[-1] += count << 8
@@ -262,16 +264,29 @@ class Recording:
         """Read bytes of the file from offset ``at`` until the view is full; return how many came."""
         return os.preadv(self._fd, [view], at)
 
-    def holds(self, word: str) -> bool:
-        """Return whether a word stands anywhere in what is kept, in any case of its letters."""
-        wanted = re.compile(re.escape(word.encode()), re.IGNORECASE)
-        slots = (part for part in self.kept() if isinstance(part, Slot))
-        return any(wanted.search(data) for slot in slots for data in self.read(slot).values())
+    def may_hold(self, words: Iterable[str]) -> bool:
+        """Return whether a word of these, in lower case, stands at the beginning or the end of what is kept, in any case."""
+        wanted = [word.encode() for word in words]
+        slots = [part for part in self.kept() if isinstance(part, Slot)]
+        ends = slots if len(slots) <= 2 * _SEARCHED_SLOTS else [*slots[:_SEARCHED_SLOTS], *slots[-_SEARCHED_SLOTS:]]
+        texts = (data.lower() for slot in ends for data in self.read(slot).values())
+        return any(word in text for text in texts for word in wanted)
 
     def printed_s(self, came: int) -> float:
         """Return when the byte came that ``came`` others came before, on the monotonic clock, to a second or a little more."""
         at = bisect_right(self._times, (came, math.inf)) - 1
         return self._times[max(0, at)][1] if self._times else 0.0
+
+    def tail(self, stream: int, limit_bytes: int) -> bytes:
+        """Return the last bytes of a stream, as far back as nothing is missing."""
+        parts: list[bytes] = []
+        size = 0
+        for part in reversed(self.kept()):
+            if isinstance(part, Missing) or size >= limit_bytes:
+                break
+            parts.append(self.read(part).get(stream, b""))
+            size += len(parts[-1])
+        return b"".join(reversed(parts))[-limit_bytes:]
 
     def kept(self) -> list[Slot | Missing]:
         """Return what is kept, and what is missing between, in the order of arrival."""

@@ -22,12 +22,14 @@ from oomguard.journal.store import Journal, Record
 from oomguard.log import get_logger
 from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
-from oomguard.observe.scan import Scanner
+from oomguard.observe.scan import Scanner, scan
 from oomguard.observe.settings_in_force import SCRIPT
+from oomguard.observe.source import Line
 from oomguard.remedy.policy import Policy
 from oomguard.report.json import incident_dict, patch_dict
 from oomguard.report.mask import mask_command
 from oomguard.rules.load import RuleSet
+from oomguard.supervise.last_words import TAIL_BYTES, last_words
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.memory_wait import free_by_device, wait_until_free
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
@@ -78,6 +80,7 @@ class Supervision:
     _first: Launch = field(init=False)
     _engine: Launcher = field(init=False)
     _ledger: Ledger = field(init=False)
+    _ended_of: str | None = field(init=False, default=None)
     _session: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -112,6 +115,7 @@ class Supervision:
         log.info("attempt started", number=number, command=self._shown())
         row = self._begin(number)
         free_before = free_by_device()
+        self._ended_of = None
         marker, cgroup = Marker(self._finder), read_cgroup()
         try:
             ended = run_once(self.launch, marker.recording, signals, grace_s=self.grace_s)
@@ -141,20 +145,33 @@ class Supervision:
     def _scanned(self, recording: Recording, status: int) -> Scanner:
         """Read what the command printed; where it ended well and no engine spoke there is nothing to read."""
         with contextlib.closing(recording):
-            if status == 0 and not recording.holds(self._engine.NAME):
+            if status == 0 and not recording.may_hold(self._engine.SPEAKS):
                 return Scanner(self.rules)
             if recording.unseen_bytes or recording.failed:
                 reason = recording.failed or "it came faster than it could be read"
                 get_logger().warning(
                     "a part of the output is not diagnosed", bytes=recording.unseen_bytes, reason=reason
                 )
+            if status != 0:
+                self._ended_of = self._other_end(recording)
             return replayed(recording, self.rules, self._finder)
+
+    def _other_end(self, recording: Recording) -> str | None:
+        """Return the exception that ended the command where it is no memory failure and passes none on."""
+        words = last_words(recording.tail(2, TAIL_BYTES)) or last_words(recording.tail(1, TAIL_BYTES))
+        if words is None or words.passes_on:
+            return None
+        lines = (Line(number, 0, text) for number, text in enumerate(words.lines, 1))
+        return None if scan(lines, self.rules).incidents else words.exception
 
     def _diagnose(self, scanner: Scanner, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
         # A server may end with status 0 after its engine died, and after a stop that it was sent.
         death = scanner.death() if status == 0 else None
         if status == 0 and (death is None or signals.stopped_by is not None):
             return Diagnosis("")
+        if self._ended_of is not None:
+            get_logger().info("the command ended of something else", exception=self._ended_of)
+            return Diagnosis("", notes=(f"the command ended of {self._ended_of}",))
         settings = self._engine.settings_in_force(self.launch)
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import heapq
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Final, cast
 
+from oomguard.log import get_logger
 from oomguard.observe.scan import Scanner
 from oomguard.observe.skim import Gap, Place, skim
 from oomguard.supervise.recording import Missing, Recording
+
+LIMIT_S: Final = 20.0
+END_BYTES: Final = 1 << 20
 
 if TYPE_CHECKING:
     from oomguard.observe.anchors import Finder
@@ -27,13 +32,26 @@ class _Stretch:
 
 
 def replayed(recording: Recording, rules: RuleSet, make_finder: Callable[[], Finder]) -> Scanner:
-    """Feed a scanner with all that is kept, in the order in which it came."""
+    """Feed a scanner with what is kept, in the order in which it came.
+
+    An output of nothing but failures takes minutes to read: after ``LIMIT_S`` only its end is read, and a warning says so.
+    """
     now_s = 0.0
     scanner = Scanner(rules, lambda: now_s)
     streams = [_lines(number, stretches, recording, make_finder) for number, stretches in _stretches(recording).items()]
+    began_s, end, left_out = time.monotonic(), recording.came - END_BYTES, 0
     for came, number, _, item in heapq.merge(*streams, key=lambda row: row[:3]):
+        if came < end and time.monotonic() - began_s > LIMIT_S:
+            if not left_out:
+                scanner.push(Gap(), str(number))
+            left_out += 1
+            continue
         now_s = recording.printed_s(came)
         scanner.push(item, str(number))
+    if left_out:
+        get_logger().warning(
+            "a part of the output is not diagnosed", lines=left_out, reason=f"reading took over {LIMIT_S:.0f} s"
+        )
     return scanner
 
 

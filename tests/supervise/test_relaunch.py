@@ -231,3 +231,32 @@ def test_a_stop_between_attempts_starts_none(tmp_path):
     time.sleep(0.2)
     assert count.read_text().split() == ["32768"]
     assert process.returncode == 1
+
+
+def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
+    code = (
+        "import sys, traceback\n"
+        "try:\n"
+        "    raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.52 GiB')\n"
+        "except RuntimeError:\n"
+        "    traceback.print_exc()\n"
+        "open('/no/such/file')"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--report",
+        str(tmp_path / "r.json"),
+        "--",
+        sys.executable,
+        "-c",
+        code,
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 1
+    assert "the command ended of something else: exception=FileNotFoundError" in ran.stderr
+    assert "OutOfMemory" not in ran.stderr.replace(code, "")
+    assert json.loads((tmp_path / "r.json").read_text())["incidents"] == []

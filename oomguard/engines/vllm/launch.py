@@ -19,6 +19,7 @@ from oomguard.observe.settings_in_force import SCRIPT
 from oomguard.surfaces import surface, surfaces
 
 NAME: Final = "vllm"
+SPEAKS: Final = ("vllm", "llm engine", "llmengine", "engine core", "enginecore")
 _PLUGIN_MODULE: Final = "oomguard_vllm_plugin"
 _ACKNOWLEDGED: Final = "acknowledged.jsonl"
 _CONFIG: Final = "--config"
