@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import math
 import os
 import shlex
@@ -122,14 +123,13 @@ def command(
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
     from oomguard.engines.command import Launch
-    from oomguard.report.attempts import attempts_table, reduced
-    from oomguard.report.terminal import print_diagnosis
     from oomguard.supervise.process import become_subreaper
     from oomguard.supervise.relaunch import Supervision
     from oomguard.supervise.signals import Signals
 
     policy = read_policy(allow, pinned, floors, max_relaunches=max_relaunches, deadline_s=deadline)
-    rule_set = read_rules(rules)
+    if rules:
+        read_rules(rules)  # what is wrong in them is told before the command runs
     if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
         raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
     if report is not None and not os.access(Path(report).parent, os.W_OK):
@@ -139,6 +139,8 @@ def command(
 
     def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
         if not quiet:
+            from oomguard.report.terminal import print_diagnosis
+
             first = diagnosis.first_cause
             print_diagnosis(screen, Diagnosis("", (first,) if first else (), diagnosis.notes), commands)
 
@@ -146,7 +148,7 @@ def command(
     supervision = Supervision(
         Launch(tuple(argv)),
         policy,
-        rule_set,
+        lambda: read_rules(rules),
         _journal(journal),
         dry_run,
         grace,
@@ -154,6 +156,8 @@ def command(
     )
     with Signals() as signals:
         outcome = supervision.run(signals)
+    from oomguard.report.attempts import attempts_table, reduced
+
     if len(outcome.attempts) > 1 and not quiet:
         screen.print(attempts_table(outcome.attempts))
     if text := reduced(outcome.attempts):
@@ -210,21 +214,29 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     """Send events to standard error, one line each; only the command line does, never the library."""
     import logging
 
-    import structlog
+    from oomguard.log import write_events
 
-    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
-    render: Any = structlog.processors.JSONRenderer() if form == "json" else _console_line
-    structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), render],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Errors())),
-        cache_logger_on_first_use=False,
-    )
+    least = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
+    line, errors = _json_line if form == "json" else _console_line, _Errors()
+
+    def write(level: int, event: str, fields: dict[str, Any]) -> None:
+        if level >= least:
+            errors.write(f"{line(logging.getLevelName(level).lower(), event, fields)}\n")
+            errors.flush()
+
+    write_events(write)
 
 
-def _console_line(_logger: Any, _name: str, event: dict[str, Any]) -> str:
-    extra = " ".join(f"{key}={value}" for key, value in event.items() if key not in {"event", "level", "timestamp"})
-    return f"oomguard: {event['event']}" + (f": {extra}" if extra else "")
+def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
+    extra = " ".join(f"{key}={value}" for key, value in fields.items())
+    return f"oomguard: {event}" + (f": {extra}" if extra else "")
+
+
+def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:
+    from oomguard.report.json import json_line
+
+    now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+    return json_line({**fields, "event": event, "level": level, "timestamp": now})
 
 
 def _write_report(path: Path, outcome: Outcome) -> None:

@@ -14,11 +14,11 @@ import os
 import tempfile
 import threading
 import time
-from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Final
+
+from oomguard.supervise.slots import Missing, Slot
 
 SLOT_BYTES: Final = 1 << 20
 HEAD_SLOTS: Final = 16
@@ -32,67 +32,6 @@ _SEARCHED_SLOTS: Final = 4
 TIME_STEP_S: Final = 1.0
 MOST_TIMES: Final = 4096
 CAP_BYTES: Final = (HEAD_SLOTS + TAIL_SLOTS + MARKED_SLOTS + WAITING_SLOTS) * SLOT_BYTES
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A part of the output: where it lies in the file, and which pieces of it came from which stream.
-
-    Attributes:
-        number: counts from 0, in the order of arrival.
-        place: the slot of the file.
-        size: bytes in it.
-        pieces: ``length << 8 | stream``, in the order of arrival.
-        anchored: whether an anchor lies in it; None until the marker has looked.
-        newlines: by stream, once counted; None until then.
-    """
-
-    number: int
-    place: int
-    size: int = 0
-    pieces: array[int] = field(default_factory=lambda: array("Q"))
-    anchored: bool | None = None
-    newlines: dict[int, int] | None = None
-
-    def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each piece as stream, offset in the file and length."""
-        at = self.place * SLOT_BYTES
-        for piece in self.pieces:
-            yield piece & 0xFF, at, piece >> 8
-            at += piece >> 8
-
-    def sizes(self) -> dict[int, int]:
-        """Return the bytes of each stream."""
-        found: dict[int, int] = {}
-        for piece in self.pieces:
-            found[piece & 0xFF] = found.get(piece & 0xFF, 0) + (piece >> 8)
-        return found
-
-
-@dataclass(slots=True)
-class Missing:
-    """What was dropped between two slots that are kept, by stream.
-
-    Attributes:
-        sizes: bytes.
-        newlines: None where nobody counted them.
-        inside: whether it ended within a line.
-    """
-
-    sizes: dict[int, int] = field(default_factory=dict)
-    newlines: dict[int, int] | None = field(default_factory=dict)
-    inside: dict[int, bool] = field(default_factory=dict)
-
-    def add(self, sizes: dict[int, int], newlines: dict[int, int] | None, inside: dict[int, bool]) -> None:
-        """Count what was dropped behind it."""
-        for stream, size in sizes.items():
-            self.sizes[stream] = self.sizes.get(stream, 0) + size
-        self.inside |= inside
-        if newlines is None or self.newlines is None:
-            self.newlines = None
-            return
-        for stream, count in newlines.items():
-            self.newlines[stream] = self.newlines.get(stream, 0) + count
 
 
 class Recording:
@@ -110,7 +49,7 @@ class Recording:
         self._fd = _unlinked_file()
         self._on_waiting = on_waiting
         self._lock = threading.Lock()
-        self._free = list(range(CAP_BYTES // SLOT_BYTES - 1, -1, -1))
+        self._free = list(range(CAP_BYTES - SLOT_BYTES, -1, -SLOT_BYTES))
         self._sealed: list[Slot | Missing] = []
         self.came = 0
         self._times: list[tuple[int, float]] = []
@@ -138,7 +77,7 @@ class Recording:
     def take(self, stream: int, pipe: int, count: int) -> None:
         """Move ``count`` bytes, at most ``room``, from a pipe into the copy; they are gone from the pipe in any case."""
         while count:
-            at = self._open.place * SLOT_BYTES + self._open.size
+            at = self._open.at + self._open.size
             try:
                 if self.failed is not None:
                     count -= len(os.read(pipe, count))
@@ -160,7 +99,7 @@ class Recording:
         while data and self.failed is None:
             part = data[: self.room]
             try:
-                written = os.pwrite(self._fd, part, self._open.place * SLOT_BYTES + self._open.size)
+                written = os.pwrite(self._fd, part, self._open.at + self._open.size)
             except OSError as error:
                 self.failed = os.strerror(error.errno or 0)
                 return
@@ -250,7 +189,7 @@ class Recording:
         if isinstance(behind, Missing):
             gap.add(behind.sizes, behind.newlines, behind.inside)
             self._sealed.remove(behind)
-        self._free.append(slot.place)
+        self._free.append(slot.at)
 
     def _inside(self, slot: Slot) -> dict[int, bool]:
         ends = {stream: at + length - 1 for stream, at, length in slot.spans()}

@@ -12,7 +12,8 @@ from typing import IO, TYPE_CHECKING, Final, cast
 from oomguard.log import get_logger
 from oomguard.observe.scan import Scanner
 from oomguard.observe.skim import Gap, Place, skim
-from oomguard.supervise.recording import Missing, Recording
+from oomguard.supervise.recording import Recording
+from oomguard.supervise.slots import Missing
 
 LIMIT_S: Final = 20.0
 END_BYTES: Final = 1 << 20

@@ -14,8 +14,9 @@ from oomguard.observe.skim import skim
 from oomguard.rules.load import load_rules
 from oomguard.supervise import recording as module
 from oomguard.supervise.marking import Marker
-from oomguard.supervise.recording import Missing, Recording, Slot
+from oomguard.supervise.recording import Recording
 from oomguard.supervise.replay import replayed
+from oomguard.supervise.slots import Missing, Slot
 
 RULES = load_rules()
 HEALTHY = b"INFO 11-22 06:40:43 [loggers.py:127] Engine 000: Avg prompt throughput: 12.1 tokens/s, running 3 reqs\n"
