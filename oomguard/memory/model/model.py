@@ -7,7 +7,8 @@ from typing import Final
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.model.drafts import Speculation, read_speculation
-from oomguard.memory.model.files import ModelFiles, Parameter, find_model
+from oomguard.memory.model.files import ModelFiles, find_model
+from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.layer_kinds import not_read
 from oomguard.memory.model.parameters import built_on_meta, completed, counted, well_counted
 from oomguard.memory.model.quantized import loaded, quantized

@@ -1,0 +1,178 @@
+"""A model's folder is a stranger's: whatever its files hold, ``oomguard plan`` ends with a plan or with one message of ours."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oomguard.cli import main
+
+PLAIN = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 4096,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+}
+MODELS: tuple[dict[str, Any], ...] = (
+    {**PLAIN, "model_type": "llama"},
+    {
+        **PLAIN,
+        "model_type": "llama",
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head", "re:.*gate$", "model.*.mlp"],
+            "config_groups": {"g": {"weights": {"num_bits": 4, "group_size": 128, "symmetric": False, "type": "int"}}},
+            "kv_cache_scheme": {"num_bits": 8},
+        },
+    },
+    {
+        **PLAIN,
+        "model_type": "unknown_mixture",
+        "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "sliding_window": 512,
+    },
+    {
+        **PLAIN,
+        "model_type": "deepseek_v32",
+        "kv_lora_rank": 64,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "q_lora_rank": 32,
+        "index_topk": 16,
+        "index_head_dim": 128,
+        "num_nextn_predict_layers": 1,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    },
+    {
+        "model_type": "some_vision",
+        "text_config": {**PLAIN, "model_type": "llama"},
+        "vision_config": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "patch_size": 14,
+            "image_size": [224, 224],
+            "num_hidden_layers": 2,
+            "spatial_merge_size": 2,
+            "mlp_ratio": 4.0,
+        },
+        "downsample_ratio": 0.5,
+        "max_dynamic_patch": 12,
+        "image_grid_pinpoints": [[336, 672], [672, 336]],
+    },
+    {
+        **PLAIN,
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "M*-M",
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "conv_kernel": 4,
+        "expand": 2,
+        "time_step_limit": [0.0, float("inf")],
+    },
+    {
+        **PLAIN,
+        "model_type": "some_linear",
+        "linear_attn_config": {"kda_layers": [1, 2], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4},
+    },
+    {
+        **PLAIN,
+        "model_type": "some_searched",
+        "block_configs": [{"attention": {"n_heads_in_group": 2, "no_op": False}} for _ in range(4)],
+        "per_layer_config": {"0": {"num_key_value_heads": 1, "head_dim": 32}},
+    },
+    {
+        **PLAIN,
+        "model_type": "mimo_v2",
+        "head_dim": 16,
+        "swa_head_dim": 16,
+        "swa_num_key_value_heads": 1,
+        "hybrid_layer_pattern": [0, 1, 0, 1],
+    },
+    {
+        **PLAIN,
+        "model_type": "qwen3_next",
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+    },
+)
+CALL = ("--engine", "transformers", "--batch-size", "2", "--prompt-tokens", "16", "--max-new-tokens", "4")
+HOSTILE = (
+    st.sampled_from(
+        (
+            None, True, False, 0, -1, 1, 2, 3, 7, 10**6, 10**9, 10**12, 10**400, -(10**30), 0.0, 0.5, -1.5, 1e308,
+            float("nan"), float("inf"), "", "8", "banana", "\x1b[31m", "\ud800", "x" * 5000, [], [0], [[]], ["8"],
+            [10**9] * 50, {}, {"a": {"b": [1]}}, {"dtype": "float16"}, {"0": -1},
+        )
+    )
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+)  # fmt: skip
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of each value in an object, at every depth."""
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, inner in rows for place in ((*at, key), *places(inner, (*at, key)))]
+
+
+@st.composite
+def spoiled(draw: st.DrawFn) -> dict[str, Any]:
+    """A valid configuration with some of its values replaced or gone."""
+    config = copy.deepcopy(draw(st.sampled_from(MODELS)))
+    for _ in range(draw(st.integers(1, 3))):
+        *outer, last = draw(st.sampled_from(places(config) or [("model_type",)]))
+        part = config
+        for key in outer:
+            part = part[key]
+        if isinstance(part, dict) and draw(st.integers(0, 5)) == 0:
+            del part[last]
+        else:
+            part[last] = copy.deepcopy(draw(HOSTILE))
+    return config
+
+
+def status(*words: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *map(str, words), "--gpu-memory", "24GiB", "--engine-version", "0.32.0"])
+    return int(ended.value.code or 0)
+
+
+@given(config=spoiled(), call=st.booleans(), form=st.sampled_from(["terminal", "json"]))
+@settings(max_examples=400)
+def test_a_spoiled_configuration_gives_a_plan_or_one_message(config, call, form, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(config))
+    began = time.process_time()
+    # 125 is what an exception that is none of ours ends with
+    assert status(path, "--format", form, *(CALL if call else ())) in {0, 2}, config
+    assert time.process_time() - began < 20, config
+
+
+@pytest.mark.parametrize("config", MODELS, ids=lambda config: config["model_type"])
+def test_the_configurations_that_are_spoiled_give_a_plan(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert status(tmp_path) == 0
