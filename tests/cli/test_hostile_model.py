@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import struct
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.cli import main
+from oomguard.memory.vllm import failed_start
 
 PLAIN = {
     "num_hidden_layers": 4,
@@ -176,3 +181,135 @@ def test_a_spoiled_configuration_gives_a_plan_or_one_message(config, call, form,
 def test_the_configurations_that_are_spoiled_give_a_plan(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert status(tmp_path) == 0
+
+
+def safetensors(path: Path, header: bytes, length: int | None = None) -> None:
+    path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header)
+
+
+ENTRY = {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}
+ENTRIES = (
+    st.fixed_dictionaries({"dtype": HOSTILE, "shape": st.just([2])})
+    | st.fixed_dictionaries({"dtype": st.just("BF16"), "shape": HOSTILE | st.lists(HOSTILE, max_size=4)})
+    | HOSTILE
+)
+
+
+@given(tensors=st.dictionaries(st.text(max_size=30), ENTRIES, max_size=3))
+def test_a_spoiled_header_gives_a_plan_or_one_message(tensors, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(MODELS[0]))
+    safetensors(folder / "model.safetensors", json.dumps({"a": ENTRY, **tensors}).encode())
+    assert status(folder) in {0, 2}
+
+
+FILES = ("config.json", "preprocessor_config.json", "model.safetensors.index.json", "model.safetensors")
+IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
+    "is a FIFO": os.mkfifo,
+    "is a folder": Path.mkdir,
+    "is a device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", IN_ITS_PLACE)
+@pytest.mark.parametrize("name", FILES)
+def test_what_stands_in_a_file_s_place_is_told_and_not_waited_for(name, kind, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[0]))
+    (tmp_path / name).unlink(missing_ok=True)
+    IN_ITS_PLACE[kind](tmp_path / name)
+
+    assert status(tmp_path) == 2
+    assert f"oomguard: {tmp_path / name}: {kind}, not a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["is a FIFO", "is a device"])
+def test_a_model_that_is_neither_folder_nor_file_is_told(kind, tmp_path, capsys):
+    IN_ITS_PLACE[kind](tmp_path / "model")
+
+    assert status(tmp_path / "model") == 2
+    assert f"{kind}, not a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"vocab_size": 8, "vocab_size": 9}', "'vocab_size' stands twice in one object, with two values"),
+        ('{"a":' * 65 + "1" + "}" * 65, "nested more than 64 deep"),
+        ('{"a":' * 5000 + "1" + "}" * 5000, "nested more than 64 deep"),
+        ('{"a": ' + "9" * 5000 + "}", "has a number of thousands of digits"),
+        ('{"a": "' + "x" * 16_000_000 + '"}', "is larger than 16000000 bytes"),
+        ("[1]", "holds a list, not an object"),
+        ("{'a': 1}", "not JSON"),
+    ],
+    ids=["twice", "deep", "very deep", "digits", "large", "list", "no JSON"],
+)
+def test_a_configuration_that_is_no_plain_object_is_told_with_its_file(text, said, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(text)
+
+    assert status(tmp_path) == 2
+    assert f"oomguard: {tmp_path}/config.json: {said}" in capsys.readouterr().err
+
+
+def test_a_key_that_stands_twice_with_one_value_is_read(tmp_path):
+    text = json.dumps(MODELS[0])
+    (tmp_path / "config.json").write_text(f'{{"vocab_size": 1000, {text[1:]}')
+
+    assert status(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_key_value_heads", 0, "num_key_value_heads is 0, not a count above zero"),
+        ("num_hidden_layers", 0, "num_hidden_layers is 0, not a count above zero"),
+        ("num_hidden_layers", 1001, "more than any model has: at most 1000 are read"),
+        ("num_hidden_layers", 10**12, "num_hidden_layers is 1000000000000, not a count"),
+        ("hidden_size", -64, "hidden_size is -64, not a count"),
+        ("hidden_size", "64", "hidden_size is '64', not a count"),
+        ("vocab_size", float("nan"), "vocab_size is nan, not a count"),
+        ("vocab_size", [1000], "vocab_size is [1000], not a count"),
+        ("torch_dtype", {"dtype": "float16"}, "torch_dtype is {'dtype': 'float16'}, not the name of a data type"),
+        ("torch_dtype", 16, "torch_dtype is 16, not the name of a data type"),
+        ("model_type", ["llama"], "model_type is ['llama'], not text"),
+    ],
+)
+def test_a_value_that_no_model_has_is_told_with_file_and_key(key, value, said, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({**MODELS[0], key: value}))
+
+    assert status(tmp_path) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"oomguard: {tmp_path}/config.json: {key} is ")
+    assert said in told
+
+
+@pytest.mark.parametrize("field", ["num_local_experts", "num_experts", "vision_config"])
+def test_counts_that_would_never_end_are_not_built(field, tmp_path):
+    absurd = {"depth": 10**9, "num_hidden_layers": 10**9} if field == "vision_config" else 10**9
+    (tmp_path / "config.json").write_text(json.dumps({**MODELS[0], "model_type": "mixtral", field: absurd}))
+    began = time.process_time()
+
+    assert status(tmp_path) in {0, 2}
+    assert time.process_time() - began < 20
+
+
+def test_an_index_names_only_files_of_its_own_folder(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[0]))
+    for name in ("../other.safetensors", "/dev/zero", 3, ["a"]):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+
+        assert status(tmp_path) == 2
+        assert f"weight_map names {name!r}, not a file of this folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", IN_ITS_PLACE)
+def test_a_diagnosis_goes_on_without_a_model_that_cannot_be_read(kind, tmp_path):
+    """The log names a local folder, whose files a stranger may have replaced since."""
+    IN_ITS_PLACE[kind](tmp_path / "config.json")
+    assert failed_start._read(str(tmp_path), "auto", None) is None
+
+
+def test_a_data_type_that_nobody_knows_is_an_assumption(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({**MODELS[0], "torch_dtype": "float7"}))
+
+    assert status(tmp_path) == 0
+    assert "dtype 'float7' in the configuration is not known: half precision" in " ".join(capsys.readouterr().out.split())

@@ -48,6 +48,12 @@ class ModelShape:
         encoders = FAMILIES["names"]["encoders"]
         return self.outer is not self.config or any(isinstance(self.outer.get(part), Mapping) for part in encoders)
 
+    @property
+    def unknown_dtype(self) -> str | None:
+        """The data type that the file names and nobody knows, None where it is known or the file names none."""
+        name = _dtype(self.config, self.outer)
+        return None if name is None or name in DTYPE_BYTES else name
+
     def number(self, name: str) -> int | None:
         """Return a count under any of its names, of a list the largest; None where it is missing or null.
 
@@ -207,6 +213,8 @@ def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
         raise ConfigError(
             f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is missing"
         )
+    if hidden < heads:
+        raise ConfigError(f"hidden_size is {hidden}, less than num_attention_heads {heads}, and head_dim is missing")
     return hidden // heads
 
 
@@ -215,12 +223,17 @@ def _dtype_bytes(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int:
 
     Source: vllm/config/model.py, _resolve_auto_dtype, which loads float32 checkpoints in half precision.
     """
+    name = _dtype(text, outer)
+    return min(DTYPE_BYTES.get(name or "", 2), 2)
+
+
+def _dtype(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str | None:
+    """Return the data type that the file names, None where it names none."""
     for part in (text, outer):
         key = "dtype" if part.get("dtype") else "torch_dtype"
         name = part.get(key)
         if name is not None and not isinstance(name, str):
             raise ConfigError(f"{key} is {shown(name)}, not the name of a data type")
         if name:
-            known = DTYPE_BYTES.get(name.removeprefix("torch."))
-            return 2 if known is None else min(known, 2)
-    return 2
+            return name.removeprefix("torch.")
+    return None
