@@ -270,6 +270,7 @@ def test_a_key_that_stands_twice_with_one_value_is_read(tmp_path):
         ("vocab_size", [1000], "vocab_size is [1000], not a count"),
         ("torch_dtype", {"dtype": "float16"}, "torch_dtype is {'dtype': 'float16'}, not the name of a data type"),
         ("torch_dtype", 16, "torch_dtype is 16, not the name of a data type"),
+        ("head_dim", 0, "head_dim is 0, not a count above zero"),
         ("model_type", ["llama"], "model_type is ['llama'], not text"),
     ],
 )
@@ -280,6 +281,14 @@ def test_a_value_that_no_model_has_is_told_with_file_and_key(key, value, said, t
     told = capsys.readouterr().err
     assert told.startswith(f"oomguard: {tmp_path}/config.json: {key} is ")
     assert said in told
+
+
+def test_heads_without_a_width_are_told(tmp_path, capsys):
+    config = next(config for config in MODELS if config["model_type"] == "mimo_v2")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "swa_head_dim": 0}))
+
+    assert status(tmp_path) == 2
+    assert "config.json: layer 1 keeps no bytes: the width of its heads is 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("field", ["num_local_experts", "num_experts", "vision_config"])
@@ -312,4 +321,6 @@ def test_a_data_type_that_nobody_knows_is_an_assumption(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({**MODELS[0], "torch_dtype": "float7"}))
 
     assert status(tmp_path) == 0
-    assert "dtype 'float7' in the configuration is not known: half precision" in " ".join(capsys.readouterr().out.split())
+    assert "dtype 'float7' in the configuration is not known: half precision" in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -100,6 +100,8 @@ def _attention(shape: ModelShape, index: int, kind: Kind, element_bytes: float, 
         key = value = nope + (shape.number("qk_rope_head_dim") or 0)  # unfolded, values padded to the keys
     heads = max(1, kv_heads // ranks)  # where ranks outnumber the heads, each holds a copy of one
     window = {"sliding": window_tokens(shape), "chunked": shape.number("attention_chunk_size") or 0}.get(kind, 0)
+    if not heads * (key + value):
+        raise ConfigError(f"layer {index} keeps no bytes: the width of its heads is 0")
     return LayerCache(index, kind, token_bytes=round(heads * (key + value) * element_bytes), window_tokens=window)
 
 
