@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, Final
 
+from oomguard.errors import ConfigError
 from oomguard.memory.model.buildable import is_buildable
 from oomguard.memory.model.families import FAMILIES
 from oomguard.memory.model.headers import Parameter
@@ -78,8 +79,11 @@ _CODE_FIELDS: Final = frozenset(
 def auto_config(config: Mapping[str, Any]) -> Any:
     """Return transformers' own object of a configuration, as of a model that is not quantised; raises what transformers does.
 
-    A configuration is a stranger's: the fields that name code are left out of it, at every depth.
+    A configuration is a stranger's: the fields that name code are left out of it, at every depth, and one whose counts
+    would make it endless is a ConfigError.
     """
+    if not is_buildable(config):
+        raise ConfigError("its counts of layers, experts or modules are larger than any model's")
     from transformers import AutoConfig
 
     fields = {name: _without_code(value) for name, value in config.items() if name not in _NO_FIELDS | _CODE_FIELDS}
