@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from oomguard.cli import main
 from oomguard.memory.vllm import failed_start
 
+HERE = {"PYTHONPATH": str(Path(__file__).parents[2])}
 PLAIN = {
     "num_hidden_layers": 4,
     "hidden_size": 64,
@@ -203,6 +206,23 @@ def test_a_spoiled_header_gives_a_plan_or_one_message(tensors, tmp_path_factory)
     assert status(folder) in {0, 2}
 
 
+@given(size=HOSTILE, pixels=HOSTILE)
+def test_a_spoiled_image_processor_gives_a_plan_or_one_message(size, pixels, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    vision = {"hidden_size": 64, "intermediate_size": 128, "patch_size": 14, "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps({**MODELS[4], "vision_config": vision}))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": size}, "max_pixels": pixels}))
+    assert status(folder) in {0, 2}
+
+
+@given(names=HOSTILE | st.dictionaries(st.text(max_size=5), HOSTILE, max_size=3))
+def test_a_spoiled_index_gives_a_plan_or_one_message(names, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(MODELS[0]))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert status(folder) in {0, 2}
+
+
 FILES = ("config.json", "preprocessor_config.json", "model.safetensors.index.json", "model.safetensors")
 IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
     "is a FIFO": os.mkfifo,
@@ -310,9 +330,34 @@ def test_an_index_names_only_files_of_its_own_folder(tmp_path, capsys):
         assert f"weight_map names {name!r}, not a file of this folder" in capsys.readouterr().err
 
 
+LOG = """\
+(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {{'model': '{model}', 'max_model_len': 32768}}
+(EngineCore pid=2) INFO 11-21 07:14:30 [core.py:1] Initializing a V1 LLM engine (v0.32.0) with config: model='{model}', dtype=torch.bfloat16
+(EngineCore pid=2) ERROR 11-21 07:14:52 [core.py:1510] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. \
+GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}
+"""
+
+
 @pytest.mark.parametrize("kind", IN_ITS_PLACE)
-def test_a_diagnosis_goes_on_without_a_model_that_cannot_be_read(kind, tmp_path):
-    """The log names a local folder, whose files a stranger may have replaced since."""
+def test_a_run_goes_on_without_a_model_that_cannot_be_read(kind, tmp_path):
+    """The log names a local folder, and what lies there is a stranger's."""
+    (tmp_path / "model").mkdir()
+    IN_ITS_PLACE[kind](tmp_path / "model" / "config.json")
+    (tmp_path / "engine.log").write_text(LOG.format(model=tmp_path / "model"))
+    words = ["run", "--dry-run", "--journal", str(tmp_path / "j"), "--", "sh", "-c", "cat engine.log; exit 3"]
+    command = [sys.executable, "-P", "-m", "oomguard", *words]
+    ran = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **HERE}
+    )
+
+    assert ran.returncode == 3, ran.stderr
+    assert "CUDA out of memory: 2.00 GiB asked for" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("kind", IN_ITS_PLACE)
+def test_a_model_behind_a_failure_that_cannot_be_read_is_none(kind, tmp_path):
     IN_ITS_PLACE[kind](tmp_path / "config.json")
     assert failed_start._read(str(tmp_path), "auto", None) is None
 
