@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "oomguard"
 
 # Lower rooms first; a room may import those before it and itself. Rooms of one row do not see each other.
 ROOMS = (
-    {"_version"},
+    {"_version", "regular_file"},
     {"clean_start", "errors", "escapes", "switch", "user_files", "live_storages"},
     {"facts"},
     {"templates"},

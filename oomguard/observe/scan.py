@@ -19,11 +19,13 @@ from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.hits import Hit, match, quoted
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
+from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
 from oomguard.observe.text import PlainLine, peel
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
+from oomguard.rules.signature import Quotation
 
 LOOK_BACK_LINES: Final = 6
 SEAM_LINES: Final = 2
@@ -34,6 +36,7 @@ MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
 # After so many lines the search for all anchors at once is worth making ready.
 _FINDER_AFTER: Final = 4000
+_OUT_OF_TIME: Final = "ran out of time and was left out"
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 
 
@@ -81,7 +84,8 @@ class Scanner:
         self._contexts = [Context(1)]
         self._finder: Finder | None = None
         self._looked = 0
-        self._slow: dict[tuple[str, str, str], None] = {}
+        self._time = SearchTime()
+        self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
 
     @property
     def _context(self) -> Context:
@@ -176,7 +180,7 @@ class Scanner:
             if taken[2] is not None:
                 taken[2].say_more(best)
             return
-        if quoted(best, window, self._quotations) is not None:
+        if quoted(best, window, self._quotations, self._time, self._leave_out) is not None:
             return
         line = window.lines[best.first]
         evidence = _quote(line)
@@ -189,13 +193,18 @@ class Scanner:
     def _match(self, candidate: Candidate, window: Window) -> Hit | None:
         signature, wording = candidate
         name = (signature.path, wording.key, wording.anchor)
-        if name in self._slow:
+        if name in self._left_out:
             return None
         try:
-            return match(signature, wording, window)
+            return match(signature, wording, window, self._time)
         except TimeoutError:
-            self._slow[name] = None
+            place = ": ".join(filter(None, (signature.path, wording.key)))
+            self._left_out[name] = f"{place}: a pattern for {wording.anchor!r} {_OUT_OF_TIME}"
             return None
+
+    def _leave_out(self, slow: Quotation) -> None:
+        self._quotations = tuple(other for other in self._quotations if other is not slow)
+        self._left_out["quotation", slow.name, slow.part] = f"quotation {slow.name!r}: its pattern {_OUT_OF_TIME}"
 
     def _note(self, hit: Hit, window: Window) -> None:
         if hit.wording.starts and self._context.is_over(hit, window.process) and len(self._contexts) < MAX_STARTS:
@@ -268,8 +277,7 @@ class Scanner:
         found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
-        places = ((": ".join(filter(None, (path, key))), anchor) for path, key, anchor in self._slow)
-        notes = tuple(f"{place}: a pattern for {anchor!r} ran out of time and was left out" for place, anchor in places)
+        notes = (*self._time.notes, *self._left_out.values())
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         return Diagnosis(source, tuple(concluded_incident(f, given) for f in kept), notes, starts)
 

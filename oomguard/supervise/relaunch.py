@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomguard.attempting.ledger import Ledger
-from oomguard.engines.command import Launch
+from oomguard.engines.command import Launch, with_failed_engine
 from oomguard.engines.known import launcher_of
 from oomguard.engines.protocol import Launcher
 from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, SettingInForce
@@ -211,7 +211,7 @@ class Supervision:
         )
         if self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             log.warning("the change did not reach the engine: no engine in the command's Python took it")
-        self._first = replace(self._first, engine_version=incident.framework_version or self._first.engine_version)
+        self._first = with_failed_engine(self._first, incident)
         self.on_failure(diagnosis, self._commands(incident))
         wanted = self._ledger.wanted(incident, self._engine.carries)
         if not wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -194,19 +195,28 @@ def test_a_folder_that_is_missing_is_named(tmp_path, command):
     assert "Traceback" not in ran.stderr
 
 
-def test_a_fix_that_names_no_setting_is_told_with_its_file(mine):
+def test_a_fix_that_names_no_setting_is_told_with_its_file_and_key(mine):
     fix = '[[fix]]\nsetting = "batch_sise"\neffect = "output-preserving"\nvalue = "1.0"\n[[reference]]'
     (mine / "mine.toml").write_text(RULE.replace("[[reference]]", fix))
-    ran = rules("show", "MY100", "--rules", str(mine))
+    ran = rules("check", "--rules", str(mine))
 
     assert ran.returncode == 2
-    assert f"{mine / 'mine.toml'}, test[0]: unknown setting: batch_sise" in ran.stderr
+    assert f"{mine / 'mine.toml'}:" in ran.stderr
+    assert "fix[0].setting: unknown setting 'batch_sise'\n  did you mean 'batch_size'?" in ran.stderr
 
 
 def test_the_committed_pages_are_those_of_the_rules():
     ran = rules("pages", str(ROOT / "docs/rules"), "--check")
 
     assert ran.returncode == 0, f"{ran.stdout}run: oomguard rules pages docs/rules"
+
+
+def test_what_is_named_like_a_page_and_is_no_file_is_left_alone(tmp_path):
+    (tmp_path / "pages").mkdir()
+    os.mkfifo(tmp_path / "pages" / "mine.md")
+
+    assert rules("pages", str(tmp_path / "pages")).returncode == 0
+    assert (tmp_path / "pages" / "mine.md").is_fifo()
 
 
 def test_pages_are_written_once_and_the_same_every_time(tmp_path):
