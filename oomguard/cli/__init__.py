@@ -12,8 +12,9 @@ from typing import Any, Final
 import click
 
 from oomguard._version import __version__
-from oomguard.cli.config import defaults_from_pyproject
+from oomguard.cli.config import read_configuration
 from oomguard.errors import OomguardError, UsageError
+from oomguard.escapes import strip_escapes
 from oomguard.switch import disabled
 
 # Name -> (module, one line for --help): the help page needs no sub-command's imports.
@@ -28,6 +29,8 @@ _COMMANDS: Final = {
     "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
     "doctor": ("oomguard.cli.doctor", "Look at this machine: versions, devices, plugin, variables, limits."),
 }
+# Commands that tell themselves what was read of the files of options: they know -q, -v and where messages go.
+_TELLING: Final = frozenset({"run", "diagnose"})
 
 
 class _LazyGroup(click.Group):
@@ -53,9 +56,13 @@ class _LazyGroup(click.Group):
 def _group(ctx: click.Context) -> None:
     """When LLM inference runs out of memory: say why with numbers, change the least that fits, run again.
 
-    Every option can also be given as OOMGUARD_<OPTION>, or in [tool.oomguard] of pyproject.toml.
+    Every option can also be given as OOMGUARD_<OPTION>, or in your own file, ~/.config/oomguard/config.toml.
+    [tool.oomguard] of the working directory's pyproject.toml only restricts.
     """
-    ctx.default_map = {name: defaults_from_pyproject() for name in _COMMANDS}
+    ctx.obj = read_configuration()
+    ctx.default_map = dict.fromkeys(_COMMANDS, ctx.obj.options)
+    if ctx.invoked_subcommand not in _TELLING:
+        ctx.obj.tell(lambda text: click.echo(f"oomguard: {text}", err=True), lambda _text: None)
 
 
 def main(argv: list[str] | None = None) -> Any:
@@ -104,6 +111,6 @@ def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
     hint = getattr(error, "hint", None)
     with contextlib.suppress(OSError, AttributeError):  # nobody reads it: the exit status still tells
-        click.echo(f"oomguard: {error}", err=True)
-        if hint:
-            click.echo(f"  {hint}", err=True)
+        for line in (f"oomguard: {error}", f"  {hint}" if hint else ""):
+            if line:  # a path or a rule file that it quotes may be a stranger's
+                click.echo("\n".join(map(strip_escapes, line.split("\n"))), err=True)

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import click
 
-from oomguard.cli.options import console, option, output_options, policy_options, read_policy, read_rules
+from oomguard.cli.options import (
+    console,
+    option,
+    output_options,
+    policy_options,
+    read_policy,
+    read_rules,
+    tell_configuration,
+)
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES
@@ -97,7 +105,9 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     help="Form of the events on standard error.",
 )
 @output_options
+@click.pass_context
 def command(
+    ctx: click.Context,
     argv: tuple[str, ...],
     allow: str | None,
     pinned: tuple[str, ...],
@@ -122,19 +132,21 @@ def command(
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
     from oomguard.engines.command import Launch
+    from oomguard.log import get_logger
     from oomguard.report.attempts import attempts_table, reduced
     from oomguard.report.terminal import print_diagnosis
     from oomguard.supervise.process import become_subreaper
     from oomguard.supervise.relaunch import Supervision
     from oomguard.supervise.signals import Signals
 
+    configure_log(log_format, quiet=quiet, verbose=verbose)
+    tell_configuration(ctx, get_logger().warning, get_logger().debug)
     policy = read_policy(allow, pinned, floors, max_relaunches=max_relaunches, deadline_s=deadline)
     rule_set = read_rules(rules)
     if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
         raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
     if report is not None and not os.access(Path(report).parent, os.W_OK):
         raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
-    configure_log(log_format, quiet=quiet, verbose=verbose)
     screen = console(color, file=cast("TextIO", _Errors()))
 
     def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
