@@ -14,7 +14,6 @@ import click
 from oomguard._version import __version__
 from oomguard.cli.config import read_configuration
 from oomguard.errors import OomguardError, UsageError
-from oomguard.escapes import strip_escapes
 from oomguard.switch import disabled
 
 # Name -> (module, one line for --help): the help page needs no sub-command's imports.
@@ -109,8 +108,10 @@ def become(command: list[str]) -> int:
 
 def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
+    from oomguard.report.presentable import drawn  # what it quotes may be a command's secret, or a stranger's path
+
     hint = getattr(error, "hint", None)
     with contextlib.suppress(OSError, AttributeError):  # nobody reads it: the exit status still tells
-        for line in (f"oomguard: {error}", f"  {hint}" if hint else ""):
-            if line:  # a path or a rule file that it quotes may be a stranger's
-                click.echo("\n".join(map(strip_escapes, line.split("\n"))), err=True)
+        click.echo(drawn(f"oomguard: {error}"), err=True)
+        if hint:
+            click.echo(drawn(f"  {hint}"), err=True)

@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import sys
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
@@ -134,6 +135,7 @@ def command(
     from oomguard.engines.command import Launch
     from oomguard.log import get_logger
     from oomguard.report.attempts import attempts_table, reduced
+    from oomguard.report.presentable import drawn
     from oomguard.report.terminal import print_diagnosis
     from oomguard.supervise.process import become_subreaper
     from oomguard.supervise.relaunch import Supervision
@@ -169,7 +171,7 @@ def command(
     if len(outcome.attempts) > 1 and not quiet:
         screen.print(attempts_table(outcome.attempts))
     if text := reduced(outcome.attempts):
-        screen.print(text, markup=False)
+        screen.print(drawn(text), markup=False)
     if report is not None:
         _write_report(Path(report), outcome)
     return outcome.status
@@ -227,11 +229,23 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
     render: Any = structlog.processors.JSONRenderer() if form == "json" else _console_line
     structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), render],
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _fit_to_show,
+            render,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Errors())),
         cache_logger_on_first_use=False,
     )
+
+
+def _fit_to_show(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Mask what an event quotes of the command, its log and the engine, and take out what a terminal would obey."""
+    from oomguard.report.presentable import drawn
+
+    return {key: drawn(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def _console_line(_logger: Any, _name: str, event: dict[str, Any]) -> str:

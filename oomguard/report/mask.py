@@ -19,9 +19,9 @@ _MAX_PASSES: Final = 8
 _NO_TEXT: Final = frozenset({"none", "null", "true", "false"})
 _HEADERS: Final = re.compile(r"(?i)(?:authorization|proxy-authorization|cookie|set-cookie)\Z")
 _KEY: Final = re.compile(
-    r"(?i)(?<![\w-])(?:"
+    r"(?i)(?:(?<![\w\\-])|(?<=\\[nrt]))(?:"  # JSON inside a line writes a line break as two characters
     r"(?P<part>type\\*[\"']\s*:\s*\\*[\"']text\\*[\"']\s*,\s*\\*[\"']text)(?P<part_glue>\\*[\"']\s*:\s*)"
-    r"|(?P<kube>name\\*[\"']?[ ]*[:=][ ]*\\*[\"']?(?P<variable>\w+)\\*[\"']?,?\s+\\*[\"']?value\\*[\"']?[ ]*[:=][ ]*)"
+    r"|(?P<kube>name\\*[\"']?[ ]*[:=][ ]*\\*[\"']?(?P<variable>\w+)\\*[\"']?,?(?:\s|\\{1,8}[nrt])+\\*[\"']?value\\*[\"']?[ ]*[:=][ ]*)"
     r"|(?P<answer>generated response [^\s:]+(?: \([^)]*\))?: output: |\w*reqinput\([^'\"]{0,200}\btext=)"
     r"|(?P<name>generated text|-{0,2}[a-z_][\w-]*)(?P<glue>\\*[\"']?\]?[ \t]*[=:][ \t]*)"
     r"|(?P<flag>--?[a-z][\w-]*)(?P<space>\\*[\"']?,?[ \t]+(?!-))"

@@ -10,14 +10,14 @@ from typing import Final
 from oomguard.report.secret_data import Program, programs
 from oomguard.report.secret_names import MASK, looks_made
 
-_WORD: Final = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"',])+|\n""")
+_WORD: Final = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"',\\]|\\(?![nrt]))+|\n""")
 _ENDS: Final = frozenset({"|", "||", "&&", ";", "&", "\n"})
 _USER_FLAGS: Final = ("-u", "--user", "--proxy-user", "--userpwd")
 _MAX_DEPTH: Final = 3
 _GLUED_MIN_CHARS: Final = 5
 # Behind a -p of any program: no path, no port, no option of one dash (-port, -python3), no name=value.
 _NO_PASSWORD: Final = re.compile(
-    r"[\d.:-]+(?:/(?:tcp|udp))?\Z|.*[=/\\:]|(?:ort|ython|ath|refix|arallel|ix|rofile|roc|thread|rint|ackage|y\d)|[a-z]+\Z|\*\*\*"
+    r"[\d.:-]+(?:/(?:tcp|udp))?\Z|.*[=/\\:\[(]|(?:ort|ython|ath|refix|arallel|ix|rofile|roc|thread|rint|ackage|y\d)|[a-z_.,]+\Z|\*\*\*"
 )
 _PORT: Final = re.compile(r"\d{1,5}\Z")
 
@@ -117,4 +117,4 @@ def _hide(text: str, depth: int) -> str:
 def _carriers() -> re.Pattern[str]:
     """Return the words without which no text holds such a secret."""
     named = "|".join(re.escape(name) for name in sorted(programs(), key=len, reverse=True))
-    return re.compile(rf"-p[^\s\"',]|-u|--user|--proxy-user|\b(?:{named})\b")
+    return re.compile(rf"-p[^\s\"',]|-u|--user|--proxy-user|(?:\b|\\[nrt])(?:{named})\b")

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from oomguard.report.secret_data import names
 
 MASK: Final = "***"
-Secrecy = Literal["", "weak", "strong"]
+Secrecy = Literal["", "hint", "weak", "strong"]
 
 _MAX_NAME_CHARS: Final = 100
 # Names of the vocabulary's tokens, not of access tokens: pad_token, skip_special_tokens, max_num_batched_tokens.
@@ -36,12 +36,17 @@ _GLUED: Final = re.compile(r"(?:(?:\A|_)[A-Z0-9]{2,}(?:PASS|PW|PSK|JWT)|[a-z](?:
 _PATH: Final = re.compile(
     r"(?:~|\.{0,2})(?:/[a-z0-9._-]+){2,}/?\Z|[\w./\\~:-]+\.(?:pem|key|crt|cer|p12|pfx|pub|json|txt|ya?ml)\Z"
 )
+# Made by a machine, and neither a hash, a UUID, a path, a model's nor a layer's name.
+_MADE: Final = re.compile(r"(?=[A-Za-z]{0,100}\d)(?=[A-Fa-f0-9]{0,100}[G-Zg-z])[A-Za-z0-9+]{20,}={0,2}\Z")
 _ADDRESS: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s@?]*\Z", re.IGNORECASE)
 
 
 @functools.lru_cache(maxsize=4096)
 def secrecy(name: str) -> Secrecy:
-    """Return how sure a name is of a secret: ``weak`` names (--key, FOO_AUTH) hide only what can be one."""
+    """Return how sure a name is of a secret.
+
+    ``weak`` names (--key, FOO_AUTH) hide only what can be one, a ``hint`` (key, vendor_key) only what looks like nothing else.
+    """
     tail = name[-_MAX_NAME_CHARS:].lstrip("-")  # the end of a name tells what it is
     known = names()
     if known.about.search(tail):
@@ -52,9 +57,9 @@ def secrecy(name: str) -> Secrecy:
         return "strong"
     words = re.split(r"[_-]", tail.lower())
     is_variable = tail.isupper() and len(words) > 1
-    if words[-1] not in known.weak or not (name.startswith("-") or is_variable):
+    if words[-1] not in known.weak or {words[0], *words[-2:-1]} & known.harmless:
         return ""
-    return "" if {words[0], *words[-2:-1]} & known.harmless else "weak"
+    return "weak" if name.startswith("-") or is_variable else "hint"
 
 
 def tells(name: str, value: str) -> bool:
@@ -62,7 +67,9 @@ def tells(name: str, value: str) -> bool:
     word = value.lower()
     if word in _PLAIN_VALUES:
         return False
-    if secrecy(name) == "weak":
+    if (sure := secrecy(name)) == "hint":
+        return bool(_MADE.match(value))
+    if sure == "weak":
         is_small = value.isdigit() and len(value) <= 4
         return not (is_small or word in names().plain or _PATH.match(value) or _ADDRESS.match(value))
     return not (NUMBER.match(value) and _TOKEN.search(name) and not _ACCESS_TOKEN.search(name))

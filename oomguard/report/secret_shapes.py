@@ -12,6 +12,7 @@ from oomguard.report.secret_names import MASK
 _PRIVATE_KEY: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.DOTALL
 )
+_BREAKS: Final = frozenset({"\\n", "\\r", "\\t"})  # as JSON within a line writes them
 _PEM: Final = "-----BEGIN "
 
 
@@ -31,13 +32,19 @@ def _hide_tokens(text: str) -> str:
     while found := find.search(text, position):
         start = found.start()
         position = start + 1
-        if start and (text[start - 1].isalnum() or text[start - 1] == "_"):  # within a word
+        if _is_within_word(text, start):
             continue
         rest = _compiled(rests[found.group()]).match(text, found.end())
         if rest is not None:
             pieces += [text[kept:start], MASK]
             kept = position = rest.end()
     return "".join([*pieces, text[kept:]]) if pieces else text
+
+
+def _is_within_word(text: str, start: int) -> bool:
+    if start == 0 or not (text[start - 1].isalnum() or text[start - 1] == "_"):
+        return False
+    return text[max(0, start - 2) : start] not in _BREAKS
 
 
 @functools.cache

@@ -151,6 +151,7 @@ LINES = (
     "curl -H 'X-API-Key: {pw}' host",
     "curl -H 'PRIVATE-TOKEN: {pw}' host",
     "curl -b 'session={pw}' -H 'Cookie: session={pw}' host --cookie session={pw}",
+    "KEY={made} x",
     # addresses
     "x https://user:{pw}@host/x",
     "x https://{hex}@github.com/org/x",
@@ -175,7 +176,20 @@ LINES = (
     "ssh host 'FOO_KEY={pw} vllm serve m'",
     "x 'machine host login me password {pw}'",
 )
-VALUES = {"pw": PASSWORD, "hex": LOWER[:40], "b64": "dXNlcjpwYXNzd29yZDEyMw=="}
+LOG_LINES = (
+    "INFO started with {{'auth': '{made}', 'n': 1}}",
+    "non-default args: {{'api_key': ['{pw}'], 'key': '{made}', 'model': 'm'}}",
+    "vendor_key: {made}",
+    "Environment=FOO_KEY={pw}",
+    "environ({{'DBPASS': '{pw}', 'HOME': '/root'}})",
+    "FOO_KEY: '{pw}'",
+    "first line\nFOO_KEY={pw}\n--key {pw}\nmysql -p{pw}\nhf_{made}\ntool -p{pw}",
+    "- name: FOO_TOKEN\n  value: {pw}",
+    "could not connect to postgres://me:{pw}@db:5432/x",
+    "GET /v1/models?api_key={pw}&n=1 HTTP/1.1",
+    "headers: {{'authorization': 'Bearer {hex}', 'x-api-key': '{pw}'}}",
+)
+VALUES = {"pw": PASSWORD, "hex": LOWER[:40], "made": MIXED[:32], "b64": "dXNlcjpwYXNzd29yZDEyMw=="}
 SECRET_LINES = (*(f"vllm serve m --note {token}" for token in TOKENS), *(line.format(**VALUES) for line in LINES))
 
 HARMLESS = (
@@ -189,6 +203,11 @@ HARMLESS = (
     "docker run -u 1000:1000 image",
     "docker run --user app:app image",
     "KEY",
+    "KEY=1",
+    "cache_key=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+    "key=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+    "key: 'model.layers.0.self_attn.qkv_proj.weight_scale'",
+    "key='Meta-Llama-3-8B-Instruct-AWQ-INT4'",
     "the KEY is missing",
     "x --key-value a=b",
     "x --key-file /etc/ssl/x.pem",
@@ -229,6 +248,8 @@ HARMLESS = (
     "ffmpeg -pix_fmt yuv420p",
     "java -Pprofile",
     "tar -pxzf x.tgz",
+    "if pad := -patches.shape[1] % size:",
+    "(-1, 0): -padded_width,",
     "forward_pass=0.31",
     "first_pass=True second-pass: 3",
     "bypass=1 compass=north",
@@ -281,6 +302,14 @@ def test_there_are_enough_of_both():
 @pytest.mark.parametrize("line", SECRET_LINES)
 def test_a_secret_of_a_shell_line_is_masked(line):
     assert not leaks(mask(line))
+
+
+@pytest.mark.parametrize("line", LOG_LINES)
+def test_a_secret_of_a_log_line_is_masked(line):
+    line = line.format(**VALUES)
+    assert leaks(line)
+    assert not leaks(mask(line))
+    assert not leaks(mask(json.dumps({"message": line})))
 
 
 @pytest.mark.parametrize("line", SECRET_LINES)
