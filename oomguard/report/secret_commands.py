@@ -12,7 +12,8 @@ from oomguard.report.secret_names import MASK, looks_made
 
 _WORD: Final = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"',\\]|\\(?![nrt]))+|\n""")
 _ENDS: Final = frozenset({"|", "||", "&&", ";", "&", "\n"})
-_USER_FLAGS: Final = ("-u", "--user", "--proxy-user", "--userpwd")
+_USER_FLAGS: Final = ("-u", "--user", "--proxy-user", "--userpwd", "--login")
+_LITERAL: Final = "--from-literal"  # kubectl create secret --from-literal=NAME=SECRET
 _MAX_DEPTH: Final = 3
 _GLUED_MIN_CHARS: Final = 5
 # Behind a -p of any program: no path, no port, no option of one dash (-port, -python3), no name=value.
@@ -53,12 +54,17 @@ def _by_program(program: Program, before: str, word: str) -> int | None:
     if before in program.next_token and looks_made(word, 16):
         return 0
     for flag in program.pair:
-        if before == flag or (word.startswith(flag) and not flag.startswith("--")):
-            start = 0 if before == flag else len(flag)
-            pair = re.search("[:%]", word[start:])
-            if pair is not None:
-                return start + pair.end()
-    return next((len(flag) for flag in program.glued if word.startswith(flag) and len(word) > len(flag)), None)
+        is_short = not flag.startswith("--")
+        if before == flag or (is_short and re.fullmatch(rf"-[A-Za-z]{{1,8}}{flag[1]}", before)):  # -su is -s and -u
+            start = 0
+        elif is_short and word.startswith(flag):
+            start = len(flag)
+        else:
+            continue
+        if pair := re.search("[:%]", word[start:]):
+            return start + pair.end()
+    glued = [*program.glued, *(f"{flag}=" for flag in program.next)]
+    return next((len(flag) for flag in glued if word.startswith(flag) and len(word) > len(flag)), None)
 
 
 def _by_flag(before: str, word: str) -> int | None:
@@ -69,6 +75,9 @@ def _by_flag(before: str, word: str) -> int | None:
         return None if begin is None else len(flag) + 1 + begin
     if before in _USER_FLAGS:
         return _after_user(word)
+    if before == _LITERAL or flag == _LITERAL:
+        named = word if before == _LITERAL else value
+        return len(word) - len(named) + named.index("=") + 1 if "=" in named else None
     if before.startswith("-pass") and word.startswith("pass:"):  # openssl's -passin pass:SECRET
         return len("pass:")
     body = word[2:]
@@ -117,4 +126,4 @@ def _hide(text: str, depth: int) -> str:
 def _carriers() -> re.Pattern[str]:
     """Return the words without which no text holds such a secret."""
     named = "|".join(re.escape(name) for name in sorted(programs(), key=len, reverse=True))
-    return re.compile(rf"-p[^\s\"',]|-u|--user|--proxy-user|(?:\b|\\[nrt])(?:{named})\b")
+    return re.compile(rf"-p[^\s\"',]|-u|--user|--proxy-user|--login|--from-literal|(?:\b|\\[nrt])(?:{named})\b")
