@@ -132,6 +132,9 @@ def _project_options(start: Path | None, own: Mapping[str, Any]) -> OptionsFile 
     place = "pyproject.toml"
     try:
         folder = start or Path.cwd()
+    except OSError:  # it was removed
+        return None
+    try:
         for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
             place = str(path)
             table = _table(path)

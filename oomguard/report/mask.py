@@ -68,21 +68,13 @@ def mask_command(argv: Sequence[str]) -> list[str]:
     """Return a command with its secrets and prompts replaced by ``***`` and home folders by ``~``."""
     if not _MASKING.get():
         return list(argv)
-    masked: list[str] = []
-    by_program = dict(kept_chars(argv))
-    hide = ""  # the flag whose value the next word is
-    for index, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if hide and _hides_next(hide, word):
-            masked.append(MASK)
-        elif equals and _hides_assigned(name) and tells(name, value):
-            masked.append(f"{name}={MASK}")
-        elif index in by_program:
-            masked.append(f"{word[: by_program[index]]}{MASK}")
-        else:
-            masked.append(mask(word))
-        hide = word if word.startswith("-") and not equals and (secrecy(word) or PROMPT.match(word)) else ""
-    return masked
+    words = list(argv)
+    for _ in range(_MAX_PASSES):
+        hidden = _pass_words(words)
+        if hidden == words:
+            break
+        words = hidden
+    return words
 
 
 def _hides_assigned(name: str) -> bool:
@@ -104,6 +96,24 @@ def mask_value(name: str, value: object) -> object:
     if not isinstance(value, str):
         return value
     return MASK if PROMPT.match(name) and value else mask(value)
+
+
+def _pass_words(words: Sequence[str]) -> list[str]:
+    masked: list[str] = []
+    by_program = dict(kept_chars(words))
+    hide = ""  # the flag whose value the next word is
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if hide and _hides_next(hide, word):
+            masked.append(MASK)
+        elif equals and _hides_assigned(name) and tells(name, value):
+            masked.append(f"{name}={MASK}")
+        elif index in by_program:
+            masked.append(f"{word[: by_program[index]]}{MASK}")
+        else:
+            masked.append(mask(word))
+        hide = word if word.startswith("-") and not equals and (secrecy(word) or PROMPT.match(word)) else ""
+    return masked
 
 
 def _pass(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from oomguard.report.secret_data import Program, programs
-from oomguard.report.secret_names import MASK, looks_made
+from oomguard.report.secret_names import MASK, is_made, looks_made, secrecy
 
 _WORD: Final = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"',\\]|\\(?![nrt]))+|\n""")
 _ENDS: Final = frozenset({"|", "||", "&&", ";", "&", "\n"})
@@ -33,6 +33,7 @@ def kept_chars(words: Sequence[str]) -> Iterator[tuple[int, int]]:
     program: Program | None = None
     begun = False  # whether the program's sub-command has come
     before = ""
+    lists = False  # whether a flag of secrets has come last: vLLM's --api-key takes several
     for index, word in enumerate(words):
         if word in _ENDS:
             program = None
@@ -43,6 +44,10 @@ def kept_chars(words: Sequence[str]) -> Iterator[tuple[int, int]]:
         else:
             kept = _by_program(program, before, word) if program is not None and begun else None
             kept = _by_flag(before, word) if kept is None else kept
+            if word.startswith("-"):
+                lists = secrecy(word) == "strong"
+            elif lists and is_made(word):
+                kept = 0
             if kept is not None and kept < len(word) and not word.startswith(MASK, kept):
                 yield index, kept
         before = word
@@ -75,7 +80,7 @@ def _by_flag(before: str, word: str) -> int | None:
         return None if begin is None else len(flag) + 1 + begin
     if before in _USER_FLAGS:
         return _after_user(word)
-    if before == _LITERAL or flag == _LITERAL:
+    if _LITERAL in {before, flag}:
         named = word if before == _LITERAL else value
         return len(word) - len(named) + named.index("=") + 1 if "=" in named else None
     if before.startswith("-pass") and word.startswith("pass:"):  # openssl's -passin pass:SECRET
@@ -126,4 +131,6 @@ def _hide(text: str, depth: int) -> str:
 def _carriers() -> re.Pattern[str]:
     """Return the words without which no text holds such a secret."""
     named = "|".join(re.escape(name) for name in sorted(programs(), key=len, reverse=True))
-    return re.compile(rf"-p[^\s\"',]|-u|--user|--proxy-user|--login|--from-literal|(?:\b|\\[nrt])(?:{named})\b")
+    return re.compile(
+        rf"-p[^\s\"',]|-u|--user|--proxy-user|--login|--from-literal|-(?:keys?|tokens?)[\"']?,?[ ]|(?:\b|\\[nrt])(?:{named})\b"
+    )

@@ -36,7 +36,8 @@ _GLUED: Final = re.compile(r"(?:(?:\A|_)[A-Z0-9]{2,}(?:PASS|PW|PSK|JWT)|[a-z](?:
 _PATH: Final = re.compile(
     r"(?:~|\.{0,2})(?:/[a-z0-9._-]+){2,}/?\Z|[\w./\\~:-]+\.(?:pem|key|crt|cer|p12|pfx|pub|json|txt|ya?ml)\Z"
 )
-# Made by a machine, and neither a hash, a UUID, a path, a model's nor a layer's name.
+_VARIABLES: Final = frozenset({"AUTH", "JWT", "PSK"})  # KEY, PASS and PWD alone are everyday words
+# Letters beyond f and digits, and no other sign.
 _MADE: Final = re.compile(r"(?=[A-Za-z]{0,100}\d)(?=[A-Fa-f0-9]{0,100}[G-Zg-z])[A-Za-z0-9+]{20,}={0,2}\Z")
 _ADDRESS: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s@?]*\Z", re.IGNORECASE)
 
@@ -56,7 +57,7 @@ def secrecy(name: str) -> Secrecy:
     if _GLUED.search(tail):
         return "strong"
     words = re.split(r"[_-]", tail.lower())
-    is_variable = tail.isupper() and len(words) > 1
+    is_variable = tail.isupper() and (len(words) > 1 or tail in _VARIABLES)
     if words[-1] not in known.weak or {words[0], *words[-2:-1]} & known.harmless:
         return ""
     return "weak" if name.startswith("-") or is_variable else "hint"
@@ -68,11 +69,16 @@ def tells(name: str, value: str) -> bool:
     if word in _PLAIN_VALUES:
         return False
     if (sure := secrecy(name)) == "hint":
-        return bool(_MADE.match(value))
+        return is_made(value)
     if sure == "weak":
         is_small = value.isdigit() and len(value) <= 4
         return not (is_small or word in names().plain or _PATH.match(value) or _ADDRESS.match(value))
     return not (NUMBER.match(value) and _TOKEN.search(name) and not _ACCESS_TOKEN.search(name))
+
+
+def is_made(value: str) -> bool:
+    """Return whether a value can be nothing but a key: neither a hash, a UUID, a path, a model's nor a layer's name."""
+    return _MADE.match(value) is not None
 
 
 def looks_made(value: str, least_chars: int) -> bool:

@@ -218,7 +218,7 @@ def test_a_file_without_a_table_says_nothing(project):
 def test_a_working_directory_that_is_gone_has_no_table(project, monkeypatch):
     monkeypatch.chdir(project)
     project.rmdir()
-    assert read_configuration().options == {}
+    assert read_configuration() == Configuration()
 
 
 def test_a_table_s_relaunches_count_for_a_run_and_a_flag_wins(project):

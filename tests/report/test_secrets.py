@@ -9,6 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import oomguard.report
 from oomguard.report.mask import mask, mask_command
@@ -142,6 +144,9 @@ LINES = (
     "curl -sSu user:{pw} https://host/x",
     "curl --user 'user:{pw}' https://host/x",
     "x --login user:{pw}",
+    "x --pwd {pw}",
+    "JWT={pw} AUTH={pw} x",
+    "vllm serve m --api-key first {made} {made} --port 8000",
     "podman login -p={pw} host",
     "kubectl create secret generic x --from-literal=mykey={pw}",
     "kubectl create secret generic x --from-literal mykey={pw}",
@@ -216,6 +221,10 @@ HARMLESS = (
     "docker run --user app:app image",
     "KEY",
     "KEY=1",
+    "PWD=/root x",
+    "    --- PASS: TestClassify/CUDA_out_of_memory._Tried_to_allocate_2.00_GiB (0.00s)",
+    "x --api-key *** Qwen2.5-7B-Instruct-AWQ --port 8000",
+    "x --api-key *** org/Model-8B 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
     "cache_key=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
     "key=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
     "key: 'model.layers.0.self_attn.qkv_proj.weight_scale'",
@@ -347,6 +356,40 @@ def test_what_looks_like_a_secret_is_left_alone(line):
 def test_masking_twice_is_masking_once(line):
     assert mask(mask(line)) == mask(line)
     masked = mask_command(shlex.split(line))
+    assert mask_command(masked) == masked
+
+
+WORDS = st.sampled_from(
+    [
+        *LINES,
+        *HARMLESS,
+        "-p",
+        "-u",
+        "--key",
+        "mysql",
+        "docker",
+        "login",
+        "a:b",
+        "=",
+        "'",
+        '"',
+        "\\n",
+        "\n",
+        "[",
+        "gsk_",
+        "***",
+        "FOO_KEY",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(WORDS, max_size=8), st.sampled_from(["", " ", "="]))
+def test_masking_twice_is_masking_once_whatever_stands_together(words, glue):
+    text = glue.join(words)
+    assert mask(mask(text)) == mask(text)
+    masked = mask_command(text.split(" "))
+    assert len(masked) == len(text.split(" "))
     assert mask_command(masked) == masked
 
 
