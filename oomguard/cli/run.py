@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import click
 
-from oomguard.cli.options import console, option, output_options, policy_options, read_policy, read_rules
+from oomguard.cli.options import (
+    console,
+    option,
+    output_options,
+    policy_options,
+    read_policy,
+    read_rules,
+    tell_configuration,
+)
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES
@@ -98,7 +106,9 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     help="Form of the events on standard error.",
 )
 @output_options
+@click.pass_context
 def command(
+    ctx: click.Context,
     argv: tuple[str, ...],
     allow: str | None,
     pinned: tuple[str, ...],
@@ -123,10 +133,13 @@ def command(
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
     from oomguard.engines.command import Launch
+    from oomguard.log import get_logger
     from oomguard.supervise.process import become_subreaper
     from oomguard.supervise.relaunch import Supervision
     from oomguard.supervise.signals import Signals
 
+    configure_log(log_format, quiet=quiet, verbose=verbose)
+    tell_configuration(ctx, get_logger().warning, get_logger().debug)
     policy = read_policy(allow, pinned, floors, max_relaunches=max_relaunches, deadline_s=deadline)
     if rules:
         read_rules(rules)  # what is wrong in them is told before the command runs
@@ -134,7 +147,6 @@ def command(
         raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
     if report is not None and not os.access(Path(report).parent, os.W_OK):
         raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
-    configure_log(log_format, quiet=quiet, verbose=verbose)
     screen = console(color, file=cast("TextIO", _Errors()))
 
     def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
@@ -157,11 +169,12 @@ def command(
     with Signals() as signals:
         outcome = supervision.run(signals)
     from oomguard.report.attempts import attempts_table, reduced
+    from oomguard.report.presentable import drawn
 
     if len(outcome.attempts) > 1 and not quiet:
         screen.print(attempts_table(outcome.attempts))
     if text := reduced(outcome.attempts):
-        screen.print(text, markup=False)
+        screen.print(drawn(text), markup=False)
     if report is not None:
         _write_report(Path(report), outcome)
     return outcome.status
@@ -215,13 +228,15 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     import logging
 
     from oomguard.log import write_events
+    from oomguard.report.presentable import drawn
 
     least = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
     line, errors = _json_line if form == "json" else _console_line, _Errors()
 
     def write(level: int, event: str, fields: dict[str, Any]) -> None:
         if level >= least:
-            errors.write(f"{line(logging.getLevelName(level).lower(), event, fields)}\n")
+            shown = {key: drawn(value) if isinstance(value, str) else value for key, value in fields.items()}
+            errors.write(f"{line(logging.getLevelName(level).lower(), event, shown)}\n")
             errors.flush()
 
     write_events(write)

@@ -279,8 +279,10 @@ def test_a_file_of_the_same_name_that_a_person_wrote_is_not_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("command", [("list",), ("show", "MY100"), ("test",)])
-def test_the_project_s_own_rules_are_in_force_without_a_flag(command, mine, tmp_path):
-    (tmp_path / "pyproject.toml").write_text(f"[tool.oomguard]\nrules = ['{mine}']\nformat = 'json'\n")
+def test_the_user_s_own_rules_are_in_force_without_a_flag(command, mine, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "oomguard").mkdir()
+    (tmp_path / "oomguard" / "config.toml").write_text(f"rules = ['{mine}']\nformat = 'json'\n")
     ran = subprocess.run(
         [sys.executable, "-m", "oomguard", "rules", *command],
         cwd=tmp_path,
@@ -290,5 +292,6 @@ def test_the_project_s_own_rules_are_in_force_without_a_flag(command, mine, tmp_
         check=False,
     )
 
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
     assert ran.returncode == 0
     assert ("MY100" in ran.stdout) if command[0] != "test" else (ran.stdout != rules("test").stdout)
