@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
@@ -33,6 +34,8 @@ class _Seconds(click.FloatRange):
         return seconds
 
 
+# How long a run waits for others that write the journal; after it the run goes on without.
+JOURNAL_BUSY_S: Final = 0.25
 SECONDS: Final = _Seconds(min=0, max=10**9)
 
 
@@ -121,61 +124,54 @@ def command(
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
-    from oomguard.engines.command import Launch
-    from oomguard.report.attempts import attempts_table, reduced
-    from oomguard.report.terminal import print_diagnosis
     from oomguard.supervise.process import become_subreaper
-    from oomguard.supervise.relaunch import Supervision
     from oomguard.supervise.signals import Signals
+    from oomguard.supervise.standard_streams import occupy
 
-    policy = read_policy(allow, pinned, floors, max_relaunches=max_relaunches, deadline_s=deadline)
-    rule_set = read_rules(rules)
-    if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
-        raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
-    if report is not None and not os.access(Path(report).parent, os.W_OK):
-        raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
-    configure_log(log_format, quiet=quiet, verbose=verbose)
-    screen = console(color, file=cast("TextIO", _Errors()))
-
-    def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
-        if not quiet:
-            first = diagnosis.first_cause
-            print_diagnosis(screen, Diagnosis("", (first,) if first else (), diagnosis.notes), commands)
-
+    closed = occupy()  # before anything is opened
     become_subreaper()
-    supervision = Supervision(
-        Launch(tuple(argv)),
-        policy,
-        rule_set,
-        _journal(journal),
-        dry_run,
-        grace,
-        on_failure,
-    )
-    with Signals() as signals:
-        outcome = supervision.run(signals)
-    if len(outcome.attempts) > 1 and not quiet:
-        screen.print(attempts_table(outcome.attempts))
-    if text := reduced(outcome.attempts):
-        screen.print(text, markup=False)
-    if report is not None:
-        _write_report(Path(report), outcome)
+    with Signals(closed) as signals:  # before anything heavy is loaded
+        from oomguard.engines.command import Launch
+        from oomguard.report.attempts import attempts_table, reduced
+        from oomguard.report.terminal import print_diagnosis
+        from oomguard.supervise.relaunch import Supervision
+
+        policy = read_policy(allow, pinned, floors, max_relaunches=max_relaunches, deadline_s=deadline)
+        rule_set = read_rules(rules)
+        if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
+            raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
+        if report is not None and not os.access(Path(report).parent, os.W_OK):
+            raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
+        configure_log(log_format, quiet=quiet, verbose=verbose)
+        screen = console(color, file=cast("TextIO", _Errors()))
+
+        def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
+            if not quiet:
+                first = diagnosis.first_cause
+                print_diagnosis(screen, Diagnosis("", (first,) if first else (), diagnosis.notes), commands)
+
+        launch, kept = Launch(tuple(argv)), _journal(journal)
+        outcome = Supervision(launch, policy, rule_set, kept, dry_run, grace, on_failure).run(signals)
+        if len(outcome.attempts) > 1 and not quiet:
+            screen.print(attempts_table(outcome.attempts))
+        if text := reduced(outcome.attempts):
+            screen.print(text, markup=False)
+        if report is not None:
+            _write_report(Path(report), outcome)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
     return outcome.status
 
 
 def _journal(path: str | None) -> Journal | None:
-    """Open the journal at ``path``, else the default one; return None where the default one cannot be used.
-
-    Raises:
-        InputError: the journal at ``path`` cannot be used.
-    """
+    """Open the journal at ``path``, else the default one; where it cannot be used, say so and go on without."""
     from oomguard.journal.store import Journal, default_path
     from oomguard.log import get_logger
 
-    if path is not None:
-        return Journal(Path(path))
+    if path is None and not default_path().is_absolute():
+        get_logger().warning("no journal is kept", reason="no home folder is known")
+        return None
     try:
-        return Journal(default_path())
+        return Journal(default_path() if path is None else Path(path), busy_s=JOURNAL_BUSY_S)
     except InputError as error:
         get_logger().warning("no journal is kept", reason=str(error))
         return None

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import sqlite3
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -87,7 +84,7 @@ class Supervision:
             LaunchError: the command cannot be started at all.
         """
         ledger = self._ledger
-        with _session_folder() as folder:
+        with signals.watcher.session_folder() as folder:
             for number in ledger.rounds():
                 if ledger.patches:
                     self._apply(folder)
@@ -259,15 +256,6 @@ def _comparable(measured: dict[str, float], patches: tuple[Patch, ...]) -> dict[
         "kv_cache_capacity_tokens",
     }
     return {name: value for name, value in measured.items() if name in wanted}
-
-
-@contextlib.contextmanager
-def _session_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="oomguard-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _killed_by_kernel(status: int, death: Incident | None) -> Incident:
