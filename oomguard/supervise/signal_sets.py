@@ -11,6 +11,9 @@ STOPS: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.S
 JOB_STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 # What a terminal or a shell sends to the whole group of a job.
 OF_TERMINAL: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGCONT}
+# What the kernel sends to no process alone: at a key, at another size of the window, to a background job that reads.
+BY_KEY: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
+SI_KERNEL: Final = 0x80  # asm-generic/siginfo.h: no process sent it
 # Nobody catches the first two; the third is about our own children; the others a process brings on itself by a fault.
 _NOT_HANDED_ON: Final = frozenset(
     {

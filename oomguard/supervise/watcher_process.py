@@ -19,7 +19,7 @@ from oomguard.supervise import tree
 from oomguard.supervise.channel import receive, send
 from oomguard.supervise.process_control import become_subreaper, die_with_parent, set_name
 from oomguard.supervise.program import execute
-from oomguard.supervise.signal_sets import JOB_STOPS, OF_TERMINAL, STOPS
+from oomguard.supervise.signal_sets import BY_KEY, JOB_STOPS, OF_TERMINAL, SI_KERNEL, STOPS
 
 # The kernel and kill() reach the members of a group one after the other, within microseconds; a busy machine may part them.
 WITNESS_S: Final = 0.05
@@ -103,6 +103,7 @@ class WatcherProcess:
                 self._forward(number, code, sender)
             case ("kill",):
                 self._hurried = True
+                self._told = self._told or self._child is not None
                 tree.kill(os.getpid())
             case ("end", wait_s):
                 tree.end(os.getpid(), self._reap, wait_s=wait_s, hurried=self._is_hurried)
@@ -191,6 +192,9 @@ class WatcherProcess:
     @staticmethod
     def _had(number: int, code: int, sender: int | None) -> bool:
         """Return whether the group that we share with oomguard and the command has the same signal."""
+        if code == SI_KERNEL and number in BY_KEY:  # of two quick ones we may have only the first
+            signal.sigtimedwait([number], 0)
+            return True
         deadline = time.monotonic() + WITNESS_S
         while True:
             info = signal.sigtimedwait([number], max(0.0, deadline - time.monotonic()))
