@@ -18,7 +18,7 @@ from oomguard.supervise.signals import Signals
 
 SCRIPT = Path(__file__)
 # Leaves an orphan in a session of its own, and a zombie.
-COMMAND = ("sh", "-c", "setsid sleep 3600 & true & exit 3")
+COMMAND = ("sh", "-c", "setsid sleep 3600 >/dev/null 2>&1 & true & exit 3")
 
 
 def children() -> int:
@@ -31,28 +31,39 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def folders() -> int:
+    """Count our folders in the temporary folder."""
+    return len(list(Path(tempfile.gettempdir()).glob("oomguard-*")))
+
+
 def main() -> None:
     """Run them and count."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        left = measured(count)
+    print("left: " + ", ".join(f"{n} {kind}" for n, kind in left.items()), flush=True)
+    sys.exit(1 if any(left.values()) else 0)
+
+
+def measured(count: int) -> dict[str, int]:
+    """Run so many and return what is there that was not before."""
     configure_log("console", quiet=True, verbose=False)
     become_subreaper()
     rules = load_rules()
-    before = (children(), 0, threading.active_count(), 0)
+    before = (children(), descriptors(), threading.active_count(), folders())
     began = time.perf_counter()
     for number in range(count):
         with Signals() as signals:
             outcome = Supervision(Launch(COMMAND), Policy(), rules).run(signals)
         assert outcome.status == 3, outcome
-        if number == 0:
-            before = (children(), descriptors(), threading.active_count(), 0)
+        if number == 0:  # what is loaded once is open from here on
+            before = (before[0], descriptors(), *before[2:])
     took_s = time.perf_counter() - began
-    folders = len(list(Path(tempfile.gettempdir()).glob("oomguard-*")))
-    now = (children(), descriptors(), threading.active_count(), folders)
+    now = (children(), descriptors(), threading.active_count(), folders())
     kinds = ("processes", "descriptors", "threads", "folders")
-    left = [after - was for was, after in zip(before, now, strict=True)]
     print(f"{count} runs, {took_s / count * 1000:.0f} ms each", file=sys.stderr)
-    print("left: " + ", ".join(f"{n} {kind}" for n, kind in zip(left, kinds, strict=True)), flush=True)
-    sys.exit(1 if any(left) else 0)
+    return {kind: after - was for kind, was, after in zip(kinds, before, now, strict=True)}
 
 
 if __name__ == "__main__":

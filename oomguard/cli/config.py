@@ -41,7 +41,10 @@ _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set":
 
 def defaults_from_pyproject(start: Path | None = None) -> dict[str, Any]:
     """Return the table's options by parameter name, empty without a table; raises UsageError for an unknown option."""
-    folder = start or Path.cwd()
+    try:
+        folder = start or Path.cwd()
+    except OSError:  # it was removed
+        return {}
     for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
         if not path.is_file():
             continue

@@ -80,7 +80,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
 )
 @option(
     "--journal",
-    type=click.Path(dir_okay=False),
+    type=click.Path(),
     metavar="PATH",
     help="Where attempts are recorded. [default: the user's state folder]",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ def send(channel: socket.socket, message: tuple[Any, ...], descriptors: Sequence
 def receive(channel: socket.socket) -> tuple[tuple[Any, ...] | None, list[int]]:
     """Read one message and the descriptors that came with it; None at the end."""
     try:
-        header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, 2, socket.MSG_CMSG_CLOEXEC)
+        header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, 2)
+        for number in descriptors:
+            os.set_inheritable(number, False)  # recv_fds leaves its flags argument out
         while header and len(header) < _HEADER.size:
             header += channel.recv(_HEADER.size - len(header))
         if not header:

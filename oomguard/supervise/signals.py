@@ -78,7 +78,7 @@ class Signals:
         with self._lock:
             self._runs, self._grace_s = True, grace_s
             if self.stopped_by is not None:
-                self._send(self.stopped_by, None, None)
+                self._send(int(self.stopped_by), None, None)
 
     def detach(self) -> None:
         """Keep signals from here on: the command has ended."""

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from oomguard.engines.command import Launch
+from oomguard.observe.scan import Scanner
+from oomguard.rules.load import load_rules
+from oomguard.supervise.process import run_once
+from oomguard.supervise.signals import Signals
 from support.supervising import LIMIT_S, QUIET, RUN, state, wait_for
 
 LISTENER = [sys.executable, str(Path(__file__).with_name("listener.py"))]
@@ -231,3 +237,50 @@ def test_timeout_ends_the_command_as_it_would_without_us(number):
     ran = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
     assert ran.returncode == 128 + number
     assert b"Traceback" not in ran.stderr
+
+
+def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_then():
+    with Signals() as signals:
+        child = signals.watcher.start(["sleep", "3600"], os.environ, shares_group=False)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_for(lambda: signals.stopped_by is not None)
+        assert child.poll() is None
+        signals.attach(grace_s=100)
+        assert wait_for(lambda: child.poll() is not None)
+        signals.detach()
+        assert signals.watcher.end(0) is True
+    child.stdout.close()
+    child.stderr.close()
+    assert child.returncode == -signal.SIGTERM
+
+
+def test_after_a_stop_nothing_is_started():
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_for(lambda: signals.stopped_by is not None)
+        ended = run_once(Launch(("no-such-command",)), Scanner(load_rules()), signals)
+    assert ended.status == 143
+    assert signals.stopped_between_runs
+
+
+def test_signals_are_as_before_when_it_is_over():
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    before = [signal.getsignal(number) for number in numbers], signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with Signals():
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert ([signal.getsignal(number) for number in numbers], signal.pthread_sigmask(signal.SIG_BLOCK, [])) == before
+    assert [one.name for one in threading.enumerate() if one.name == "oomguard-signals"] == []
+
+
+def test_a_signal_that_a_thread_from_before_takes_is_handed_on_too():
+    """A library's thread that was there first has them unblocked: it must not die of them, with all of us."""
+    done = threading.Event()
+    earlier = threading.Thread(target=done.wait)
+    earlier.start()
+    try:
+        with Signals() as signals:
+            signal.pthread_kill(earlier.ident, signal.SIGTERM)
+            assert wait_for(lambda: signals.stopped_by == signal.SIGTERM)
+    finally:
+        done.set()
+        earlier.join()
