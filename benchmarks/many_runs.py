@@ -15,6 +15,7 @@ from oomguard.rules.load import load_rules
 from oomguard.supervise.process import become_subreaper
 from oomguard.supervise.relaunch import Supervision
 from oomguard.supervise.signals import Signals
+from support.figure import conclude
 
 SCRIPT = Path(__file__)
 # Leaves an orphan in a session of its own, and a zombie.
@@ -42,8 +43,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
         left = measured(count)
-    print("left: " + ", ".join(f"{n} {kind}" for n, kind in left.items()), flush=True)
-    sys.exit(1 if any(left.values()) else 0)
+    told = ", ".join(f"{number} {kind}" for kind, number in left.items())
+    conclude(f"left by {count} runs: {told} (goal: none)", met=not any(left.values()))
 
 
 def measured(count: int) -> dict[str, int]:

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,9 @@ class Watcher:
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         gc.freeze()  # the fork shares its memory for longer
-        self.pid = os.fork()
+        with warnings.catch_warnings():  # another thread is no danger: the fork uses nothing that one could have locked
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
         if self.pid == 0:
             ours.close()
             WatcherProcess(theirs, parent, before).run()

@@ -68,10 +68,13 @@ class WatcherProcess:
         gc.disable()
         set_name("oomguard-watch")
         become_subreaper()
+        inherited: list[int] = []
         # The reader of oomguard's output waits for nobody else, and what the command does not inherit is not held open.
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
-        for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # without /proc they stay
+            inherited = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+        for number in inherited:
             with contextlib.suppress(OSError):
                 if number != self._channel.fileno() and not os.get_inheritable(number):
                     os.close(number)
@@ -181,13 +184,11 @@ class WatcherProcess:
             return
         group = os.getpgid(self._child)
         if code is None or group != os.getpgrp() or not self._had(number, code, sender):
-            if number in OF_TERMINAL and group == self._child:  # as the terminal would
-                os.killpg(group, number)
-            else:
-                os.kill(self._child, number)
+            as_terminal = number in OF_TERMINAL and group == self._child
+            tree.send(-group if as_terminal else self._child, number)
         self._told = self._told or number in STOPS
         if number in STOPS and tree.is_stopped(self._child):
-            os.kill(self._child, signal.SIGCONT)
+            tree.send(self._child, signal.SIGCONT)
 
     @staticmethod
     def _had(number: int, code: int, sender: int | None) -> bool:

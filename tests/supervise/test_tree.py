@@ -172,7 +172,7 @@ def test_20_runs_in_one_process_leave_no_process_descriptor_or_folder(tmp_path):
         [sys.executable, str(MANY_RUNS), "20"], capture_output=True, text=True, timeout=LIMIT_S, env=env, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[-1] == "left: 0 processes, 0 descriptors, 0 threads, 0 folders"
+    assert "0 processes, 0 descriptors, 0 threads, 0 folders" in ran.stdout
 
 
 def test_a_kill_in_the_middle_of_a_relaunch_leaves_nothing(tmp_path):
