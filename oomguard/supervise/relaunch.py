@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -91,7 +89,7 @@ class Supervision:
             LaunchError: the command cannot be started at all.
         """
         ledger = self._ledger
-        with _session_folder() as folder:
+        with signals.watcher.session_folder() as folder:
             for number in ledger.rounds():
                 if ledger.patches:
                     self._apply(folder)
@@ -259,15 +257,6 @@ def _error(status: int, incident: Incident | None) -> str:
     if status != 0:
         return f"exit status {status}"
     return "" if incident is None else "the engine died, exit status 0"
-
-
-@contextlib.contextmanager
-def _session_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="oomguard-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _killed_by_kernel(status: int, death: Incident | None) -> Incident:

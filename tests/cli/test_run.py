@@ -39,7 +39,6 @@ def test_no_command_is_told(arguments):
         ("--report", "out.pdf"),
         ("--max-relaunches", "-1"),
         ("--nonsense",),
-        ("--journal", "/proc/no/journal"),
     ],
 )
 def test_a_wrong_option_is_one_message_and_the_command_is_not_started(options, tmp_path):

@@ -214,7 +214,8 @@ def test_a_stop_between_attempts_starts_none(tmp_path):
     count = tmp_path / "count"
     script, sent = tmp_path / "slow.py", tmp_path / "sent"
     script.write_text(
-        "import os, subprocess, sys, time, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "import os, subprocess, sys, time, signal\n"
+        f"signal.signal(signal.SIGINT, lambda *_: open({str(sent)!r}, 'w').close())\n"
         f"p = subprocess.run([sys.executable, {str(ENGINE)!r}, '--count', {str(count)!r}])\n"
         "print('FAILED', flush=True)\n"
         f"while not os.path.exists({str(sent)!r}): time.sleep(0.05)\n"
@@ -226,7 +227,6 @@ def test_a_stop_between_attempts_starts_none(tmp_path):
         if line == b"FAILED\n":
             break
     process.send_signal(signal.SIGINT)
-    sent.touch()
     process.communicate(timeout=200)
     time.sleep(0.2)
     assert count.read_text().split() == ["32768"]
