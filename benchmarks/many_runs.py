@@ -56,7 +56,7 @@ def measured(count: int) -> dict[str, int]:
     began = time.perf_counter()
     for number in range(count):
         with Signals() as signals:
-            outcome = Supervision(Launch(COMMAND), Policy(), rules).run(signals)
+            outcome = Supervision(Launch(COMMAND), Policy(), lambda: rules).run(signals)
         assert outcome.status == 3, outcome
         if number == 0:  # what is loaded once is open from here on
             before = (before[0], descriptors(), *before[2:])

@@ -26,7 +26,7 @@ def send(channel: socket.socket, message: tuple[Any, ...], descriptors: Sequence
 def receive(channel: socket.socket) -> tuple[tuple[Any, ...] | None, list[int]]:
     """Read one message and the descriptors that came with it; None at the end."""
     try:
-        header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, 2)
+        header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, 3)
         for number in descriptors:
             os.set_inheritable(number, False)  # recv_fds leaves its flags argument out
         while header and len(header) < _HEADER.size:

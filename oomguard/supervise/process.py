@@ -15,6 +15,7 @@ from oomguard.errors import LaunchError
 from oomguard.supervise.process_control import become_subreaper
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
+from oomguard.supervise.standard_input import StandardInput
 from oomguard.supervise.tee import Tee
 from oomguard.supervise.tree import KILL_WAIT_S
 from oomguard.supervise.watcher import Child
@@ -32,13 +33,21 @@ class Exit:
     seconds: float
 
 
-def run_once(launch: Launch, recording: Recording, signals: Signals, *, grace_s: float = DEFAULT_GRACE_S) -> Exit:
+def run_once(
+    launch: Launch,
+    recording: Recording,
+    signals: Signals,
+    source: StandardInput,
+    *,
+    grace_s: float = DEFAULT_GRACE_S,
+) -> Exit:
     """Run the command to its end, then end every process that it left.
 
     Args:
         launch: the command and what is added to its environment.
         recording: keeps a copy of the output, which goes on unchanged.
         signals: are handed on to the command while it runs; after a stop nothing is started.
+        source: gives the command its standard input, from its beginning.
         grace_s: time that the command has after a stop signal; with 0 it is killed and never gets the signal.
 
     Raises:
@@ -47,7 +56,7 @@ def run_once(launch: Launch, recording: Recording, signals: Signals, *, grace_s:
     if signals.stopped_by is not None:
         return Exit(128 + signals.stopped_by, 0.0)
     started = time.monotonic()
-    process = _start(launch, signals)
+    process = _start(launch, signals, source)
     signals.attach(grace_s=grace_s)
     is_late = False
     try:
@@ -66,6 +75,7 @@ def run_once(launch: Launch, recording: Recording, signals: Signals, *, grace_s:
         while process.wait(0.05) is None:  # it closed its output and goes on
             check_grace()
     finally:
+        source.end()
         if process.poll() is None:  # oomguard failed
             signals.watcher.kill()
         signals.detach()
@@ -77,12 +87,13 @@ def run_once(launch: Launch, recording: Recording, signals: Signals, *, grace_s:
     return Exit(status, time.monotonic() - started)
 
 
-def _start(launch: Launch, signals: Signals) -> Child:
+def _start(launch: Launch, signals: Signals, source: StandardInput) -> Child:
     env = {**os.environ, **launch.env}
     name = launch.argv[0]
     shown = shlex.quote(name)
+    given = source.for_child()
     try:
-        return signals.watcher.start(launch.argv, env, shares_group=has_terminal())
+        return signals.watcher.start(launch.argv, env, shares_group=has_terminal(), stdin=given)
     except FileNotFoundError:
         why = "its interpreter is not there" if "/" in name and Path(name).is_file() else "command not found"
         raise LaunchError(f"{shown}: {why}", exit_status=127) from None
@@ -94,6 +105,9 @@ def _start(launch: Launch, signals: Signals) -> Child:
         raise LaunchError(f"{shown}: {why}", exit_status=126) from None
     except ValueError as error:
         raise LaunchError(f"{name!r}: {error}", exit_status=126) from None
+    finally:
+        if given is not None:
+            os.close(given)
 
 
 def has_terminal() -> bool:

@@ -26,6 +26,7 @@ from oomguard.supervise.memory_wait import free_by_device, wait_until_free
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
+from oomguard.supervise.standard_input import StandardInput
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Supervision:
     _ledger: Ledger = field(init=False)
     _rules: RuleSet | None = field(init=False, default=None)
     _keeper: Keeper = field(init=False)
+    _stdin: StandardInput = field(init=False)
 
     def __post_init__(self) -> None:
         self._first, self._engine = self.launch, launcher_of(self.launch)
@@ -89,7 +91,8 @@ class Supervision:
             LaunchError: the command cannot be started at all.
         """
         ledger = self._ledger
-        with signals.watcher.session_folder() as folder:
+        keeps = self.policy.max_relaunches > 0 and not self.dry_run
+        with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
             for number in ledger.rounds():
                 if ledger.patches:
                     self._apply(folder)
@@ -112,7 +115,7 @@ class Supervision:
         free_before = free_by_device()
         marker, cgroup = Marker(self._finder), read_cgroup()
         try:
-            ended = run_once(self.launch, marker.recording, signals, grace_s=self.grace_s)
+            ended = run_once(self.launch, marker.recording, signals, self._stdin, grace_s=self.grace_s)
         finally:
             marker.stop()
         heard = self._hear(marker.recording, ended.status)
@@ -217,6 +220,8 @@ class Supervision:
         elif self.dry_run:
             would_change = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in wanted)
             log.info("dry run: nothing is run again", would_change=would_change)
+        elif self._stdin.lost is not None:
+            log.warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
         elif signals.stopped_by is None:
             self._ledger.choose(incident, self._engine.carries)
 

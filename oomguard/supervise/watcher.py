@@ -76,8 +76,10 @@ class Watcher:
         self._lost = False
         self._adopted: set[int] = set()
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], *, shares_group: bool) -> Child:
-        """Start the command with its output in pipes.
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], *, shares_group: bool, stdin: int | None = None
+    ) -> Child:
+        """Start the command with its output in pipes, and with our own standard input where ``stdin`` is None.
 
         Raises:
             OSError: it cannot be started.
@@ -87,12 +89,13 @@ class Watcher:
         variables = [os.fsencode(f"{name}={value}") for name, value in env.items()]
         if any(b"\0" in text for text in (*words, *variables)):
             raise ValueError("embedded null byte")
+        given = () if stdin is None else (stdin,)
         out_read, out_write = os.pipe()
         error_read, error_write = os.pipe()
         pipes = [os.fdopen(out_read, "rb", buffering=0), os.fdopen(error_read, "rb", buffering=0)]
         try:
             self._status = None
-            self._say("start", words, variables, shares_group, descriptors=(out_write, error_write))
+            self._say("start", words, variables, shares_group, descriptors=(out_write, error_write, *given))
             answer = self._answer()
         finally:
             os.close(out_write)

@@ -163,7 +163,7 @@ class WatcherProcess:
             die_with_parent(watcher)
             if not shares_group:
                 os.setpgid(0, 0)
-            for target, number in enumerate(descriptors, start=1):
+            for target, number in zip((1, 2, 0), descriptors, strict=False):  # standard input may be ours
                 os.dup2(number, target)
             if 0 in self._before.closed:
                 os.close(0)

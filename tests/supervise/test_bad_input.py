@@ -15,10 +15,10 @@ import pytest
 
 from oomguard.engines.command import Launch
 from oomguard.errors import LaunchError
-from oomguard.observe.scan import Scanner
-from oomguard.rules.load import load_rules
 from oomguard.supervise.process import run_once
+from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
+from oomguard.supervise.standard_input import StandardInput
 from support.supervising import LIMIT_S, QUIET, RUN
 
 HI = ["sh", "-c", "echo hi; exit 7"]
@@ -102,13 +102,13 @@ def test_a_file_of_that_name_that_is_not_executable_does_not_hide_one_further_on
 @pytest.mark.parametrize("launch", [Launch(("a\0b",)), Launch(("true",), {"A": "b\0c"})])
 def test_a_nul_in_a_word_or_a_variable_is_a_launch_error(launch):
     with Signals() as signals, pytest.raises(LaunchError, match="null byte") as caught:
-        run_once(launch, Scanner(load_rules()), signals)
+        run_once(launch, Recording(), signals, StandardInput())
     assert caught.value.exit_status == 126
 
 
 def test_words_that_are_too_many_for_the_system_are_126():
     with Signals() as signals, pytest.raises(LaunchError, match="Argument list too long") as caught:
-        run_once(Launch(("true", "x" * 3_000_000)), Scanner(load_rules()), signals)
+        run_once(Launch(("true", "x" * 3_000_000)), Recording(), signals, StandardInput())
     assert caught.value.exit_status == 126
 
 

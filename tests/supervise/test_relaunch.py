@@ -260,3 +260,25 @@ def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
     assert "the command ended of something else: exception=FileNotFoundError" in ran.stderr
     assert "OutOfMemory" not in ran.stderr.replace(code, "")
     assert json.loads((tmp_path / "r.json").read_text())["incidents"] == []
+
+
+@pytest.mark.parametrize("way", ["pipe", "file"])
+def test_a_relaunch_reads_all_of_standard_input_again(way, tmp_path):
+    command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(ENGINE), "--mode", "prompts"]
+    prompts = "".join(f"prompt {n}\n" for n in range(500))
+    (tmp_path / "prompts.txt").write_text(prompts)
+    with (tmp_path / "prompts.txt").open() as file:
+        given = {"input": prompts} if way == "pipe" else {"stdin": file}
+        ran = subprocess.run(command, **given, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "RESULT 1792 500" in ran.stdout
+
+
+def test_a_relaunch_that_could_not_read_the_same_is_refused():
+    command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(ENGINE), "--mode", "prompts"]
+    ran = subprocess.run(command, input=b"x" * (65 << 20), capture_output=True, check=False)
+
+    assert ran.returncode == 1
+    assert b"RESULT" not in ran.stdout
+    assert b"not run again: it would not have the same standard input: reason=more than 64 MiB" in ran.stderr

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from oomguard.engines.command import Launch
-from oomguard.observe.scan import Scanner
-from oomguard.rules.load import load_rules
 from oomguard.supervise.process import run_once
+from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
+from oomguard.supervise.standard_input import StandardInput
 from support.supervising import LIMIT_S, QUIET, RUN, state, wait_for
 
 LISTENER = [sys.executable, str(Path(__file__).with_name("listener.py"))]
@@ -258,7 +258,7 @@ def test_after_a_stop_nothing_is_started():
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert wait_for(lambda: signals.stopped_by is not None)
-        ended = run_once(Launch(("no-such-command",)), Scanner(load_rules()), signals)
+        ended = run_once(Launch(("no-such-command",)), Recording(), signals, StandardInput())
     assert ended.status == 143
     assert signals.stopped_between_runs
 
