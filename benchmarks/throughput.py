@@ -14,6 +14,7 @@ from pathlib import Path
 
 from support.commands import oomguard_command
 from support.figure import conclude, skip
+from support.memory import anonymous_bytes
 from support.vllm_log import FOLDER, INCIDENTS, make_log
 
 RATIO_GOAL, ANONYMOUS_GOAL_MIB = 1.0, 150
@@ -28,29 +29,6 @@ def make_anchors() -> Path:
     path = FOLDER / "anchors.txt"
     path.write_text("".join(f"{anchor}\n" for anchor in anchors), encoding="utf-8")
     return path
-
-
-def tree(pid: int) -> list[int]:
-    """The process and all its descendants that are alive."""
-    found = [pid]
-    for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            try:
-                found += map(int, children.read_text().split())
-            except OSError:
-                continue
-    return found
-
-
-def anonymous_bytes(pid: int) -> int:
-    total = 0
-    for process in tree(pid):
-        try:
-            status = Path(f"/proc/{process}/status").read_text()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:"))
-    return total
 
 
 def timed(command: list[str]) -> tuple[float, int, str]:

@@ -63,6 +63,7 @@ _HOMES = {
     "memory.generate.call": ("CallBudget",),
     "memory.vllm.start": ("StartBudget",),
     "remedy.policy": ("Policy",),
+    "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.notebook": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
 }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from oomguard.errors import SettingError
+from oomguard.records import Record
 
 FactType = Literal["int", "float", "bool", "str"]
 FactValue = int | float | bool | str
@@ -31,8 +32,8 @@ class FactSpec:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+@dataclass(frozen=True, slots=True, repr=False)
+class Fact(Record):
     """One value: ``source`` is ``printed``, ``command``, ``script`` (a flag that the program may
     ignore), ``given``, ``measured``, ``config`` or ``solved``.
 

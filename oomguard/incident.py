@@ -13,6 +13,7 @@ from typing import Final
 
 from oomguard.facts import Fact, FactValue, number_of
 from oomguard.kinds import NOT_OOM_KINDS, headline
+from oomguard.records import Record, shown
 
 CAUSES: Final = (
     "colocated_process",
@@ -71,8 +72,8 @@ class Effect(enum.IntEnum):
         return {str(effect): effect for effect in cls}[text]
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+@dataclass(frozen=True, slots=True, repr=False)
+class Location(Record):
     """Where an incident starts: 1-based line, 0-based byte, and the process that the line's prefix names."""
 
     line: int | None = None
@@ -80,19 +81,20 @@ class Location:
     process: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+@dataclass(frozen=True, slots=True, repr=False)
+class Evidence(Record):
     """A line as it was printed; ``line`` is its number, None for a fact that was read from no line."""
 
     text: str
     line: int | None = None
 
     def __str__(self) -> str:
-        return self.text if self.line is None else f"line {self.line}: {self.text}"
+        text = shown(self.text)
+        return text if self.line is None else f"line {self.line}: {text}"
 
 
-@dataclass(frozen=True, slots=True)
-class SettingInForce:
+@dataclass(frozen=True, slots=True, repr=False)
+class SettingInForce(Record):
     """One setting of the failed run; ``set_by_user`` is None if nothing tells a default from a choice."""
 
     name: str
@@ -101,8 +103,8 @@ class SettingInForce:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+@dataclass(frozen=True, slots=True, repr=False)
+class Cause(Record):
     """Why memory ran out, by one rule; ``confidence`` is 0 to 1."""
 
     id: str
@@ -113,8 +115,8 @@ class Cause:
     title: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+@dataclass(frozen=True, slots=True, repr=False)
+class Patch(Record):
     """One setting, old to new. ``new`` is None if it could not be solved; ``reason`` then names what is missing.
 
     ``blocked_by`` says why the policy does not permit it (None: permitted). Patches of one ``group`` are applied
@@ -142,8 +144,8 @@ class Patch:
         return self.new is not None and self.blocked_by is None
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+@dataclass(frozen=True, slots=True, repr=False)
+class Alternative(Record):
     """A way that keeps what the plan changes; ``why_not`` says why the plan does not take it."""
 
     setting: str
@@ -154,8 +156,8 @@ class Alternative:
     tradeoff: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetPart:
+@dataclass(frozen=True, slots=True, repr=False)
+class BudgetPart(Record):
     """One part of the device's bytes; ``source`` is ``printed``, ``solved`` or ``measured``."""
 
     name: str
@@ -163,16 +165,16 @@ class BudgetPart:
     source: str = "printed"
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+@dataclass(frozen=True, slots=True, repr=False)
+class Budget(Record):
     """Where the device's bytes went, as far as is known."""
 
     device_total_bytes: int | None = None
     parts: tuple[BudgetPart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
+@dataclass(frozen=True, slots=True, repr=False)
+class Incident(Record):
     """One memory failure: what was printed, and, once diagnosed and planned, why it happened and what to do.
 
     ``settings_complete`` says that ``settings`` lists all that the user set, so that any other was left alone.
@@ -220,8 +222,8 @@ class Incident:
         return fact.slack if fact else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+@dataclass(frozen=True, slots=True, repr=False)
+class Attempt(Record):
     """One run under one group of settings: ``settings`` is all that oomguard changed so far, ``patches`` what is new.
 
     ``measured`` maps facts to what this attempt showed. ``exit_status`` is None for a call inside the process, whose
@@ -243,8 +245,8 @@ class Attempt:
         return self.incident is None and not self.error and self.exit_status in {None, 0}
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStart:
+@dataclass(frozen=True, slots=True, repr=False)
+class EngineStart(Record):
     """What one engine start printed of itself, failed or not: version, settings, and where the bytes went."""
 
     number: int
@@ -257,8 +259,8 @@ class EngineStart:
     budget: Budget = field(default_factory=Budget)
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosis(Record):
     """Everything found in one input, in the order of time; ``source`` is the path exactly as it was given."""
 
     source: str
@@ -269,8 +271,7 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         """Return the diagnosis for a notebook's cell.
 
-        A notebook asks the record, and a record knows no drawing: it asks the package's public face, above every room,
-        which knows who draws. No other record asks upwards, and a test holds that none imports a room above.
+        A notebook asks the record, and a record knows no drawing: it asks the package's public face (records.py).
         """
         import oomguard
 

@@ -2,16 +2,47 @@
 
 The library never configures structlog: unconfigured, structlog prints everything on standard output, which is the
 user's. Then events go through the standard library's logger ``oomguard`` (warnings on standard error by default).
+The command line writes its events itself: structlog takes as long to load as the rest of ``oomguard run``.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
+
+Write = Callable[[int, str, dict[str, Any]], None]
+_writer: list[Write] = []
+
+
+class _Written:
+    """A logger as structlog's, whose events go to one function: level, event, fields."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._write(logging.ERROR, event, fields)
+
+
+def write_events(write: Write) -> None:
+    """Have all events of this process written by one function; for the command line only."""
+    _writer[:] = [write]
 
 
 def get_logger() -> Any:
     """A bound structlog logger; look it up when an event happens, so that a later configuration counts."""
+    if _writer:
+        return _Written(_writer[0])
     import structlog
 
     if structlog.is_configured():

@@ -9,9 +9,13 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import platformdirs
+
+from oomguard.regular_file import read_regular
+
+_MAX_KEPT_BYTES: Final = 64 << 20
 
 
 def kept_file(name: str, about: Iterable[bytes]) -> Path:
@@ -60,9 +64,9 @@ def read_tables(
         read: parses one file; what it raises is raised.
     """
     kept = kept_file(f"{name}-{{}}.json", _states(paths))
-    with contextlib.suppress(OSError, ValueError):
-        tables = json.loads(kept.read_text(encoding="utf-8"))
-        if isinstance(tables, list) and len(tables) == len(paths):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        tables = json.loads(read_regular(kept, _MAX_KEPT_BYTES))
+        if isinstance(tables, list) and len(tables) == len(paths) and all(isinstance(one, dict) for one in tables):
             return dict(zip(paths, tables, strict=True))
     found = {path: read(path) for path in paths}
     with contextlib.suppress(TypeError):  # TOML has dates, JSON has none

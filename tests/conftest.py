@@ -61,6 +61,7 @@ def _signals_as_usual() -> Iterator[None]:
 def _state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own journal, or obeys the user's own options."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in list(os.environ):
         if name.startswith("OOMGUARD_"):
             monkeypatch.delenv(name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from oomguard.user_files import keep, kept_file
+from oomguard import user_files
+from oomguard.user_files import keep, kept_file, read_tables
 
 
 def test_another_state_is_another_file_and_the_same_state_the_same():
@@ -26,3 +28,16 @@ def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path):
     keep(tmp_path / "file" / "a.json", b"content")
 
     assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_what_stands_in_a_cache_s_place_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "a.toml").write_text("x = 1")
+    kept = kept_file("tables-{}.json", user_files._states([tmp_path / "a.toml"]))
+    kept.parent.mkdir(parents=True)
+    for content in ("[1]", '["x"]', "{}", "[" * 100_000, "not JSON"):
+        kept.write_text(content)
+        assert read_tables("tables", [tmp_path / "a.toml"]) == {tmp_path / "a.toml": {"x": 1}}
+    kept.unlink()
+    os.mkfifo(kept)
+    assert read_tables("tables", [tmp_path / "a.toml"]) == {tmp_path / "a.toml": {"x": 1}}

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from oomguard.diagnosing import assess_all
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.remedy.modelled import FailureModel
-from oomguard.remedy.planner import next_patches
 from oomguard.remedy.policy import Policy
-from oomguard.rules.load import RuleSet
+
+# What explains a failure is loaded when there is one: a run that succeeds starts at once.
+if TYPE_CHECKING:
+    from oomguard.remedy.modelled import FailureModel
+    from oomguard.rules.load import RuleSet
 
 
 class Ledger:
@@ -91,6 +93,8 @@ class Ledger:
             local_models: whether the memory model may read a model folder that the output names.
             behind: the model behind the failure, where the caller has it.
         """
+        from oomguard.diagnosing import assess_all
+
         self.tried.update((self.settings if failed_with is None else failed_with).items())
         found = assess_all(
             scanned, rules, self.policy, self.tried, given=given, local_models=local_models, behind=behind
@@ -117,6 +121,8 @@ class Ledger:
 
     def wanted(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
         """Return the patches that the plan offers and ``carries`` accepts by setting, none of which has failed."""
+        from oomguard.remedy.planner import next_patches
+
         return next_patches(incident, carries, self.tried) if incident.is_oom else ()
 
     def choose(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:

@@ -19,6 +19,7 @@ from oomguard.memory.model.model import Model, read_model
 from oomguard.memory.vllm.fitting import fit
 from oomguard.memory.vllm.start import StartBudget, VllmSettings
 from oomguard.memory.vllm.start_budget import budget_start
+from oomguard.records import Record
 from oomguard.remedy.modelled_start import start_patch
 from oomguard.surfaces import default_value
 
@@ -64,8 +65,8 @@ class Needed:
     without_images: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StartPlan:
+@dataclass(frozen=True, slots=True, repr=False)
+class StartPlan(Record):
     """A planned start of vLLM.
 
     Attributes:

@@ -13,7 +13,7 @@ from oomguard.switch import disabled
 
 _DISABLE: Final = "OOMGUARD_DISABLE"
 # Variables that oomguard reads and that are no option of any command.
-OWN_VARIABLES: Final = frozenset({_DISABLE, plugin.OVERRIDES, plugin.ACKNOWLEDGE, "OOMGUARD_VLLM_CACHE"})
+OWN_VARIABLES: Final = frozenset({_DISABLE, plugin.OVERRIDES, plugin.MODELS, plugin.ACKNOWLEDGE, "OOMGUARD_VLLM_CACHE"})
 
 
 def variable_checks(environ: Mapping[str, str], known: frozenset[str]) -> Iterator[Check]:
@@ -38,7 +38,9 @@ def variable_checks(environ: Mapping[str, str], known: frozenset[str]) -> Iterat
 
 def _overrides_check(name: str, value: str) -> Check:
     try:
-        json.loads(value)
-    except ValueError:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
         return Check("variables", "problem", f"{name}={value}: not JSON", f"unset {name}")
+    if not isinstance(found, dict):
+        return Check("variables", "problem", f"{name}={value}: not a JSON object", f"unset {name}")
     return Check("variables", "ok", f"{name}={value}: changes every vLLM start of this shell")

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from oomguard._version import __version__
-from oomguard.cli.config import defaults_from_pyproject
+from oomguard.cli.config import read_configuration
 from oomguard.errors import OomguardError, UsageError
 from oomguard.switch import disabled
 
@@ -28,6 +28,8 @@ _COMMANDS: Final = {
     "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
     "doctor": ("oomguard.cli.doctor", "Look at this machine: versions, devices, plugin, variables, limits."),
 }
+# Commands that tell themselves what was read of the files of options: they know -q, -v and where messages go.
+_TELLING: Final = frozenset({"run", "diagnose"})
 
 
 class _LazyGroup(click.Group):
@@ -53,9 +55,13 @@ class _LazyGroup(click.Group):
 def _group(ctx: click.Context) -> None:
     """When LLM inference runs out of memory: say why with numbers, change the least that fits, run again.
 
-    Every option can also be given as OOMGUARD_<OPTION>, or in [tool.oomguard] of pyproject.toml.
+    Every option can also be given as OOMGUARD_<OPTION>, or in your own file, ~/.config/oomguard/config.toml.
+    [tool.oomguard] of the working directory's pyproject.toml only restricts.
     """
-    ctx.default_map = {name: defaults_from_pyproject() for name in _COMMANDS}
+    ctx.obj = read_configuration()
+    ctx.default_map = dict.fromkeys(_COMMANDS, ctx.obj.options)
+    if ctx.invoked_subcommand not in _TELLING:
+        ctx.obj.tell(lambda text: click.echo(f"oomguard: {text}", err=True), lambda _text: None)
 
 
 def main(argv: list[str] | None = None) -> Any:
@@ -102,8 +108,10 @@ def become(command: list[str]) -> int:
 
 def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
+    from oomguard.report.presentable import drawn  # what it quotes may be a command's secret, or a stranger's path
+
     hint = getattr(error, "hint", None)
     with contextlib.suppress(OSError, AttributeError):  # nobody reads it: the exit status still tells
-        click.echo(f"oomguard: {error}", err=True)
+        click.echo(drawn(f"oomguard: {error}"), err=True)
         if hint:
-            click.echo(f"  {hint}", err=True)
+            click.echo(drawn(f"  {hint}"), err=True)

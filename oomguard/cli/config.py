@@ -1,12 +1,23 @@
-"""Options from ``[tool.oomguard]`` of the nearest pyproject.toml; flags and OOMGUARD_* variables win over them."""
+"""Options from files: the user's own, which may say anything, and the working directory's, which only restricts.
+
+The user's own file is ``oomguard/config.toml`` in the folder of XDG_CONFIG_HOME. ``[tool.oomguard]`` of the nearest pyproject.toml is
+a stranger's word (restrictions.py), and whatever it holds, the command goes on. Flags and OOMGUARD_* variables win over both.
+"""
 
 from __future__ import annotations
 
+import os
 import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import platformdirs
+
+from oomguard.cli.restrictions import Restrictions, said_of_unknown
 from oomguard.errors import UsageError
+from oomguard.escapes import strip_escapes
 
 OPTIONS: Final = (
     "allow",
@@ -37,38 +48,123 @@ _SWITCHES: Final = frozenset({"dry_run", "quiet", "verbose", "exit_code", "follo
 _NUMBERS: Final = frozenset({"max_relaunches", "deadline", "grace"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}
+_TABLE: Final = "[tool.oomguard]"
+# A stranger's file is read no further than this. tomllib takes a time and a memory that grow with the square of a key's dots.
+_MAX_BYTES: Final = 256 * 1024
+_MAX_DOTS_A_LINE: Final = 200
+_MAX_TOLD: Final = 10
 
 
-def defaults_from_pyproject(start: Path | None = None) -> dict[str, Any]:
-    """Return the table's options by parameter name, empty without a table; raises UsageError for an unknown option."""
-    folder = start or Path.cwd()
-    for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
-        if not path.is_file():
-            continue
-        try:
-            tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
-            table = tool.get("oomguard") if isinstance(tool, dict) else None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise UsageError(f"{path}: {error}", hint="oomguard reads [tool.oomguard] there") from None
-        if table is not None:
-            return _checked(table, path)
-    return {}
+@dataclass(frozen=True, slots=True)
+class OptionsFile:
+    """One file that was read: ``taken`` is what it says by option, ``left_out`` holds an option and why, for each that is not."""
+
+    place: str
+    taken: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
-def _checked(table: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(table, dict):
-        raise UsageError(f"{path}: [tool.oomguard] is a {type(table).__name__}, not a table")
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What all files together say, by the sub-commands' parameters, and each file that was read."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[OptionsFile, ...] = ()
+
+    def tell(self, warn: Callable[[str], None], detail: Callable[[str], None]) -> None:
+        """Say what was left out and why (``warn``), and which file was read for what (``detail``)."""
+        for file in self.files:
+            taken = " ".join(f"{option}={value}" for option, value in file.taken.items())
+            detail(_line(f"options of {file.place}: {taken or 'none'}"))
+            for option, why in file.left_out[:_MAX_TOLD]:
+                warn(_line(f"{file.place}: left out, {f'{option}: ' if option else ''}{why}"))
+            if len(file.left_out) > _MAX_TOLD:
+                warn(_line(f"{file.place}: left out, {len(file.left_out) - _MAX_TOLD} more"))
+
+
+def read_configuration(start: Path | None = None) -> Configuration:
+    """Read both files.
+
+    Args:
+        start: where the search for pyproject.toml begins, upwards; the working directory if None.
+
+    Raises:
+        UsageError: the user's own file holds an unknown option or a wrong value.
+    """
+    own = _own_options()
+    project = _project_options(start, own.taken if own else {})
+    options = dict(own.taken) if own else {}
+    options |= project.taken if project else {}
+    files = tuple(file for file in (own, project) if file)
+    return Configuration({_PARAMETERS.get(name, name): value for name, value in options.items()}, files)
+
+
+def own_file() -> Path:
+    """Where the user's own options lie; a relative XDG_CONFIG_HOME would be the working directory's and does not count."""
+    named = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = Path.home() / ".config" / "oomguard" if named and not Path(named).is_absolute() else None
+    return (folder or Path(platformdirs.user_config_dir("oomguard", appauthor=False))) / "config.toml"
+
+
+def _own_options() -> OptionsFile | None:
+    path = own_file()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if not os.access(path.parent, os.X_OK):  # another user's folder: a changed user keeps HOME in many containers
+            return None
+        raise UsageError(f"{path}: {error.strerror}", hint="oomguard reads your own options there") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", hint="oomguard reads your own options there") from None
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in OPTIONS:
-            import difflib
+            raise UsageError(f"{path}: unknown option {key!r}", hint=said_of_unknown(name, OPTIONS))
+        values[name] = _value(name, value, path)
+    return OptionsFile(str(path), values)
 
-            near = difflib.get_close_matches(name, OPTIONS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"options: {', '.join(OPTIONS)}"
-            raise UsageError(f"{path}, [tool.oomguard]: unknown option {key!r}", hint=hint)
-        values[_PARAMETERS.get(name, name)] = _value(name, value, path)
-    return values
+
+def _project_options(start: Path | None, own: Mapping[str, Any]) -> OptionsFile | None:
+    """Return what the nearest table says, None without one; whatever stands there, nothing is raised."""
+    place = "pyproject.toml"
+    try:
+        folder = start or Path.cwd()
+    except OSError:  # it was removed
+        return None
+    try:
+        for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
+            place = str(path)
+            table = _table(path)
+            if table is not None:
+                restrictions = Restrictions(own, OPTIONS)
+                restrictions.read(table)
+                return OptionsFile(f"{place}, {_TABLE}", restrictions.taken, tuple(restrictions.left_out))
+    except Exception as error:  # noqa: BLE001 - a stranger wrote it: no content of it ends the user's command
+        why = str(error)[:200] or type(error).__name__
+        return OptionsFile(f"{place}, {_TABLE}", {}, (("", f"it cannot be read: {why}"),))
+    return None
+
+
+def _table(path: Path) -> Any:
+    """Return the table of a stranger's file, None where it has none; raises ValueError for one that is not safe to read."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return None
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError:
+        return None
+    if b"oomguard" not in content:
+        return None
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it is larger than {_MAX_BYTES // 1024} KiB")
+    if any(line.count(b".") > _MAX_DOTS_A_LINE for line in content.splitlines()):
+        raise ValueError(f"a line has more than {_MAX_DOTS_A_LINE} dots")
+    tool = tomllib.loads(content.decode("utf-8")).get("tool")
+    return tool.get("oomguard") if isinstance(tool, dict) else None
 
 
 def _value(name: str, value: Any, path: Path) -> Any:
@@ -80,5 +176,9 @@ def _value(name: str, value: Any, path: Path) -> Any:
     wanted: type | tuple[type, ...] = bool if name in _SWITCHES else (int, float) if name in _NUMBERS else str
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         kind = "true or false" if name in _SWITCHES else "a number" if name in _NUMBERS else "text"
-        raise UsageError(f"{path}, [tool.oomguard]: {name} is {kind}, not {value!r}")
+        raise UsageError(f"{path}: {name} is {kind}, not {value!r}")
     return value
+
+
+def _line(text: str) -> str:
+    return strip_escapes(text).encode("utf-8", "replace").decode()

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.options import color_option, console, option, policy_options
+from oomguard.cli.options import color_option, console, option, policy_options, tell_configuration
 from oomguard.errors import InputError, UsageError
 from oomguard.observe.source import shown
 
@@ -65,7 +65,9 @@ class _Jobs(click.IntRange):
     "-v", "--verbose", is_flag=True, help="On the terminal, also the settings in force and the facts, with sources."
 )
 @color_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     paths: tuple[str, ...],
     form: str | None,
     output: str | None,
@@ -94,6 +96,7 @@ def command(
     """
     from oomguard.cli.rendering import Screen, Work
 
+    _tell_configuration(ctx, quiet=quiet, verbose=verbose)
     if not paths:
         if sys.stdin is not None and sys.stdin.isatty():
             raise click.UsageError("name a log, a folder, or - for standard input: oomguard diagnose error.log")
@@ -126,6 +129,16 @@ def command(
     if errors:
         return 2
     return 1 if exit_code and found else 0
+
+
+def _tell_configuration(ctx: click.Context, *, quiet: bool, verbose: bool) -> None:
+    def say(text: str) -> None:
+        click.echo(f"oomguard: {text}", err=True)
+
+    def nothing(_text: str) -> None:
+        pass
+
+    tell_configuration(ctx, nothing if quiet else say, say if verbose else nothing)
 
 
 def _expand(paths: tuple[str, ...]) -> tuple[list[str], list[InputError]]:

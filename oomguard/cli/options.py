@@ -88,6 +88,14 @@ def read_rules(folders: Iterable[str], *, check: bool = False) -> RuleSet:
     return load_rules([Path(folder) for folder in folders], check=check)
 
 
+def tell_configuration(ctx: click.Context, warn: Callable[[str], None], detail: Callable[[str], None]) -> None:
+    """Say what was read of the files of options, and what was left out and why; a command called by itself read none."""
+    from oomguard.cli.config import Configuration
+
+    if isinstance(read := ctx.find_root().obj, Configuration):
+        read.tell(warn, detail)
+
+
 def form_of(ctx: click.Context, form: str, forms: Sequence[str]) -> str:
     """Return the output form asked for, the first of ``forms`` where a variable or table asks for one that is not among them.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.options import color_option, console, option
+from oomguard.cli.options import color_option, console, form_of, option
 from oomguard.cli.plan_options import POSITIVE, call_options, engine_options
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import GIB, parse_size
@@ -60,10 +60,13 @@ _FORMS: Final = ("terminal", "json")
 )
 @option("--no-calibration", is_flag=True, help="Plan with the priors, whatever starts have been measured.")
 @option("--sweep", metavar="SETTING=V1,V2,…", help="One row for each value of a setting.")
-@option("--format", "form", type=click.Choice(_FORMS), default="terminal", show_default=True, help="Output form.")
+@option("--format", "form", default="terminal", show_default=True, metavar="[terminal|json]", help="Output form.")
 @option("--exit-code", is_flag=True, help="Exit with 1 when it does not fit.")
 @color_option
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     model: str,
     gpu_memory: str | None,
     gpu: int | None,
@@ -93,6 +96,7 @@ def command(
     from oomguard.budgeting.start import ask_for_start
     from oomguard.budgeting.values import CALL_SETTINGS, START_SETTINGS
 
+    form = form_of(ctx, form, _FORMS)
     if ask_engine and (sweep or engine == "transformers"):
         raise UsageError("--ask-engine answers one plan of vLLM", hint="leave --sweep out")
     gpu_options: dict[str, Any] = {"gpu_memory": _total_bytes(gpu_memory), "gpu": gpu, "gpu_name": gpu_name}

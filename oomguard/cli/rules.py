@@ -12,6 +12,7 @@ import click
 
 from oomguard.cli.options import color_option, console, option, read_rules, rules_option
 from oomguard.errors import InputError, OomguardError, RuleError, UsageError
+from oomguard.regular_file import read_regular
 
 if TYPE_CHECKING:
     from oomguard.rules.load import RuleSet
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _INDEX: Final = "README.md"
 _MAX_COLUMNS: Final = 100
+# A page has some kilobytes; what is larger, or no file, is none of ours.
+_MAX_PAGE_BYTES: Final = 1 << 20
 
 
 @click.group("rules")
@@ -91,7 +94,7 @@ def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
     wanted = rule_pages(_read(rules))
     root = Path(folder)
     try:
-        there = {path.name: path.read_text(encoding="utf-8") for path in _made(root)}
+        there = _made(root)
         differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
         if check:
             for name in differing:
@@ -153,15 +156,19 @@ def rule_pages(rules: RuleSet) -> dict[str, str]:
     return {**found, _INDEX: index_page(rules.rules, rules.signatures)}
 
 
-def _made(root: Path) -> list[Path]:
-    """Return the pages in a folder that this command made."""
+def _made(root: Path) -> dict[str, str]:
+    """Return the text of the pages in a folder that this command made, by file name."""
     from oomguard.report.rule_page import MARK
 
     if not root.exists():
-        return []
-    return [
-        path for path in sorted(root.iterdir()) if path.suffix == ".md" and MARK in path.read_text(encoding="utf-8")
-    ]
+        return {}
+    found = {}
+    for path in sorted(root.iterdir()):
+        if path.suffix == ".md" and path.is_file() and path.stat().st_size <= _MAX_PAGE_BYTES:
+            text = read_regular(path, _MAX_PAGE_BYTES).decode("utf-8")
+            if MARK in text:
+                found[path.name] = text
+    return found
 
 
 def _rule_page(rule: Rule, rules: RuleSet) -> str:

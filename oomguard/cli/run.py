@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import math
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import click
 
-from oomguard.cli.options import console, option, output_options, policy_options, read_policy, read_rules
+from oomguard.cli.options import (
+    console,
+    option,
+    output_options,
+    policy_options,
+    read_policy,
+    read_rules,
+    tell_configuration,
+)
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES
@@ -33,6 +43,8 @@ class _Seconds(click.FloatRange):
         return seconds
 
 
+# How long a run waits for others that write the journal; after it the run goes on without.
+JOURNAL_BUSY_S: Final = 0.25
 SECONDS: Final = _Seconds(min=0, max=10**9)
 
 
@@ -77,7 +89,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
 )
 @option(
     "--journal",
-    type=click.Path(dir_okay=False),
+    type=click.Path(),
     metavar="PATH",
     help="Where attempts are recorded. [default: the user's state folder]",
 )
@@ -97,7 +109,9 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     help="Form of the events on standard error.",
 )
 @output_options
+@click.pass_context
 def command(
+    ctx: click.Context,
     argv: tuple[str, ...],
     allow: str | None,
     pinned: tuple[str, ...],
@@ -121,61 +135,69 @@ def command(
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
-    from oomguard.engines.command import Launch
-    from oomguard.report.attempts import attempts_table, reduced
-    from oomguard.report.terminal import print_diagnosis
     from oomguard.supervise.process import become_subreaper
-    from oomguard.supervise.relaunch import Supervision
     from oomguard.supervise.signals import Signals
+    from oomguard.supervise.standard_streams import occupy
 
-    policy = read_policy(allow, pinned, floors, max_relaunches=max_relaunches, deadline_s=deadline)
-    rule_set = read_rules(rules)
-    if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
-        raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
-    if report is not None and not os.access(Path(report).parent, os.W_OK):
-        raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
-    configure_log(log_format, quiet=quiet, verbose=verbose)
-    screen = console(color, file=cast("TextIO", _Errors()))
-
-    def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
-        if not quiet:
-            first = diagnosis.first_cause
-            print_diagnosis(screen, Diagnosis("", (first,) if first else (), diagnosis.notes), commands)
-
+    closed = occupy()  # before anything is opened
     become_subreaper()
-    supervision = Supervision(
-        Launch(tuple(argv)),
-        policy,
-        rule_set,
-        _journal(journal),
-        dry_run,
-        grace,
-        on_failure,
-    )
-    with Signals() as signals:
+    with Signals(closed) as signals:  # before anything heavy is loaded
+        from oomguard.engines.command import Launch
+        from oomguard.log import get_logger
+        from oomguard.supervise.relaunch import Supervision
+
+        configure_log(log_format, quiet=quiet, verbose=verbose)
+        tell_configuration(ctx, get_logger().warning, get_logger().debug)
+        policy = read_policy(allow, pinned, floors, max_relaunches=max_relaunches, deadline_s=deadline)
+        if rules:
+            read_rules(rules)  # what is wrong in them is told before the command runs
+        if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
+            raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
+        if report is not None and not os.access(Path(report).parent, os.W_OK):
+            raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
+
+        def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
+            if not quiet:
+                from oomguard.report.terminal import print_diagnosis
+
+                first = diagnosis.first_cause
+                shown = Diagnosis("", (first,) if first else (), diagnosis.notes)
+                print_diagnosis(console(color, file=cast("TextIO", _Errors())), shown, commands)
+
+        launch, kept = Launch(tuple(argv)), _journal(journal)
+        supervision = Supervision(launch, policy, lambda: read_rules(rules), kept, dry_run, grace, on_failure)
         outcome = supervision.run(signals)
-    if len(outcome.attempts) > 1 and not quiet:
-        screen.print(attempts_table(outcome.attempts))
-    if text := reduced(outcome.attempts):
-        screen.print(text, markup=False)
-    if report is not None:
-        _write_report(Path(report), outcome)
+        _tell(outcome, color, quiet=quiet)
+        if report is not None:
+            _write_report(Path(report), outcome)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
     return outcome.status
 
 
-def _journal(path: str | None) -> Journal | None:
-    """Open the journal at ``path``, else the default one; return None where the default one cannot be used.
+def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
+    """Show the attempts of a run that needed several, and what it goes on with."""
+    if len(outcome.attempts) < 2:
+        return
+    from oomguard.report.attempts import attempts_table, reduced
+    from oomguard.report.presentable import drawn
 
-    Raises:
-        InputError: the journal at ``path`` cannot be used.
-    """
+    screen = console(color, file=cast("TextIO", _Errors()))
+    if not quiet:
+        screen.print(attempts_table(outcome.attempts))
+    if text := reduced(outcome.attempts):
+        screen.print(drawn(text), markup=False)
+
+
+def _journal(path: str | None) -> Journal | None:
+    """Open the journal at ``path``, else the default one; where it cannot be used, say so and go on without."""
     from oomguard.journal.store import Journal, default_path
     from oomguard.log import get_logger
 
-    if path is not None:
-        return Journal(Path(path))
+    if path is None and not default_path().is_absolute():
+        get_logger().warning("no journal is kept", reason="no home folder is known")
+        return None
     try:
-        return Journal(default_path())
+        return Journal(default_path() if path is None else Path(path), busy_s=JOURNAL_BUSY_S)
     except InputError as error:
         get_logger().warning("no journal is kept", reason=str(error))
         return None
@@ -210,21 +232,31 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     """Send events to standard error, one line each; only the command line does, never the library."""
     import logging
 
-    import structlog
+    from oomguard.log import write_events
+    from oomguard.report.presentable import drawn
 
-    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
-    render: Any = structlog.processors.JSONRenderer() if form == "json" else _console_line
-    structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), render],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Errors())),
-        cache_logger_on_first_use=False,
-    )
+    least = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
+    line, errors = _json_line if form == "json" else _console_line, _Errors()
+
+    def write(level: int, event: str, fields: dict[str, Any]) -> None:
+        if level >= least:
+            shown = {key: drawn(value) if isinstance(value, str) else value for key, value in fields.items()}
+            errors.write(f"{line(logging.getLevelName(level).lower(), event, shown)}\n")
+            errors.flush()
+
+    write_events(write)
 
 
-def _console_line(_logger: Any, _name: str, event: dict[str, Any]) -> str:
-    extra = " ".join(f"{key}={value}" for key, value in event.items() if key not in {"event", "level", "timestamp"})
-    return f"oomguard: {event['event']}" + (f": {extra}" if extra else "")
+def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
+    extra = " ".join(f"{key}={value}" for key, value in fields.items())
+    return f"oomguard: {event}" + (f": {extra}" if extra else "")
+
+
+def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:
+    from oomguard.report.json import json_line
+
+    now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+    return json_line({**fields, "event": event, "level": level, "timestamp": now})
 
 
 def _write_report(path: Path, outcome: Outcome) -> None:

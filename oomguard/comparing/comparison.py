@@ -8,6 +8,7 @@ from typing import Literal
 
 from oomguard.facts import FactValue
 from oomguard.incident import EngineStart, Incident
+from oomguard.records import Record
 from oomguard.settings import Unit
 
 Kind = Literal["version", "setting", "default", "budget", "capacity"]
@@ -15,8 +16,8 @@ Kind = Literal["version", "setting", "default", "budget", "capacity"]
 Origin = Literal["set", "printed", "default", "solved", "left alone", "not printed"]
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedStart:
+@dataclass(frozen=True, slots=True, repr=False)
+class ComparedStart(Record):
     """One of the two starts compared; ``incident`` is its failure, ``starts`` how many starts its log holds."""
 
     source: str
@@ -58,8 +59,8 @@ class ComparedStart:
         return self.number("kv_cache_memory_bytes") is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedValue:
+@dataclass(frozen=True, slots=True, repr=False)
+class ComparedValue(Record):
     """One side of a row.
 
     ``value`` is None if it is unknown or was left alone; ``slack`` is how far rounding may move it, in the row's unit.
@@ -75,8 +76,8 @@ class ComparedValue:
         return None if isinstance(self.value, (str, bool)) else self.value
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+@dataclass(frozen=True, slots=True, repr=False)
+class Row(Record):
     """One thing compared; if only one log prints it, it tells no change."""
 
     name: str
@@ -122,8 +123,8 @@ class Explanation:
     kv_cache_bytes: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Record):
     """Two starts and what changed between them; ``unknown`` lists what the logs leave open."""
 
     old: ComparedStart

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
-from oomguard.incident import SettingInForce
+from oomguard.incident import Incident, SettingInForce
+from oomguard.settings import value_in_force
 from oomguard.surfaces import flag_words, flags_in, surface
 
 
@@ -17,16 +18,28 @@ class Launch:
     """What is started: the command, and environment variables on top of the inherited ones.
 
     ``engine_version`` is that of the engine it starts, once it is known: flags are spelled as that version has them.
+    ``engine_models`` are the models whose engines failed in it, as they printed them: in a program that starts several
+    engines, those of other models are not changed. It is empty where none was printed.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     engine_version: str | None = None
+    engine_models: tuple[str, ...] = ()
 
     def shell(self) -> str:
         """Return the launch as a line to paste into a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         return " ".join([*variables, shlex.join(self.argv)])
+
+
+def with_failed_engine(launch: Launch, incident: Incident) -> Launch:
+    """Return the launch with what the engine that failed in it printed of itself: its version, and its model."""
+    known = value_in_force("model", incident.settings, incident.facts)
+    # One engine that did not print its model, and the change may be for it.
+    model = None if known is None or not isinstance(known[0], str) else known[0]
+    models = () if model is None else tuple(dict.fromkeys((*launch.engine_models, model)))
+    return replace(launch, engine_version=incident.framework_version or launch.engine_version, engine_models=models)
 
 
 def settings_given(argv: tuple[str, ...], engine: str) -> dict[str, SettingInForce]:

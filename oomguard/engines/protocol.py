@@ -22,9 +22,15 @@ from oomguard.memory.generate.rows import CallTrace
 
 
 class Launcher(Protocol):
-    """The module ``launch`` of an engine: how a command that starts it is read, changed, and judged at its end."""
+    """The module ``launch`` of an engine: how a command that starts it is read, changed, and judged at its end.
+
+    Attributes:
+        NAME: the engine's name.
+        SPEAKS: words of which one, in any case, stands in every output of the engine.
+    """
 
     NAME: str
+    SPEAKS: tuple[str, ...]
 
     def is_own_command(self, argv: tuple[str, ...]) -> bool:
         """Return whether the command itself is the engine's, so that its flags reach the engine."""

@@ -64,13 +64,14 @@ class Journal:
 
     Args:
         path: the database; it and its folder are created, readable by the user alone.
+        busy_s: how long each use waits for others that hold the file locked.
 
     Raises:
         InputError: the file cannot be written, or a newer oomguard wrote it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, busy_s: float = 10.0) -> None:
+        self.path, self._busy_s = path, busy_s
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600)  # commands are masked, and still nobody else's business
@@ -85,7 +86,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _open(self) -> Any:
-        database = sqlite3.connect(self.path, timeout=10)
+        database = sqlite3.connect(self.path, timeout=self._busy_s)
         try:
             with database:
                 yield database

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import Fact
+from oomguard.observe.search_time import SearchTime
 from oomguard.observe.window import Window
 from oomguard.rules.pattern import group_value
 from oomguard.rules.signature import Quotation, Signature, Wording
 
-SEARCH_TIMEOUT_S: Final = 0.5
 # A message's clauses lie within so many characters of its wording: the longest allocator message has about 1000.
 CLAUSE_CHARS: Final = 2500
 # What introduces a quotation lies within so many characters above it.
@@ -46,22 +47,22 @@ class Hit:
         return self.wording.framework or self.signature.framework
 
 
-def match(signature: Signature, wording: Wording, window: Window) -> Hit | None:
+def match(signature: Signature, wording: Wording, window: Window, time: SearchTime) -> Hit | None:
     """Match a wording where it touches the anchor's line; None if it does not.
 
-    Raises TimeoutError if a search takes longer than ``SEARCH_TIMEOUT_S``.
+    Raises TimeoutError if a search takes longer than it may: see ``SearchTime``.
     """
     text = window.text
     begin, end = window.anchor_span
-    found = next((m for m in wording.pattern.finditer(text, timeout=SEARCH_TIMEOUT_S) if m.end() > begin), None)
+    found = time.first_behind(wording.pattern, text, begin)
     if found is None or found.start() >= max(1, end):
         return None  # what does not touch the anchor's line belongs to another window
     facts = _captured(found)
     start, stop = found.span()
     if signature.clauses:
-        limit = min(start + CLAUSE_CHARS, _next_message(signature, wording, text, stop))
+        limit = min(start + CLAUSE_CHARS, _next_message(signature, wording, text, stop, time))
         for clause in signature.clauses:
-            part = clause.search(text, pos=start, endpos=limit, timeout=SEARCH_TIMEOUT_S)
+            part = time.search(clause, text, pos=start, endpos=limit)
             if part is not None:
                 facts = {**_captured(part), **facts}
                 stop = max(stop, part.end())
@@ -71,10 +72,10 @@ def match(signature: Signature, wording: Wording, window: Window) -> Hit | None:
     return Hit(signature, wording, window.index(start), window.index(stop - 1), stop - start, message, facts, start)
 
 
-def _next_message(signature: Signature, own: Wording, text: str, position: int) -> int:
+def _next_message(signature: Signature, own: Wording, text: str, position: int, time: SearchTime) -> int:
     """Return where the next message of this signature begins: clauses behind it belong to that one."""
     headlines = [w.pattern for w in signature.wordings if "(?P<tried>" in w.pattern.pattern]
-    later = (p.search(text, pos=position, timeout=SEARCH_TIMEOUT_S) for p in (headlines or [own.pattern]))
+    later = (time.search(p, text, pos=position) for p in (headlines or [own.pattern]))
     return min((m.start() for m in later if m is not None), default=len(text))
 
 
@@ -94,8 +95,13 @@ def _captured(found: Any) -> dict[str, Fact]:
     return facts
 
 
-def quoted(hit: Hit, window: Window, quotations: tuple[Quotation, ...]) -> str | None:
-    """Return the name of the quotation that holds the message (source code, a prompt, advice), None for a real failure."""
+def quoted(
+    hit: Hit, window: Window, quotations: Iterable[Quotation], time: SearchTime, slow: Callable[[Quotation], None]
+) -> str | None:
+    """Return the name of the quotation that holds the message (source code, a prompt, advice), None for a real failure.
+
+    ``slow`` is told of each quotation whose search takes longer than it may: see ``SearchTime``.
+    """
     line, start = window.line_around(hit.position)
     at = start
     # The wording may begin with the exception's name; what stands before the words behind it tells a quotation.
@@ -114,8 +120,8 @@ def quoted(hit: Hit, window: Window, quotations: tuple[Quotation, ...]) -> str |
         if len(hit.facts) >= quotation.below_facts:
             continue
         try:
-            if quotation.pattern.search(parts[quotation.part], timeout=SEARCH_TIMEOUT_S):
+            if time.search(quotation.pattern, parts[quotation.part]):
                 return quotation.name
         except TimeoutError:
-            continue
+            slow(quotation)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from oomguard.facts import Fact
@@ -51,10 +52,11 @@ class ScannedIncident:
 
 
 class ScannedIncidents:
-    """All incidents of one input, in the order of time."""
+    """All incidents of one input, in the order of time; ``clock`` tells when what comes now was printed."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.all: list[ScannedIncident] = []
+        self._clock = clock
 
     def take(self, hit: Hit, location: Location, evidence: Evidence, context: Context) -> ScannedIncident | None:
         """Fold a hit into a known incident, or return it as a new one; None if it is folded or one too many.
@@ -94,7 +96,7 @@ class ScannedIncidents:
             incident,
             context,
             own=facts,
-            seen_s=time.monotonic(),
+            seen_s=self._clock(),
             last_line=line,
             kinds={kind},
             becomes=dict(hit.signature.becomes),
@@ -105,14 +107,14 @@ class ScannedIncidents:
         context.failed = True
         return found
 
-    @staticmethod
-    def _pass_on(known: ScannedIncident, evidence: Evidence) -> None:
+    def _pass_on(self, known: ScannedIncident, evidence: Evidence) -> None:
         if evidence not in known.incident.wrappers and len(known.incident.wrappers) < MAX_WRAPPERS:
             known.incident = replace(known.incident, wrappers=(*known.incident.wrappers, evidence))
-        known.seen_s = time.monotonic()
+        known.seen_s = self._clock()
 
-    @staticmethod
-    def _told_again(known: ScannedIncident, kind: str, facts: dict[str, Fact], process: str | None, line: int) -> bool:
+    def _told_again(
+        self, known: ScannedIncident, kind: str, facts: dict[str, Fact], process: str | None, line: int
+    ) -> bool:
         if kind not in known.kinds:
             return False
         close = line - known.last_line <= FOLD_LINES
@@ -136,7 +138,7 @@ class ScannedIncidents:
             known.own = facts
             incident = replace(incident, facts={**incident.facts, **facts})
         known.incident = replace(incident, repeated=incident.repeated + 1)
-        known.last_line, known.seen_s = max(known.last_line, line), time.monotonic()
+        known.last_line, known.seen_s = max(known.last_line, line), self._clock()
         return True
 
     @staticmethod
@@ -147,8 +149,7 @@ class ScannedIncidents:
             and related(process, known.process)
         )
 
-    @staticmethod
-    def _wrap(inner: ScannedIncident, hit: Hit, facts: dict[str, Fact], evidence: Evidence, line: int) -> None:
+    def _wrap(self, inner: ScannedIncident, hit: Hit, facts: dict[str, Fact], evidence: Evidence, line: int) -> None:
         """Take the kind from the outer message; the inner one came first and holds the figures."""
         incident = inner.incident
         inner.own = {**facts, **inner.own}
@@ -162,4 +163,4 @@ class ScannedIncidents:
             facts={**facts, **incident.facts},
             evidence=(*incident.evidence, evidence),
         )
-        inner.last_line, inner.seen_s = max(inner.last_line, line), time.monotonic()
+        inner.last_line, inner.seen_s = max(inner.last_line, line), self._clock()

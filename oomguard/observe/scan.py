@@ -5,23 +5,27 @@ The scanner takes line by line and keeps a bounded state, so the same code reads
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from oomguard.escapes import strip_escapes
 from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
+from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.conclude import concluded_incident, concluded_start
 from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.hits import Hit, match, quoted
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
+from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
 from oomguard.observe.text import PlainLine, peel
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
+from oomguard.rules.signature import Quotation
 
 LOOK_BACK_LINES: Final = 6
 SEAM_LINES: Final = 2
@@ -30,6 +34,9 @@ INFO_CHARS: Final = 80
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
+# After so many lines the search for all anchors at once is worth making ready.
+_FINDER_AFTER: Final = 4000
+_OUT_OF_TIME: Final = "ran out of time and was left out"
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 
 
@@ -61,16 +68,24 @@ def _best(hits: list[Hit]) -> Hit:
 
 
 class Scanner:
-    """Feed lines with ``push``; ``diagnosis`` closes the streams and returns what was found, in the order of time."""
+    """Feed lines with ``push``; ``diagnosis`` closes the streams and returns what was found, in the order of time.
 
-    def __init__(self, rules: RuleSet) -> None:
+    Args:
+        rules: what is looked for.
+        clock: tells when the line pushed last was printed, as ``time.monotonic`` does for lines that come live.
+    """
+
+    def __init__(self, rules: RuleSet, clock: Callable[[], float] = time.monotonic) -> None:
         self._anchors = [(w.anchor, (s, w)) for s in rules.signatures for w in s.wordings]
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
         self._open: list[tuple[_Stream, Window]] = []
-        self._found = ScannedIncidents()
+        self._found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
-        self._slow: dict[tuple[str, str, str], None] = {}
+        self._finder: Finder | None = None
+        self._looked = 0
+        self._time = SearchTime()
+        self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
 
     @property
     def _context(self) -> Context:
@@ -97,7 +112,7 @@ class Scanner:
                 window.extend(line, plain, state.order)
         self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
-        candidates = [candidate for anchor, candidate in self._anchors if anchor in text]
+        candidates = self._candidates(text)
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -108,6 +123,19 @@ class Scanner:
         if candidates:
             self._open.append((state, open_window(list(state.last), candidates)))
 
+    def _candidates(self, text: str) -> list[Candidate]:
+        """Return the wordings whose anchor stands in a line."""
+        return [candidate for anchor, candidate in self._anchors if anchor in text] if self._may_hold(text) else []
+
+    def _may_hold(self, text: str) -> bool:
+        """Return whether a text may hold an anchor; in a long input one search for all of them tells most lines apart."""
+        self._looked += 1
+        if self._looked < _FINDER_AFTER:
+            return True
+        if self._finder is None:
+            self._finder = finder(anchor for anchor, _ in self._anchors)
+        return self._finder.holds(text.encode("utf-8", "surrogatepass"))
+
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
         """Return the wordings whose anchor is cut by a wrapped line or by a segment's end."""
         if not state.last or (not line.continued and " INFO " in text[:INFO_CHARS]):
@@ -116,6 +144,8 @@ class Scanner:
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
         glue = "" if line.continued else " "
         seam = _words(" ".join(part[-SEAM_CHARS:].strip() for part in before)) + glue + _words(head)
+        if not self._may_hold(seam):
+            return []
         words, inside = _words(text), [_words(part) for part in before]
         return [
             candidate
@@ -150,7 +180,7 @@ class Scanner:
             if taken[2] is not None:
                 taken[2].say_more(best)
             return
-        if quoted(best, window, self._quotations) is not None:
+        if quoted(best, window, self._quotations, self._time, self._leave_out) is not None:
             return
         line = window.lines[best.first]
         evidence = _quote(line)
@@ -163,13 +193,18 @@ class Scanner:
     def _match(self, candidate: Candidate, window: Window) -> Hit | None:
         signature, wording = candidate
         name = (signature.path, wording.key, wording.anchor)
-        if name in self._slow:
+        if name in self._left_out:
             return None
         try:
-            return match(signature, wording, window)
+            return match(signature, wording, window, self._time)
         except TimeoutError:
-            self._slow[name] = None
+            place = ": ".join(filter(None, (signature.path, wording.key)))
+            self._left_out[name] = f"{place}: a pattern for {wording.anchor!r} {_OUT_OF_TIME}"
             return None
+
+    def _leave_out(self, slow: Quotation) -> None:
+        self._quotations = tuple(other for other in self._quotations if other is not slow)
+        self._left_out["quotation", slow.name, slow.part] = f"quotation {slow.name!r}: its pattern {_OUT_OF_TIME}"
 
     def _note(self, hit: Hit, window: Window) -> None:
         if hit.wording.starts and self._context.is_over(hit, window.process) and len(self._contexts) < MAX_STARTS:
@@ -242,8 +277,7 @@ class Scanner:
         found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
-        places = ((": ".join(filter(None, (path, key))), anchor) for path, key, anchor in self._slow)
-        notes = tuple(f"{place}: a pattern for {anchor!r} ran out of time and was left out" for place, anchor in places)
+        notes = (*self._time.notes, *self._left_out.values())
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         return Diagnosis(source, tuple(concluded_incident(f, given) for f in kept), notes, starts)
 

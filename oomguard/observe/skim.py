@@ -29,7 +29,7 @@ class Gap:
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """How far the input has been counted: the next line, the offset of the next byte, and whether it is inside the line."""
 
     line: int = 1
@@ -37,26 +37,32 @@ class _Place:
     inside: bool = False
 
 
-def skim(stream: IO[bytes], make_finder: Callable[[], Finder]) -> Iterator[Line | Gap]:
+def skim(stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | None = None) -> Iterator[Line | Gap]:
     """Yield the lines near an anchor, a ``Gap`` before each group, in constant memory; all lines of a short input.
 
     Args:
         stream: the input, unpacked.
         make_finder: makes the finder of anchors; called only for an input that is not short.
+        start: where in a longer input it begins; None for an input from its beginning.
     """
+    place = start or Place()
     head = b""
     while len(head) < SHORT_BYTES and (more := stream.read(BLOCK_BYTES)):
         head += more
-    if head.startswith(_WIDE_MARKS) or len(head) < SHORT_BYTES:
+    is_first = place.byte == 0
+    if is_first and (head.startswith(_WIDE_MARKS) or len(head) < SHORT_BYTES):
         yield from read_lines(cast("IO[bytes]", _Rest(head, stream)))
         return
-    finder, place = make_finder(), _Place()
-    if head.startswith(codecs.BOM_UTF8):
+    if len(head) < SHORT_BYTES:
+        yield from _lines(head, place)
+        return
+    finder = make_finder()
+    if is_first and head.startswith(codecs.BOM_UTF8):
         head, place.byte = head[3:], 3
     yield from _blocks(head, stream, finder, place)
 
 
-def _blocks(head: bytes, stream: IO[bytes], finder: Finder, place: _Place) -> Iterator[Line | Gap]:
+def _blocks(head: bytes, stream: IO[bytes], finder: Finder, place: Place) -> Iterator[Line | Gap]:
     """Read block after block into two buffers that take turns: nothing of a healthy log is copied or kept."""
     buffer, lo, hi, owed = bytearray(head), 0, len(head), 0
     spare = bytearray(REACH_BYTES + BLOCK_BYTES)
@@ -99,7 +105,7 @@ def _tail(block: bytearray, lo: int, hi: int) -> int:
 
 
 def _block(
-    block: bytearray, lo: int, hi: int, limit: int, place: _Place, finder: Finder, owed: int
+    block: bytearray, lo: int, hi: int, limit: int, place: Place, finder: Finder, owed: int
 ) -> Generator[Line | Gap, None, int]:
     """Yield the wanted lines that begin before ``limit``; return how many the next block owes.
 
@@ -163,7 +169,7 @@ def _forward(block: bytearray, hi: int, start: int, lines: int) -> int:
     return at
 
 
-def _count(block: bytes | bytearray, start: int, stop: int, place: _Place) -> None:
+def _count(block: bytes | bytearray, start: int, stop: int, place: Place) -> None:
     """Move the place over bytes that nobody looks into."""
     if stop > start:
         place.line += block.count(b"\n", start, stop)
@@ -171,7 +177,7 @@ def _count(block: bytes | bytearray, start: int, stop: int, place: _Place) -> No
         place.inside = block[stop - 1 : stop] != b"\n"
 
 
-def _lines(region: bytes, place: _Place) -> Iterator[Line]:
+def _lines(region: bytes, place: Place) -> Iterator[Line]:
     splitter = LineSplitter("utf-8", place.byte, first_line=place.line, inside=place.inside)
     yield from splitter.feed(region, final=True)
     _count(region, 0, len(region), place)

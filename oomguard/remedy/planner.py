@@ -13,8 +13,9 @@ from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import HARD_LIMIT, Policy
 from oomguard.remedy.printed import SOLVERS
 from oomguard.remedy.solution import Solution
+from oomguard.rules.fix import Fix
 from oomguard.rules.load import RuleSet
-from oomguard.rules.rule import Fix, Rule
+from oomguard.rules.rule import Rule
 from oomguard.settings import effect_of, setting
 from oomguard.surfaces import as_env, as_flag, as_kwarg
 

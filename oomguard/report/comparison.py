@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from oomguard.comparing.comparison import ComparedStart, ComparedValue, Comparison, Row
@@ -11,7 +10,6 @@ from oomguard.facts import MIB, format_gib
 from oomguard.incident import Cause, Diagnosis, Patch
 from oomguard.report.json import SCHEMA, json_line, plain_value, to_dict
 from oomguard.report.markdown import cell, code, inline
-from oomguard.report.mask import mask_value
 from oomguard.report.presentable import drawn, masked
 from oomguard.report.wording import blocked, change, confidence, engine, pastes, place, why
 
@@ -240,16 +238,7 @@ def _rows(comparison: Comparison, fit: Callable[[Row], Row]) -> Rows:
 
     The change is judged before masking: two hidden values look the same.
     """
-    return [(_without_secrets(fit(row)), row.changed if row.known else None) for row in comparison.rows]
-
-
-def _without_secrets(row: Row) -> Row:
-    """Hide the values of a row whose name is a secret's: masking a record looks at texts, not at such names."""
-    return replace(row, old=_hidden(row, row.old), new=_hidden(row, row.new))
-
-
-def _hidden(row: Row, side: ComparedValue) -> ComparedValue:
-    return replace(side, value=mask_value(row.name, side.value))  # type: ignore[arg-type]
+    return [(fit(row), row.changed if row.known else None) for row in comparison.rows]
 
 
 def _side(side: ComparedStart) -> dict[str, Any]:

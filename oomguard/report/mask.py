@@ -8,63 +8,24 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
+from oomguard.report.secret_commands import hide_in_text, kept_chars
+from oomguard.report.secret_names import MASK, NUMBER, PROMPT, PROMPT_IDS, looks_made, secrecy, tells
+from oomguard.report.secret_shapes import hide_shapes
 from oomguard.report.values import ValueSpan, value_at
 
-MASK: Final = "***"
 HOME: Final = "~"
 _MASKING: Final[ContextVar[bool]] = ContextVar("oomguard_masking", default=True)
 _MAX_PASSES: Final = 8
-_MAX_NAME_CHARS: Final = 100
-
-# A secret's name ends in one of these words (HF_TOKEN, --api-key), or contains one that no harmless name contains.
-_SECRET: Final = re.compile(
-    r"(?i)-{0,2}(?:[\w-]*(?:api[_-]?key|(?:access|private|session|signing|encryption|license|master|auth|account|ssh|"
-    r"storage|shared|service)[_-]?key|token|passwd|passphrase|[_-]pwd|[_-]pass)s?|[\w-]*(?:secret|password|credential)[\w-]*"
-    r"|authorization|proxy-authorization|cookie|set-cookie)\Z"
-)
+_NO_TEXT: Final = frozenset({"none", "null", "true", "false"})
 _HEADERS: Final = re.compile(r"(?i)(?:authorization|proxy-authorization|cookie|set-cookie)\Z")
-# Names of the vocabulary's tokens, not of access tokens: pad_token, skip_special_tokens, max_num_batched_tokens.
-_VOCABULARY: Final = re.compile(
-    r"(?i)(?:pad|eos|bos|unk|sep|cls|mask|special|image|video|audio|stop|new|batched|prompt|speculative|max|min|num|of)"
-    r"[_-]tokens?\Z"
-)
-# A number behind one of these is still a secret; behind any other ..._token it is a count or a time.
-_ACCESS_TOKEN: Final = re.compile(
-    r"(?i)(?:hf|hub|huggingface|api|access|auth|refresh|session|git|github|gitlab|bot|bearer|id|csrf|xsrf|personal|user|"
-    r"wandb|slack|aws|azure|google|openai|security)[_-]?tokens?\Z"
-)
-_TOKEN: Final = re.compile(r"(?i)tokens?\Z")
-_NUMBER: Final = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?[a-z%]{0,4}(?:/[a-z]+)?\Z", re.IGNORECASE)
-_PLAIN_VALUES: Final = frozenset({"", "none", "null", "true", "false", MASK})
-_PROMPT: Final = re.compile(
-    r"(?i)-{0,2}(?:(?:(?:system|user|negative|input|full|raw|final|formatted|encoder|decoder|rendered)[_-])?prompts?"
-    r"(?:[_-](?:text|str|string|token[_-]ids))?|messages|contents?|inputs?|input[_-](?:texts?|ids)|generated[_ -]texts?"
-    r"|(?:output|completion)[_-](?:text|token[_-]ids)|question|instructions?|conversations?)\Z"
-)
-_PROMPT_IDS: Final = re.compile(r"(?i)(?:token[_-]|input[_-])ids\Z")
 _KEY: Final = re.compile(
-    r"(?i)(?<![\w-])(?:"
+    r"(?i)(?:(?<![\w\\-])|(?<=\\[nrt]))(?:"  # JSON inside a line writes a line break as two characters
     r"(?P<part>type\\*[\"']\s*:\s*\\*[\"']text\\*[\"']\s*,\s*\\*[\"']text)(?P<part_glue>\\*[\"']\s*:\s*)"
-    r"|(?P<kube>name\\*[\"']?[ ]*[:=][ ]*\\*[\"']?(?P<variable>\w+)\\*[\"']?,?\s+\\*[\"']?value\\*[\"']?[ ]*[:=][ ]*)"
+    r"|(?P<kube>name\\*[\"']?[ ]*[:=][ ]*\\*[\"']?(?P<variable>\w+)\\*[\"']?,?(?:\s|\\{1,8}[nrt])+\\*[\"']?value\\*[\"']?[ ]*[:=][ ]*)"
     r"|(?P<answer>generated response [^\s:]+(?: \([^)]*\))?: output: |\w*reqinput\([^'\"]{0,200}\btext=)"
     r"|(?P<name>generated text|-{0,2}[a-z_][\w-]*)(?P<glue>\\*[\"']?\]?[ \t]*[=:][ \t]*)"
     r"|(?P<flag>--?[a-z][\w-]*)(?P<space>\\*[\"']?,?[ \t]+(?!-))"
     r")"
-)
-# A secret by its own shape, whatever stands before it.
-_SHAPES: Final = (
-    (re.compile(r"\b([a-z][a-z0-9+.-]{0,30}://[^\s/:@\"'<>]*:)(?!\*\*\*@)[^\s/\"'<>]+(?=@)"), rf"\1{MASK}"),
-    (re.compile(r"\b([a-z][a-z0-9+.-]{0,30}://)[^\s/:@\"'<>]{16,}(?=@)"), rf"\1{MASK}"),
-    (re.compile(r"(?i)([?&](?:key|sig|signature|x-amz-[\w-]*|sv|se)=)(?!\*\*\*)[^&\s\"'<>]+"), rf"\1{MASK}"),
-    (re.compile(r"(?i)(\bbearer\s+)(?!tokens?\b|auth|\*\*\*)[^\s\"',]{4,}"), rf"\1{MASK}"),
-    (
-        re.compile(
-            r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-            r"|nvapi-[\w-]{16,}|xox[abeprs]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
-        ),
-        MASK,
-    ),
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
 )
 _HOMES: Final = (
     # C:\Users\NAME and C:/Users/NAME, backslashes doubled or not; a name with spaces where a separator follows it
@@ -107,35 +68,56 @@ def mask_command(argv: Sequence[str]) -> list[str]:
     """Return a command with its secrets and prompts replaced by ``***`` and home folders by ``~``."""
     if not _MASKING.get():
         return list(argv)
-    masked: list[str] = []
-    hide = False
-    for word in argv:
-        name, equals, value = word.partition("=")
-        if hide and not (_NUMBER.match(word) and not _is_secret(argv[len(masked) - 1])):
-            masked.append(MASK)
-        elif equals and (_is_secret(name) or (name.startswith("-") and _PROMPT.match(name))) and _tells(name, value):
-            masked.append(f"{name}={MASK}")
-        else:
-            masked.append(mask(word))
-        hide = word.startswith("-") and not equals and bool(_is_secret(word) or _PROMPT.match(word))
-    return masked
+    words = list(argv)
+    for _ in range(_MAX_PASSES):
+        hidden = _pass_words(words)
+        if hidden == words:
+            break
+        words = hidden
+    return words
+
+
+def _hides_assigned(name: str) -> bool:
+    return bool(secrecy(name)) or (name.startswith("-") and PROMPT.match(name) is not None)
+
+
+def _hides_next(flag: str, word: str) -> bool:
+    if secrecy(flag) == "weak":  # a switch, where another flag follows
+        return not word.startswith("-") and tells(flag, word)
+    return bool(secrecy(flag)) or not NUMBER.match(word)
 
 
 def mask_value(name: str, value: object) -> object:
     """Return the value of a setting or variable of that name: hidden if the name is a secret's, else masked as text."""
     if not _MASKING.get() or value is None or isinstance(value, bool):
         return value
-    if _is_secret(name) and _tells(name, str(value)):
+    if secrecy(name) and tells(name, str(value)):
         return MASK
     if not isinstance(value, str):
         return value
-    return MASK if _PROMPT.match(name) and value else mask(value)
+    return MASK if PROMPT.match(name) and value else mask(value)
+
+
+def _pass_words(words: Sequence[str]) -> list[str]:
+    masked: list[str] = []
+    by_program = dict(kept_chars(words))
+    hide = ""  # the flag whose value the next word is
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if hide and _hides_next(hide, word):
+            masked.append(MASK)
+        elif equals and _hides_assigned(name) and tells(name, value):
+            masked.append(f"{name}={MASK}")
+        elif index in by_program:
+            masked.append(f"{word[: by_program[index]]}{MASK}")
+        else:
+            masked.append(mask(word))
+        hide = word if word.startswith("-") and not equals and (secrecy(word) or PROMPT.match(word)) else ""
+    return masked
 
 
 def _pass(text: str) -> str:
-    for pattern, replacement in _SHAPES:
-        text = pattern.sub(replacement, text)
-    text = _mask_fields(text)
+    text = _mask_fields(hide_in_text(hide_shapes(text)))
     for pattern in _HOMES:
         text = pattern.sub(HOME, text)
     return text
@@ -147,7 +129,7 @@ def _mask_fields(text: str) -> str:
     while found := _KEY.search(text, position):
         position = found.end()
         name = found.group("name") or found.group("flag") or found.group("variable") or "prompt"
-        secret, prompt = _is_secret(name), _PROMPT.match(name) is not None
+        secret, prompt = secrecy(name), PROMPT.match(name) is not None
         if not secret and not prompt:
             if found.group("flag"):  # the word behind a flag may be a key itself
                 position = found.end("flag")
@@ -160,22 +142,17 @@ def _mask_fields(text: str) -> str:
     return "".join([*pieces, text[kept:]]) if pieces else text
 
 
-def _is_secret(name: str) -> bool:
-    tail = name[-_MAX_NAME_CHARS:]  # the end of a name tells what it is
-    return bool(_SECRET.match(tail)) and not _VOCABULARY.search(tail)
-
-
-def _tells(name: str, value: str) -> bool:
-    """Return whether a value behind a secret's name is secret: not None, and not a count of tokens."""
-    if value.lower() in _PLAIN_VALUES:
-        return False
-    return not (_NUMBER.match(value) and _TOKEN.search(name) and not _ACCESS_TOKEN.search(name))
-
-
 def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) -> bool:
     body = text[value.start : value.end]
-    if not _tells(name, body):
+    if not tells(name, body):
         return False
+    if (
+        secrecy(name) == "weak"
+        and value.form == "bare"
+        and ":" in (found.group("glue") or "")
+        and not looks_made(body, 8)
+    ):
+        return False  # "FOO_KEY: not set" is prose
     if value.form == "list":
         return '"' in body or "'" in body
     prose = value.form == "bare" and name.lower() in {"token", "tokens"} and ":" in (found.group("glue") or "")
@@ -185,12 +162,12 @@ def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) 
 
 def _hides_prompt(text: str, value: ValueSpan, name: str, found: re.Match[str]) -> bool:
     body = text[value.start : value.end]
-    if body in {"", MASK} or (value.form == "bare" and body.lower() in _PLAIN_VALUES):
+    if body in {"", MASK} or (value.form == "bare" and body.lower() in _NO_TEXT):
         return False
     if value.form == "quoted":
         return True
     if value.form == "list":
-        return '"' in body or "'" in body or bool(_PROMPT_IDS.search(name))
+        return '"' in body or "'" in body or bool(PROMPT_IDS.search(name))
     if value.form == "call":
-        return bool(_PROMPT_IDS.search(name))
-    return name.startswith("-") and not _NUMBER.match(body)
+        return bool(PROMPT_IDS.search(name))
+    return name.startswith("-") and not NUMBER.match(body)

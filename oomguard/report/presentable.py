@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 from oomguard.escapes import strip_escapes
-from oomguard.report.mask import mask, mask_value
+from oomguard.report.mask import is_masking, mask, mask_value, unmasked
 
 T = TypeVar("T")
 
@@ -20,6 +20,14 @@ def masked(record: T) -> T:
 def drawn(record: T) -> T:
     """Return a copy fit for a screen or a page: masked, and without escapes, control characters and lone surrogates."""
     return cast("T", _rewrite(record, lambda text: mask(plain(text))))
+
+
+def record_repr(record: Any) -> str:
+    """Return a record as Python writes it, masked: what is hidden by a setting's name is hidden at any depth."""
+    shown = masked(record) if is_masking() else record
+    with unmasked():  # the records within are masked by now
+        values = ", ".join(f"{field.name}={getattr(shown, field.name)!r}" for field in fields(shown) if field.repr)
+    return f"{type(record).__qualname__}({values})"
 
 
 def plain(text: str) -> str:
@@ -37,11 +45,21 @@ def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
         changes = {field.name: _rewrite(getattr(value, field.name), change) for field in fields(value) if field.init}
-        if "name" in changes and "value" in changes:  # a fact or a setting: its name may say that it is a secret
-            changes["value"] = mask_value(changes["name"], changes["value"])
+        if isinstance(
+            name := changes.get("name"), str
+        ):  # a fact, a setting or a row: its name may say that it is a secret
+            for key, item in changes.items():
+                if key == "value":
+                    changes[key] = mask_value(name, item)
+                elif is_dataclass(item) and not isinstance(item, type) and hasattr(item, "value"):
+                    changes[key] = replace(item, value=mask_value(name, item.value))
         return replace(value, **changes)
     if isinstance(value, Mapping):
-        return {_rewrite(key, change): _rewrite(item, change) for key, item in value.items()}
+        return {_rewrite(key, change): _named(key, _rewrite(item, change)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_rewrite(item, change) for item in value)
     return value
+
+
+def _named(name: Any, value: Any) -> Any:
+    return mask_value(name, value) if isinstance(name, str) and isinstance(value, str) else value

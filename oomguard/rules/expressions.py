@@ -43,6 +43,11 @@ class Expression:
 
     source: str
 
+    @property
+    def type_name(self) -> str:
+        """CEL's name of the type of its result: ``DOUBLE``, ``BOOL``, ``STRING``."""
+        return str(_compiled(self.source).return_type().name())
+
     def evaluate(self, facts: Mapping[str, Fact]) -> FactValue | None:
         """Return the value over the known facts, or None (unknown) if a fact it needs is missing."""
         # CEL divides a double by zero to infinity; here the result is unknown.

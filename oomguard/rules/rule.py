@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.facts import REGISTRY
-from oomguard.incident import CAUSES, Effect
+from oomguard.incident import CAUSES
 from oomguard.kinds import KINDS
 from oomguard.rules.expressions import Expression, suggestion
+from oomguard.rules.fix import Fix, read_fix
 from oomguard.rules.table import Table
 from oomguard.templates import PLACEHOLDER
 
@@ -26,24 +27,6 @@ class Confidence:
     base: float | None
     add: float
     when: Expression | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """One setting to change: solved by a named solver of the planner, or by a CEL value.
-
-    A fix for which no log can give a value names what it acts on (``lever``) and which figure is ``missing``.
-    """
-
-    setting: str
-    effect: Effect
-    solve: str | None
-    value: Expression | None
-    when: tuple[Expression, ...]
-    tradeoff: str
-    alternative: bool
-    lever: str
-    missing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +79,7 @@ def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) 
         summary=explain.get("summary"),
         why=explain.get("why"),
         confirm=explain.get("confirm"),
-        fixes=tuple(_fix(row, path, make) for row in table.tables("fix", "fix")),
+        fixes=tuple(read_fix(row, path, make) for row in table.tables("fix", "fix")),
         references=tuple(row.values for row in table.tables("reference", "reference")),
         tests=tuple(row.values for row in table.tables("test", "rule test")),
     )
@@ -126,25 +109,3 @@ def _explain(table: Table, path: Path) -> Table:
             if fact not in REGISTRY:
                 raise explain.error(f"unknown fact {fact!r}", name, hint=suggestion(fact, REGISTRY))
     return explain
-
-
-def _fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
-    effect = row.choice("effect", [str(effect) for effect in Effect])
-    if sum(name in row.values for name in ("solve", "value", "lever")) != 1:
-        raise row.error("exactly one of solve, value and lever")
-    if not row.get("value", "x").strip():
-        raise row.error("the value is empty", "value")
-    if ("lever" in row.values) != ("missing" in row.values):
-        raise row.error("lever and missing come together")
-    value = row.get("value")
-    return Fix(
-        setting=row.get("setting"),
-        effect=Effect.parse(effect),
-        solve=row.get("solve"),
-        value=make(value, path=str(path), key=f"{row.key}.value", result=None) if value else None,
-        when=row.expressions("when", make),
-        tradeoff=row.get("tradeoff", ""),
-        alternative=bool(row.get("alternative", False)),
-        lever=row.get("lever", ""),
-        missing=row.get("missing", ""),
-    )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import RuleError
+from oomguard.regular_file import read_regular
 from oomguard.rules.expressions import Expression, suggestion
 from oomguard.rules.schema import KEYS, SCHEMA
 
@@ -23,9 +24,7 @@ _DEEP_KEY: Final = re.compile(rf"(?m)^[ \t]*+\[*+[ \t]*+(?:{_KEY_PART}\.[ \t]*+)
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a rule file; raises RuleError for a file that cannot be read or is not TOML."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise RuleError(f"larger than {MAX_FILE_BYTES} bytes", path=str(path))
-        text = path.read_text(encoding="utf-8-sig")
+        text = _text(path)
         deep = _DEEP_KEY.search(text)
         if deep is not None:
             at = _place(text, deep.start())
@@ -46,6 +45,11 @@ def read_toml(path: Path) -> dict[str, Any]:
             line, column = _place(text, len(text))
         message = re.sub(r" \(at .*\)$", "", str(error))[:_SHOWN_CHARS]
         raise RuleError(f"not TOML: {message}", path=str(path), line=line, column=column) from None
+
+
+def _text(path: Path) -> str:
+    text = read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class Table:
@@ -139,8 +143,8 @@ def _position(path: Path, table: str, name: str | None) -> tuple[int | None, int
     if name is None:
         return None, None
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = _text(path).splitlines()
+    except (OSError, ValueError):
         return None, None
     first = 0
     inside = re.match(r"(\w+)\[(\d+)\]", table)

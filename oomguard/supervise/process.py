@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
+import errno
 import os
-import signal
-import subprocess
-import sys
+import shlex
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from oomguard.engines.command import Launch
 from oomguard.errors import LaunchError
-from oomguard.observe.scan import Scanner
-from oomguard.supervise.signals import Signals, terminal_foreground
+from oomguard.supervise.process_control import become_subreaper
+from oomguard.supervise.recording import Recording
+from oomguard.supervise.signals import Signals
+from oomguard.supervise.standard_input import StandardInput
 from oomguard.supervise.tee import Tee
+from oomguard.supervise.tree import KILL_WAIT_S
+from oomguard.supervise.watcher import Child
+
+__all__ = ["DEFAULT_GRACE_S", "Exit", "become_subreaper", "run_once"]
 
 DEFAULT_GRACE_S: Final = 30.0
-KILL_WAIT_S: Final = 5.0
-_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,91 +33,87 @@ class Exit:
     seconds: float
 
 
-def become_subreaper() -> bool:
-    """Adopt the command's orphans, so that none outlives oomguard; return False where that cannot be done (not Linux)."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
-    except (OSError, AttributeError):
-        return False
-
-
-def run_once(launch: Launch, scanner: Scanner, signals: Signals, *, grace_s: float = DEFAULT_GRACE_S) -> Exit:
+def run_once(
+    launch: Launch,
+    recording: Recording,
+    signals: Signals,
+    source: StandardInput,
+    *,
+    grace_s: float = DEFAULT_GRACE_S,
+) -> Exit:
     """Run the command to its end, then end every process that it left.
 
     Args:
         launch: the command and what is added to its environment.
-        scanner: reads a copy of the output, which goes on unchanged.
-        signals: are handed on to the command while it runs.
-        grace_s: time that the command has after a stop signal.
+        recording: keeps a copy of the output, which goes on unchanged.
+        signals: are handed on to the command while it runs; after a stop nothing is started.
+        source: gives the command its standard input, from its beginning.
+        grace_s: time that the command has after a stop signal; with 0 it is killed and never gets the signal.
 
     Raises:
         LaunchError: the command cannot be started.
     """
-    own_group = not terminal_foreground()
+    if signals.stopped_by is not None:
+        return Exit(128 + signals.stopped_by, 0.0)
     started = time.monotonic()
-    process = _start(launch, own_group=own_group)
-    signals.attach(process.pid, own_group=own_group)
+    process = _start(launch, signals, source)
+    signals.attach(grace_s=grace_s)
+    is_late = False
     try:
-        tee = Tee(scanner)
-        assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018 - both are PIPE
+        tee = Tee(recording)
         tee.add(process.stdout, 1)
         tee.add(process.stderr, 2)
 
         def check_grace() -> None:
-            signals.send_again()
-            late = signals.stopped_at_s is not None and time.monotonic() - signals.stopped_at_s > grace_s
-            if (late or signals.count >= 3) and process.poll() is None:
-                process.kill()
+            nonlocal is_late
+            stopped_s = signals.stopped_at_s
+            if stopped_s is not None and time.monotonic() - stopped_s > grace_s and not is_late:
+                is_late = True
+                signals.watcher.kill()
 
         tee.pump(lambda: process.poll() is not None, check_grace, lambda: signals.stopped_by is not None)
-        while process.poll() is None:  # it closed its output and goes on
+        while process.wait(0.05) is None:  # it closed its output and goes on
             check_grace()
-            time.sleep(0.05)
     finally:
-        signals.attach(None)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        end_tree(process.pid if own_group else None)
-    code = process.returncode
-    return Exit(128 - code if code < 0 else code, time.monotonic() - started)
+        source.end()
+        if process.poll() is None:  # oomguard failed
+            signals.watcher.kill()
+        signals.detach()
+        wait_s = KILL_WAIT_S if signals.stopped_by is None else min(KILL_WAIT_S, grace_s)
+        told = signals.watcher.end(0.0 if is_late else wait_s)
+        signals.was_told(told=told)
+        code = process.wait(KILL_WAIT_S)
+    status = 128 + 9 if code is None else 128 - code if code < 0 else code
+    return Exit(status, time.monotonic() - started)
 
 
-def _start(launch: Launch, *, own_group: bool) -> subprocess.Popen[bytes]:
-    # Unbuffered: on SIGKILL a block-buffered child loses its last lines, the very ones that say why.
-    env = {"PYTHONUNBUFFERED": "1", **os.environ, **launch.env}
+def _start(launch: Launch, signals: Signals, source: StandardInput) -> Child:
+    env = {**os.environ, **launch.env}
+    name = launch.argv[0]
+    shown = shlex.quote(name)
+    given = source.for_child()
     try:
-        return subprocess.Popen(
-            launch.argv,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            bufsize=0,
-            process_group=0 if own_group else None,
-        )
+        return signals.watcher.start(launch.argv, env, shares_group=has_terminal(), stdin=given)
     except FileNotFoundError:
-        raise LaunchError(f"{launch.argv[0]}: command not found", exit_status=127) from None
+        why = "its interpreter is not there" if "/" in name and Path(name).is_file() else "command not found"
+        raise LaunchError(f"{shown}: {why}", exit_status=127) from None
     except PermissionError:
-        raise LaunchError(f"{launch.argv[0]}: cannot be executed", exit_status=126) from None
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"{launch.argv[0]}: {error}", exit_status=126) from None
+        why = "is a directory" if "/" in name and Path(name).is_dir() else "cannot be executed"
+        raise LaunchError(f"{shown}: {why}", exit_status=126) from None
+    except OSError as error:
+        why = "is no program for this machine" if error.errno == errno.ENOEXEC else error.strerror or str(error)
+        raise LaunchError(f"{shown}: {why}", exit_status=126) from None
+    except ValueError as error:
+        raise LaunchError(f"{name!r}: {error}", exit_status=126) from None
+    finally:
+        if given is not None:
+            os.close(given)
 
 
-def end_tree(group: int | None) -> None:
-    """End what a run left behind: its process group, then every process below this one (a subreaper adopts orphans)."""
-    import psutil
-
-    if group is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGTERM)
-    left = psutil.Process().children(recursive=True)
-    for child in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.terminate()
-    _, alive = psutil.wait_procs(left, timeout=KILL_WAIT_S)
-    for child in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(alive, timeout=KILL_WAIT_S)
+def has_terminal() -> bool:
+    """Return whether there is a terminal that controls us: a job of it stays one process group, whoever reads its input."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import sqlite3
-import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from oomguard.attempting.ledger import Ledger
-from oomguard.engines.command import Launch
+from oomguard.engines.command import Launch, with_failed_engine
 from oomguard.engines.known import launcher_of
 from oomguard.engines.protocol import Launcher
-from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, Patch, SettingInForce
-from oomguard.journal.store import Journal, Record
+from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, SettingInForce
+from oomguard.journal.store import Journal
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
-from oomguard.observe.scan import Scanner
 from oomguard.observe.settings_in_force import SCRIPT
 from oomguard.remedy.policy import Policy
-from oomguard.report.json import incident_dict, patch_dict
 from oomguard.report.mask import mask_command
-from oomguard.rules.load import RuleSet
+from oomguard.supervise.keeping import Keeper
+from oomguard.supervise.marking import Marker
 from oomguard.supervise.memory_wait import free_by_device, wait_until_free
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
+from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
+from oomguard.supervise.standard_input import StandardInput
 
-T = TypeVar("T")
+# What reads and explains a failure is loaded when there is one: the command starts at once.
+if TYPE_CHECKING:
+    from oomguard.observe.anchors import Finder
+    from oomguard.observe.scan import Scanner
+    from oomguard.rules.load import RuleSet
+    from oomguard.supervise.heard import Heard
 
 # A failure last printed longer ago than this before the end did not end the run: a server that recovered an hour ago
 # and dies of something else is not run again for it.
@@ -57,7 +59,7 @@ class Supervision:
     Attributes:
         launch: the command of the attempt under way.
         policy: what may be changed, how often and for how long.
-        rules: what explains a failure.
+        load_rules: returns what explains a failure; called when there is one.
         journal: where each attempt is recorded; None: nowhere.
         dry_run: say what would change, and run nothing again.
         grace_s: time that the command has after a stop signal.
@@ -66,7 +68,7 @@ class Supervision:
 
     launch: Launch
     policy: Policy
-    rules: RuleSet
+    load_rules: Callable[[], RuleSet]
     journal: Journal | None = None
     dry_run: bool = False
     grace_s: float = DEFAULT_GRACE_S
@@ -74,11 +76,13 @@ class Supervision:
     _first: Launch = field(init=False)
     _engine: Launcher = field(init=False)
     _ledger: Ledger = field(init=False)
-    _session: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
+    _rules: RuleSet | None = field(init=False, default=None)
+    _keeper: Keeper = field(init=False)
+    _stdin: StandardInput = field(init=False)
 
     def __post_init__(self) -> None:
         self._first, self._engine = self.launch, launcher_of(self.launch)
-        self._ledger = Ledger(self.policy)
+        self._ledger, self._keeper = Ledger(self.policy), Keeper(self.journal)
 
     def run(self, signals: Signals) -> Outcome:
         """Run the command, and again after each choice of patches.
@@ -87,7 +91,8 @@ class Supervision:
             LaunchError: the command cannot be started at all.
         """
         ledger = self._ledger
-        with _session_folder() as folder:
+        keeps = self.policy.max_relaunches > 0 and not self.dry_run
+        with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
             for number in ledger.rounds():
                 if ledger.patches:
                     self._apply(folder)
@@ -106,17 +111,21 @@ class Supervision:
     def _attempt(self, number: int, signals: Signals, folder: Path) -> None:
         log, ledger = get_logger(), self._ledger
         log.info("attempt started", number=number, command=self._shown())
-        row = self._begin(number)
+        row = self._keeper.begin(number, mask_command(self.launch.argv), ledger.settings, ledger.patches)
         free_before = free_by_device()
-        scanner, cgroup = Scanner(self.rules), read_cgroup()
-        ended = run_once(self.launch, scanner, signals, grace_s=self.grace_s)
-        diagnosis = self._diagnose(scanner, ended.status, cgroup, signals)
+        marker, cgroup = Marker(self._finder), read_cgroup()
+        try:
+            ended = run_once(self.launch, marker.recording, signals, self._stdin, grace_s=self.grace_s)
+        finally:
+            marker.stop()
+        heard = self._hear(marker.recording, ended.status)
+        diagnosis = self._diagnose(heard, ended.status, cgroup, signals) if heard is not None else Diagnosis("")
         incident = diagnosis.first_cause
-        error, measured = _error(ended.status, incident), _comparable(scanner.measured, ledger.patches)
+        error, measured = _error(ended.status, incident), heard.comparable(ledger.patches) if heard is not None else {}
         attempt = ledger.end(incident, error=error, exit_status=ended.status, seconds=ended.seconds, measured=measured)
-        self._end(row, attempt)
-        if signals.stopped_by is None:
-            self._learn(scanner)
+        self._keeper.end(row, attempt)
+        if signals.stopped_by is None and heard is not None:
+            self._learn(heard.scanner)
         log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder)
@@ -127,11 +136,36 @@ class Supervision:
             if signals.stopped_by is not None:
                 ledger.stop()
 
-    def _diagnose(self, scanner: Scanner, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
+    @property
+    def rules(self) -> RuleSet:
+        """What explains a failure."""
+        if self._rules is None:
+            self._rules = self.load_rules()
+        return self._rules
+
+    def _finder(self) -> Finder:
+        from oomguard.observe.anchors import finder
+
+        return finder(self.rules.anchors)
+
+    def _hear(self, recording: Recording, status: int) -> Heard | None:
+        """Read what the command printed; None where it ended well and no engine spoke: there is nothing to read."""
+        with contextlib.closing(recording):
+            if status == 0 and not recording.may_hold(self._engine.SPEAKS):
+                return None
+            from oomguard.supervise.heard import hear
+
+            return hear(recording, status, self.rules)
+
+    def _diagnose(self, heard: Heard, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
         # A server may end with status 0 after its engine died, and after a stop that it was sent.
+        scanner = heard.scanner
         death = scanner.death() if status == 0 else None
         if status == 0 and (death is None or signals.stopped_by is not None):
             return Diagnosis("")
+        if heard.ended_of is not None:
+            get_logger().info("the command ended of something else", exception=heard.ended_of)
+            return Diagnosis("", notes=(f"the command ended of {heard.ended_of}",))
         settings = self._engine.settings_in_force(self.launch)
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
@@ -147,7 +181,7 @@ class Supervision:
 
     def _learn(self, scanner: Scanner) -> None:
         """Keep what the engine measured while it started, for the plans to come; go on where that cannot be done."""
-        if self.journal is None or "kv_cache_available_bytes" not in scanner.measured:
+        if self._keeper.journal is None or "kv_cache_available_bytes" not in scanner.measured:
             return
         try:
             starts = scanner.diagnosis("", given=self._engine.settings_in_force(self.launch)).starts
@@ -178,7 +212,7 @@ class Supervision:
         )
         if self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             log.warning("the change did not reach the engine: no engine in the command's Python took it")
-        self._first = replace(self._first, engine_version=incident.framework_version or self._first.engine_version)
+        self._first = with_failed_engine(self._first, incident)
         self.on_failure(diagnosis, self._commands(incident))
         wanted = self._ledger.wanted(incident, self._engine.carries)
         if not wanted:
@@ -186,6 +220,8 @@ class Supervision:
         elif self.dry_run:
             would_change = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in wanted)
             log.info("dry run: nothing is run again", would_change=would_change)
+        elif self._stdin.lost is not None:
+            log.warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
         elif signals.stopped_by is None:
             self._ledger.choose(incident, self._engine.carries)
 
@@ -220,54 +256,12 @@ class Supervision:
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
 
-    def _begin(self, number: int) -> int | None:
-        ledger = self._ledger
-        predicted = {name: value for patch in ledger.patches for name, value in patch.predicts.items()}
-        command, dicts = mask_command(self.launch.argv), [patch_dict(patch) for patch in ledger.patches]
-        record = Record(self._session, number, command, ledger.settings, dicts, predicted=predicted)
-        return self._keep(lambda kept: kept.begin(record))
-
-    def _end(self, row: int | None, attempt: Attempt) -> None:
-        incident = incident_dict(attempt.incident) if attempt.incident else None
-        if row is not None:
-            status = attempt.exit_status if attempt.exit_status is not None else 125
-            self._keep(lambda kept: kept.end(row, exit_status=status, incident=incident, measured=attempt.measured))
-
-    def _keep(self, write: Callable[[Journal], T]) -> T | None:
-        """Write to the journal; where that fails, say so once and go on without it."""
-        if self.journal is None:
-            return None
-        try:
-            return write(self.journal)
-        except (sqlite3.Error, OSError) as error:
-            get_logger().warning("the journal is left out", path=str(self.journal.path), error=str(error))
-            self.journal = None
-            return None
-
 
 def _error(status: int, incident: Incident | None) -> str:
     """Return how an attempt failed, empty where it did not."""
     if status != 0:
         return f"exit status {status}"
     return "" if incident is None else "the engine died, exit status 0"
-
-
-def _comparable(measured: dict[str, float], patches: tuple[Patch, ...]) -> dict[str, float]:
-    """Return the printed figures that a prediction can be held against, and those of the KV cache."""
-    wanted = {name for patch in patches for name in patch.predicts} | {
-        "kv_cache_available_bytes",
-        "kv_cache_capacity_tokens",
-    }
-    return {name: value for name, value in measured.items() if name in wanted}
-
-
-@contextlib.contextmanager
-def _session_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="oomguard-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _killed_by_kernel(status: int, death: Incident | None) -> Incident:

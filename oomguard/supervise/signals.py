@@ -1,98 +1,129 @@
-"""Hand signals to oomguard on to the child; after one that asks to stop, nothing is remedied."""
+"""Signals sent to oomguard go on to the command, each once; after one that asks to stop, nothing is remedied."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+import threading
 import time
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-RESEND_S: Final = 5.0
-_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
+from oomguard.supervise.signal_sets import IGNORED_BY_PYTHON, STOPS, handed_on, ignored
+from oomguard.supervise.watcher import Watcher
+from oomguard.supervise.watcher_process import Before
+
+# So many requests to stop end the patience, however long the grace.
+IMPATIENT_COUNT: Final = 3
 
 
 class Signals:
-    """While entered, keep what arrives and forward it to the running child, if there is one.
+    """While entered, every signal that another process sends is read by a thread of its own and handed on.
 
-    On a terminal the child shares oomguard's process group, so the terminal's Ctrl-C reaches it by itself and is not
-    sent twice. It is where the child is still there ``RESEND_S`` later (``kill -INT`` of oomguard alone), and at a
-    second Ctrl-C.
+    They are blocked rather than handled: only so is told who sent them, and that needs no main loop that comes round in
+    time. On a terminal the command shares oomguard's process group, so that the terminal's Ctrl-C reaches it by itself;
+    the watcher, a member too, knows whether the group had a signal or oomguard alone.
+
+    Args:
+        closed: standard streams that oomguard was started without.
 
     Attributes:
         stopped_by: the first signal that asked to stop.
         stopped_at_s: when it came, on the monotonic clock.
         count: signals that asked to stop.
-        stopped_between_runs: whether it came while no child was there to end of it.
+        stopped_between_runs: whether it came while no command was there to end of it.
+        watcher: starts the command, and ends it where oomguard is killed; there while entered.
     """
 
-    def __init__(self) -> None:
+    watcher: Watcher
+
+    def __init__(self, closed: frozenset[int] = frozenset()) -> None:
         self.stopped_by: signal.Signals | None = None
         self.stopped_at_s: float | None = None
         self.count = 0
         self.stopped_between_runs = False
-        self._unsent: signal.Signals | None = None
-        self._child_pid: int | None = None
-        self._own_group = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def attach(self, pid: int | None, *, own_group: bool = False) -> None:
-        """Name the child that signals go to (None: nobody), and forward to it a stop that came before."""
-        self._child_pid, self._own_group = pid, own_group
-        if pid is not None and self.stopped_by is not None:
-            self._send(self.stopped_by)
+        self._closed = closed
+        self._runs = False
+        self._grace_s = 0.0
+        self._lock = threading.Lock()
+        self._numbers: frozenset[int] = frozenset()
+        self._before: dict[int, Any] = {}
+        self._masked: set[int] = set()
+        self._strays: list[int] = []
+        self._leaving = False
+        self._thread = threading.Thread(target=self._listen, name="oomguard-signals", daemon=True)
 
     def __enter__(self) -> Signals:
-        for number in (*_STOPS, *_PASSED):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and jobs of a script: ignored stays ignored
-                self._before[number] = signal.signal(number, self._handle)
+        self._numbers = handed_on()
+        self._masked = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)}
+        self.watcher = Watcher(Before(frozenset(self._masked), ignored(), self._closed))
+        self._thread.start()
+        for number in self._numbers - IGNORED_BY_PYTHON:  # for a thread that somebody started before, unmasked
+            self._before[number] = signal.signal(number, self._stray)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leaving = True
+        self._wake()
+        self._thread.join()
+        self.watcher.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masked)
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        received = signal.Signals(number)
-        if received in _STOPS:
-            self.count += 1
-            if self.stopped_by is None:
-                self.stopped_by, self.stopped_at_s = received, time.monotonic()
-                self.stopped_between_runs = self._child_pid is None
-            if received == signal.SIGINT and self.count == 1 and not self._own_group and terminal_foreground():
-                self._unsent = received  # a terminal has sent it to the child already; kill -INT has not
-                return
-        self._send(received)
+    def attach(self, *, grace_s: float) -> None:
+        """Hand signals on from here on, as the command has started; a stop that came just before goes to it now."""
+        with self._lock:
+            self._runs, self._grace_s = True, grace_s
+            if self.stopped_by is not None:
+                self._send(int(self.stopped_by), None, None)
 
-    def send_again(self) -> None:
-        """Send a Ctrl-C that the terminal should have sent, where the child is still there a moment later."""
-        if (
-            self._unsent is not None
-            and self.stopped_at_s is not None
-            and time.monotonic() - self.stopped_at_s > RESEND_S
-        ):
-            unsent, self._unsent = self._unsent, None
-            self._send(unsent)
+    def detach(self) -> None:
+        """Keep signals from here on: the command has ended."""
+        with self._lock:
+            self._runs = False
 
-    def _send(self, received: signal.Signals) -> None:
-        if self._child_pid is None:
-            return
-        try:
-            if self._own_group and received == signal.SIGINT:  # what a terminal would do
-                os.killpg(self._child_pid, received)
-            else:
-                os.kill(self._child_pid, received)
-        except ProcessLookupError:
-            pass
+    def was_told(self, *, told: bool) -> None:
+        """Say whether the command was told to stop while it lived, where a stop came at all."""
+        with self._lock:
+            self.stopped_between_runs = self.stopped_by is not None and not told
 
+    def _stray(self, number: int, _frame: FrameType | None) -> None:
+        self._strays.append(number)
+        self._wake()
 
-def terminal_foreground() -> bool:
-    """Return whether standard input is a terminal with oomguard as its foreground process group."""
-    try:
-        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):
-        return False
+    def _wake(self) -> None:
+        """Wake the thread by a signal of its own, which says nothing but that."""
+        if self._thread.ident is not None:
+            signal.pthread_kill(self._thread.ident, min(self._numbers))
+
+    def _listen(self) -> None:
+        own = os.getpid()
+        while not self._leaving:
+            info = signal.sigwaitinfo(self._numbers)
+            while self._strays:
+                self._received(self._strays.pop(0), None, None)
+            if not (info.si_pid == own and info.si_signo == min(self._numbers) and info.si_code < -1):
+                self._received(info.si_signo, info.si_code, info.si_pid)
+
+    def _received(self, number: int, code: int | None, sender: int | None) -> None:
+        if number == signal.SIGCONT and sender == self.watcher.pid:
+            return  # the command goes on already; this one was for us
+        with self._lock:
+            if number in STOPS:
+                self.count += 1
+                if self.stopped_by is None:
+                    self.stopped_by, self.stopped_at_s = signal.Signals(number), time.monotonic()
+                    self.stopped_between_runs = not self._runs
+                if self.count >= IMPATIENT_COUNT:
+                    self.watcher.kill()
+            if self._runs:
+                self._send(number, code, sender)
+
+    def _send(self, number: int, code: int | None, sender: int | None) -> None:
+        if number in STOPS and self._grace_s == 0:
+            self.watcher.kill()
+        else:
+            self.watcher.forward(number, code, sender)

@@ -1,44 +1,81 @@
-"""Pass a child's output through unchanged while the scanner reads a copy of it."""
+"""Pass a child's output through unchanged, and keep a copy of it: bytes first, nothing of a diagnosis here.
+
+Between two pipes the kernel does both (tee and splice): no byte comes through this process. Elsewhere large reads and
+writes do. Each stream waits for its own reader only.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import os
-import select
 import selectors
+import stat
+import struct
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Final
 
-from oomguard.observe.scan import Scanner
-from oomguard.observe.source import LineSplitter
+from oomguard.supervise.recording import Recording
 
-CHUNK_BYTES: Final = 1 << 16
+CHUNK_BYTES: Final = 1 << 20
+# A descriptor that may block (a terminal, a socket) takes so much when it is ready.
+_READY_BYTES: Final = 4096
 POLL_S: Final = 0.1
-# An orphan that holds the pipe's other end keeps end-of-file away for ever, so reading stops this long after the exit.
+# An orphan that holds the pipe's other end keeps end-of-file away for ever, so reading stops after so long without a byte.
 DRAIN_S: Final = 2.0
+_SPLICE_F_NONBLOCK: Final = 2  # linux/splice.h
+# What a full disk, a quota or a limit of size says: the command goes on.
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Stream:
+    """One stream on its way; ``pending`` was read and is not written yet, ``owed_bytes`` lay in the pipe at the child's end."""
+
     source: IO[bytes]
     sink_fd: int
-    splitter: LineSplitter = field(default_factory=LineSplitter)
+    between_pipes: bool
+    discards: bool
+    may_block: bool
+    pending: memoryview = field(default_factory=lambda: memoryview(b""))
+    nobody_reads: bool = False
+    lost_bytes: int = 0
+    owed_bytes: int = 0
 
 
 class Tee:
-    """Copy pipes to file descriptors and to a scanner until they end, or until ``DRAIN_S`` after the child has."""
+    """Copy pipes to file descriptors and to a recording until they end, or until nothing comes any more after the child has."""
 
-    def __init__(self, scanner: Scanner) -> None:
-        self._scanner = scanner
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._selector = selectors.DefaultSelector()
-        self._tick: Callable[[], None] = lambda: None
+        self._streams: list[_Stream] = []
+        self._buffer = memoryview(bytearray())
+        self._tee = _kernel_tee()
+        self._moved_s = 0.0
         self._stopping: Callable[[], bool] = lambda: False
 
     def add(self, source: IO[bytes], sink_fd: int) -> None:
         """Read ``source`` and write what comes, as it comes, to ``sink_fd``."""
-        os.set_blocking(source.fileno(), False)
-        self._selector.register(source, selectors.EVENT_READ, _Stream(source, sink_fd))
+        fd = source.fileno()
+        os.set_blocking(fd, False)
+        from_pipe, to_pipe = _is(fd, stat.S_ISFIFO), _is(sink_fd, stat.S_ISFIFO)
+        if from_pipe:
+            _widen(fd)
+        between_pipes = from_pipe and to_pipe and self._tee is not None
+        discards = from_pipe and _discards(sink_fd)
+        stream = _Stream(source, sink_fd, between_pipes, discards, not _is(sink_fd, stat.S_ISREG))
+        self._streams.append(stream)
+        self._selector.register(fd, selectors.EVENT_READ, stream)
+
+    @property
+    def lost_bytes(self) -> dict[int, int]:
+        """Bytes that a full disk did not take, by the descriptor they were for."""
+        return {stream.sink_fd: stream.lost_bytes for stream in self._streams if stream.lost_bytes}
 
     def pump(self, ended: Callable[[], bool], tick: Callable[[], None], stopping: Callable[[], bool]) -> None:
         """Copy until every pipe is at its end.
@@ -48,55 +85,192 @@ class Tee:
             tick: runs between reads, and while whoever reads the output is slow.
             stopping: once true, output that nobody reads is dropped, so that a paused reader cannot hold up the end.
         """
-        self._tick, self._stopping = tick, stopping
-        ended_s: float | None = None
+        self._stopping = stopping
+        has_ended = False
+        self._moved_s = time.monotonic()
         while self._selector.get_map():
-            events = self._selector.select(POLL_S)
-            for key, _ in events:
+            for key, _ in self._selector.select(POLL_S):
                 self._copy(key.data)
             tick()
-            if ended_s is None and ended():
-                ended_s = time.monotonic()
-            if ended_s is not None and time.monotonic() - ended_s > DRAIN_S:
+            if stopping():
+                self._drop_what_waits()
+            if not has_ended and ended():
+                has_ended, self._moved_s = True, time.monotonic()
+                for stream in self._open():
+                    stream.owed_bytes = _waiting_bytes(stream.source)
+            if has_ended and not self._owes() and time.monotonic() - self._moved_s > DRAIN_S:
                 break
-        for key in list(self._selector.get_map().values()):
-            self._finish(key.data)
+        for stream in self._open():
+            self._finish(stream)
         self._selector.close()
+
+    def _open(self) -> list[_Stream]:
+        return [key.data for key in list(self._selector.get_map().values())]
+
+    def _owes(self) -> bool:
+        """Whether bytes that the child printed still wait for their reader."""
+        return any(stream.pending or stream.owed_bytes > 0 for stream in self._open())
 
     def _copy(self, stream: _Stream) -> None:
         try:
-            chunk = os.read(stream.source.fileno(), CHUNK_BYTES)
+            if stream.pending:
+                self._flush(stream)
+            elif stream.nobody_reads or stream.discards:
+                self._only_keep(stream)
+            elif stream.between_pipes:
+                self._pass_on(stream)
+            else:
+                self._read(stream)
         except BlockingIOError:
             return
-        if not chunk:
-            self._finish(stream)
-            return
-        if not self._write_all(stream.sink_fd, chunk):
+        except BrokenPipeError:
             # Nobody reads any more (``| head``): the child finds its pipe closed, as it would without us.
             self._finish(stream)
+        except OSError as error:
+            if error.errno == errno.EIO and not stream.between_pipes and not stream.pending:
+                self._finish(stream)  # a terminal whose other side is closed
+                return
+            raise
+
+    def _pass_on(self, stream: _Stream) -> None:
+        """Let the kernel double what waits, and move one of the two into the copy."""
+        assert self._tee is not None  # noqa: S101 - between_pipes says so
+        source = stream.source.fileno()
+        try:
+            count = self._tee(source, stream.sink_fd, self._recording.room)
+        except BlockingIOError:
+            if _waiting_bytes(stream.source):
+                self._wait_for_sink(stream)
             return
-        for line in stream.splitter.feed(chunk):
-            self._scanner.push(line, str(stream.sink_fd))
+        if not count:
+            self._finish(stream)
+            return
+        self._recording.take(stream.sink_fd, source, count)
+        self._moved(stream, count)
+        self._wait_for_source(stream)
+
+    def _only_keep(self, stream: _Stream) -> None:
+        count = min(_waiting_bytes(stream.source), self._recording.room)
+        if count:
+            self._recording.take(stream.sink_fd, stream.source.fileno(), count)
+            self._moved(stream, count)
+        else:
+            self._read(stream)  # the end, or bytes that came just now
+
+    def _read(self, stream: _Stream) -> None:
+        if not self._buffer:
+            self._buffer = memoryview(bytearray(CHUNK_BYTES))
+        count = os.readv(stream.source.fileno(), [self._buffer])
+        if not count:
+            self._finish(stream)
+            return
+        self._moved(stream, count)
+        data = self._buffer[:count]
+        self._recording.write(stream.sink_fd, data)
+        left = self._write(stream, data) if not stream.nobody_reads else None
+        if left:
+            stream.pending = memoryview(bytes(left))
+            self._wait_for_sink(stream)
+
+    def _flush(self, stream: _Stream) -> None:
+        stream.pending = self._write(stream, stream.pending)
+        if not stream.pending:
+            self._wait_for_source(stream)
+
+    def _write(self, stream: _Stream, data: memoryview) -> memoryview:
+        """Write as much as goes without waiting; return what is left."""
+        while data:
+            if stream.may_block and not _is_ready(stream.sink_fd):
+                return data
+            try:
+                data = data[os.write(stream.sink_fd, data[:_READY_BYTES] if stream.may_block else data) :]
+            except BlockingIOError:
+                return data
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise BrokenPipeError(error.errno, error.strerror) from None
+                stream.lost_bytes += len(data)
+                return data[:0]
+        return data
+
+    def _moved(self, stream: _Stream, count: int) -> None:
+        stream.owed_bytes -= count
+        self._moved_s = time.monotonic()
+
+    def _wait_for_sink(self, stream: _Stream) -> None:
+        """Look at the source no more until its reader has made room; the other streams go on."""
+        self._selector.unregister(stream.source.fileno())
+        self._selector.register(stream.sink_fd, selectors.EVENT_WRITE, stream)
+
+    def _wait_for_source(self, stream: _Stream) -> None:
+        if self._selector.get_map().get(stream.sink_fd) is not None:
+            self._selector.unregister(stream.sink_fd)
+            self._selector.register(stream.source.fileno(), selectors.EVENT_READ, stream)
+
+    def _drop_what_waits(self) -> None:
+        """Go on without a reader that has stopped reading, now that the command is to end."""
+        for stream in self._open():
+            if self._selector.get_map().get(stream.sink_fd) is None or _is_ready(stream.sink_fd):
+                continue
+            self._wait_for_source(stream)
+            stream.pending, stream.nobody_reads = memoryview(b""), True
 
     def _finish(self, stream: _Stream) -> None:
-        for line in stream.splitter.feed(b"", final=True):
-            self._scanner.push(line, str(stream.sink_fd))
-        self._selector.unregister(stream.source)
+        for fd in (stream.source.fileno(), stream.sink_fd):
+            if self._selector.get_map().get(fd) is not None and self._selector.get_key(fd).data is stream:
+                self._selector.unregister(fd)
         stream.source.close()
 
-    def _write_all(self, fd: int, chunk: bytes) -> bool:
-        """Write a chunk whole; return False when the reader has gone."""
-        view = memoryview(chunk)
-        while view:
-            try:
-                _, ready, _ = select.select([], [fd], [], POLL_S)
-                if ready:
-                    # A pipe that is ready takes at least PIPE_BUF bytes without blocking.
-                    view = view[os.write(fd, view[: select.PIPE_BUF]) :]
-                    continue
-            except OSError:
-                return False
-            self._tick()
-            if self._stopping():
-                return True
-        return True
+
+def _kernel_tee() -> Callable[[int, int, int], int] | None:
+    """Return tee(2), which doubles what waits in a pipe into another one; None where there is none."""
+    try:
+        function = ctypes.CDLL(None, use_errno=True).tee
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
+    function.restype = ctypes.c_ssize_t
+
+    def tee(source: int, sink: int, count: int) -> int:
+        found = int(function(source, sink, count, _SPLICE_F_NONBLOCK))
+        if found < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return found
+
+    return tee
+
+
+def _discards(fd: int) -> bool:
+    """Return whether what is written to a descriptor is gone (/dev/null)."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(os.devnull))  # noqa: PTH116 - as os.fstat
+    except OSError:
+        return False
+
+
+def _is(fd: int, kind: Callable[[int], bool]) -> bool:
+    try:
+        return kind(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
+
+def _widen(pipe: int) -> None:
+    """Let a pipe of ours hold more, so that the child waits for us less often; leave it where the system refuses."""
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
+    except OSError:
+        return
+
+
+def _waiting_bytes(source: IO[bytes]) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(source.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])
+
+
+def _is_ready(fd: int) -> bool:
+    with selectors.PollSelector() as selector:
+        selector.register(fd, selectors.EVENT_WRITE)
+        return bool(selector.select(0))

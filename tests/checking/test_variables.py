@@ -13,9 +13,9 @@ def test_oomguard_turned_off_is_a_problem(monkeypatch):
         assert check.status == status
 
 
-def test_overrides_that_are_no_json_are_a_problem():
+def test_overrides_that_are_no_json_object_are_a_problem():
     known = frozenset()
 
-    for value, status in (('{"max_model_len": 1}', "ok"), ("{", "problem")):
+    for value, status in (('{"max_model_len": 1}', "ok"), ("{", "problem"), ("[1]", "problem")):
         (check,) = variable_checks({"OOMGUARD_VLLM_OVERRIDES": value}, known)
         assert check.status == status

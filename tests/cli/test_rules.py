@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -194,19 +195,28 @@ def test_a_folder_that_is_missing_is_named(tmp_path, command):
     assert "Traceback" not in ran.stderr
 
 
-def test_a_fix_that_names_no_setting_is_told_with_its_file(mine):
+def test_a_fix_that_names_no_setting_is_told_with_its_file_and_key(mine):
     fix = '[[fix]]\nsetting = "batch_sise"\neffect = "output-preserving"\nvalue = "1.0"\n[[reference]]'
     (mine / "mine.toml").write_text(RULE.replace("[[reference]]", fix))
-    ran = rules("show", "MY100", "--rules", str(mine))
+    ran = rules("check", "--rules", str(mine))
 
     assert ran.returncode == 2
-    assert f"{mine / 'mine.toml'}, test[0]: unknown setting: batch_sise" in ran.stderr
+    assert f"{mine / 'mine.toml'}:" in ran.stderr
+    assert "fix[0].setting: unknown setting 'batch_sise'\n  did you mean 'batch_size'?" in ran.stderr
 
 
 def test_the_committed_pages_are_those_of_the_rules():
     ran = rules("pages", str(ROOT / "docs/rules"), "--check")
 
     assert ran.returncode == 0, f"{ran.stdout}run: oomguard rules pages docs/rules"
+
+
+def test_what_is_named_like_a_page_and_is_no_file_is_left_alone(tmp_path):
+    (tmp_path / "pages").mkdir()
+    os.mkfifo(tmp_path / "pages" / "mine.md")
+
+    assert rules("pages", str(tmp_path / "pages")).returncode == 0
+    assert (tmp_path / "pages" / "mine.md").is_fifo()
 
 
 def test_pages_are_written_once_and_the_same_every_time(tmp_path):
@@ -269,8 +279,10 @@ def test_a_file_of_the_same_name_that_a_person_wrote_is_not_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("command", [("list",), ("show", "MY100"), ("test",)])
-def test_the_project_s_own_rules_are_in_force_without_a_flag(command, mine, tmp_path):
-    (tmp_path / "pyproject.toml").write_text(f"[tool.oomguard]\nrules = ['{mine}']\nformat = 'json'\n")
+def test_the_user_s_own_rules_are_in_force_without_a_flag(command, mine, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "oomguard").mkdir()
+    (tmp_path / "oomguard" / "config.toml").write_text(f"rules = ['{mine}']\nformat = 'json'\n")
     ran = subprocess.run(
         [sys.executable, "-m", "oomguard", "rules", *command],
         cwd=tmp_path,
@@ -280,5 +292,6 @@ def test_the_project_s_own_rules_are_in_force_without_a_flag(command, mine, tmp_
         check=False,
     )
 
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
     assert ran.returncode == 0
     assert ("MY100" in ran.stdout) if command[0] != "test" else (ran.stdout != rules("test").stdout)

@@ -39,7 +39,6 @@ def test_no_command_is_told(arguments):
         ("--report", "out.pdf"),
         ("--max-relaunches", "-1"),
         ("--nonsense",),
-        ("--journal", "/proc/no/journal"),
     ],
 )
 def test_a_wrong_option_is_one_message_and_the_command_is_not_started(options, tmp_path):
@@ -102,23 +101,27 @@ def test_secrets_are_masked_in_what_there_is_to_paste(tmp_path):
     assert journal.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[tool]\noomguard = 5\n", "is a int, not a table"),
-        ("[tool.oomguard]\nreport = ['a']\n", "report is text"),
-        ("[tool.oomguard]\ndeadline = true\n", "deadline is a number"),
-        ("[tool.oomguard]\ndry-run = 'yes'\n", "dry_run is true or false"),
-        ("tool = 5\n", None),
-    ],
-)
-def test_a_wrong_type_in_pyproject_is_one_message(tmp_path, text, said):
-    (tmp_path / "pyproject.toml").write_text(text)
-    command = [sys.executable, "-m", "oomguard", "run", "-q", "--", "echo", "hi"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
-    assert "Traceback" not in ran.stderr
-    assert (ran.returncode, ran.stdout) == ((0, "hi\n") if said is None else (2, ""))
-    assert said is None or said in ran.stderr
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_no_secret_and_no_escape_of_a_command_line_reaches_the_screen_the_report_or_the_journal(tmp_path, form):
+    engine = str(Path(__file__).parents[1] / "supervise" / "fake_engine.py")
+    line = "DBPASS=Hunter2 mysql -pHunter2 | curl -u me:Hunter2 'https://h/x?key=Hunter2' \x1b]0;owned\x07 \x1b[31m"
+    words = [line, "--auth", "Hunter2", "--key", "Hunter2", "FOO_KEY=Hunter2", "gsk_" + "a1B2" * 8, "\x1b[2J"]
+    report, journal = tmp_path / "report.html", tmp_path / "journal.sqlite3"
+    options = ("--log-format", form, "--report", str(report), "--journal", str(journal), "-v", "--")
+    ran = oomguard("run", *options, sys.executable, engine, *words)
+
+    assert "RESULT 1792" in ran.stdout
+    for text in (ran.stderr, report.read_text(), journal.read_bytes().decode(errors="replace")):
+        assert "Hunter2" not in text
+        assert "a1B2" not in text
+        assert "\x1b[" not in text
+        assert "\x1b]" not in text
+
+
+def test_a_command_to_paste_where_the_dashes_are_missing_has_no_secret():
+    ran = oomguard("run", "python", "x.py", "--api-key", "Hunter2")
+    assert "oomguard run -- python x.py --api-key" in ran.stderr
+    assert "Hunter2" not in ran.stderr
 
 
 def test_one_value_of_a_repeatable_option_needs_no_list(tmp_path):

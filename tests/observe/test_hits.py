@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-import oomguard.observe.hits as hits_module
+import oomguard.observe.search_time as search_time
 from oomguard.facts import GIB
 from oomguard.observe.hits import Hit, match, quoted
+from oomguard.observe.search_time import SearchTime
 from oomguard.observe.source import Line
 from oomguard.observe.text import peel
 from oomguard.observe.window import Window, open_window
@@ -40,7 +41,11 @@ def window(*texts: str, anchor: int = 0) -> Window:
 
 def hit(text: str, *lines: str, clauses: tuple[str, ...] = (), anchor: int = 0, **values) -> Hit | None:
     told = wording(text, **values)
-    return match(signature(told, clauses=clauses), told, window(*lines, anchor=anchor))
+    return match(signature(told, clauses=clauses), told, window(*lines, anchor=anchor), SearchTime())
+
+
+def no_slow_one(slow: Quotation) -> None:
+    pytest.fail(f"{slow.name} was left out")
 
 
 def values(found: Hit) -> dict[str, object]:
@@ -96,7 +101,7 @@ def test_clauses_are_read_wherever_they_stand_and_lengthen_the_message():
 def test_the_clauses_of_the_next_message_are_not_taken():
     told = wording(r"boom (?P<tried>{size})")
     both = signature(told, clauses=("free (?P<device_free>{size})",))
-    found = match(both, told, window("boom 1.00 GiB. boom 2.00 GiB. free 3.00 GiB"))
+    found = match(both, told, window("boom 1.00 GiB. boom 2.00 GiB. free 3.00 GiB"), SearchTime())
 
     assert values(found) == {"tried_bytes": GIB}
 
@@ -149,42 +154,55 @@ def test_each_part_of_the_line_can_be_asked(part, text):
     opened = window("> if torch.Error: boom:")
     told = wording("boom")
 
-    assert quoted(match(signature(told), told, opened), opened, (quotation(part, text),)) == "a test"
+    assert (
+        quoted(
+            match(signature(told), told, opened, SearchTime()),
+            opened,
+            (quotation(part, text),),
+            SearchTime(),
+            no_slow_one,
+        )
+        == "a test"
+    )
 
 
 def test_the_exceptions_name_within_the_wording_is_not_what_stands_before_it():
     opened = window("if torch.OutOfMemoryError: boom")
     told = wording("OutOfMemoryError: boom")
-    found = match(signature(told), told, opened)
+    found = match(signature(told), told, opened, SearchTime())
 
-    assert quoted(found, opened, (quotation("before", r"OutOfMemoryError: \Z"),)) == "a test"
-    assert quoted(found, opened, (quotation("lead", r"^if \Z"),)) == "a test"
+    assert quoted(found, opened, (quotation("before", r"OutOfMemoryError: \Z"),), SearchTime(), no_slow_one) == "a test"
+    assert quoted(found, opened, (quotation("lead", r"^if \Z"),), SearchTime(), no_slow_one) == "a test"
 
 
 def test_a_report_with_enough_figures_is_no_quotation():
     opened = window("if boom 1.00 GiB")
     told = wording(r"boom (?P<tried>{size})")
-    found = match(signature(told), told, opened)
+    found = match(signature(told), told, opened, SearchTime())
 
-    assert quoted(found, opened, (quotation("lead", "if", below_facts=1),)) is None
-    assert quoted(found, opened, (quotation("lead", "if", below_facts=2),)) == "a test"
+    assert quoted(found, opened, (quotation("lead", "if", below_facts=1),), SearchTime(), no_slow_one) is None
+    assert quoted(found, opened, (quotation("lead", "if", below_facts=2),), SearchTime(), no_slow_one) == "a test"
 
 
 def test_a_pattern_out_of_time_vetoes_nothing(monkeypatch):
-    monkeypatch.setattr(hits_module, "SEARCH_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(search_time, "SEARCH_TIMEOUT_S", 0.01)
     opened = window("a" * 5000 + " boom")
     told = wording("boom")
     slow = quotation("before", r"(?:a|a|aa)+\d\Z")
 
-    assert quoted(match(signature(told), told, opened), opened, (slow,)) is None
+    left_out: list[Quotation] = []
+    found = match(signature(told), told, opened, SearchTime())
+
+    assert quoted(found, opened, (slow,), SearchTime(), left_out.append) is None
+    assert left_out == [slow]
 
 
 @pytest.mark.parametrize("word", ["a", "_", "a.", "0"])
 def test_a_long_word_before_a_message_is_looked_at_once(word):
     opened = window(word * (60_000 // len(word)) + " boom")
     told = wording("boom")
-    found = match(signature(told), told, opened)
+    found = match(signature(told), told, opened, SearchTime())
     begun = time.process_time()
 
-    assert quoted(found, opened, (quotation("lead", "never"),)) is None
+    assert quoted(found, opened, (quotation("lead", "never"),), SearchTime(), no_slow_one) is None
     assert time.process_time() - begun < 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oomguard.observe.hits as hits_module
+import oomguard.observe.search_time as search_time
 from oomguard.diagnosing import default_rules
 from oomguard.facts import GIB
 from oomguard.incident import Diagnosis, Incident, SettingInForce
@@ -17,7 +17,7 @@ from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line, LineSplitter
 from oomguard.rules.load import RuleSet
 from oomguard.rules.pattern import compile_pattern
-from oomguard.rules.signature import Signature, Wording
+from oomguard.rules.signature import Quotation, Signature, Wording
 
 CORE = "(EngineCore_DP0 pid=771) ERROR 03-04 10:00:07 [core.py:708] "
 CORE_INFO = "(EngineCore_DP0 pid=771) INFO 03-04 10:00:05 [gpu_worker.py:298] "
@@ -424,7 +424,7 @@ def test_measured_holds_the_numbers_of_healthy_lines():
 
 
 def test_a_pattern_that_takes_too_long_is_left_out_and_noted(monkeypatch):
-    monkeypatch.setattr(hits_module, "SEARCH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(search_time, "SEARCH_TIMEOUT_S", 0.2)
     slow = compile_pattern("slow: (?:a|a|aa)+b", path="slow.toml", key="pattern")
     fast = compile_pattern("boom (?P<tried_bytes>[0-9]+)", path="fast.toml", key="pattern")
     rules = RuleSet(
@@ -441,6 +441,45 @@ def test_a_pattern_that_takes_too_long_is_left_out_and_noted(monkeypatch):
     assert time.process_time() - start < 5
     assert diagnosis.notes == ("slow.toml: a pattern for 'slow: ' ran out of time and was left out",)
     assert only(diagnosis).facts["tried_bytes"].value == 12
+
+
+def slow_signatures(count: int) -> tuple[Signature, ...]:
+    slow = [compile_pattern(f"slow {n}: (?:a|a|aa)+b", path="s.toml", key="pattern") for n in range(count)]
+    return tuple(
+        Signature(f"slow{n}.toml", "cuda_oom", "torch", "unknown", (Wording(f"slow {n}: ", pattern, "here"),), ())
+        for n, pattern in enumerate(slow)
+    )
+
+
+def test_many_slow_patterns_share_one_limit_and_hide_no_other_incident(monkeypatch):
+    monkeypatch.setattr(search_time, "SHARED_S", 0.5)
+    fast = compile_pattern("boom (?P<tried_bytes>[0-9]+)", path="fast.toml", key="pattern")
+    own = Signature("fast.toml", "cuda_oom", "torch", "unknown", (Wording("boom ", fast, "here"),), ())
+    log = [line for n in range(60) for line in (f"slow {n}: {'a' * 4000}", "")]
+    start = time.process_time()
+
+    diagnosis = look(*log, "boom 12", rules=RuleSet((*slow_signatures(60), own), ()))
+
+    # Half a second for each of them would be 30 seconds; here it is the shared one and 0.02 for each.
+    assert time.process_time() - start < 10
+    told = [f"slow{n}.toml: a pattern for 'slow {n}: ' ran out of time and was left out" for n in range(60)]
+    assert diagnosis.notes[0] == "slow patterns took 0.5 s together: from then on each was left out after 20 ms"
+    assert list(diagnosis.notes[1:]) == told
+    assert only(diagnosis).facts["tried_bytes"].value == 12
+
+
+def test_a_quotation_that_takes_too_long_is_left_out_and_noted(monkeypatch):
+    monkeypatch.setattr(search_time, "SEARCH_TIMEOUT_S", 0.1)
+    slow = compile_pattern(r"(?:a|a|aa)+\d\Z", path="q.toml", key="pattern")
+    boom = compile_pattern("boom (?P<tried_bytes>[0-9]+)", path="boom.toml", key="pattern")
+    own = Signature("boom.toml", "cuda_oom", "torch", "unknown", (Wording("boom ", boom, "here"),), ())
+    start = time.process_time()
+
+    log = [line for n in range(60) for line in (f"{'a' * 4000} boom {n}", "")]
+    diagnosis = look(*log, rules=RuleSet((own,), (), (Quotation("slow one", slow, "before", (), ()),)))
+
+    assert time.process_time() - start < 5
+    assert diagnosis.notes == ("quotation 'slow one': its pattern ran out of time and was left out",)
 
 
 def test_a_size_beyond_any_double_is_left_out():

@@ -15,8 +15,9 @@ from oomguard.incident import Cause, Effect, Incident, Patch, SettingInForce
 from oomguard.remedy.planner import next_patches, plan
 from oomguard.remedy.policy import Policy
 from oomguard.rules.expressions import compile_expression
+from oomguard.rules.fix import Fix
 from oomguard.rules.load import RuleSet
-from oomguard.rules.rule import Confidence, Fix, Rule
+from oomguard.rules.rule import Confidence, Rule
 
 TOO_LONG = {
     "max_model_len_tokens": 131072,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,18 @@ def test_a_folder_named_like_a_rule_file_is_refused(tmp_path):
     (tmp_path / "x.toml").mkdir()
 
     with pytest.raises(RuleError, match="cannot be read"):
+        load_rules([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(os.mkfifo, "is a FIFO, not a file"), (lambda path: path.symlink_to("/dev/zero"), "is a device, not a file")],
+    ids=["FIFO", "device"],
+)
+def test_what_is_named_like_a_rule_file_and_is_none_is_refused_and_not_waited_for(tmp_path, make, said):
+    make(tmp_path / "x.toml")
+
+    with pytest.raises(RuleError, match=f"x.toml: cannot be read: {said}"):
         load_rules([tmp_path])
 
 

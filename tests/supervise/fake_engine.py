@@ -18,6 +18,8 @@ parser.add_argument("--mode", default="")
 parser.add_argument("--count", default="")
 args, _ = parser.parse_known_args()
 
+prompts = len(sys.stdin.read().splitlines()) if args.mode == "prompts" else None
+
 overrides = json.loads(os.environ.get("OOMGUARD_VLLM_OVERRIDES", "{}"))
 length = overrides.get("max_model_len", args.max_model_len or 32768)
 if args.count:
@@ -41,4 +43,4 @@ if length > args.fits:
 if args.mode == "wait":
     print("READY", flush=True)
     time.sleep(60)
-print(f"RESULT {length}")
+print(f"RESULT {length}" if prompts is None else f"RESULT {length} {prompts}")

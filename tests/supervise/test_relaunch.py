@@ -214,7 +214,8 @@ def test_a_stop_between_attempts_starts_none(tmp_path):
     count = tmp_path / "count"
     script, sent = tmp_path / "slow.py", tmp_path / "sent"
     script.write_text(
-        "import os, subprocess, sys, time, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "import os, subprocess, sys, time, signal\n"
+        f"signal.signal(signal.SIGINT, lambda *_: open({str(sent)!r}, 'w').close())\n"
         f"p = subprocess.run([sys.executable, {str(ENGINE)!r}, '--count', {str(count)!r}])\n"
         "print('FAILED', flush=True)\n"
         f"while not os.path.exists({str(sent)!r}): time.sleep(0.05)\n"
@@ -226,8 +227,58 @@ def test_a_stop_between_attempts_starts_none(tmp_path):
         if line == b"FAILED\n":
             break
     process.send_signal(signal.SIGINT)
-    sent.touch()
     process.communicate(timeout=200)
     time.sleep(0.2)
     assert count.read_text().split() == ["32768"]
     assert process.returncode == 1
+
+
+def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
+    code = (
+        "import sys, traceback\n"
+        "try:\n"
+        "    raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.52 GiB')\n"
+        "except RuntimeError:\n"
+        "    traceback.print_exc()\n"
+        "open('/no/such/file')"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--report",
+        str(tmp_path / "r.json"),
+        "--",
+        sys.executable,
+        "-c",
+        code,
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 1
+    assert "the command ended of something else: exception=FileNotFoundError" in ran.stderr
+    assert "OutOfMemory" not in ran.stderr.replace(code, "")
+    assert json.loads((tmp_path / "r.json").read_text())["incidents"] == []
+
+
+@pytest.mark.parametrize("way", ["pipe", "file"])
+def test_a_relaunch_reads_all_of_standard_input_again(way, tmp_path):
+    command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(ENGINE), "--mode", "prompts"]
+    prompts = "".join(f"prompt {n}\n" for n in range(500))
+    (tmp_path / "prompts.txt").write_text(prompts)
+    with (tmp_path / "prompts.txt").open() as file:
+        given = {"input": prompts} if way == "pipe" else {"stdin": file}
+        ran = subprocess.run(command, **given, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "RESULT 1792 500" in ran.stdout
+
+
+def test_a_relaunch_that_could_not_read_the_same_is_refused():
+    command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(ENGINE), "--mode", "prompts"]
+    ran = subprocess.run(command, input=b"x" * (65 << 20), capture_output=True, check=False)
+
+    assert ran.returncode == 1
+    assert b"RESULT" not in ran.stdout
+    assert b"not run again: it would not have the same standard input: reason=more than 64 MiB" in ran.stderr

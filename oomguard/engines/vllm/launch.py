@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -19,8 +20,10 @@ from oomguard.observe.settings_in_force import SCRIPT
 from oomguard.surfaces import surface, surfaces
 
 NAME: Final = "vllm"
+SPEAKS: Final = ("vllm", "llm engine", "llmengine", "engine core", "enginecore")
 _PLUGIN_MODULE: Final = "oomguard_vllm_plugin"
 _ACKNOWLEDGED: Final = "acknowledged.jsonl"
+_ATTEMPT: Final = "attempt-"
 _CONFIG: Final = "--config"
 
 
@@ -61,13 +64,16 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
     Args:
         launch: the command as the user gave it.
         settings: the values to run with, by canonical name.
-        session: a folder of this run; the plugin goes there for children whose Python has no oomguard.
+        session: a folder of this run; the plugin goes there for children whose Python has no oomguard, and a folder that
+            is there for as long as the attempt lasts.
     """
     if is_own_command(launch.argv):
         return _with_flags(launch, settings)
     env = dict(launch.env)
     env[plugin.OVERRIDES] = json.dumps(_overrides(settings, launch.engine_version))
-    env[plugin.ACKNOWLEDGE] = str(session / _ACKNOWLEDGED)
+    env[plugin.ACKNOWLEDGE] = str(_begin_attempt(session) / _ACKNOWLEDGED)
+    if launch.engine_models:
+        env[plugin.MODELS] = json.dumps(launch.engine_models)
     env["PYTHONPATH"] = os.pathsep.join([str(_carry(session)), *filter(None, [os.environ.get("PYTHONPATH")])])
     if "VLLM_PLUGINS" in os.environ:  # an allow-list: joined where the user has one, never made
         names = [name for name in os.environ["VLLM_PLUGINS"].split(",") if name]
@@ -85,7 +91,8 @@ def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
 
 def took_effect(launch: Launch, session: Path) -> bool:
     """Return whether the settings of ``apply`` reached an engine: flags do, overrides where a plugin acknowledged them."""
-    return is_own_command(launch.argv) or (session / _ACKNOWLEDGED).exists()
+    told = launch.env.get(plugin.ACKNOWLEDGE)
+    return is_own_command(launch.argv) or (told is not None and Path(told).is_file())
 
 
 def reaches_scripts() -> bool:
@@ -114,6 +121,13 @@ def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[s
     """Return the settings as the arguments of this version of vLLM, in vLLM's units."""
     spelled = ((surface(name, NAME, version), value) for name, value in settings.items())
     return {own.kwarg: own.own(value) for own, value in spelled if own.kwarg}
+
+
+def _begin_attempt(session: Path) -> Path:
+    """Make the folder of the attempt that begins, and end those before it: what they left running is changed no more."""
+    for ended in session.glob(f"{_ATTEMPT}*"):
+        shutil.rmtree(ended, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_ATTEMPT, dir=session))
 
 
 def _carry(session: Path) -> Path:

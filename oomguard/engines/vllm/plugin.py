@@ -1,28 +1,61 @@
-"""What runs inside vLLM: changes the engine arguments of an unchanged script, told by one environment variable.
+"""What runs inside vLLM: changes the engine arguments of an unchanged script, told by environment variables.
 
 vLLM calls ``register`` through the entry-point group ``vllm.general_plugins`` in every process it starts, in every
 environment where oomguard is installed. So: standard library only, nothing at all unless our variable is set, and no
 exception ever (vLLM does not guard the call). The hook, ``EngineArgs.create_engine_config``, is where every front end
 turns arguments into a configuration (vLLM 0.8.5 to 0.33).
+
+Variables reach all that the command starts, and stay with what outlives it. So a change is made only while its attempt
+lasts, and only to engines of the models that it was computed for, where those are known.
 """
+
+from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import stat
+from typing import Any
 
+# A JSON object: engine arguments and the values that they get.
 OVERRIDES = "OOMGUARD_VLLM_OVERRIDES"
+# A JSON list: the models whose engines are changed, as the engine printed them; every engine where it is not set.
+MODELS = "OOMGUARD_VLLM_MODELS"
+# The file that is told what was changed. Its folder is there for as long as the attempt lasts.
 ACKNOWLEDGE = "OOMGUARD_VLLM_ACKNOWLEDGE"
+
+_MOST_CHARS = 65_536
+_MOST_ACKNOWLEDGED_BYTES = 1 << 20
 
 
 def register() -> None:
     """Hook vLLM's engine arguments where overrides are set; never raises."""
-    raw = os.environ.get(OVERRIDES)
-    if not raw or os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on"):
-        return
     try:
-        _hook(json.loads(raw))
-    except Exception:
-        logging.getLogger("oomguard").exception("the overrides did not reach vLLM")
+        raw = os.environ.get(OVERRIDES)
+        if not raw or os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on"):
+            return
+        _hook(_parsed(raw, dict))
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong with us, the engine starts
+        _say(error)
+
+
+def _say(error: Exception) -> None:
+    """Log why no change was made, on one line: a traceback of ours would be taken for the engine's."""
+    try:
+        reason = str(error).partition("\n")[0][:200]
+        logging.getLogger("oomguard").warning("the overrides did not reach vLLM: %s: %s", type(error).__name__, reason)
+    except Exception:  # noqa: BLE001, S110 - a handler of the user's that raises
+        pass
+
+
+def _parsed(raw: str, kind: type) -> Any:
+    if len(raw) > _MOST_CHARS:
+        raise ValueError(f"{len(raw)} characters of JSON")
+    found = json.loads(raw)
+    if not isinstance(found, kind):
+        raise TypeError(f"a JSON {kind.__name__} is expected, not {type(found).__name__}")
+    return found
 
 
 def _hook(overrides: dict[str, object]) -> None:
@@ -36,23 +69,91 @@ def _hook(overrides: dict[str, object]) -> None:
 
     @functools.wraps(original)
     def create_engine_config(self: object, *args: object, **kwargs: object) -> object:
-        applied = {name: value for name, value in overrides.items() if hasattr(self, name)}
-        for name, value in applied.items():
-            setattr(self, name, value)
-        _acknowledge(applied)
+        try:
+            _change(self, overrides)
+        except Exception as error:  # noqa: BLE001 - as in register
+            _say(error)
         return original(self, *args, **kwargs)
 
     create_engine_config._oomguard = True  # type: ignore[attr-defined]
     EngineArgs.create_engine_config = create_engine_config
 
 
+def _change(arguments: object, overrides: dict[str, object]) -> None:
+    """Change engine arguments: fields that there are, to values of their kind."""
+    import dataclasses
+
+    if _is_over() or not _is_meant(getattr(arguments, "model", None)):
+        return
+    applied = {}
+    for field in dataclasses.fields(arguments):  # type: ignore[arg-type]
+        if field.name not in overrides or field.name.startswith("_"):
+            continue
+        try:
+            value = _fitting(getattr(arguments, field.name), overrides[field.name])
+            setattr(arguments, field.name, value)
+            applied[field.name] = overrides[field.name]
+        except Exception as error:  # noqa: BLE001 - the other ones may be set
+            _say(error)
+    if applied:
+        _acknowledge(applied)
+
+
+def _is_over() -> bool:
+    """Whether the attempt that the change is for has ended: what was started in it may go on, and start an engine again."""
+    path = os.environ.get(ACKNOWLEDGE)
+    return path is not None and path != "" and not os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120 - no import that is not needed
+
+
+def _is_meant(model: object) -> bool:
+    """Whether an engine of this model is to be changed."""
+    raw = os.environ.get(MODELS)
+    if raw is None:
+        return True
+    models = _parsed(raw, list)
+    return isinstance(model, str) and any(isinstance(other, str) and _is_same(model, other) for other in models)
+
+
+def _is_same(model: str, printed: str) -> bool:
+    """Whether a model is the one that an engine printed: a name of the hub may be printed as its folder in the cache."""
+    if model == printed or f"models--{model.replace('/', '--')}" in printed.split("/"):
+        return True
+    return os.path.exists(model) and os.path.realpath(model) == os.path.realpath(printed)  # noqa: PTH110
+
+
+def _fitting(old: object, new: object) -> object:
+    """Return the value as the argument takes it; raises TypeError for one of another kind."""
+    if isinstance(new, bool):
+        fits = old is None or isinstance(old, bool)
+    elif isinstance(new, (int, float)):
+        fits = math.isfinite(new) and not isinstance(old, (bool, list, tuple, dict))
+    elif isinstance(new, str):
+        if new.startswith("{") and (old is None or isinstance(old, dict)):
+            return _parsed(new, dict)  # an argument that is text on the command line, an object here
+        fits = not isinstance(old, (bool, int, float, list, tuple, dict))
+    else:
+        fits = False
+    if not fits:
+        raise TypeError(f"a value of the type {type(new).__name__} in place of {type(old).__name__}")
+    return new
+
+
 def _acknowledge(applied: dict[str, object]) -> None:
-    """Tell the supervisor which overrides arrived: one line appended to the file it named."""
+    """Tell the supervisor which overrides arrived: one line appended to the file it named, a regular file and no other."""
     path = os.environ.get(ACKNOWLEDGE)
     if not path:
         return
     try:
-        with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - no import that vLLM would not do anyway
-            file.write(json.dumps({"pid": os.getpid(), "applied": applied}) + "\n")
-    except OSError:
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            return  # a FIFO would wait for a reader, and opening a device may do something
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_size < _MOST_ACKNOWLEDGED_BYTES:
+                os.write(descriptor, (json.dumps({"pid": os.getpid(), "applied": applied}) + "\n").encode())
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
         logging.getLogger("oomguard").debug("cannot acknowledge", exc_info=True)

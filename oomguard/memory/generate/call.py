@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from oomguard.records import Record
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
@@ -21,8 +23,8 @@ class PlannedCall:
     dtype: str = "bfloat16"
 
 
-@dataclass(frozen=True, slots=True)
-class CallBudget:
+@dataclass(frozen=True, slots=True, repr=False)
+class CallBudget(Record):
     """The budget of one call of transformers' ``generate`` on one GPU, in bytes.
 
     Attributes:

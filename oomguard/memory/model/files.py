@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import struct
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.errors import ConfigError, InputError
-from oomguard.memory.model.families import FAMILIES
+from oomguard.errors import InputError
+from oomguard.memory.model.headers import Parameter, is_there, read_headers, read_tensor
+from oomguard.memory.model.json_file import read_json, shown
 
-# The largest header that safetensors itself accepts (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
-_MAX_HEADER_BYTES: Final = 100_000_000
-_MAX_CONFIG_BYTES: Final = 16_000_000
-_ELEMENT_BITS: Final[dict[str, int]] = FAMILIES["element_bits"]
-_FLOATING: Final = frozenset({"F64", "F32", "F16", "BF16"})
-_EXPERTS: Final = re.compile(r"\.experts?\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One tensor of a model: its name, its shape in elements, and the bytes it takes.
-
-    ``floating`` says that it is plain floating point, which an engine loads in the data type it runs with.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    bytes: int
-    floating: bool = True
-
-    @property
-    def elements(self) -> int:
-        """Count the numbers that it holds."""
-        return prod(self.shape)
-
-    @property
-    def of_experts(self) -> bool:
-        """Whether it belongs to the experts of a mixture, by its name."""
-        return _EXPERTS.search(self.name) is not None
+_HINT: Final = "name a model folder, its config.json, or a model on the hub (ORG/NAME)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,84 +37,31 @@ def find_model(model: str) -> ModelFiles:
         model: a folder, a ``config.json``, or a name on the hub (``ORG/NAME``).
 
     Raises:
-        InputError: nothing of that name is found.
-        ConfigError: a file of it cannot be read.
+        InputError: nothing of that name is found, or a file of it is not a regular file or cannot be read.
+        ConfigError: a file of it holds something else than it should.
     """
     path = Path(model)
-    if path.is_dir():
-        config = read_json(path / "config.json")
-        return ModelFiles(model, str(path / "config.json"), config, _headers(path), _processor(path))
-    if path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return _from_hub(_hub_name(model))
+    except (OSError, ValueError) as error:  # a name too long, a null byte, a folder of someone else
+        raise InputError(f"{shown(model)}: {getattr(error, 'strerror', None) or error}", hint=_HINT) from None
+    if not stat.S_ISDIR(mode):
         return ModelFiles(model, model, read_json(path), None)
+    config = read_json(path / "config.json")
+    return ModelFiles(model, str(path / "config.json"), config, read_headers(path), _processor(path))
+
+
+def _hub_name(model: str) -> str:
     if model.startswith((".", "/", "~")) or model.count("/") != 1 or model.endswith(".json"):
-        raise InputError(
-            f"{model}: no such folder or file",
-            hint="name a model folder, its config.json, or a model on the hub (ORG/NAME)",
-        )
-    return _from_hub(model)
+        raise InputError(f"{model}: no such folder or file", hint=_HINT)
+    return model
 
 
 def _processor(folder: Path) -> dict[str, Any]:
     path = folder / "preprocessor_config.json"
-    return read_json(path) if path.is_file() else {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; raises ConfigError where the file holds none."""
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ConfigError("too large for a configuration", path=str(path))
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError("no such file", path=str(path), hint="a model folder holds a config.json") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot be read: {error}", path=str(path)) from None
-    if not isinstance(parsed, dict):
-        raise ConfigError(f"holds a {type(parsed).__name__}, not an object", path=str(path))
-    return parsed
-
-
-def _headers(folder: Path) -> tuple[Parameter, ...] | None:
-    """Read the tensors that a folder's safetensors files announce; None where there is no such file."""
-    files = sorted(folder.glob("*.safetensors"))
-    if (folder / "model.safetensors.index.json").is_file():
-        weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
-        names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-        missing = sorted(str(name) for name in names if not (folder / str(name)).is_file())
-        if missing:
-            if len(missing) == len(names):
-                return None
-            raise ConfigError(
-                f"the index names {missing[0]}, which is not there ({len(missing)} of {len(names)} are missing)",
-                path=str(folder),
-            )
-        files = [folder / str(name) for name in sorted(names)] or files
-    elif len(files) > 1:  # some folders hold the same weights once more, in the vendor's own format
-        files = [path for path in files if not path.name.startswith("consolidated")] or files
-    if not files:
-        return None
-    return tuple(parameter for path in files for parameter in _header(path))
-
-
-def _header(path: Path) -> Iterator[Parameter]:
-    try:
-        for name, entry in _read_header(path).items():
-            if name != "__metadata__":
-                shape = tuple(int(n) for n in entry["shape"])
-                bits = _ELEMENT_BITS[entry["dtype"]]
-                yield Parameter(name, shape, prod(shape) * bits // 8, entry["dtype"] in _FLOATING)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
-        raise ConfigError(f"not a safetensors file: {error}", path=str(path)) from None
-
-
-def _read_header(path: Path) -> dict[str, Any]:
-    """Read the JSON before the tensors, whose length is in the first eight bytes."""
-    with path.open("rb") as stream:
-        (size,) = struct.unpack("<Q", stream.read(8))
-        if size > min(_MAX_HEADER_BYTES, os.fstat(stream.fileno()).st_size):
-            raise ValueError("the header is longer than the file")
-        found: dict[str, Any] = json.loads(stream.read(size))
-    return found
+    return read_json(path) if is_there(path) else {}
 
 
 def _from_hub(model: str) -> ModelFiles:
@@ -169,9 +85,9 @@ def _from_hub(model: str) -> ModelFiles:
         found = huggingface_hub.get_safetensors_metadata(model)
     except Exception:  # noqa: BLE001 - weights in another format, or headers that cannot be had: the configuration is enough
         return ModelFiles(model, path, config, None)
-    tensors = [
-        Parameter(name, tuple(info.shape), info.data_offsets[1] - info.data_offsets[0], info.dtype in _FLOATING)
+    tensors = tuple(
+        read_tensor(name, {"dtype": info.dtype, "shape": list(info.shape)}, path)
         for file in found.files_metadata.values()
         for name, info in file.tensors.items()
-    ]
-    return ModelFiles(model, path, config, tuple(tensors))
+    )
+    return ModelFiles(model, path, config, tensors)

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from oomguard.errors import ConfigError
 from oomguard.memory.model.families import FAMILIES
+from oomguard.memory.model.json_file import mistakes_in, shown
 from oomguard.memory.model.layer_kinds import GEMMA4, MIMO, blocks_of_layers, is_searched, layer_kinds, window_tokens
 from oomguard.memory.model.shape import ModelShape, is_count
 
@@ -67,8 +68,9 @@ def layer_caches(
         ConfigError: a number is missing or absurd.
     """
     found: list[LayerCache] = []
-    for index, kind in enumerate(layer_kinds(shape)):
-        for part in kind.split("+"):
+    kinds = [(index, part) for index, kind in enumerate(layer_kinds(shape)) for part in kind.split("+")]
+    with mistakes_in(shape.path):
+        for index, part in kinds:
             if part == "none":
                 continue
             if part in {"full", "sliding", "chunked"}:
@@ -98,6 +100,8 @@ def _attention(shape: ModelShape, index: int, kind: Kind, element_bytes: float, 
         key = value = nope + (shape.number("qk_rope_head_dim") or 0)  # unfolded, values padded to the keys
     heads = max(1, kv_heads // ranks)  # where ranks outnumber the heads, each holds a copy of one
     window = {"sliding": window_tokens(shape), "chunked": shape.number("attention_chunk_size") or 0}.get(kind, 0)
+    if not heads * (key + value):
+        raise ConfigError(f"layer {index} keeps no bytes: the width of its heads is 0")
     return LayerCache(index, kind, token_bytes=round(heads * (key + value) * element_bytes), window_tokens=window)
 
 
@@ -109,12 +113,12 @@ def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
         changed = layer if isinstance(layer, Mapping) else {}
         found = [changed.get("num_key_value_heads", shape.kv_heads), changed.get("head_dim", shape.head_dim)]
         if not all(is_count(n) and n > 0 for n in found):
-            raise ConfigError(f"per_layer_config has {found!r} for layer {index}")
+            raise ConfigError(f"per_layer_config has {shown(found)} for layer {index}")
         return found[0], found[1], found[1]
     if is_searched(shape):
         group = blocks_of_layers(shape)[index].get("n_heads_in_group")
         if not is_count(group) or not 0 < group <= shape.heads:
-            raise ConfigError(f"block_configs has n_heads_in_group {group!r} for layer {index}")
+            raise ConfigError(f"block_configs has n_heads_in_group {shown(group)} for layer {index}")
         return shape.heads // group, shape.head_dim, shape.head_dim
     if shape.model_type.startswith(MIMO):
         swa = "swa_" if kind == "sliding" else ""
@@ -200,7 +204,7 @@ def _kda_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
     found = [part.get(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")]
     counts = [n for n in found if is_count(n) and n > 0]
     if len(counts) != len(found):
-        raise ConfigError(f"linear_attn_config has num_heads, head_dim and short_conv_kernel_size {found}")
+        raise ConfigError(f"linear_attn_config has num_heads, head_dim and short_conv_kernel_size {shown(found)}")
     heads, width, kernel = counts
     convolution = 3 * heads * width // ranks * (kernel - 1) * shape.dtype_bytes
     return convolution + heads // ranks * width * width * (dtype_bytes or _FLOAT32_BYTES)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from oomguard.errors import ConfigError
 from oomguard.memory.model.families import FAMILIES
+from oomguard.memory.model.json_file import mistakes_in, shown
 from oomguard.memory.model.shape import ModelShape
 
 GEMMA4: Final = "gemma4"
@@ -36,12 +37,13 @@ def layer_kinds(shape: ModelShape) -> tuple[str, ...]:
     Raises:
         ConfigError: the configuration names a kind that is not known, or kinds for another number of layers.
     """
-    kinds = _reader(shape)(shape)
-    if len(kinds) != shape.layers:
-        raise ConfigError(f"the layer types name {len(kinds)} layers, num_hidden_layers is {shape.layers}")
-    shared = shape.number("num_kv_shared_layers") or 0
-    if shared >= shape.layers:
-        raise ConfigError(f"num_kv_shared_layers is {shared} of {shape.layers} layers")
+    with mistakes_in(shape.path):
+        kinds = _reader(shape)(shape)
+        if len(kinds) != shape.layers:
+            raise ConfigError(f"the layer types name {len(kinds)} layers, num_hidden_layers is {shape.layers}")
+        shared = shape.number("num_kv_shared_layers") or 0
+        if shared >= shape.layers:
+            raise ConfigError(f"num_kv_shared_layers is {shared} of {shape.layers} layers")
     return kinds[: shape.layers - shared] + ("none",) * shared
 
 
@@ -63,7 +65,7 @@ def _by_types(shape: ModelShape) -> tuple[str, ...]:
         for name in types:
             kind = _TYPES.get(name) if isinstance(name, str) else None
             if kind is None:
-                raise ConfigError(f"layer_types has {name!r}, which is not known")
+                raise ConfigError(f"layer_types has {shown(name)}, which is not known")
             # transformers also writes sliding layers where no window is set: vLLM then attends in full.
             kinds.append("full" if kind == "sliding" and not window else kind)
         return tuple(kinds)
@@ -135,7 +137,7 @@ def _nemotron_h(shape: ModelShape) -> tuple[str, ...]:
 def _by_names(types: list[Any]) -> tuple[str, ...]:
     unknown = [name for name in types if not isinstance(name, str) or name not in _TYPES]
     if unknown:
-        raise ConfigError(f"layers_block_type has {unknown[0]!r}, which is not known")
+        raise ConfigError(f"layers_block_type has {shown(unknown[0])}, which is not known")
     return tuple(_TYPES[name] for name in types)
 
 
@@ -171,7 +173,7 @@ def _by_numbers(shape: ModelShape) -> tuple[str, ...]:
     pattern = shape.config["hybrid_layer_pattern"]
     if shape.model_type.startswith(MIMO):
         if not isinstance(pattern, list) or not all(number in (0, 1) for number in pattern):
-            raise ConfigError(f"hybrid_layer_pattern is {str(pattern)[:60]}, not a list of 0 and 1")
+            raise ConfigError(f"hybrid_layer_pattern is {shown(pattern)}, not a list of 0 and 1")
         return tuple("sliding" if number else "full" for number in pattern)
     return _by_types(shape)
 
@@ -179,7 +181,8 @@ def _by_numbers(shape: ModelShape) -> tuple[str, ...]:
 def is_searched(shape: ModelShape) -> bool:
     """Whether a searched architecture's ``block_configs`` has each layer's attention; other fields of that name do not."""
     blocks = shape.config.get("block_configs")
-    return isinstance(blocks, list) and any(isinstance(block, Mapping) and "attention" in block for block in blocks)
+    own = blocks[: shape.layers] if isinstance(blocks, list) else []
+    return any(isinstance(block, Mapping) and "attention" in block for block in own)
 
 
 def blocks_of_layers(shape: ModelShape) -> tuple[Mapping[str, Any], ...]:
@@ -203,7 +206,7 @@ def _indices(shape: ModelShape, name: str) -> set[int] | None:
     if not isinstance(listed, list):
         return None
     if not all(isinstance(i, int) for i in listed):
-        raise ConfigError(f"{name} is {str(listed)[:60]}, not a list of layers")
+        raise ConfigError(f"{name} is {shown(listed)}, not a list of layers")
     return set(listed)
 
 
@@ -213,7 +216,8 @@ def _by_linear_attention(shape: ModelShape) -> tuple[str, ...]:
     listed = part.get("kda_layers") if isinstance(part, Mapping) else None
     if not isinstance(listed, list):
         raise ConfigError("linear_attn_config has no list kda_layers")
-    return tuple("kda" if i + 1 in listed else "full" for i in range(shape.layers))
+    delta = {number for number in listed if isinstance(number, int)}
+    return tuple("kda" if i + 1 in delta else "full" for i in range(shape.layers))
 
 
 # What a file says in a field of its own, whatever its family is called.

@@ -7,7 +7,9 @@ from typing import Final
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.model.drafts import Speculation, read_speculation
-from oomguard.memory.model.files import ModelFiles, Parameter, find_model
+from oomguard.memory.model.files import ModelFiles, find_model
+from oomguard.memory.model.headers import Parameter
+from oomguard.memory.model.json_file import shown
 from oomguard.memory.model.layer_kinds import not_read
 from oomguard.memory.model.parameters import built_on_meta, completed, counted, well_counted
 from oomguard.memory.model.quantized import loaded, quantized
@@ -88,6 +90,9 @@ def _encoder(model: ModelFiles, shape: ModelShape) -> VisionEncoder | None:
 def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Model:
     assumed: list[str] = []
     shape = _shape(model, assumed)
+    unknown = shape.unknown_dtype
+    if dtype == "auto" and unknown is not None:
+        assumed.append(f"dtype {shown(unknown)} in the configuration is not known: half precision")
     if dtype != "auto":
         shape = replace(shape, dtype_bytes=element_bytes(dtype))
     if model.parameters is not None:
@@ -111,8 +116,11 @@ def _shape(model: ModelFiles, assumed: list[str]) -> ModelShape:
     """Read the numbers; record the family's default of one that the file leaves out as an assumption."""
     try:
         shape = read_shape(model.config, model.config_path)
-    except ConfigError:
-        return _filled(model, assumed)
+    except ConfigError as error:
+        try:
+            return _filled(model, assumed)
+        except ConfigError:
+            raise error from None  # what the file itself has, and not what became of it
     if shape.number("num_key_value_heads") is None and not shape.config.get("attn_config"):
         return _filled(model, assumed)
     return shape

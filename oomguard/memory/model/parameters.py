@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, Final
 
+from oomguard.errors import ConfigError
+from oomguard.memory.model.buildable import is_buildable
 from oomguard.memory.model.families import FAMILIES
-from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.layer_kinds import layer_kinds
 from oomguard.memory.model.shape import ModelShape
 
@@ -19,9 +21,10 @@ from oomguard.memory.model.shape import ModelShape
 def built_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
     """Build every parameter with transformers on the meta device, no byte of it allocated.
 
-    A model of several parts is built with all of them. Return None where transformers is absent or does not know the model.
+    A model of several parts is built with all of them. Return None where transformers is absent or does not know the model, and
+    for counts that would make it endless.
     """
-    if not _importable():
+    if not is_buildable(shape.outer) or not _importable():
         return None
     with _quiet():
         try:
@@ -33,9 +36,9 @@ def built_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
 def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a configuration with what transformers fills in: published files leave out heads, layers, even the vocabulary.
 
-    It comes back as it is where transformers is absent or does not know the model.
+    It comes back as it is where transformers is absent or does not know the model, and for counts that would make it endless.
     """
-    if not _importable() or not isinstance(config.get("model_type"), str):
+    if not is_buildable(config) or not isinstance(config.get("model_type"), str) or not _importable():
         return config
     with _quiet():
         try:
@@ -76,8 +79,11 @@ _CODE_FIELDS: Final = frozenset(
 def auto_config(config: Mapping[str, Any]) -> Any:
     """Return transformers' own object of a configuration, as of a model that is not quantised; raises what transformers does.
 
-    A configuration is a stranger's: the fields that name code are left out of it, at every depth.
+    A configuration is a stranger's: the fields that name code are left out of it, at every depth, and one whose counts
+    would make it endless is a ConfigError.
     """
+    if not is_buildable(config):
+        raise ConfigError("its counts of layers, experts or modules are larger than any model's")
     from transformers import AutoConfig
 
     fields = {name: _without_code(value) for name, value in config.items() if name not in _NO_FIELDS | _CODE_FIELDS}

@@ -6,20 +6,23 @@ vllm/model_executor/layers/quantization creates for them (0.33).
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.model.families import FAMILIES
-from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.headers import Parameter
+from oomguard.memory.model.json_file import mistakes_in, shown
 from oomguard.memory.model.shape import MAX_COUNT, ModelShape
+from oomguard.memory.model.unquantized import Unquantized
 
 _LINEAR: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
 _NEVER: Final = re.compile(r"norm|\.gate\.weight$|\.router\b|shared_expert_gate|conv1d|A_log|dt_bias|\.D$|embed|rotary")
 _SCALE_BYTES: Final = 2
+_BITS: Final = frozenset({"bits", "num_bits"})
+_MOST_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Format:
 
     bits: float
     experts_only: bool = False
-    ignored: tuple[str, ...] = ()
+    ignored: Unquantized = field(default_factory=Unquantized)
 
 
 def quantized(
@@ -49,12 +52,13 @@ def quantized(
         ConfigError: the configuration's own quantization has a number that is missing or absurd.
         SettingError: the method asked for is not known, or not the checkpoint's own.
     """
-    form = _format(shape, asked, assumed)
-    if form is None:
-        return tuple(parameters)
-    return tuple(
-        replace(p, bytes=round(p.elements * form.bits / 8)) if _is_quantized(p, form) else p for p in parameters
-    )
+    with mistakes_in(shape.path):
+        form = _format(shape, asked, assumed)
+        if form is None:
+            return tuple(parameters)
+        return tuple(
+            replace(p, bytes=round(p.elements * form.bits / 8)) if _is_quantized(p, form) else p for p in parameters
+        )
 
 
 def _is_quantized(parameter: Parameter, form: Format) -> bool:
@@ -63,21 +67,7 @@ def _is_quantized(parameter: Parameter, form: Format) -> bool:
         return False
     if form.experts_only and not parameter.of_experts:
         return False
-    return not any(_matches(pattern, name) for pattern in form.ignored)
-
-
-def _matches(pattern: str, name: str) -> bool:
-    module = name.removesuffix(".weight")
-    if "*" in pattern and not pattern.startswith("re:"):
-        return fnmatch.fnmatchcase(module, pattern)
-    if pattern.startswith("re:"):
-        import regex
-
-        try:
-            return regex.match(pattern[3:], module, timeout=0.1) is not None
-        except (regex.error, TimeoutError):
-            return False
-    return f".{pattern}." in f".{module}."  # the module itself, or one inside it
+    return not form.ignored.has(name.removesuffix(".weight"))
 
 
 def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
@@ -149,11 +139,11 @@ def _from_config(config: Mapping[str, Any], assumed: list[str]) -> Format | None
     method = str(config.get("quant_method") or "")
     bits = _METHODS[method](config) if method in _METHODS else None
     if bits is None:
-        assumed.append(f"quantization method {method!r} is not known: weights as if not quantised, an upper bound")
+        assumed.append(f"quantization method {shown(method)} is not known: weights as if not quantised, an upper bound")
         return None
     fields = (config.get(key) for key in FAMILIES["names"]["not_quantized"])
-    ignored = tuple(str(name) for names in fields if isinstance(names, list) for name in names)
-    return Format(bits, experts_only=method in _EXPERTS_ONLY, ignored=ignored)
+    ignored = (name for names in fields if isinstance(names, list) for name in names if isinstance(name, str))
+    return Format(bits, experts_only=method in _EXPERTS_ONLY, ignored=Unquantized(ignored))
 
 
 def _grouped(config: Mapping[str, Any]) -> float:
@@ -200,7 +190,9 @@ def _number(config: Mapping[str, Any], name: str, default: int) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MAX_COUNT:
-        raise ConfigError(f"quantization_config.{name} is {value!r}, not a count")
+        raise ConfigError(f"quantization_config.{name} is {shown(value)}, not a count")
+    if name in _BITS and not 0 < value <= _MOST_BITS:
+        raise ConfigError(f"quantization_config.{name} is {value}, not from 1 to {_MOST_BITS}")
     return value
 
 

@@ -8,13 +8,13 @@ from typing import Any, Final, TypeGuard
 
 from oomguard.errors import ConfigError
 from oomguard.memory.model.families import FAMILIES
+from oomguard.memory.model.json_file import mistakes_in, shown
 
 _ALIASES: Final[Mapping[str, list[str]]] = FAMILIES["aliases"]
 DTYPE_BYTES: Final[Mapping[str, int]] = FAMILIES["dtype_bytes"]
 # Larger than in any model: above it a value is a mistake, which arithmetic would only hide.
 MAX_COUNT: Final = 10**9
-_MAX_LAYERS: Final = 10_000
-_SHOWN_CHARS: Final = 60
+MAX_LAYERS: Final = 1000
 _ONE_FOR_ALL: Final = frozenset({"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "head_dim"})
 _MAX_FACTOR: Final = 100_000
 
@@ -48,29 +48,33 @@ class ModelShape:
         encoders = FAMILIES["names"]["encoders"]
         return self.outer is not self.config or any(isinstance(self.outer.get(part), Mapping) for part in encoders)
 
+    @property
+    def unknown_dtype(self) -> str | None:
+        """The data type that the file names and nobody knows, None where it is known or the file names none."""
+        name = _dtype(self.config, self.outer)
+        return None if name is None or name in DTYPE_BYTES else name
+
     def number(self, name: str) -> int | None:
         """Return a count under any of its names, of a list the largest; None where it is missing or null.
 
         Raises:
             ConfigError: the count is absurd.
         """
-        try:
+        with mistakes_in(self.path):
             return count_of(self.config, name)
-        except ConfigError as error:
-            raise ConfigError(str(error), path=self.path) from None
 
 
 def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelShape:
     """Read the numbers of a parsed configuration; raises ConfigError with the field that is missing or absurd."""
     text = text_part(config)
-    try:
+    with mistakes_in(path):
         heads_or_none = count_of(text, "num_attention_heads")
         layers, hidden = _needed(text, "num_hidden_layers"), _needed(text, "hidden_size")
         heads = 1 if heads_or_none is None and _attention_free(text) else _needed(text, "num_attention_heads")
         return ModelShape(
             config=text,
             outer=config,
-            model_type=str(text.get("model_type") or config.get("model_type") or ""),
+            model_type=_model_type(text, config),
             layers=layers,
             hidden=hidden,
             heads=heads,
@@ -82,8 +86,6 @@ def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelSha
             default_length=_default_length(text, config),
             path=path,
         )
-    except ConfigError as error:
-        raise ConfigError(str(error), path=path) from None
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,6 +97,16 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if inner is None:
             return part
         part = inner
+
+
+def _model_type(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
+    for part in (text, outer):
+        name = part.get("model_type")
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"model_type is {shown(name)}, not text")
+        if name:
+            return name
+    return ""
 
 
 def _attention_free(text: Mapping[str, Any]) -> bool:
@@ -122,12 +134,12 @@ def count_of(config: Mapping[str, Any], name: str) -> int | None:
         if name not in _ONE_FOR_ALL and isinstance(value, list) and value and all(is_count(item) for item in value):
             value = max(value)  # one for each layer: peaks follow from the largest
         if not is_count(value):
-            raise ConfigError(f"{key} is {repr(value)[:_SHOWN_CHARS]}, not a count")
+            raise ConfigError(f"{key} is {shown(value)}, not a count")
         assert isinstance(value, int)  # noqa: S101 - for the type checker: is_count has just asked
-        if name == "num_hidden_layers" and value > _MAX_LAYERS:
-            raise ConfigError(f"{key} is {value}, more than any model has")
+        if name == "num_hidden_layers" and value > MAX_LAYERS:
+            raise ConfigError(f"{key} is {value}, more than any model has: at most {MAX_LAYERS} are read")
         if value == 0 and name in _ONE_FOR_ALL:
-            raise ConfigError(f"{key} is 0")
+            raise ConfigError(f"{key} is 0, not a count above zero")
         return value
     return None
 
@@ -180,7 +192,10 @@ def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
     """Return the heads that keep keys and values: all of them, unless the family says fewer in one of its ways."""
     attention = text.get("attn_config")
     named = count_of(attention, "num_key_value_heads") if isinstance(attention, Mapping) else None
-    named = named or count_of(text, "num_key_value_heads")
+    if named is None:
+        named = count_of(text, "num_key_value_heads")
+    if named == 0 and not _attention_free(text):
+        raise ConfigError("num_key_value_heads is 0, not a count above zero")
     kind, shared = str(text.get("model_type")), text.get("multi_query", True)
     if kind in FAMILIES["types"]["one_head_unless_new"]:
         if not text.get("new_decoder_architecture"):
@@ -198,6 +213,8 @@ def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
         raise ConfigError(
             f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is missing"
         )
+    if hidden < heads:
+        raise ConfigError(f"hidden_size is {hidden}, less than num_attention_heads {heads}, and head_dim is missing")
     return hidden // heads
 
 
@@ -206,9 +223,17 @@ def _dtype_bytes(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int:
 
     Source: vllm/config/model.py, _resolve_auto_dtype, which loads float32 checkpoints in half precision.
     """
+    name = _dtype(text, outer)
+    return min(DTYPE_BYTES.get(name or "", 2), 2)
+
+
+def _dtype(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str | None:
+    """Return the data type that the file names, None where it names none."""
     for part in (text, outer):
-        name = part.get("dtype") or part.get("torch_dtype")
-        if isinstance(name, str):
-            known = DTYPE_BYTES.get(name.removeprefix("torch."))
-            return 2 if known is None else min(known, 2)
-    return 2
+        key = "dtype" if part.get("dtype") else "torch_dtype"
+        name = part.get(key)
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"{key} is {shown(name)}, not the name of a data type")
+        if name:
+            return name.removeprefix("torch.")
+    return None

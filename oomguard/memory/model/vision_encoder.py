@@ -96,7 +96,7 @@ def _tiles(config: Mapping[str, Any]) -> int:
     side = _side(vision, "image_size") if isinstance(vision, Mapping) else None
     if not isinstance(pinpoints, list) or not side:
         return 0
-    grids = [p for p in pinpoints if isinstance(p, list) and len(p) == 2 and all(isinstance(n, int) for n in p)]
+    grids = [p for p in pinpoints if isinstance(p, list) and len(p) == 2 and all(map(is_count, p))]
     return max((max(1, high // side) * max(1, wide // side) for high, wide in grids), default=0)
 
 

@@ -23,9 +23,11 @@ from oomguard.memory.vllm.failed_start import local_path, settings_of
 from oomguard.memory.vllm.fixed_parts import counts_graphs
 from oomguard.memory.vllm.start import Correction, StartBudget, VllmSettings
 from oomguard.memory.vllm.start_budget import budget_start
+from oomguard.regular_file import read_regular
 from oomguard.user_files import state_file, write_whole
 
 _SCHEMA: Final = 1
+_MAX_BYTES: Final = 16_000_000
 # Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device up to this.
 _SAME_DEVICE_RATIO: Final = 0.05
 # Totals and what is asked of them are printed with two decimals.
@@ -217,7 +219,7 @@ class Calibrations:
 
     def _entries(self) -> list[dict[str, Any]]:
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            found = json.loads(read_regular(self.path, _MAX_BYTES))
         except FileNotFoundError:
             return []
         except OSError as error:

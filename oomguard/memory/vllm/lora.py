@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.headers import Parameter
 from oomguard.memory.vllm.sharded_weights import stage_of
 
 _LINEAR: Final = re.compile(r"\.(?:layers|h|blocks)\.\d+\.")

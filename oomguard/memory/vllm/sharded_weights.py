@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oomguard.memory.model.families import FAMILIES
-from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.shape import MAX_COUNT, ModelShape, rope_factor, rope_kind, rope_scaling
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from oomguard.records import Record
+
 
 @dataclass(frozen=True, slots=True)
 class Correction:
@@ -96,8 +98,8 @@ class Stage:
         return self.request_bytes + self.block_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StartBudget:
+@dataclass(frozen=True, slots=True, repr=False)
+class StartBudget(Record):
     """The budget of the fullest GPU, in bytes, and what its KV cache holds.
 
     Attributes:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.errors import ConfigError, InputError
-from oomguard.memory.model.files import Parameter, find_model
+from oomguard.memory.model.files import find_model
+from oomguard.memory.model.headers import Parameter
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1}
 

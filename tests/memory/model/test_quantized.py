@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.errors import ConfigError, SettingError
-from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.quantized import loaded, quantized, quantizes_cache
 from oomguard.memory.model.shape import read_shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.headers import Parameter
 from oomguard.memory.vllm.lora import lora_bytes
 
 UP = Parameter("model.layers.0.mlp.up_proj.weight", (256, 64), 32768)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.memory.model.files import Parameter
+from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.parameters import built_on_meta, counted
 from oomguard.memory.model.shape import read_shape
 from oomguard.memory.vllm.sharded_weights import first_of_fullest, rank_weights, rotary_bytes, stage_layers

@@ -283,7 +283,7 @@ def test_a_draft_model_adds_its_weights_and_its_layers_of_cache(tmp_path):
 
 def test_the_model_s_own_further_layers_are_loaded_for_speculation_only():
     config = {**LLAMA, "num_nextn_predict_layers": 1}
-    from oomguard.memory.model.files import Parameter
+    from oomguard.memory.model.headers import Parameter
     from oomguard.memory.model.shape import read_shape
 
     further = Parameter("model.layers.32.mlp.up_proj.weight", (1024, 1024), 2**21)

@@ -1,0 +1,117 @@
+"""One fix of a rule: the setting that it changes, and what turns a user's mistake in it into a message at load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeGuard
+
+from oomguard.facts import FactValue
+from oomguard.incident import Effect
+from oomguard.rules.expressions import Expression, suggestion, trusted_expression
+from oomguard.rules.table import Table
+from oomguard.settings import SETTINGS, Setting
+
+# The solvers that a fix may name; they are functions of the planner (remedy/printed.py).
+SOLVERS: Final = (
+    "kv_bytes_for_max_len",
+    "kv_bytes_within_free",
+    "printed_estimate",
+    "rows_that_fit",
+    "utilization_for_kv_cache",
+    "utilization_for_max_len",
+    "utilization_for_tried",
+    "utilization_within_free",
+)
+_NUMBERS: Final = ("DOUBLE", "INT", "UINT")
+_CEL_TYPES: Final = {"int": _NUMBERS, "float": _NUMBERS, "bool": ("BOOL",), "str": ("STRING",)}
+_WRITTEN: Final = {"int": "a number", "float": "a number", "bool": "true or false", "str": "text in single quotes"}
+_ANY: Final = "DYN"
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One setting to change: solved by a named solver of the planner, or by a CEL value.
+
+    A fix for which no log can give a value names what it acts on (``lever``) and which figure is ``missing``.
+    """
+
+    setting: str
+    effect: Effect
+    solve: str | None
+    value: Expression | None
+    when: tuple[Expression, ...]
+    tradeoff: str
+    alternative: bool
+    lever: str
+    missing: str
+
+
+def read_fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
+    """Read one fix; ``make`` turns a text into an expression. Raises RuleError for a mistake in it."""
+    effect = row.choice("effect", [str(effect) for effect in Effect])
+    if sum(name in row.values for name in ("solve", "value", "lever")) != 1:
+        raise row.error("exactly one of solve, value and lever")
+    if not row.get("value", "x").strip():
+        raise row.error("the value is empty", "value")
+    if ("lever" in row.values) != ("missing" in row.values):
+        raise row.error("lever and missing come together")
+    value = row.get("value")
+    fix = Fix(
+        setting=row.get("setting"),
+        effect=Effect.parse(effect),
+        solve=row.get("solve"),
+        value=make(value, path=str(path), key=f"{row.key}.value", result=None) if value else None,
+        when=row.expressions("when", make),
+        tradeoff=row.get("tradeoff", ""),
+        alternative=bool(row.get("alternative", False)),
+        lever=row.get("lever", ""),
+        missing=row.get("missing", ""),
+    )
+    if make is not trusted_expression:  # the shipped ones are checked by a test
+        _check(fix, row)
+    return fix
+
+
+def _check(fix: Fix, row: Table) -> None:
+    """Raise RuleError for a setting, a value, an effect or a solver that is none."""
+    knob = SETTINGS.get(fix.setting)
+    if knob is None:
+        hint = suggestion(fix.setting.lstrip("-").replace("-", "_"), SETTINGS)
+        raise row.error(f"unknown setting {fix.setting!r}", "setting", hint=hint)
+    if fix.solve is not None:
+        row.choice("solve", SOLVERS)
+    constant = None
+    if fix.value is not None:
+        if fix.value.type_name not in (*_CEL_TYPES[knob.type], _ANY):
+            found, wanted = fix.value.type_name, _WRITTEN[knob.type]
+            raise row.error(f"{knob.name} is {knob.type}, the value is {found}", "value", hint=f"write {wanted}")
+        constant = fix.value.evaluate({})
+        if _is_number(constant) and not _is_possible(knob, constant):
+            raise row.error(f"{knob.name} is never {constant:g}", "value", hint="write a number above zero")
+    possible = _effects(knob, constant)
+    if fix.effect not in possible:
+        told = " or ".join(str(effect) for effect in sorted(possible))
+        changed = knob.name if constant is None else f"{knob.name} = {constant}"
+        raise row.error(f"{changed} is never {fix.effect}", "effect", hint=f"it is {told}")
+
+
+def _effects(knob: Setting, constant: FactValue | None) -> set[Effect]:
+    """Return what a change of a setting may cost, or a change to a value that is known."""
+    if isinstance(constant, bool):
+        return {knob.raised if constant else knob.lowered}
+    if isinstance(constant, str):
+        return {knob.values[constant]} if constant in knob.values else {knob.raised, knob.lowered}
+    return {knob.raised, knob.lowered, *(() if knob.type != "str" else knob.values.values())}
+
+
+def _is_number(value: FactValue | None) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_possible(knob: Setting, value: float) -> bool:
+    """Whether a setting can have a number: above zero, and whole where it is counted (-1 is "fit it" in max_model_len)."""
+    if knob.name == "max_model_len" and value == -1:
+        return True
+    return value > 0 and (knob.type == "float" or value == int(value))

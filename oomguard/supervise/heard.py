@@ -1,0 +1,52 @@
+"""What a command's output says when it has ended: its failures and figures, and what ended it where that was no failure of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from oomguard.incident import Patch
+from oomguard.log import get_logger
+from oomguard.observe.anchors import Finder, finder
+from oomguard.observe.scan import Scanner, scan
+from oomguard.observe.source import Line
+from oomguard.rules.load import RuleSet
+from oomguard.supervise.last_words import TAIL_BYTES, last_words
+from oomguard.supervise.recording import Recording
+from oomguard.supervise.replay import replayed
+
+_ALWAYS: Final = {"kv_cache_available_bytes", "kv_cache_capacity_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The scanned output; ``ended_of`` is the exception that ended the command, where it is no memory failure and passes none on."""
+
+    scanner: Scanner
+    ended_of: str | None = None
+
+    def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
+        """Return the printed figures that a prediction can be held against, and those of the KV cache."""
+        wanted = {name for patch in patches for name in patch.predicts} | _ALWAYS
+        return {name: value for name, value in self.scanner.measured.items() if name in wanted}
+
+
+def hear(recording: Recording, status: int, rules: RuleSet) -> Heard:
+    """Read a recording whose command ended with ``status``."""
+    if recording.unseen_bytes or recording.failed:
+        reason = recording.failed or "it came faster than it could be read"
+        get_logger().warning("a part of the output is not diagnosed", bytes=recording.unseen_bytes, reason=reason)
+
+    def make_finder() -> Finder:
+        return finder(rules.anchors)
+
+    return Heard(replayed(recording, rules, make_finder), _other_end(recording, rules) if status else None)
+
+
+def _other_end(recording: Recording, rules: RuleSet) -> str | None:
+    words = last_words(recording.tail(2, TAIL_BYTES)) or last_words(recording.tail(1, TAIL_BYTES))
+    if words is None or words.passes_on:
+        return None
+    lines = (Line(number, 0, text) for number, text in enumerate(words.lines, 1))
+    return None if scan(lines, rules).incidents else words.exception

@@ -1,0 +1,86 @@
+"""What a program in Python said last: the exception that ended it, followed back to what it says it comes from.
+
+An exception that was handled may be printed too, and one raised while another is handled shows both. Only the last
+traceback ended the program, with those that it names as its direct cause.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from oomguard.escapes import strip_escapes
+from oomguard.observe.text import peel
+from oomguard.user_files import read_tables
+
+TAIL_BYTES: Final = 1 << 18
+_HEAD: Final = "Traceback (most recent call last):"
+_CAUSE: Final = "The above exception was the direct cause of the following exception:"
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::|\s*$)")
+# Behind its traceback a program prints little: what the interpreter and loggers say while it ends.
+_MOST_BEHIND: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """The last traceback: its exception's line, and the lines of it and of its direct causes."""
+
+    exception: str
+    lines: tuple[str, ...]
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether the exception only says that another process failed."""
+        return self.exception.partition(":")[0].rpartition(".")[2].partition("(")[0] in _data().passing_on
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    passing_on: frozenset[str]
+    not_the_end: tuple[str, ...]
+
+
+def last_words(tail: bytes) -> LastWords | None:
+    """Return the traceback that ends the output, None where it does not end with one."""
+    lines = [strip_escapes(line) for line in tail.decode("utf-8", "replace").splitlines()]
+    plain = [peel(line) for line in lines]
+    texts = [line.text for line in plain]
+    heads = (i for i in range(len(texts) - 1, -1, -1) if texts[i].startswith(_HEAD))
+    head = next((i for i in heads if not _above(texts, i).startswith(_data().not_the_end)), None)
+    if head is None:
+        return None
+    end = next((i for i in range(head + 1, len(texts)) if _ends(texts[i])), None)
+    if end is None or not _EXCEPTION.match(texts[end]):
+        return None
+    if sum(bool(text.strip()) for text in texts[end + 1 :]) > _MOST_BEHIND:
+        return None
+    first = head
+    while (before := _direct_cause(texts, first)) is not None:
+        first = before
+    return LastWords(texts[end].strip(), tuple(texts[first:]))
+
+
+def _ends(text: str) -> bool:
+    """Return whether a line behind a traceback's head is no frame of it: not indented, not empty."""
+    return bool(text.strip()) and not text.startswith((" ", "\t"))
+
+
+def _direct_cause(texts: list[str], head: int) -> int | None:
+    """Return where the traceback begins that the one at ``head`` names as its direct cause."""
+    if not _above(texts, head).startswith(_CAUSE):
+        return None
+    return next((i for i in range(head - 1, -1, -1) if texts[i].startswith(_HEAD)), None)
+
+
+def _above(texts: list[str], at: int) -> str:
+    """Return the line above, over empty ones."""
+    return next((texts[i] for i in range(at - 1, max(-1, at - 5), -1) if texts[i].strip()), "")
+
+
+@functools.cache
+def _data() -> _Data:
+    table = next(iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values()))
+    return _Data(frozenset(table["exceptions"]), tuple(table["not_the_end"]))

@@ -1,0 +1,64 @@
+"""Look for anchors in what a command has printed, beside the copying: which parts of a long output are worth keeping."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from oomguard.observe.anchors import Finder
+from oomguard.supervise.recording import Recording
+
+# An anchor that begins in one slot and ends in the next is found with so much of the one before.
+_SEAM_BYTES: Final = 4096
+# The copying thread waits so long at most for one that loads the rules.
+_SWITCH_S: Final = 0.0005
+_NICE: Final = 10
+
+
+class Marker:
+    """A thread that marks the slots of a recording; it starts with the first output too long to be kept whole.
+
+    Args:
+        make_finder: makes the finder of anchors, in the thread.
+    """
+
+    def __init__(self, make_finder: Callable[[], Finder]) -> None:
+        self._make_finder = make_finder
+        self._waiting = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self.recording = Recording(self._wake)
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="oomguard-marker", daemon=True)
+            self._thread.start()
+        self._waiting.set()
+
+    def stop(self) -> None:
+        """End the thread; what it has not reached stays unmarked."""
+        self._stopped = True
+        self._waiting.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        sys.setswitchinterval(_SWITCH_S)
+        with contextlib.suppress(OSError, AttributeError):  # the command and the copying come first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        finder, seams = self._make_finder(), dict[int, bytes]()
+        while not self._stopped:
+            slot = self.recording.unmarked()
+            if slot is None:
+                self._waiting.clear()
+                if self.recording.unmarked() is None:
+                    self._waiting.wait()
+                continue
+            parts = self.recording.read(slot)
+            anchored = any(finder.holds(seams.get(stream, b"") + data) for stream, data in parts.items())
+            seams |= {stream: data[-_SEAM_BYTES:] for stream, data in parts.items()}
+            self.recording.mark(slot, anchored=anchored, newlines={s: data.count(b"\n") for s, data in parts.items()})

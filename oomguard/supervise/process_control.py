@@ -1,0 +1,41 @@
+"""What Linux offers a supervisor through prctl: adopting orphans, dying with the parent, a name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Any, Final
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def become_subreaper() -> bool:
+    """Adopt the orphans below this process, so that none outlives it; return False where that cannot be done (not Linux)."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when ``parent``, which has one thread, ends; at once where it has ended."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def set_name(name: str) -> None:
+    """Set the name that ps and top show for this process."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
+def _prctl(option: int, value: int | bytes) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    argument: Any = value if isinstance(value, bytes) else ctypes.c_ulong(value)
+    try:
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False

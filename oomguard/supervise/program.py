@@ -1,0 +1,51 @@
+"""Becoming a program as a shell does: looked up in PATH, and a script without ``#!`` run by /bin/sh."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+_SHELL: Final = b"/bin/sh"
+_LOOKED_AT_BYTES: Final = 256
+
+
+def execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
+    """Become the command.
+
+    Raises:
+        OSError: what stood in the way; of several folders in PATH the first that had such a file.
+    """
+    failure: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for path in _candidates(argv[0], env):
+        try:
+            _become(path, argv, env)
+        except (FileNotFoundError, NotADirectoryError):  # the next folder of PATH may have it
+            if b"/" in argv[0]:
+                raise
+        except PermissionError as error:
+            failure = error
+    raise failure
+
+
+def _candidates(name: bytes, env: Mapping[bytes, bytes]) -> list[bytes]:
+    if not name or b"/" in name:
+        return [name] if name else []
+    folders = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
+    return [folder + b"/" + name if folder else name for folder in folders]
+
+
+def _become(path: bytes, argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
+    try:
+        os.execve(path, argv, env)  # noqa: S606
+    except OSError as error:
+        if error.errno != errno.ENOEXEC or _is_binary(path):
+            raise
+        # POSIX asks this of execvp: text that the kernel does not know is the shell's.
+        os.execve(_SHELL, [b"sh", path, *argv[1:]], env)  # noqa: S606
+
+
+def _is_binary(path: bytes) -> bool:
+    with open(path, "rb") as file:  # noqa: PTH123 - its name may be no text
+        return b"\0" in file.read(_LOOKED_AT_BYTES)

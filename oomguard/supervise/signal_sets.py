@@ -1,0 +1,44 @@
+"""Which signals mean what: handed on, asking to stop, sent by a terminal to a whole process group."""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+# A user's stop: nothing is remedied after it.
+STOPS: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+# What stops a job, in a shell's sense, and not only one process (SIGSTOP: a debugger's, nobody catches it).
+JOB_STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+# What a terminal or a shell sends to the whole group of a job.
+OF_TERMINAL: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGCONT}
+# What the kernel sends to no process alone: at a key, at another size of the window, to a background job that reads.
+BY_KEY: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
+SI_KERNEL: Final = 0x80  # asm-generic/siginfo.h: no process sent it
+# Nobody catches the first two; the third is about our own children; the others a process brings on itself by a fault.
+_NOT_HANDED_ON: Final = frozenset(
+    {
+        signal.SIGKILL,
+        signal.SIGSTOP,
+        signal.SIGCHLD,
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
+)
+# Python ignores these from its start, so that nobody can tell whether they were ignored before.
+IGNORED_BY_PYTHON: Final = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
+
+
+def handed_on() -> frozenset[int]:
+    """Return the signals that go on to the command: all that another process may send, but those ignored at our start."""
+    known = {int(number) for number in signal.valid_signals()} - {int(number) for number in _NOT_HANDED_ON}
+    return frozenset(known - ignored())
+
+
+def ignored() -> frozenset[int]:
+    """Return the signals that were ignored when oomguard started (nohup, a script's ``&``)."""
+    numbers = {int(number) for number in signal.valid_signals()} - IGNORED_BY_PYTHON
+    return frozenset(number for number in numbers if signal.getsignal(number) is signal.SIG_IGN)

@@ -1,0 +1,89 @@
+"""The processes below one of ours, read from /proc, and how they are ended: asked first, then killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+KILL_WAIT_S: Final = 5.0
+_POLL_S: Final = 0.02
+_PROC: Final = Path("/proc")
+_GONE: Final = b"ZX"  # has ended; its entry stays until its parent asks for its status
+
+
+def descendants(root: int) -> list[int]:
+    """Return the processes below ``root`` that have not ended, in the order of the tree; empty where /proc says nothing."""
+    children: dict[int, list[tuple[int, bool]]] = {}
+    try:
+        numbers = [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()]
+    except OSError:
+        return []
+    for pid in numbers:
+        state, parent = _state(pid)
+        if state:
+            children.setdefault(parent, []).append((pid, state in _GONE))
+    found, todo = [], [root]
+    while todo:
+        for pid, gone in children.get(todo.pop(), ()):
+            todo.append(pid)
+            if not gone:
+                found.append(pid)
+    return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process, so that it acts on nothing but CONT and KILL."""
+    return _state(pid)[0] == b"T"
+
+
+def _state(pid: int) -> tuple[bytes, int]:
+    """Return a process's state and its parent; an empty state where it is gone."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes()
+        state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[:2]  # the name before it may hold anything
+        return state, int(parent)
+    except (OSError, ValueError):
+        return b"", 0
+
+
+def send(pid: int, number: int) -> bool:
+    """Send a signal; return False where the process is gone or another user's."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def kill(root: int) -> None:
+    """Kill everything below ``root`` as it stands now."""
+    for pid in descendants(root):
+        send(pid, signal.SIGKILL)
+
+
+def end(root: int, reap: Callable[[], bool], *, wait_s: float, hurried: Callable[[], bool] = lambda: False) -> None:
+    """End everything below ``root``: TERM to each process once, after ``wait_s`` KILL until none is left.
+
+    Args:
+        root: stays itself.
+        reap: takes the status of children that ended; returns whether any child is left.
+        wait_s: how long they have after TERM.
+        hurried: asked while waiting; once true, they are killed at once.
+    """
+    asked: set[int] = set()
+    began = time.monotonic()
+    while reap() and time.monotonic() - began < wait_s + KILL_WAIT_S:
+        left = descendants(root)
+        if time.monotonic() - began >= wait_s or hurried():
+            began = min(began, time.monotonic() - wait_s)
+            for pid in left:
+                send(pid, signal.SIGKILL)
+        for pid in [pid for pid in left if pid not in asked]:
+            send(pid, signal.SIGTERM)
+            send(pid, signal.SIGCONT)  # a stopped process acts on TERM only then
+            asked.add(pid)
+        time.sleep(_POLL_S)

@@ -1,0 +1,177 @@
+"""The watcher: a small process of ours between oomguard and the command, that outlives a kill of oomguard.
+
+It is forked before anything heavy is loaded, starts the command with the signals as oomguard found them, adopts and reaps
+every orphan below the command, and ends the whole tree when it is asked to, or when oomguard is gone: however oomguard
+ends, its end of the socket between them closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from oomguard.supervise import tree
+from oomguard.supervise.channel import receive, send
+from oomguard.supervise.watcher_process import Before, WatcherProcess
+
+_LOST: Final = 9  # the wait status of a command whose watcher was killed: it was killed with it
+
+
+@dataclass(slots=True)
+class Child:
+    """The command while it runs, as far as the watcher tells: ``returncode`` is None until it has ended."""
+
+    pid: int
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+    watcher: Watcher
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code (-n for signal n), None while it runs."""
+        return self.wait(0)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait at most so long for the exit code."""
+        if self.returncode is None and (status := self.watcher.exit_status(timeout_s)) is not None:
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+class Watcher:
+    """oomguard's side of it.
+
+    Args:
+        before: what the command starts with.
+    """
+
+    def __init__(self, before: Before) -> None:
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        gc.freeze()  # the fork shares its memory for longer
+        with warnings.catch_warnings():  # another thread is no danger: the fork uses nothing that one could have locked
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            WatcherProcess(theirs, parent, before).run()
+        gc.unfreeze()
+        theirs.close()
+        self._channel = ours
+        self._sending = threading.Lock()
+        self._status: int | None = None
+        self._lost = False
+        self._adopted: set[int] = set()
+
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], *, shares_group: bool, stdin: int | None = None
+    ) -> Child:
+        """Start the command with its output in pipes, and with our own standard input where ``stdin`` is None.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: a word or a variable holds a NUL.
+        """
+        words = [os.fsencode(word) for word in argv]
+        variables = [os.fsencode(f"{name}={value}") for name, value in env.items()]
+        if any(b"\0" in text for text in (*words, *variables)):
+            raise ValueError("embedded null byte")
+        given = () if stdin is None else (stdin,)
+        out_read, out_write = os.pipe()
+        error_read, error_write = os.pipe()
+        pipes = [os.fdopen(out_read, "rb", buffering=0), os.fdopen(error_read, "rb", buffering=0)]
+        try:
+            self._status = None
+            self._say("start", words, variables, shares_group, descriptors=(out_write, error_write, *given))
+            answer = self._answer()
+        finally:
+            os.close(out_write)
+            os.close(error_write)
+        if answer is None or answer[0] == "failed":
+            for pipe in pipes:
+                pipe.close()
+            number = answer[1] if answer is not None else 0
+            raise OSError(number, os.strerror(number) if number else "its watcher was killed")
+        self._adopted.add(answer[1])
+        return Child(answer[1], pipes[0], pipes[1], self)
+
+    def exit_status(self, timeout_s: float) -> int | None:
+        """Return the command's wait status, None where it still runs after ``timeout_s``."""
+        if self._status is None and not self._lost:
+            deadline = time.monotonic() + timeout_s
+            while self._status is None and not self._lost and self._readable(deadline - time.monotonic()):
+                self._answer()
+        return _LOST if self._lost and self._status is None else self._status
+
+    def forward(self, number: int, code: int | None, sender: int | None) -> None:
+        """Send a signal on to the command, unless it had the same one with its process group; None: unless nothing."""
+        self._say("signal", number, code, sender)
+
+    def kill(self) -> None:
+        """Kill the whole tree now."""
+        self._say("kill")
+
+    def end(self, wait_s: float) -> bool:
+        """End what the run left; return whether the command itself was told to stop while it lived."""
+        self._say("end", wait_s)
+        while (answer := self._answer()) is not None:
+            if answer[0] == "ended":
+                return bool(answer[1])
+        # It was killed. Its orphans are ours now, and asked for by number: other children are not ours to wait for.
+        tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s)
+        return True
+
+    @contextlib.contextmanager
+    def session_folder(self) -> Iterator[Path]:
+        """Make a temporary folder that goes at the end, however oomguard ends."""
+        folder = Path(tempfile.gettempdir()) / f"oomguard-{uuid.uuid4().hex}"
+        self._say("folder", os.fspath(folder))
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let the watcher end everything that is left, and itself."""
+        self._channel.close()
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored: nothing to wait for
+            os.waitpid(self.pid, 0)
+
+    def _say(self, *message: Any, descriptors: Sequence[int] = ()) -> None:
+        with self._sending, contextlib.suppress(OSError):  # killed: what waits for an answer finds out
+            send(self._channel, message, descriptors)
+
+    def _answer(self) -> tuple[Any, ...] | None:
+        answer, _ = receive(self._channel)
+        if answer is None:
+            self._lost = True  # it was killed, and the command with it
+        elif answer[0] == "exited":
+            self._status = answer[1]
+        return answer
+
+    def _readable(self, timeout_s: float) -> bool:
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+    def _reap_adopted(self) -> bool:
+        left = tree.descendants(os.getpid())
+        self._adopted.update(left)
+        for pid in list(self._adopted):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return bool(left)

@@ -1,0 +1,232 @@
+"""What the watcher does in its own process: start the command, pass signals on, reap, and end the tree."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from oomguard.supervise import tree
+from oomguard.supervise.channel import receive, send
+from oomguard.supervise.process_control import become_subreaper, die_with_parent, set_name
+from oomguard.supervise.program import execute
+from oomguard.supervise.signal_sets import BY_KEY, JOB_STOPS, OF_TERMINAL, SI_KERNEL, STOPS
+
+# The kernel and kill() reach the members of a group one after the other, within microseconds; a busy machine may part them.
+WITNESS_S: Final = 0.05
+AFTER_KILL_WAIT_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """How oomguard was started, which is how the command starts: masked and ignored signals, closed standard streams."""
+
+    masked: frozenset[int]
+    ignored: frozenset[int]
+    closed: frozenset[int]
+
+
+class WatcherProcess:
+    """Serves oomguard until its end of the channel closes, then ends everything below.
+
+    On a terminal it stays in oomguard's process group, which the command shares, as a witness: a signal that it has too was
+    sent to the group, so that the command has it already. Otherwise it has a group of its own, which a kill of oomguard's
+    group does not reach.
+    """
+
+    def __init__(self, channel: socket.socket, parent: int, before: Before) -> None:
+        self._channel, self._parent, self._before = channel, parent, before
+        self._child: int | None = None
+        self._told = False
+        self._paused_parent = False
+        self._hurried = False
+        self._folders: list[str] = []
+        self._gone = False
+
+    def run(self) -> NoReturn:
+        """Serve to the end; never returns into what was forked."""
+        try:
+            self._prepare()
+            while not self._gone:
+                self._wait()
+            tree.end(os.getpid(), self._reap, wait_s=AFTER_KILL_WAIT_S)
+            for folder in self._folders:
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os._exit(0)
+
+    def _prepare(self) -> None:
+        gc.disable()
+        set_name("oomguard-watch")
+        become_subreaper()
+        inherited: list[int] = []
+        # The reader of oomguard's output waits for nobody else, and what the command does not inherit is not held open.
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        with contextlib.suppress(OSError):  # without /proc they stay
+            inherited = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+        for number in inherited:
+            with contextlib.suppress(OSError):
+                if number != self._channel.fileno() and not os.get_inheritable(number):
+                    os.close(number)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(self._woken, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        ready = {number for number, _ in poll.poll()}
+        if self._woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, 4096)
+            self._reap()
+        if self._channel.fileno() in ready:
+            self._obey()
+
+    def _obey(self) -> None:
+        message, descriptors = receive(self._channel)
+        match message:
+            case ("start", words, variables, shares_group):
+                self._start(words, variables, descriptors, shares_group=shares_group)
+            case ("signal", number, code, sender):
+                self._forward(number, code, sender)
+            case ("kill",):
+                self._hurried = True
+                self._told = self._told or self._child is not None
+                tree.kill(os.getpid())
+            case ("end", wait_s):
+                tree.end(os.getpid(), self._reap, wait_s=wait_s, hurried=self._is_hurried)
+                self._say("ended", self._told)
+            case ("folder", path):
+                self._folders.append(path)
+            case _:
+                self._gone = True
+
+    def _is_hurried(self) -> bool:
+        """Read what came while the tree is ended: a kill, or the end of oomguard, which hurries nothing."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        while not self._gone and poll.poll(0):
+            self._obey()
+        return self._hurried
+
+    def _start(self, words: list[bytes], variables: list[bytes], descriptors: list[int], *, shares_group: bool) -> None:
+        self._told = self._hurried = False
+        with contextlib.suppress(OSError):
+            os.setpgid(0, os.getpgid(self._parent) if shares_group else 0)
+        failed, told = os.pipe()
+        own = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(told)
+            pid, answer = 0, str(error.errno or errno.EAGAIN).encode()
+        else:
+            if pid == 0:
+                self._become(words, variables, descriptors, told, own, shares_group=shares_group)
+            os.close(told)
+            answer = os.read(failed, 16)  # nothing: the pipe closed because the command took over
+        for number in (failed, *descriptors):
+            os.close(number)
+        if answer:
+            self._reap()
+            self._say("failed", int(answer))
+        else:
+            self._child = pid
+            self._say("started", pid)
+
+    def _become(
+        self,
+        words: list[bytes],
+        variables: list[bytes],
+        descriptors: list[int],
+        told: int,
+        watcher: int,
+        *,
+        shares_group: bool,
+    ) -> NoReturn:
+        try:
+            die_with_parent(watcher)
+            if not shares_group:
+                os.setpgid(0, 0)
+            for target, number in zip((1, 2, 0), descriptors, strict=False):  # standard input may be ours
+                os.dup2(number, target)
+            if 0 in self._before.closed:
+                os.close(0)
+            signal.set_wakeup_fd(-1)
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                ignored = number in self._before.ignored
+                signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._before.masked)
+            execute(words, dict(variable.split(b"=", 1) for variable in variables))
+        except OSError as error:
+            os.write(told, str(error.errno or errno.EINVAL).encode())
+        finally:
+            os._exit(127)
+
+    def _forward(self, number: int, code: int | None, sender: int | None) -> None:
+        self._reap()
+        if self._child is None:
+            return
+        group = os.getpgid(self._child)
+        if code is None or group != os.getpgrp() or not self._had(number, code, sender):
+            as_terminal = number in OF_TERMINAL and group == self._child
+            tree.send(-group if as_terminal else self._child, number)
+        self._told = self._told or number in STOPS
+        if number in STOPS and tree.is_stopped(self._child):
+            tree.send(self._child, signal.SIGCONT)
+
+    @staticmethod
+    def _had(number: int, code: int, sender: int | None) -> bool:
+        """Return whether the group that we share with oomguard and the command has the same signal."""
+        if code == SI_KERNEL and number in BY_KEY:  # of two quick ones we may have only the first
+            signal.sigtimedwait([number], 0)
+            return True
+        deadline = time.monotonic() + WITNESS_S
+        while True:
+            info = signal.sigtimedwait([number], max(0.0, deadline - time.monotonic()))
+            if info is None or (info.si_code, info.si_pid) == (code, sender):
+                return info is not None
+
+    def _reap(self) -> bool:
+        """Take the status of every child that ended or stopped; return whether any is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._child:
+                self._follow(status)
+
+    def _follow(self, status: int) -> None:
+        """Tell oomguard that the command ended; stop and go on with it, so that a shell sees its job stopped."""
+        if os.WIFSTOPPED(status):
+            if os.WSTOPSIG(status) in JOB_STOPS and os.getppid() == self._parent:
+                self._paused_parent = tree.send(self._parent, signal.SIGSTOP)
+        elif os.WIFCONTINUED(status):
+            if self._paused_parent and os.getppid() == self._parent:
+                tree.send(self._parent, signal.SIGCONT)
+            self._paused_parent = False
+        else:
+            self._child = None
+            self._say("exited", status)
+
+    def _say(self, *message: Any) -> None:
+        with contextlib.suppress(OSError):
+            send(self._channel, message)

@@ -1,0 +1,269 @@
+"""Options from files: the working directory's only restrict, the user's own say anything, and nothing there ends a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oomguard.cli.config import OPTIONS, Configuration, own_file, read_configuration
+from oomguard.errors import UsageError
+
+# What a stranger's table might say of each option to get more than the user allowed, and what is said of it.
+RAISING = {
+    "allow": ("'changes-outputs'", "allows more"),
+    "pin": ("'no_such_setting'", "unknown setting"),
+    "min": ("'no_such_setting=1'", "unknown setting"),
+    "max_relaunches": ("1000000", "more than 3"),
+    "deadline": ("-1", "between 0 and"),
+    "dry_run": ("'yes'", "true or false"),
+    "report": ("'/tmp/planted.json'", "only a flag"),
+    "journal": ("'/tmp/planted.sqlite3'", "only a flag"),
+    "rules": ("['.']", "only a flag"),
+    "set": ("'max_model_len=1'", "only a flag"),
+    "gpu_memory": ("'1GiB'", "only a flag"),
+    "format": ("'exe'", "one of terminal, json, markdown"),
+    "jobs": ("'1024'", "only a flag"),
+    "follow": ("true", "only a flag"),
+    "output": ("'/tmp/planted.txt'", "only a flag"),
+    "no_mask": ("true", "only a flag"),
+    "quiet": ("true", "only a flag"),
+    "verbose": ("'yes'", "true or false"),
+    "grace": ("0", "only a flag"),
+    "exit_code": ("true", "only a flag"),
+    "color": ("'pink'", "one of auto, always, never"),
+    "log_format": ("'xml'", "one of console, json"),
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def read(project: Path, table: str, own: str = "") -> Configuration:
+    (project / "pyproject.toml").write_text(f"[tool.oomguard]\n{table}\n")
+    if own:
+        own_file().parent.mkdir(parents=True, exist_ok=True)
+        own_file().write_text(own)
+    return read_configuration(project)
+
+
+def left_out(configuration: Configuration) -> dict[str, str]:
+    return {option: why for file in configuration.files for option, why in file.left_out}
+
+
+def run(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "oomguard", "run", *options, "--", "echo", "hi"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=project)
+
+
+def test_every_option_is_tried():
+    assert set(RAISING) == set(OPTIONS)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_a_stranger_s_table_raises_is_left_out_with_the_reason(project, option):
+    value, why = RAISING[option]
+    found = read(project, f"{option.replace('_', '-')} = {value}")
+
+    assert found.options == {}
+    assert why in left_out(found)[option]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_option_of_a_stranger_s_table_ends_a_command(project, option):
+    for value in (
+        "{}",
+        "[]",
+        "''",
+        "nan",
+        "-inf",
+        "1979-05-27",
+        "[[1]]",
+        "{ a = { b = 1 } }",
+        "'\\u001b'",
+        "true",
+        "-1",
+    ):
+        found = read(project, f"{option} = {value}")
+        assert found.options == {} or (value, option) in {("true", "dry_run"), ("true", "verbose")}
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [
+        ("allow = 'output-preserving'", {"allow": "output-preserving"}),
+        ("max_relaunches = 0", {"max_relaunches": 0}),
+        ("max-relaunches = 2", {"max_relaunches": 2}),
+        ("deadline = 60", {"deadline": 60}),
+        ("dry-run = true", {"dry_run": True}),
+        ("pin = 'dtype'", {"pinned": ["dtype"]}),
+        ("pin = ['dtype', 'max-model-len']", {"pinned": ["dtype", "max_model_len"]}),
+        ("min = { max_model_len = 8192 }", {"floors": ["max_model_len=8192"]}),
+        ("min = ['max_model_len=8192']", {"floors": ["max_model_len=8192"]}),
+        ("format = 'json'", {"form": "json"}),
+        ("color = 'never'", {"color": "never"}),
+        ("log_format = 'json'", {"log_format": "json"}),
+        ("verbose = true", {"verbose": True}),
+    ],
+)
+def test_what_a_table_restricts_or_how_it_looks_is_taken(project, table, options):
+    found = read(project, table)
+
+    assert (found.options, left_out(found)) == (options, {})
+
+
+def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
+    found = read(project, "pin = ['dtype', 'nothing']\nmin = { max_model_len = 8192, dtype_ = 1, max_num_seqs = 'x' }")
+
+    assert found.options == {"pinned": ["dtype"], "floors": ["max_model_len=8192"]}
+    assert len([row for file in found.files for row in file.left_out]) == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "table", "options"),
+    [
+        ("allow = 'changes-outputs'", "", {"allow": "changes-outputs"}),
+        ("allow = 'changes-outputs'", "allow = 'reduces-capacity'", {"allow": "reduces-capacity"}),
+        ("allow = 'output-preserving'", "allow = 'reduces-capacity'", {"allow": "output-preserving"}),
+        ("max_relaunches = 9", "max_relaunches = 5", {"max_relaunches": 5}),
+        ("max_relaunches = 1", "max_relaunches = 2", {"max_relaunches": 1}),
+        ("deadline = 100", "deadline = 200", {"deadline": 100}),
+        ("deadline = 100", "deadline = 50", {"deadline": 50}),
+        ("dry_run = true", "dry_run = false", {"dry_run": True}),
+        ("pin = 'dtype'", "pin = 'max_model_len'", {"pinned": ["dtype", "max_model_len"]}),
+        ("min = { max_model_len = 8192 }", "min = { max_model_len = 1 }", {"floors": ["max_model_len=8192"]}),
+        ("min = { max_model_len = 1 }", "min = { max_model_len = 8192 }", {"floors": ["max_model_len=8192"]}),
+        ("report = 'out.json'", "report = 'other.json'", {"report": "out.json"}),
+    ],
+)
+def test_the_user_s_own_file_may_raise_and_the_table_restricts_that(project, own, table, options):
+    assert read(project, table, own).options == options
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("formt = 'json'", "did you mean 'format'?"),
+        ("report = ['a']", "report is text"),
+        ("deadline = true", "deadline is a number"),
+        ("dry-run = 'yes'", "dry_run is true or false"),
+        ("broken", "config.toml"),
+    ],
+)
+def test_a_mistake_in_the_user_s_own_file_is_told_as_one_in_a_flag_is(project, own, said):
+    with pytest.raises(UsageError) as raised:
+        read(project, "", own)
+
+    assert said in f"{raised.value} {raised.value.hint}"
+
+
+def test_the_user_s_own_file_lies_in_the_folder_that_xdg_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mine"))
+    assert own_file() == tmp_path / "mine" / "oomguard" / "config.toml"
+
+
+def test_a_relative_xdg_folder_would_be_the_working_directory_s_and_does_not_count(monkeypatch, project):
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    monkeypatch.setenv("HOME", str(project))
+    assert own_file() == project / ".config" / "oomguard" / "config.toml"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[tool]\noomguard = 5\n",
+        b"[tool.oomguard]\nformt = 'json'\n",
+        b"[tool.oomguard\n",
+        b"[tool.oomguard]\npin = '\xff'\n",
+        b"[tool.oomguard]\npin = " + b"[" * 100_000,
+        b"[tool.oomguard]\nmax_relaunches = " + b"9" * 100_000,
+        b"[tool.oomguard]\nmax_relaunches = 0x" + b"f" * 100_000,
+        b"[tool.oomguard]\n" + b"a." * 100_000 + b"a = 1",
+        b"[tool.oomguard]\npin = '" + b"x" * 10_000_000 + b"'",
+        b"[tool.oomguard]\npin = [" + b"'x'," * 30_000 + b"]",
+        b"[tool.oomguard]\n" + b"".join(b"k%d = 1\n" % i for i in range(20_000)),
+        b"[tool.oomguard]\nmin = { max_model_len = '" + b"9" * 100_000 + b"' }",
+    ],
+    ids=lambda text: text[:40].decode(errors="replace"),
+)
+def test_a_broken_or_hostile_table_is_told_and_ends_no_run(project, text):
+    (project / "pyproject.toml").write_bytes(text)
+    ran = run(project)
+
+    assert (ran.returncode, ran.stdout) == (0, "hi\n")
+    assert "left out" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert len(ran.stderr) < 8000
+
+
+def test_a_table_that_is_no_regular_file_is_not_waited_for(project):
+    import os
+
+    os.mkfifo(project / "pyproject.toml")
+    assert run(project).stdout == "hi\n"
+
+
+def test_a_file_without_a_table_says_nothing(project):
+    (project / "pyproject.toml").write_text("[project]\nname = 'oomguard-user'\n")
+    assert read_configuration(project).files == ()
+
+
+def test_a_working_directory_that_is_gone_has_no_table(project, monkeypatch):
+    monkeypatch.chdir(project)
+    project.rmdir()
+    assert read_configuration() == Configuration()
+
+
+def test_a_table_s_relaunches_count_for_a_run_and_a_flag_wins(project):
+    read(project, "max_relaunches = 0\nreport = 'planted.json'\nallow = 'changes-outputs'")
+    engine = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
+
+    def starts(*options: str) -> int:
+        count = project / "count"
+        count.unlink(missing_ok=True)
+        words = [sys.executable, str(engine), "--count", str(count), "--fits", "100", "--estimate", "1792"]
+        command = [sys.executable, "-m", "oomguard", "run", *options, "--", *words]
+        subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=project)
+        return len(count.read_text().split())
+
+    assert starts() == 1
+    assert starts("--max-relaunches", "1") == 2
+    assert not (project / "planted.json").exists()
+
+
+def test_verbose_says_which_file_was_read_and_what_of_it_was_left_out_and_why(project):
+    read(project, "max_relaunches = 1\nreport = 'planted.json'", own="grace = 5")
+    said = run(project, "-v").stderr
+
+    assert f"{own_file()}: grace=5" in said
+    assert f"{project / 'pyproject.toml'}, [tool.oomguard]: max_relaunches=1" in said
+    assert "report: only a flag, OOMGUARD_REPORT or your own file" in said
+
+
+def test_left_out_options_are_events_where_the_log_is_json(project):
+    read(project, "report = 'planted.json'")
+    lines = [json.loads(line) for line in run(project, "--log-format", "json").stderr.splitlines()]
+
+    assert any("report" in str(line) and line["level"] == "warning" for line in lines)
+
+
+def test_what_a_stranger_wrote_reaches_the_terminal_without_its_escapes(project):
+    read(project, '"\\u001b]0;owned\\u0007" = 1\npin = "\\u001b[31m"')
+    assert "\x1b" not in run(project, "-v").stderr
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("rules", "list"), ("diagnose", "/dev/null")])
+def test_the_other_commands_go_on_and_tell_it_too(project, command):
+    read(project, "formt = 'json'")
+    words = [sys.executable, "-m", "oomguard", *command]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=project)
+
+    assert ran.returncode == 0
+    assert "did you mean 'format'?" in ran.stderr

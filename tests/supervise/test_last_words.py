@@ -1,0 +1,90 @@
+"""Which exception ended a program, by what it printed last."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from oomguard.supervise.last_words import last_words
+
+
+def printed(code: str) -> bytes:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).stderr
+
+
+HANDLED = """
+import traceback
+try:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+except RuntimeError:
+    traceback.print_exc()
+"""
+
+
+def test_the_last_of_two_tracebacks_ended_it():
+    words = last_words(printed(HANDLED + "open('/no/such/file')"))
+
+    assert words.exception == "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"
+    assert not any("out of memory" in line for line in words.lines)
+
+
+def test_one_raised_while_another_is_handled_does_not_come_from_it():
+    code = "try:\n    raise RuntimeError('CUDA out of memory')\nexcept RuntimeError:\n    open('/no/such/file')"
+    words = last_words(printed(code))
+
+    assert words.exception.startswith("FileNotFoundError")
+    assert not any("out of memory" in line for line in words.lines)
+
+
+def test_a_direct_cause_belongs_to_it():
+    code = "try:\n    raise RuntimeError('CUDA out of memory')\nexcept RuntimeError as e:\n    raise ValueError('no answer') from e"
+    words = last_words(printed(code))
+
+    assert words.exception == "ValueError: no answer"
+    assert "RuntimeError: CUDA out of memory" in words.lines
+
+
+@pytest.mark.parametrize(
+    "above", ["Exception in thread Thread-1 (work):", "Exception ignored in: <function f>", "--- Logging error ---"]
+)
+def test_a_traceback_that_ended_nothing_does_not_count(above):
+    first = printed("raise MemoryError('all gone')").decode()
+    tail = f"{first}{above}\nTraceback (most recent call last):\n  File \"x.py\", line 1, in f\nKeyError: 'a'\n"
+
+    assert last_words(tail.encode()).exception == "MemoryError: all gone"
+
+
+def test_an_output_that_goes_on_after_a_traceback_did_not_end_with_it():
+    assert last_words(printed(HANDLED) + b"still at work\n" * 50) is None
+
+
+def test_no_traceback_is_no_last_words():
+    assert last_words(b"error: it did not work\n") is None
+    assert last_words(b"") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "subprocess.CalledProcessError: Command '['python', 'x.py']' returned non-zero exit status 1.",
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::f() (pid=1, ip=10.0.0.2)",
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+    ],
+)
+def test_what_only_passes_on_another_process_s_failure_is_known(line):
+    tail = f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n{line}\n'
+
+    assert last_words(tail.encode()).passes_on
+
+
+def test_the_prefix_of_a_process_is_no_part_of_it():
+    tail = (
+        "(APIServer pid=7) Traceback (most recent call last):\n"
+        '(APIServer pid=7)   File "x.py", line 1, in f\n'
+        "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+
+    assert last_words(tail.encode()).exception.startswith("RuntimeError: Engine core initialization failed")

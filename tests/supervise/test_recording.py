@@ -1,0 +1,192 @@
+"""What is kept of a command's output, and that its diagnosis is that of a file of the same bytes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomguard.observe.anchors import finder
+from oomguard.observe.scan import scan
+from oomguard.observe.skim import skim
+from oomguard.rules.load import load_rules
+from oomguard.supervise import recording as module
+from oomguard.supervise.marking import Marker
+from oomguard.supervise.recording import Recording
+from oomguard.supervise.replay import replayed
+from oomguard.supervise.slots import Missing, Slot
+
+RULES = load_rules()
+HEALTHY = b"INFO 11-22 06:40:43 [loggers.py:127] Engine 000: Avg prompt throughput: 12.1 tokens/s, running 3 reqs\n"
+FAILURE = (
+    b"Traceback (most recent call last):\n"
+    b'  File "serve.py", line 7, in <module>\n'
+    b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.52 GiB of which "
+    b"1.12 GiB is free. Process 1 has 22.40 GiB memory in use.\n"
+)
+
+
+def anchors():
+    return finder(RULES.anchors)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Slots of 4 KiB, of which two are the head, two the tail, six hold anchors and four wait."""
+    monkeypatch.setattr(module, "SLOT_BYTES", 4096)
+    monkeypatch.setattr(module, "HEAD_SLOTS", 2)
+    monkeypatch.setattr(module, "TAIL_SLOTS", 2)
+    monkeypatch.setattr(module, "MARKED_SLOTS", 6)
+    monkeypatch.setattr(module, "WAITING_SLOTS", 4)
+    monkeypatch.setattr(module, "CAP_BYTES", 14 * 4096)
+
+
+def mark_all(recording: Recording) -> None:
+    find = anchors()
+    while (slot := recording.unmarked()) is not None:
+        parts = recording.read(slot)
+        newlines = {stream: data.count(b"\n") for stream, data in parts.items()}
+        recording.mark(slot, anchored=any(find.holds(data) for data in parts.values()), newlines=newlines)
+
+
+def recorded(chunks, *, marked: bool = True) -> Recording:
+    found = Recording()
+    for stream, data in chunks:
+        found.write(stream, memoryview(data))
+        if marked:
+            mark_all(found)
+    return found
+
+
+def told(diagnosis):
+    return [(i.kind, i.location.line, i.location.byte, i.evidence[0].text) for i in diagnosis.incidents]
+
+
+def as_a_file(data: bytes):
+    import io
+
+    return told(scan(skim(io.BytesIO(data), anchors), RULES))
+
+
+def as_recorded(recording: Recording):
+    return told(replayed(recording, RULES, anchors).diagnosis())
+
+
+@pytest.mark.parametrize("before", [0, 1, 50, 3000, 30000])
+@pytest.mark.parametrize("after", [0, 3000])
+def test_a_failure_is_found_where_it_stands_in_a_file_of_the_same_bytes(before, after):
+    data = HEALTHY * before + FAILURE + HEALTHY * after
+    recording = recorded([(1, data[i : i + 65536]) for i in range(0, len(data), 65536)])
+
+    assert as_recorded(recording) == as_a_file(data)
+    assert len(as_recorded(recording)) == 1
+
+
+@pytest.mark.parametrize("before", [700, 2000])
+def test_it_is_found_at_its_line_and_byte_where_most_of_the_output_is_given_back(before, small):
+    data = HEALTHY * before + FAILURE + HEALTHY * 2000
+    recording = recorded([(1, data[i : i + 1000]) for i in range(0, len(data), 1000)])
+
+    assert recording.size < len(data) / 3
+    assert recording.unseen_bytes == 0
+    assert as_recorded(recording) == as_a_file(data)
+
+
+def test_what_nobody_could_look_into_is_dropped_and_counted(small):
+    data = HEALTHY * 2000
+    recording = recorded([(1, data)], marked=False)
+
+    assert recording.unseen_bytes == len(data) - recording.size
+    assert recording.size <= module.CAP_BYTES
+
+
+def test_the_newest_failure_is_kept_however_many_there_were(small):
+    data = b"".join(HEALTHY * 100 + FAILURE.replace(b"2.00", b"%d.00" % n) for n in range(3, 60))
+    recording = recorded([(1, data[i : i + 1000]) for i in range(0, len(data), 1000)])
+
+    lines = [line for _, line, _, _ in as_recorded(recording)]
+    assert lines[0] == as_a_file(data)[0][1]
+    assert "59.00 GiB" in as_recorded(recording)[-1][3]
+
+
+def test_two_streams_are_read_in_the_order_in_which_they_came():
+    start = b"INFO 11-22 06:40:43 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m'\n"
+    chunks = [(1, start), (2, FAILURE), (1, start.replace(b"0.32.0", b"0.33.0"))]
+    found = replayed(recorded(chunks), RULES, anchors).diagnosis().incidents
+
+    assert [(i.framework_version, i.location.line) for i in found] == [("0.32.0", 3)]
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=9000)), max_size=20), st.booleans())
+def test_no_byte_is_kept_twice_changed_or_out_of_order(chunks, marked):
+    before = {name: getattr(module, name) for name in ("SLOT_BYTES", "HEAD_SLOTS", "TAIL_SLOTS", "CAP_BYTES")}
+    try:
+        module.SLOT_BYTES, module.HEAD_SLOTS, module.TAIL_SLOTS, module.CAP_BYTES = 4096, 2, 2, 14 * 4096
+        recording = recorded(chunks, marked=marked)
+        whole = {n: b"".join(data for stream, data in chunks if stream == n) for n in (1, 2)}
+        at, came = {1: 0, 2: 0}, 0
+        for part in recording.kept():
+            if isinstance(part, Missing):
+                for stream, size in part.sizes.items():
+                    at[stream] += size
+                continue
+            for stream, data in recording.read(part).items():
+                assert whole[stream][at[stream] : at[stream] + len(data)] == data
+                at[stream] += len(data)
+                came += len(data)
+        assert {n: len(data) for n, data in whole.items()} == at
+        assert came == recording.size <= module.CAP_BYTES
+    finally:
+        recording.close()
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def test_a_pipe_s_bytes_go_into_the_copy_and_out_of_the_pipe():
+    recording = Recording()
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n")
+    recording.take(1, reader, 8)
+
+    assert recording.read(recording.kept()[0]) == {1: b"one\ntwo\n"}
+    os.close(writer)
+    assert os.read(reader, 10) == b""
+    os.close(reader)
+    recording.close()
+
+
+def test_the_marker_gives_back_what_holds_no_anchor_while_output_comes(small):
+    import time
+
+    marker = Marker(anchors)
+    for i in range(300):
+        marker.recording.write(1, memoryview(HEALTHY * 40 if i != 150 else FAILURE))
+        while marker.recording.unmarked() is not None:
+            time.sleep(0.001)
+    marker.stop()
+
+    assert marker.recording.unseen_bytes == 0
+    assert marker.recording.size < 60000
+    assert len(as_recorded(marker.recording)) == 1
+    assert any(isinstance(part, Slot) and part.anchored for part in marker.recording.kept())
+    marker.recording.close()
+
+
+def test_where_the_copy_cannot_be_written_the_bytes_are_taken_all_the_same(monkeypatch):
+    recording = Recording()
+
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "splice", full)
+    reader, writer = os.pipe()
+    os.write(writer, b"lost")
+    recording.take(1, reader, 4)
+    os.close(writer)
+
+    assert recording.failed == "No space left on device"
+    assert os.read(reader, 4) == b""
+    os.close(reader)
+    recording.close()

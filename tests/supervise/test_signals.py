@@ -1,0 +1,286 @@
+"""Signals sent to oomguard where no terminal is: each goes on to the command, once; beside tini where it is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from oomguard.engines.command import Launch
+from oomguard.supervise.process import run_once
+from oomguard.supervise.recording import Recording
+from oomguard.supervise.signals import Signals
+from oomguard.supervise.standard_input import StandardInput
+from support.supervising import LIMIT_S, QUIET, RUN, state, wait_for
+
+LISTENER = [sys.executable, str(Path(__file__).with_name("listener.py"))]
+ENGINE = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
+FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+JOB_STOPS = [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU]
+STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+NOT_HANDED_ON = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, *FAULTS, *JOB_STOPS}
+STANDARD = [n for n in sorted(signal.valid_signals()) if n < 32 and n not in NOT_HANDED_ON]
+REAL_TIME = [int(signal.SIGRTMIN), int(signal.SIGRTMIN) + 5, int(signal.SIGRTMAX) - 1]
+
+
+def supervised(by: str) -> list[str]:
+    if by == "oomguard":
+        return QUIET
+    path = shutil.which("tini")
+    if path is None:
+        pytest.skip("tini is not installed")
+    return [path, "-s", "--"]
+
+
+@contextmanager
+def listening(
+    *words: str, by: str = "oomguard", prefix: tuple[str, ...] = ()
+) -> Iterator[tuple[subprocess.Popen, int]]:
+    """A listener under a supervisor without a terminal, in a process group as a shell gives a job one; and its number."""
+    command = [*prefix, *supervised(by), *LISTENER, *words]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        ready = process.stdout.readline().split()
+        assert ready[:1] == ["READY"], process.stderr.read()
+        try:
+            yield process, int(ready[1])
+        finally:
+            if process.poll() is None:
+                os.kill(int(ready[1]), signal.SIGKILL)
+                process.send_signal(signal.SIGCONT)
+
+
+def heard(process: subprocess.Popen) -> list[int]:
+    """What the listener got until now; it ends."""
+    process.send_signal(signal.SIGRTMAX)  # of several that wait the lowest comes first: this one is the last
+    output, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 7, errors
+    assert output.endswith("END\n")
+    return [int(line.split()[1]) for line in output.splitlines()[:-1]]
+
+
+@pytest.mark.parametrize("by", ["tini", "oomguard"])
+@pytest.mark.parametrize("number", [*STANDARD, *REAL_TIME])
+def test_each_signal_that_another_process_sends_goes_on_once(number, by):
+    if by == "tini" and number == signal.SIGABRT:
+        pytest.skip("tini counts it among the faults and dies of it")
+    with listening(by=by) as (process, _):
+        process.send_signal(number)
+        assert heard(process) == [number]
+
+
+def test_signals_go_on_in_a_burst_too():
+    with listening() as (process, _):
+        for number in REAL_TIME:
+            for _ in range(20):
+                process.send_signal(number)
+        assert heard(process) == [number for number in REAL_TIME for _ in range(20)]
+
+
+@pytest.mark.parametrize("number", JOB_STOPS)
+def test_what_stops_a_job_stops_the_command_then_oomguard_and_cont_continues_both(number):
+    with listening("--stoppable") as (process, child):
+        process.send_signal(number)
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert state(child) == "T"
+
+        process.send_signal(signal.SIGCONT)
+
+        assert heard(process) == [signal.SIGCONT]
+
+
+def test_a_command_that_was_stopped_and_goes_on_by_itself_takes_oomguard_along():
+    with listening("--stoppable") as (process, child):
+        os.kill(child, signal.SIGTSTP)
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+
+        os.kill(child, signal.SIGCONT)
+
+        assert heard(process) == [signal.SIGCONT]
+
+
+def test_a_debuggers_stop_of_the_command_does_not_stop_oomguard():
+    with listening() as (process, child):
+        os.kill(child, signal.SIGSTOP)
+        assert wait_for(lambda: state(child) == "T")
+        process.send_signal(signal.SIGUSR1)
+        assert state(process.pid) != "T"
+        os.kill(child, signal.SIGCONT)
+        assert sorted(heard(process)) == [signal.SIGUSR1, signal.SIGCONT]
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_stopped_command_can_still_be_ended(number):
+    code = "import signal, os; signal.signal(signal.SIGINT, signal.SIG_DFL); print(os.getpid(), flush=True); signal.pause()"
+    command = [*RUN, "-q", "--grace", "100000", "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as process:
+        child = int(process.stdout.readline())
+        os.kill(child, signal.SIGSTOP)
+        assert wait_for(lambda: state(child) == "T")
+        process.send_signal(number)
+        process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_command_that_ends_by_a_stop_gives_128_plus_its_number(number):
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
+    with subprocess.Popen([*QUIET, sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 128 + number
+
+
+@pytest.mark.parametrize(("number", "relaunched"), [(signal.SIGUSR1, True), *((number, False) for number in STOPS)])
+def test_only_a_stop_keeps_a_failure_from_being_remedied(number, relaunched, tmp_path):
+    """The command survives the signal and fails of memory afterwards."""
+    go = tmp_path / "go"
+    script = tmp_path / "engine.py"
+    script.write_text(
+        f"import os, signal, subprocess, sys, time\nsignal.signal({int(number)}, lambda *_: open({str(go)!r}, 'w').close())\n"
+        "print('READY', flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+        f"sys.exit(subprocess.run({ENGINE!r}).returncode)\n"
+    )
+    command = [*RUN, "--journal", str(tmp_path / "journal"), "--", sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "READY\n"
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=LIMIT_S)
+    assert ("RESULT" in output) is relaunched, errors
+    assert process.returncode == (0 if relaunched else 1)
+
+
+def test_a_grace_of_zero_kills_at_once_and_the_command_never_sees_the_signal(tmp_path):
+    seen = tmp_path / "seen"
+    code = (
+        f"import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: open({str(seen)!r}, 'w').close())\n"
+        "print('ready', flush=True)\nwhile True: time.sleep(0.001)"
+    )
+    command = [*RUN, "-q", "--grace", "0", "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 137
+    assert not seen.exists()
+
+
+def test_after_the_grace_the_whole_tree_is_killed():
+    inner = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(3600)"
+    code = (
+        "import signal, subprocess, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"subprocess.run([sys.executable, '-c', {inner!r}], start_new_session=True)"
+    )
+    command = [*RUN, "-q", "--grace", "0.2", "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        tree = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert process.wait(LIMIT_S) == 137
+        assert time.monotonic() - began < 30  # the grace where none is given
+    assert not [one for one in tree if one.is_running()]
+
+
+def test_a_third_stop_kills_however_long_the_grace():
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('TERM', flush=True))\nprint('ready', flush=True)\nwhile True: time.sleep(1)"
+    with subprocess.Popen([*QUIET, sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        for expected in (b"ready\n", b"TERM\n", b"TERM\n"):
+            assert process.stdout.readline() == expected
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 137
+
+
+SIGNALS_OF_A_PROCESS = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--ignore-signal=HUP", "--ignore-signal=PWR"], ["--block-signal=USR1"], ["--ignore-signal=CHLD"]]
+)
+def test_the_command_starts_with_the_signals_that_oomguard_was_started_with(options):
+    """``env`` sets them; what the command then finds is what it would find without oomguard."""
+    env = shutil.which("env")
+    if env is None or subprocess.run([env, *options, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("env cannot set signals here")
+    bare = subprocess.run([env, *options, *SIGNALS_OF_A_PROCESS], capture_output=True, check=True)
+    ours = subprocess.run([env, *options, *QUIET, *SIGNALS_OF_A_PROCESS], capture_output=True, check=True)
+    assert ours.stdout == bare.stdout
+
+
+def test_a_signal_that_was_ignored_when_oomguard_started_does_not_reach_the_command():
+    with listening(prefix=("env", "--ignore-signal=HUP")) as (process, _):
+        process.send_signal(signal.SIGHUP)
+        assert heard(process) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_timeout_ends_the_command_as_it_would_without_us(number):
+    """coreutils' timeout signals oomguard, then its whole group."""
+    path = shutil.which("timeout")
+    if path is None:
+        pytest.skip("timeout is not installed")
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); signal.pause()"
+    command = [path, "--preserve-status", "-s", number.name, "3", *QUIET, sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
+    assert ran.returncode == 128 + number
+    assert b"Traceback" not in ran.stderr
+
+
+def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_then():
+    with Signals() as signals:
+        child = signals.watcher.start(["sleep", "3600"], os.environ, shares_group=False)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_for(lambda: signals.stopped_by is not None)
+        assert child.poll() is None
+        signals.attach(grace_s=100)
+        assert wait_for(lambda: child.poll() is not None)
+        signals.detach()
+        assert signals.watcher.end(0) is True
+    child.stdout.close()
+    child.stderr.close()
+    assert child.returncode == -signal.SIGTERM
+
+
+def test_after_a_stop_nothing_is_started():
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_for(lambda: signals.stopped_by is not None)
+        ended = run_once(Launch(("no-such-command",)), Recording(), signals, StandardInput())
+    assert ended.status == 143
+    assert signals.stopped_between_runs
+
+
+def test_signals_are_as_before_when_it_is_over():
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    before = [signal.getsignal(number) for number in numbers], signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with Signals():
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert ([signal.getsignal(number) for number in numbers], signal.pthread_sigmask(signal.SIG_BLOCK, [])) == before
+    assert [one.name for one in threading.enumerate() if one.name == "oomguard-signals"] == []
+
+
+def test_a_signal_that_a_thread_from_before_takes_is_handed_on_too():
+    """A library's thread that was there first has them unblocked: it must not die of them, with all of us."""
+    done = threading.Event()
+    earlier = threading.Thread(target=done.wait)
+    earlier.start()
+    try:
+        with Signals() as signals:
+            signal.pthread_kill(earlier.ident, signal.SIGTERM)
+            assert wait_for(lambda: signals.stopped_by == signal.SIGTERM)
+    finally:
+        done.set()
+        earlier.join()

@@ -1,0 +1,222 @@
+"""On a terminal the command is one job with oomguard: what the terminal or a shell sends reaches it once, and jobs stop and go on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.supervising import LIMIT_S, QUIET, state, wait_for
+
+HERE = Path(__file__).parent
+LISTENER = [sys.executable, str(HERE / "listener.py")]
+SHELL = [sys.executable, str(HERE / "job_shell.py")]
+
+
+class Terminal:
+    """A terminal with a shell of one job, and what it shows."""
+
+    def __init__(self, master: int, shell: int) -> None:
+        self.master, self.shell, self.shown = master, shell, ""
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read until it is shown; what came before it is dropped."""
+        deadline = time.monotonic() + LIMIT_S
+        while (found := re.search(pattern, self.shown)) is None:
+            assert time.monotonic() < deadline, f"{pattern} is not in {self.shown!r}"
+            if select.select([self.master], [], [], 1)[0]:
+                try:
+                    self.shown += os.read(self.master, 4096).decode()
+                except OSError:
+                    raise AssertionError(f"ended before {pattern}: {self.shown!r}") from None
+        self.shown = self.shown[found.end() :]
+        return found
+
+    def type(self, text: bytes) -> None:
+        os.write(self.master, text)
+
+    def heard(self, job: int) -> list[int]:
+        """What the listener got until now; it ends."""
+        os.kill(job, signal.SIGRTMAX)
+        text = self.shown
+        deadline = time.monotonic() + LIMIT_S
+        while "END" not in text and time.monotonic() < deadline:
+            text += os.read(self.master, 4096).decode()
+        self.shown = text[text.index("END") :]
+        return [int(number) for number in re.findall(r"GOT (\d+)", text)]
+
+
+@contextmanager
+def terminal(*command: str) -> Iterator[tuple[Terminal, int]]:
+    """A terminal, and the number of the job that runs in it."""
+    shell, master = pty.fork()
+    if shell == 0:
+        os.execv(sys.executable, [*SHELL, *command])
+    shown = Terminal(master, shell)
+    try:
+        job = int(shown.until(r"JOB (\d+)").group(1))
+        yield shown, job
+    finally:
+        for process in psutil.Process(shell).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        os.kill(shell, signal.SIGKILL)
+        os.waitpid(shell, 0)
+        os.close(master)
+
+
+@contextmanager
+def listening(*words: str) -> Iterator[tuple[Terminal, int, int]]:
+    with terminal(*QUIET, *LISTENER, *words) as (shown, job):
+        yield shown, job, int(shown.until(r"READY (\d+)").group(1))
+
+
+@pytest.mark.parametrize(("key", "number"), [(b"\x03", signal.SIGINT), (b"\x1c", signal.SIGQUIT)])
+def test_a_key_of_the_terminal_arrives_once(key, number):
+    with listening() as (shown, job, _):
+        shown.type(key)
+        assert shown.until(r"GOT (\d+)").group(1) == str(int(number))
+        assert shown.heard(job) == []
+        shown.until("STATUS 7")
+
+
+def test_ctrl_c_is_not_sent_again_seconds_later():
+    """A server that ends in good order takes its time, and drops its requests at a second one."""
+    with listening() as (shown, job, _):
+        shown.type(b"\x03")
+        shown.until(r"GOT 2\b")
+        time.sleep(6)  # it came after 5 seconds
+        assert shown.heard(job) == []
+
+
+def test_each_of_two_ctrl_c_arrives_once():
+    with listening() as (shown, job, _):
+        for _ in range(2):
+            shown.type(b"\x03")
+            shown.until(r"GOT 2\b")
+        assert shown.heard(job) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGWINCH])
+def test_a_signal_to_oomguard_alone_reaches_the_command_once(number):
+    with listening() as (shown, job, _):
+        began = time.monotonic()
+        os.kill(job, number)
+        assert shown.until(r"GOT (\d+)").group(1) == str(int(number))
+        assert time.monotonic() - began < 4  # not by a second one, sent later
+        assert shown.heard(job) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_whole_job_reaches_the_command_once(number):
+    """What a shell's ``kill %1`` sends."""
+    with listening() as (shown, job, _):
+        os.killpg(job, number)
+        assert shown.until(r"GOT (\d+)").group(1) == str(int(number))
+        assert shown.heard(job) == []
+
+
+def test_one_of_the_terminal_then_one_of_a_process_are_two():
+    """What the group had before does not pass for what only oomguard gets."""
+    with listening() as (shown, job, _):
+        shown.type(b"\x03")
+        shown.until(r"GOT 2\b")
+        os.kill(job, signal.SIGINT)
+        shown.until(r"GOT 2\b")
+        assert shown.heard(job) == []
+
+
+def test_a_change_of_the_terminals_size_arrives_once():
+    with listening() as (shown, job, _):
+        fcntl.ioctl(shown.master, termios.TIOCSWINSZ, struct.pack("HHHH", 31, 97, 0, 0))
+        assert shown.until(r"GOT (\d+)").group(1) == str(int(signal.SIGWINCH))
+        assert shown.heard(job) == []
+
+
+def test_a_terminal_that_goes_away_hangs_the_command_up_and_nothing_is_left():
+    shell, master = pty.fork()
+    if shell == 0:
+        os.execv(
+            sys.executable,
+            [*SHELL, *QUIET, sys.executable, "-c", "import time; print('up', flush=True); time.sleep(3600)"],
+        )
+    shown = Terminal(master, shell)
+    shown.until("up")
+    tree = psutil.Process(shell).children(recursive=True)
+    os.close(master)
+    os.waitpid(shell, 0)
+    assert psutil.wait_procs(tree, timeout=LIMIT_S)[1] == []
+
+
+def test_ctrl_z_stops_the_job_and_fg_continues_it_any_number_of_times():
+    with listening("--stoppable") as (shown, job, child):
+        for _ in range(3):
+            shown.type(b"\x1a")
+            shown.until("STOPPED")
+            assert state(child) == state(job) == "T"
+            os.kill(shown.shell, signal.SIGUSR1)
+            shown.until(r"GOT 18\b")
+        assert shown.heard(job) == []
+        shown.until("STATUS 7")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU])
+def test_a_stop_of_oomguard_alone_stops_the_command_and_the_shell_sees_its_job_stopped(number):
+    with listening("--stoppable") as (shown, job, child):
+        os.kill(job, number)
+        shown.until("STOPPED")
+        assert state(child) == "T"
+        os.kill(shown.shell, signal.SIGUSR1)
+        shown.until(r"GOT 18\b")
+        assert shown.heard(job) == []
+
+
+def test_a_stopped_job_ends_by_term_and_cont_as_a_shell_sends_them():
+    with terminal(*QUIET, "sh", "-c", "echo READY; exec sleep 3600") as (shown, job):
+        shown.until("READY")
+        shown.type(b"\x1a")
+        shown.until("STOPPED")
+        os.killpg(job, signal.SIGTERM)
+        os.kill(shown.shell, signal.SIGUSR1)
+        shown.until("STATUS 143")
+
+
+def test_a_command_in_a_session_of_its_own_gets_what_the_terminal_cannot_send_it():
+    code = "import os; os.setsid(); os.execv(os.sys.executable, [os.sys.executable, *os.sys.argv[1:]])"
+    with terminal(*QUIET, sys.executable, "-c", code, *LISTENER[1:]) as (shown, job):
+        shown.until(r"READY (\d+)")
+        shown.type(b"\x03")
+        shown.until(r"GOT 2\b")
+        assert shown.heard(job) == []
+
+
+def test_a_command_reads_the_terminal_also_where_its_standard_input_is_another():
+    code = "import os; fd = os.open('/dev/tty', os.O_RDWR); os.write(fd, b'name? '); print('got', os.read(fd, 99).decode().strip())"
+    with terminal("/bin/sh", "-c", 'exec "$@" </dev/null', "sh", *QUIET, sys.executable, "-c", code) as (shown, _):
+        shown.until(r"name\? ")
+        shown.type(b"me\n")
+        shown.until("got me")
+        shown.until("STATUS 0")
+
+
+def test_the_watcher_is_where_a_kill_of_the_job_reaches_it():
+    """``kill -9 %1``: the job is one group, and all of it goes."""
+    with terminal(*QUIET, "sh", "-c", "echo READY; sleep 3600; :") as (shown, job):
+        shown.until("READY")
+        tree = psutil.Process(job).children(recursive=True)
+        os.killpg(job, signal.SIGKILL)
+        shown.until("STATUS 137")
+        assert wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in tree))

@@ -1,0 +1,206 @@
+"""Nothing is orphaned: adopted processes are reaped as they die, and the tree goes however oomguard ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kill_rounds import killed_round
+from many_runs import SCRIPT as MANY_RUNS
+from support.supervising import LIMIT_S, QUIET, RUN, left, marked, state, wait_for
+
+HERE = Path(__file__).parent
+# Starts another process as its words say, tells both numbers, and sleeps.
+NESTED = "import os, subprocess, sys, time\n{before}\np = subprocess.Popen([sys.executable, '-c', {inner!r}]{options})\ntime.sleep(3600)"
+INNER = "import os, time\n{before}\nprint('UP', os.getpid(), flush=True)\ntime.sleep(3600)"
+IGNORING = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+TREES = {
+    "a child": ("", "", ""),
+    "in a session of its own": ("", "", ", start_new_session=True"),
+    "without our environment": ("", "", ", start_new_session=True, env={}"),
+    "that ignores TERM": (IGNORING, IGNORING, ", start_new_session=True"),
+    "whose parent has gone": ("", "if os.fork(): os._exit(0)", ", start_new_session=True"),
+}
+
+
+def started(tree: str, tmp_path: Path, *options: str, **popen: object) -> tuple[subprocess.Popen, list[psutil.Process]]:
+    """oomguard with such a tree below it, and every process of it but oomguard itself."""
+    before, inner_before, inner_options = TREES[tree]
+    code = NESTED.format(before=before, inner=INNER.format(before=inner_before), options=inner_options)
+    command = [*RUN, "-q", "--journal", str(tmp_path / "journal"), *options, "--", sys.executable, "-c", code]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **popen)
+    pid = int(process.stdout.readline().split()[1])
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert pid in [one.pid for one in below]
+    return process, below
+
+
+def gone(below: list[psutil.Process]) -> bool:
+    return psutil.wait_procs(below, timeout=LIMIT_S)[1] == []
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_killed_oomguard_takes_its_tree_along(tree, tmp_path):
+    process, below = started(tree, tmp_path)
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+    assert gone(below)
+    assert wait_for(lambda: list(tmp_path.glob("oomguard-*")) == [])
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_killed_group_of_oomguard_takes_the_tree_along(tree, tmp_path):
+    """``timeout -k``, a service manager: all of the group is killed, the watcher is in none of it."""
+    process, below = started(tree, tmp_path, process_group=0)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=LIMIT_S)
+    assert gone(below)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_killed_watcher_ends_the_run_and_leaves_nothing(tree, tmp_path):
+    process, below = started(tree, tmp_path)
+    (watcher,) = psutil.Process(process.pid).children()
+    watcher.kill()
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 137
+    assert gone(below)
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_leaves_nothing(tree, number, tmp_path):
+    process, below = started(tree, tmp_path, "--grace", "1")
+    process.send_signal(number)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode in {128 + number, 137}
+    assert gone(below)
+    assert list(tmp_path.glob("oomguard-*")) == []
+
+
+def test_where_the_command_is_killed_alone_its_tree_goes_too(tmp_path):
+    process, below = started("in a session of its own", tmp_path)
+    (watcher,) = psutil.Process(process.pid).children()
+    watcher.children()[0].kill()
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 137
+    assert gone(below)
+
+
+ORPHANS = """
+import os, sys, time
+for _ in range(10):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(0.2)
+        os._exit(0)
+    os.wait()
+print('READY', flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("by", ["tini", "oomguard"])
+def test_orphans_that_end_while_the_command_runs_are_reaped(by):
+    if by == "tini" and not shutil.which("tini"):
+        pytest.skip("tini is not installed")
+    command = [*(QUIET if by == "oomguard" else ["tini", "-s", "--"]), sys.executable, "-c", ORPHANS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"READY\n"
+        # oomguard has a watcher beside the command
+        alone = {"tini": 1, "oomguard": 2}[by]
+        assert wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) == alone)
+        process.stdin.close()
+        assert process.wait(LIMIT_S) == 0
+
+
+def test_the_watcher_costs_less_than_10_mb():
+    with subprocess.Popen([*QUIET, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"x"
+        (watcher,) = psutil.Process(process.pid).children()
+        own_bytes = watcher.memory_full_info().uss
+        process.stdin.close()
+        process.wait(LIMIT_S)
+    assert own_bytes < 10_000_000
+
+
+def test_the_watcher_holds_no_output_open(tmp_path):
+    """A reader of oomguard's output sees its end when oomguard is gone, also while the tree is still being ended."""
+    process, below = started("that ignores TERM", tmp_path)
+    (watcher,) = psutil.Process(process.pid).children()
+    pipes = {Path(f"/proc/{process.pid}/fd/{number}").readlink() for number in (1, 2)}
+    held = {path.readlink() for path in Path(f"/proc/{watcher.pid}/fd").iterdir()}
+    assert not pipes & held
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+    assert gone(below)
+
+
+def test_the_command_inherits_the_descriptors_that_were_given_to_us_and_no_other(tmp_path):
+    """Among them those of ``<(…)`` and of make's jobserver."""
+    (tmp_path / "given").write_text("hello")
+    code = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)); print(os.read(7, 9))"
+    script = ["bash", "-c", f'exec 7<{tmp_path / "given"}; exec "$@"', "bash"]
+    bare, ours = [
+        subprocess.run([*script, *by, sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for by in ([], QUIET)
+    ]
+    assert "b'hello'" in bare
+    assert ours == bare
+
+
+def test_30_kills_at_random_moments_leave_no_process_no_folder_and_an_intact_journal(tmp_path):
+    for number in range(30):
+        assert killed_round(number, tmp_path) == []
+
+
+def test_20_runs_in_one_process_leave_no_process_descriptor_or_folder(tmp_path):
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, str(MANY_RUNS), "20"], capture_output=True, text=True, timeout=LIMIT_S, env=env, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "0 processes, 0 descriptors, 0 threads, 0 folders" in ran.stdout
+
+
+def test_a_kill_in_the_middle_of_a_relaunch_leaves_nothing(tmp_path):
+    mark = f"relaunch-{os.getpid()}-{time.monotonic_ns()}"
+    engine = [sys.executable, str(HERE / "fake_engine.py"), "--mode", "wait"]
+    command = [*RUN, "--journal", str(tmp_path / "journal"), "--", *engine]
+    env = marked(mark, {"TMPDIR": str(tmp_path)})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) as process:
+        assert any(line == b"READY\n" for line in process.stdout)
+        assert len(left(mark)) == 3
+        process.kill()
+    assert wait_for(lambda: left(mark) == [])
+    assert wait_for(lambda: list(tmp_path.glob("oomguard-*")) == [])
+    with sqlite3.connect(tmp_path / "journal") as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    database.close()
+
+
+def test_as_the_first_process_of_a_container_it_ends_and_reaps_too(tmp_path):
+    """A namespace of processes of its own, as a container has: signals without a handler do not reach its first process."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare cannot make a namespace of processes here")
+    code = "import os, subprocess, sys, time\nprint('UP', os.getppid(), flush=True)\ntime.sleep(3600)"
+    command = [*unshare, *QUIET, sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline().startswith(b"UP")
+        first = psutil.Process(process.pid).children()[0]
+        assert state(first.pid)
+        first.terminate()
+        assert process.wait(LIMIT_S) == 143
