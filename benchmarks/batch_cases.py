@@ -268,7 +268,9 @@ def main() -> None:
         skip("no case among these fails when it runs whole")
     for peer in TOOLS:
         if peer != "oomguard":
-            print(figures(peer, used)[0])
+            print(
+                figures(peer, used)[0] if any(r.get(peer) for r in used) else f"{peer}: {used[0].get(f'{peer}_error')}"
+            )
     line, at_once, kept = figures("oomguard", used)
     conclude(
         f"{line} (goal: at most one in >= {AT_ONCE_GOAL} %, >= {KEPT_GOAL} % kept)",
