@@ -158,6 +158,7 @@ def test_the_users_own_command_keeps_its_path_and_its_variables(way, pythonpath,
     run(stranger, elsewhere, way, pythonpath, "run", "--", sys.executable, "-c", tell)
     under_us = json.loads((stranger.folder / "told.json").read_text())
     assert under_us[0] == alone[0]
+    assert under_us[1].pop("OOMGUARD_OUTER_RUN").isdigit()
     assert under_us[1] == alone[1]
 
 

@@ -13,7 +13,9 @@ from oomguard.switch import disabled
 
 _DISABLE: Final = "OOMGUARD_DISABLE"
 # Variables that oomguard reads and that are no option of any command.
-OWN_VARIABLES: Final = frozenset({_DISABLE, plugin.OVERRIDES, plugin.MODELS, plugin.ACKNOWLEDGE, "OOMGUARD_VLLM_CACHE"})
+OWN_VARIABLES: Final = frozenset(
+    {_DISABLE, plugin.OVERRIDES, plugin.MODELS, plugin.ACKNOWLEDGE, "OOMGUARD_VLLM_CACHE", "OOMGUARD_OUTER_RUN"}
+)
 
 
 def variable_checks(environ: Mapping[str, str], known: frozenset[str]) -> Iterator[Check]:

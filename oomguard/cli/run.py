@@ -135,6 +135,7 @@ def command(
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
+    from oomguard.supervise.nesting import outer_run
     from oomguard.supervise.process import become_subreaper
     from oomguard.supervise.signals import Signals
     from oomguard.supervise.standard_streams import occupy
@@ -148,7 +149,11 @@ def command(
 
         configure_log(log_format, quiet=quiet, verbose=verbose)
         tell_configuration(ctx, get_logger().warning, get_logger().debug)
-        policy = read_policy(allow, pinned, floors, max_relaunches=max_relaunches, deadline_s=deadline)
+        outer = outer_run()
+        if outer is not None:
+            get_logger().info("the outer run changes and runs again", outer_pid=outer)
+        relaunches = max_relaunches if outer is None else 0
+        policy = read_policy(allow, pinned, floors, max_relaunches=relaunches, deadline_s=deadline)
         if rules:
             read_rules(rules)  # what is wrong in them is told before the command runs
         if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:

@@ -12,6 +12,8 @@ from typing import Final
 
 from oomguard.engines.command import Launch
 from oomguard.errors import LaunchError
+from oomguard.log import get_logger
+from oomguard.supervise import nesting
 from oomguard.supervise.process_control import become_subreaper
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
@@ -72,6 +74,9 @@ def run_once(
                 signals.watcher.kill()
 
         tee.pump(lambda: process.poll() is not None, check_grace, lambda: signals.stopped_by is not None)
+        if tee.lost_bytes:
+            lost = {f"descriptor_{number}": count for number, count in tee.lost_bytes.items()}
+            get_logger().warning("a full disk did not take all of the output", **lost)
         while process.wait(0.05) is None:  # it closed its output and goes on
             check_grace()
     finally:
@@ -88,7 +93,7 @@ def run_once(
 
 
 def _start(launch: Launch, signals: Signals, source: StandardInput) -> Child:
-    env = {**os.environ, **launch.env}
+    env = {**os.environ, **nesting.variables(), **launch.env}
     name = launch.argv[0]
     shown = shlex.quote(name)
     given = source.for_child()

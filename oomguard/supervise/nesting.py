@@ -1,0 +1,31 @@
+"""A run inside another run: the outer one changes and runs again, the inner one only diagnoses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+OUTER: Final = "OOMGUARD_OUTER_RUN"
+
+
+def variables() -> dict[str, str]:
+    """Return what tells the command, and all that it starts, whose run it is in."""
+    return {OUTER: str(os.getpid())}
+
+
+def outer_run() -> int | None:
+    """Return the process of the run that this one is in; None where there is none, or the variable is of one that we are not below."""
+    named = os.environ.get(OUTER, "")
+    pid = os.getpid()
+    while pid > 1:
+        try:
+            # The name in brackets may hold anything; the parent is the second field behind it.
+            pid = int(
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            )
+        except (OSError, ValueError, IndexError):
+            return None
+        if str(pid) == named:
+            return pid
+    return None

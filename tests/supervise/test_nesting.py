@@ -1,0 +1,33 @@
+"""A run inside another one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from oomguard.supervise.nesting import OUTER, outer_run
+
+ENGINE = Path(__file__).with_name("fake_engine.py")
+OURS = (sys.executable, "-m", "oomguard", "run")
+
+
+def test_the_inner_run_leaves_the_ladder_to_the_outer_one(tmp_path):
+    count = tmp_path / "count"
+    command = [*OURS, "--", *OURS, "--", sys.executable, str(ENGINE), "--count", str(count)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    assert count.read_text().split() == ["32768", "1792"]
+    assert "RESULT 1792" in ran.stdout
+    assert "the outer run changes and runs again" in ran.stderr
+
+
+def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
+    monkeypatch.setenv(OUTER, "999999999")
+    assert outer_run() is None
+    monkeypatch.setenv(OUTER, str(os.getpid()))
+    assert outer_run() is None
+    monkeypatch.setenv(OUTER, str(os.getppid()))
+    assert outer_run() == os.getppid()
