@@ -89,7 +89,7 @@ class Recording:
                     count -= len(data)
                     self.write(stream, memoryview(data))
                     continue
-                self.failed = os.strerror(error.errno or 0)
+                self._refused(error)
                 continue
             count -= moved
             self._add(stream, moved)
@@ -101,10 +101,24 @@ class Recording:
             try:
                 written = os.pwrite(self._fd, part, self._open.at + self._open.size)
             except OSError as error:
-                self.failed = os.strerror(error.errno or 0)
-                return
+                self._refused(error)
+                continue
             data = data[written:]
             self._add(stream, written)
+
+    def _refused(self, error: OSError) -> None:
+        """Go on in the oldest place that can be spared where the disk is full, so that the end is kept; else record nothing more."""
+        with self._lock:
+            self._free.clear()  # no place that was not written yet can be
+            full = [s for s in self._sealed if isinstance(s, Slot) and s.size == SLOT_BYTES]
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT} or len(full) < 2:
+                self.failed = os.strerror(error.errno or 0)
+                return
+            if self._open.size:
+                self._sealed.append(self._open)
+            behind_head = (slot for slot in full if slot.number >= HEAD_SLOTS)
+            self._drop(next(behind_head, full[1]))
+            self._open = self._next()
 
     def _add(self, stream: int, count: int) -> None:
         slot, now_s = self._open, time.monotonic()
@@ -171,8 +185,9 @@ class Recording:
 
     def _make_room(self) -> None:
         """Drop a slot so that the output goes on: the oldest that nobody has looked into, else the oldest between head and tail."""
-        between = [s for s in self._sealed if isinstance(s, Slot) and HEAD_SLOTS <= s.number < self._count - TAIL_SLOTS]
-        self._drop(next((slot for slot in between if slot.anchored is None), between[0]))
+        kept = [slot for slot in self._sealed if isinstance(slot, Slot)]
+        between = [slot for slot in kept if HEAD_SLOTS <= slot.number < self._count - TAIL_SLOTS]
+        self._drop(next((slot for slot in between if slot.anchored is None), (between or kept[1:])[0]))
 
     def _drop(self, slot: Slot) -> None:
         at = self._sealed.index(slot)

@@ -190,3 +190,34 @@ def test_where_the_copy_cannot_be_written_the_bytes_are_taken_all_the_same(monke
     assert os.read(reader, 4) == b""
     os.close(reader)
     recording.close()
+
+
+@pytest.mark.parametrize("full_at", [3, 5, 9])
+def test_on_a_full_disk_the_beginning_and_the_end_are_kept(full_at, small, monkeypatch):
+    real = os.pwrite
+
+    def pwrite(fd, data, at):
+        if at + len(data) > full_at * 4096:
+            raise OSError(28, "No space left on device")
+        return real(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    data = HEALTHY * 1000 + FAILURE
+    recording = recorded([(1, data[i : i + 512]) for i in range(0, len(data), 512)], marked=False)
+
+    assert recording.failed is None
+    assert recording.size <= full_at * 4096
+    assert recording.tail(1, len(FAILURE)) == FAILURE
+    assert recording.read(recording.kept()[0])[1] == data[:4096]
+    assert as_recorded(recording)[0][2] == as_a_file(data)[0][2]
+
+
+def test_on_a_disk_that_takes_nothing_nothing_is_recorded(small, monkeypatch):
+    def pwrite(_fd, _data, _at):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    recording = recorded([(1, FAILURE)])
+
+    assert recording.failed == "No space left on device"
+    assert recording.size == 0
