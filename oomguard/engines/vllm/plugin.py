@@ -116,7 +116,7 @@ def _is_meant(model: object) -> bool:
 
 def _is_same(model: str, printed: str) -> bool:
     """Whether a model is the one that an engine printed: a name of the hub may be printed as its folder in the cache."""
-    if model == printed or f"models--{model.replace('/', '--')}" in printed.split("/"):
+    if model == printed or "--".join(("models", *model.split("/"))) in printed.split("/"):
         return True
     return os.path.exists(model) and os.path.realpath(model) == os.path.realpath(printed)  # noqa: PTH110
 
