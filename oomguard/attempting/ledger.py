@@ -30,7 +30,7 @@ class Ledger:
         pending: the patches of the next attempt; empty where none follows.
         attempts: the attempts that ended, in order.
         tried: every (setting, value) that failed; none is chosen again.
-        diagnosis: the last one that found anything.
+        diagnosis: the last one that found an incident, else the first.
         exhausted: whether patches were left when the policy's relaunches or its time were not.
     """
 
@@ -99,7 +99,7 @@ class Ledger:
         found = assess_all(
             scanned, rules, self.policy, self.tried, given=given, local_models=local_models, behind=behind
         )
-        if found.incidents:
+        if found.incidents or self.diagnosis is None:
             self.diagnosis = found
         return found
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +15,7 @@ from oomguard.supervise.recording import Recording
 
 # An anchor that begins in one slot and ends in the next is found with so much of the one before.
 _SEAM_BYTES: Final = 4096
+_COUNTED_BYTES: Final = 1 << 16
 # The copying thread waits so long at most for one that loads the rules.
 _SWITCH_S: Final = 0.0005
 _NICE: Final = 10
@@ -59,6 +61,18 @@ class Marker:
                     self._waiting.wait()
                 continue
             parts = self.recording.read(slot)
-            anchored = any(finder.holds(seams.get(stream, b"") + data) for stream, data in parts.items())
+            anchored = any(
+                finder.holds(data) or finder.holds(seams.get(stream, b"") + data[:_SEAM_BYTES])
+                for stream, data in parts.items()
+            )
             seams |= {stream: data[-_SEAM_BYTES:] for stream, data in parts.items()}
-            self.recording.mark(slot, anchored=anchored, newlines={s: data.count(b"\n") for s, data in parts.items()})
+            self.recording.mark(slot, anchored=anchored, newlines={s: _newlines(data) for s, data in parts.items()})
+
+
+def _newlines(data: bytes) -> int:
+    """Count them a little at a time: the copying thread needs the interpreter in between."""
+    count = 0
+    for start in range(0, len(data), _COUNTED_BYTES):
+        count += data.count(b"\n", start, start + _COUNTED_BYTES)
+        time.sleep(0)
+    return count

@@ -45,7 +45,7 @@ SIGKILL_STATUS: Final = 137
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the whole run ended: the last exit status, every attempt, and the last diagnosis that found anything."""
+    """How the whole run ended: the last exit status, every attempt, and the last diagnosis with an incident, else the first."""
 
     status: int
     attempts: tuple[Attempt, ...]

@@ -152,6 +152,18 @@ def test_a_report_is_written(tmp_path, form):
     assert "Ran with reduced settings" in text
 
 
+def test_the_report_of_a_failure_that_is_none_of_memory_has_the_start_as_diagnose_has_it(tmp_path):
+    log, report = tmp_path / "engine.log", tmp_path / "report.json"
+    log.write_text("INFO 03-18 12:08:41 [gpu_worker.py:375] Available KV cache memory: 4.04 GiB\nan unrelated end\n")
+    ours = [sys.executable, "-m", "oomguard"]
+    failing = ["sh", "-c", f"cat {log}; exit 1"]
+    subprocess.run([*ours, "run", "-q", "--report", str(report), "--", *failing], capture_output=True, check=False)
+    diagnosed = subprocess.run([*ours, "diagnose", "--format", "json", str(log)], capture_output=True, check=False)
+    starts = json.loads(report.read_text())["starts"]
+    assert starts
+    assert starts == json.loads(diagnosed.stdout)["starts"]
+
+
 def test_events_are_one_json_object_a_line():
     ran = run("--log-format", "json")
     events = [json.loads(line) for line in ran.stderr.splitlines() if line.startswith("{")]
