@@ -1,0 +1,129 @@
+"""Figure: latency of requests to the real `vllm serve` under `oomguard run`, each paired with one to the same server started bare.
+
+Both serve at once, so that a noisy machine slows both; who is asked first alternates, and each round starts both anew. The figure is
+the mean logarithm of the ratios, the middle 80 % of the pairs, with a 95 % interval by bootstrap. Needs .venv-vllm.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import math
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.commands import ROOT, oomguard_command
+from support.figure import conclude, skip
+
+WIDTH_GOAL, RATIO_GOAL = 0.02, 1.01
+START_S, WARM_UP, TOKENS, TRIMMED, RESAMPLES = 240, 20, 48, 0.1, 4000
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def server(prefix: list[str], folder: Path, name: str, env: dict[str, str]) -> Iterator[http.client.HTTPConnection]:
+    """Start a server that logs into a file, yield a connection that stays open, and stop it."""
+    port = free_port()
+    flags = ["--enforce-eager", "--max-model-len", "512", "--kv-cache-memory-bytes", "16000000", "--port", str(port)]
+    command = [*prefix, "vllm", "serve", "./tiny", "--dtype", "float16", *flags]
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield connected(process, port, folder / f"{name}.log")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def connected(process: subprocess.Popen[bytes], port: int, log: Path) -> http.client.HTTPConnection:
+    """Wait until the server answers; the connection returned opens with its first request."""
+    deadline = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        with contextlib.suppress(OSError):
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            connection.close()  # the server would, while the other one starts
+            return connection
+        time.sleep(0.5)
+    raise SystemExit(f"the server did not start:\n{log.read_text()[-2000:]}")
+
+
+def latency_s(connection: http.client.HTTPConnection) -> float:
+    """Seconds that one completion takes."""
+    body = {"model": "./tiny", "prompt": "the quick brown", "max_tokens": TOKENS, "ignore_eos": True}
+    began = time.perf_counter()
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = json.loads(connection.getresponse().read())
+    took = time.perf_counter() - began
+    if answer["usage"]["completion_tokens"] != TOKENS:
+        raise SystemExit(f"an answer of another length: {answer}")
+    return took
+
+
+def trimmed(logs: list[float]) -> float:
+    """The mean without the outermost tenth on each side."""
+    cut = int(len(logs) * TRIMMED)
+    return statistics.fmean(sorted(logs)[cut : len(logs) - cut])
+
+
+def interval(logs: list[float], seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of the ratio, by bootstrap over the pairs."""
+    draw = random.Random(seed)
+    found = sorted(trimmed(draw.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
+    return math.exp(found[int(0.025 * RESAMPLES)]), math.exp(found[int(0.975 * RESAMPLES)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=200, help="pairs of requests in a round (default 200)")
+    parser.add_argument("--rounds", type=int, default=2, help="how often both servers are started (default 2)")
+    parser.add_argument("--control", action="store_true", help="start the second server bare too: what the method sees")
+    options = parser.parse_args()
+    binaries = ROOT / ".venv-vllm" / "bin"
+    if not (binaries / "vllm").is_file():
+        skip("no vLLM environment: run scripts/vllm-env")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OOMGUARD_", "VLLM_"))}
+    environment |= {"PATH": f"{binaries}{os.pathsep}{environment['PATH']}", "HF_HUB_OFFLINE": "1"}
+    prefix = [] if options.control else [*oomguard_command(), "run", "--"]
+    logs: list[float] = []
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            env = {**environment, "XDG_STATE_HOME": str(folder / "state")}
+            maker = ["python", str(ROOT / "examples" / "make_tiny_model.py"), "tiny"]
+            subprocess.run(maker, cwd=folder, env=env, check=True, capture_output=True)
+            with server([], folder, "bare", env) as bare, server(prefix, folder, "under", env) as under:
+                for i in range(WARM_UP + options.pairs):
+                    order = (bare, under) if i % 2 else (under, bare)
+                    took = {id(connection): latency_s(connection) for connection in order}
+                    if i >= WARM_UP:
+                        logs.append(math.log(took[id(under)] / took[id(bare)]))
+    ratio, (low, high) = math.exp(trimmed(logs)), interval(logs)
+    half = (high - low) / 2
+    conclude(
+        f"latency of {len(logs)} requests under oomguard run beside a bare vllm serve: {ratio:.3f}, 95 % interval {low:.3f} to "
+        f"{high:.3f}, +- {half:.1%} (goal: at most +- {WIDTH_GOAL:.0%}, not wholly beyond {RATIO_GOAL})",
+        met=half <= WIDTH_GOAL and low <= RATIO_GOAL,
+    )
+
+
+if __name__ == "__main__":
+    main()
