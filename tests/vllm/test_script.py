@@ -22,7 +22,7 @@ SMALL = json.dumps({"max_model_len": 1024, "kv_cache_memory_bytes": 1000000})
 def run(
     script: str, folder: Path, env: dict[str, str], journal: Path, *options: str
 ) -> subprocess.CompletedProcess[str]:
-    command = ["oomguard", "run", "--journal", str(journal), *options, "--", "python", script]
+    command = ["oomguard", "run", "--journal", str(journal), *options, "--", "python", *script.split()]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False)
 
 
@@ -75,6 +75,19 @@ def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(folder,
     assert second.predicted["kv_cache_available_bytes"] == pytest.approx(
         second.measured["kv_cache_available_bytes"], abs=0.25 * GIB + value * moved
     )
+
+
+def test_a_share_that_only_the_command_line_names_is_raised_by_what_is_missing(folder, vllm_env, tmp_path):
+    """AsyncEngineArgs prints no arguments: the present value is the command line's, or requested through total."""
+    script = "async_engine.py --model ./tiny --gpu-memory-utilization 0.02 --enforce-eager"
+    ran, journal, _ = run_while_the_node_stands_still(script, folder, vllm_env, tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "RESULT 8" in ran.stdout
+    first, second = Journal(journal).records()
+    assert first.incident["causes"][0]["id"] == "utilization_too_low"
+    patch = second.patches[0]
+    assert (patch["setting"], patch["old"]) == ("gpu_memory_utilization", 0.02)
+    assert 0.02 < patch["new"] < 0.3
 
 
 def test_the_messages_own_advice_is_not_the_fix(folder, vllm_env, tmp_path):
