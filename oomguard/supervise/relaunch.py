@@ -251,6 +251,7 @@ class Supervision:
     def _apply(self, folder: Path) -> None:
         """Carry the settings changed so far into the command of the attempt that begins."""
         ledger, log = self._ledger, get_logger()
+        folder.mkdir(mode=0o700, exist_ok=True)
         self.launch = self._engine.apply(self._first, ledger.settings, folder)
         log.info("running again", **{patch.setting: f"{patch.old} -> {patch.new}" for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):

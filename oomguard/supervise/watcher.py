@@ -136,10 +136,9 @@ class Watcher:
 
     @contextlib.contextmanager
     def session_folder(self) -> Iterator[Path]:
-        """Make a temporary folder that goes at the end, however oomguard ends."""
+        """Yield the path of a temporary folder, for a relaunch to make: it goes at the end, however oomguard ends."""
         folder = Path(tempfile.gettempdir()) / f"oomguard-{uuid.uuid4().hex}"
         self._say("folder", os.fspath(folder))
-        folder.mkdir(mode=0o700)
         try:
             yield folder
         finally:
