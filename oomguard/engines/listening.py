@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 from oomguard.surfaces import table_of
 
-_LARGEST_PORT = 65535
+_LARGEST_PORT: Final = 65535
+_DIGITS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
     # A file of settings may say the rest, and is not read here.
     if _has(rest, row["config_flags"]) and (host is None or port is None):
         return None
-    number = row["port"] if port is None else int(port) if port.isdecimal() else 0
+    number = row["port"] if port is None else int(port) if port.isdecimal() and len(port) <= _DIGITS else 0
     return Address(host or "", number) if 0 < number <= _LARGEST_PORT else None
 
 

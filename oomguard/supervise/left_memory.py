@@ -2,7 +2,7 @@
 
 It is named and not removed. Nothing says who made a file there: Python's names (psm_) are drawn by chance, a neighbour's run
 makes the same ones in the same minutes, and a segment that nobody has open just now may be one that is being handed over by
-its name. What Python made is removed by its own resource tracker, which outlives the processes that it serves.
+its name. What Python made is removed by its own resource tracker, also where its program was killed: little is ever left.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ def wait_until_free(address: Address, stopped: Callable[[], bool], *, limit_s: f
 def is_taken(address: Address) -> bool:
     """Return whether binding the address fails because it is in use.
 
-    It is bound for a moment as uvicorn does, with SO_REUSEADDR: connections in TIME_WAIT are in nobody's way. vLLM also sets
-    SO_REUSEPORT, with which it would share the port, and so its requests, with a server that is there already: that one counts
-    as a holder. Any other error is the engine's to tell.
+    It is bound for a moment as uvicorn does, with SO_REUSEADDR: connections in TIME_WAIT are in nobody's way. vLLM with several
+    API servers also sets SO_REUSEPORT, with which it would share the port, and so its requests, with a server that was left
+    there: that one counts as a holder. Any other error is the engine's to tell.
     """
     if address.path is not None:
         return os.path.lexists(address.path)

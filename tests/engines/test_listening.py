@@ -51,6 +51,7 @@ def test_flags_say_otherwise_the_last_one_of_a_kind(flags, address):
         "vllm serve org/model --port 0",
         "vllm serve org/model --port 99999",
         "vllm serve org/model --port http",
+        f"vllm serve org/model --port {'9' * 5000}",
         "vllm bench serve --port 9000",
         "python -m vllm.entrypoints.openai.run_batch --port 9000",
         "python script.py --port 9000",

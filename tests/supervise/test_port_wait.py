@@ -90,7 +90,7 @@ def test_the_family_is_that_of_the_address():
 
 
 def test_a_server_that_would_share_its_port_holds_it():
-    """vLLM binds with SO_REUSEPORT: a second one beside it would get a part of the requests."""
+    """vLLM with several API servers binds with SO_REUSEPORT: one that was left would get a part of the requests."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, "127.0.0.1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
