@@ -53,7 +53,7 @@ def is_taken(address: Address) -> bool:
             probe.bind((address.host, address.port))
     except OSError as error:
         return error.errno == errno.EADDRINUSE
-    except ValueError:  # no name of a host
+    except (TypeError, ValueError):  # no name of a host, as bind() says it
         return False
     return False
 

@@ -101,8 +101,8 @@ class Supervision:
                 self._attempt(number, signals, folder)
         if ledger.exhausted:
             left = {"attempts": len(ledger.attempts), "max_relaunches": self.policy.max_relaunches}
-            left |= {} if self.policy.deadline_s is None else {"deadline_s": self.policy.deadline_s}
-            get_logger().warning("no relaunch is left", **left)
+            deadline = {} if self.policy.deadline_s is None else {"deadline_s": self.policy.deadline_s}
+            get_logger().warning("no relaunch is left", **left, **deadline)
         last = ledger.attempts[-1]
         status = last.exit_status if last.exit_status is not None else 125
         if status == 0 and not last.succeeded:
