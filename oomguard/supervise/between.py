@@ -20,6 +20,7 @@ from oomguard.observe.nvml import Device
 from oomguard.supervise import left_memory, memory_wait
 from oomguard.supervise.crash_loop import CrashLoop
 from oomguard.supervise.left_memory import Segment
+from oomguard.supervise.nesting import innermost
 from oomguard.supervise.pauses import HourBudget, pause_s, quick_failures, rest
 
 
@@ -59,7 +60,7 @@ class Between:
 
     def begins(self, launch: Launch) -> None:
         """Take note of the machine before an attempt."""
-        address = address_of(launch.argv, self.engine.NAME)
+        address = address_of(innermost(launch.argv), self.engine.NAME)
         path = None if address is None else address.path
         segments = left_memory.segments(shared_memory_names(self.engine.NAME), self.shared_memory)
         had_socket = path is not None and os.path.lexists(path)
@@ -127,7 +128,7 @@ class Between:
             log.warning("shared memory was left behind while the failed attempt ran", **what)
 
     def _is_address_free(self, launch: Launch) -> bool:
-        address = address_of(launch.argv, self.engine.NAME)
+        address = address_of(innermost(launch.argv), self.engine.NAME)
         if address is None:
             return True
         from oomguard.supervise import port_wait

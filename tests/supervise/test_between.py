@@ -23,7 +23,7 @@ from oomguard.incident import Cause, Effect, Incident, Patch
 from oomguard.remedy.policy import Policy
 from oomguard.supervise import between, memory_wait, pauses
 from oomguard.supervise.between import Between
-from support.supervising import LIMIT_S, wait_for
+from support.supervising import LIMIT_S, RUN, wait_for
 
 ENGINE = Path(__file__).with_name("fake_vllm.py")
 # The same program, that gives a port less time: what is waited for is there or is not.
@@ -211,12 +211,13 @@ def test_the_socket_of_another_server_stays_and_ends_the_run(tmp_path, engine, u
 def test_the_inner_of_two_runs_waits_for_nothing_and_leaves_the_port_to_the_outer_one(tmp_path, engine):
     port = int(engine[-1])
     with socket.socket() as held:
-        words = [*HURRIED, *OPTIONS, "--", *engine]
+        words = [*RUN, *OPTIONS, "--", *engine]
         status, errors = held_while_it_fails(tmp_path, words, held, ("127.0.0.1", port))
-    assert "the outer run changes and runs again" in errors
-    assert "its address is taken" not in errors
-    assert "waiting before" not in errors
     assert status == 1
+    assert event(errors, "the outer run changes and runs again")["outer_pid"]
+    assert event(errors, "not run again: its address is taken")["address"] == f"127.0.0.1:{port}"  # once
+    assert [told["event"] for told in events(errors)].count("attempt started") == 2  # one of each run
+    assert starts(tmp_path) == ["0.9"]
 
 
 # Without a process: the rows of a ledger, and what is told.
