@@ -67,7 +67,7 @@ class Between:
         self._before = _Before(time.monotonic(), memory_wait.devices_by_index(), segments, had_socket)
 
     def leads_on(self, launch: Launch, attempt: Attempt, folder: Path) -> bool:
-        """Wait for what the next attempt needs; return whether there is one. Where there is none, it is told why.
+        """Wait for what the next attempt needs; return whether there is one, none after a stop. Where there is none, it is told why.
 
         Args:
             launch: the command of the attempt that failed.

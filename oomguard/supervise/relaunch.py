@@ -132,7 +132,7 @@ class Supervision:
         log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder)
-            if not self._between.leads_on(self.launch, attempt, folder) or signals.stopped_by is not None:
+            if not self._between.leads_on(self.launch, attempt, folder):
                 ledger.stop()
 
     @property
