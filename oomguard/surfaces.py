@@ -78,6 +78,12 @@ def _tables() -> Mapping[str, dict[str, Any]]:
     return {table["engine"]: table for table in read_tables("surfaces", files).values()}
 
 
+def table_of(engine: str, name: str) -> Mapping[str, Any]:
+    """Return a table of an engine's data file that is none of its settings; empty where the file has none."""
+    table: Mapping[str, Any] = _tables().get(engine, {}).get(name, {})
+    return table
+
+
 def engines() -> tuple[str, ...]:
     """Return the names of the engines that have a data file."""
     return tuple(_tables())

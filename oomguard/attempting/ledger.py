@@ -7,6 +7,7 @@ nothing is left to change, or the policy leaves no attempt.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -140,8 +141,11 @@ class Ledger:
         self._is_stopped = True
         self.pending = ()
 
+    def time_left_s(self) -> float:
+        """Return the seconds until the policy's deadline: infinite without one, none or fewer after it."""
+        limit_s = math.inf if self.policy.deadline_s is None else self.policy.deadline_s
+        return limit_s - (time.monotonic() - self._began_s)
+
     def _leaves_another(self) -> bool:
         """Return whether the policy leaves another attempt: relaunches and time."""
-        spent_s = time.monotonic() - self._began_s
-        in_time = self.policy.deadline_s is None or spent_s < self.policy.deadline_s
-        return in_time and len(self.attempts) <= self.policy.max_relaunches
+        return self.time_left_s() > 0 and len(self.attempts) <= self.policy.max_relaunches

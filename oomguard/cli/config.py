@@ -24,6 +24,7 @@ OPTIONS: Final = (
     "pin",
     "min",
     "max_relaunches",
+    "max_per_hour",
     "deadline",
     "dry_run",
     "report",
@@ -45,7 +46,7 @@ OPTIONS: Final = (
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
 _SWITCHES: Final = frozenset({"dry_run", "quiet", "verbose", "exit_code", "follow", "no_mask"})
-_NUMBERS: Final = frozenset({"max_relaunches", "deadline", "grace"})
+_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "deadline", "grace"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}
 _TABLE: Final = "[tool.oomguard]"

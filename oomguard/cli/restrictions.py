@@ -13,12 +13,13 @@ from typing import Any, Final
 from oomguard.errors import OomguardError
 from oomguard.facts import FactValue
 from oomguard.incident import Effect
-from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES
+from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
 from oomguard.settings import SETTINGS, parse_assignment
 
 # From the least that may be changed to the most; None is the default: capacity only on settings that were left alone.
 _ALLOWED: Final = (str(Effect.OUTPUT_PRESERVING), None, str(Effect.REDUCES_CAPACITY), str(Effect.CHANGES_OUTPUTS))
 _MAX_DEADLINE_S: Final = 10**9
+_COUNTS: Final = {"max_relaunches": DEFAULT_MAX_RELAUNCHES, "max_per_hour": DEFAULT_MAX_PER_HOUR}
 # How the output looks: the words that do no harm. A page (html) ends a --follow.
 _LOOKS: Final = {
     "format": ("terminal", "json", "markdown"),
@@ -53,7 +54,7 @@ class Restrictions:
             self._leave(name[:_MAX_CHARS], f"unknown option, {said_of_unknown(name, self._options)}")
         elif name == "allow":
             self._allow(value)
-        elif name in {"max_relaunches", "deadline"}:
+        elif name in _COUNTS or name == "deadline":
             self._at_most(name, value)
         elif name == "pin":
             self._pins(value)
@@ -76,9 +77,8 @@ class Restrictions:
             self.taken["allow"] = value
 
     def _at_most(self, name: str, value: Any) -> None:
-        whole = name == "max_relaunches"
-        default = DEFAULT_MAX_RELAUNCHES if whole else math.inf
-        most = self._own.get(name, default)
+        whole = name in _COUNTS
+        most = self._own.get(name, _COUNTS.get(name, math.inf))
         if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
             self._leave(name, "a whole number" if whole else "a number of seconds")
         elif not 0 <= value <= _MAX_DEADLINE_S:

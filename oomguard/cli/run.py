@@ -25,7 +25,7 @@ from oomguard.cli.options import (
 )
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
-from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES
+from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
 from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
@@ -80,6 +80,13 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     show_default=True,
     help="Attempts after the first, at most.",
 )
+@option(
+    "--max-per-hour",
+    type=click.IntRange(min=0),
+    default=DEFAULT_MAX_PER_HOUR,
+    show_default=True,
+    help="Of these within any hour, at most.",
+)
 @option("--deadline", type=SECONDS, metavar="SECONDS", help="Start no attempt after this many seconds.")
 @option(
     "--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again."
@@ -118,6 +125,7 @@ def command(
     floors: tuple[str, ...],
     rules: tuple[str, ...],
     max_relaunches: int,
+    max_per_hour: int,
     deadline: float | None,
     dry_run: bool,
     report: str | None,
@@ -153,7 +161,8 @@ def command(
         if outer is not None:
             get_logger().info("the outer run changes and runs again", outer_pid=outer)
         relaunches = max_relaunches if outer is None else 0
-        policy = read_policy(allow, pinned, floors, max_relaunches=relaunches, deadline_s=deadline)
+        limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
+        policy = read_policy(allow, pinned, floors, **limits)
         if rules:
             read_rules(rules)  # what is wrong in them is told before the command runs
         if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:

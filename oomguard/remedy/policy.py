@@ -13,6 +13,7 @@ from oomguard.incident import Effect, Incident, Patch
 from oomguard.settings import SETTINGS, setting
 
 DEFAULT_MAX_RELAUNCHES: Final = 3
+DEFAULT_MAX_PER_HOUR: Final = 3
 # Why a patch is blocked that raises what the user wrote in bytes: it is an alternative then.
 HARD_LIMIT: Final = "a byte count you set"
 
@@ -22,7 +23,8 @@ class Policy:
     """``allow`` None is the default policy: output-preserving always, reduces-capacity only on what the user left alone.
 
     An explicit ``allow`` permits effects up to it on every setting and forbids the rest; pinned settings and floors
-    (``minimum`` by setting) hold in any case. ``deadline_s`` is seconds from the start of the first attempt.
+    (``minimum`` by setting) hold in any case. ``deadline_s`` is seconds from the start of the first attempt. ``max_per_hour``
+    is for a command: relaunches within any hour.
     """
 
     allow: Effect | None = None
@@ -30,6 +32,7 @@ class Policy:
     minimum: Mapping[str, FactValue] = field(default_factory=lambda: MappingProxyType({}))
     max_relaunches: int = DEFAULT_MAX_RELAUNCHES
     deadline_s: float | None = None
+    max_per_hour: int = DEFAULT_MAX_PER_HOUR
 
     def blocks(self, patch: Patch, incident: Incident) -> str | None:  # noqa: PLR0911 - one reason a line
         """Why this patch is not permitted, None where it is."""
@@ -62,6 +65,7 @@ def make_policy(
     *,
     max_relaunches: int = DEFAULT_MAX_RELAUNCHES,
     deadline_s: float | None = None,
+    max_per_hour: int = DEFAULT_MAX_PER_HOUR,
 ) -> Policy:
     """The policy that a user's words say; raises SettingError for an unknown effect or setting."""
     names = [str(effect) for effect in Effect]
@@ -73,6 +77,7 @@ def make_policy(
         {setting(name).name: value for name, value in (minimum or {}).items()},
         max_relaunches,
         deadline_s,
+        max_per_hour,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 OUTER: Final = "OOMGUARD_OUTER_RUN"
@@ -29,3 +29,12 @@ def outer_run() -> int | None:
         if str(pid) == named:
             return pid
     return None
+
+
+def innermost(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that a run inside a run starts in the end; any other command as it is."""
+    names = tuple(PurePath(word).name for word in argv[:4])
+    is_run = names[:2] == ("oomguard", "run") or (
+        names[0].startswith("python") and names[1:] == ("-m", "oomguard", "run")
+    )
+    return innermost(argv[argv.index("--") + 1 :]) if is_run and "--" in argv[:-1] else argv

@@ -20,9 +20,9 @@ from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.observe.settings_in_force import SCRIPT
 from oomguard.remedy.policy import Policy
 from oomguard.report.mask import mask_command
+from oomguard.supervise.between import Between
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.marking import Marker
-from oomguard.supervise.memory_wait import free_by_device, wait_until_free
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
@@ -77,6 +77,7 @@ class Supervision:
     _engine: Launcher = field(init=False)
     _ledger: Ledger = field(init=False)
     _rules: RuleSet | None = field(init=False, default=None)
+    _between: Between = field(init=False)
     _keeper: Keeper = field(init=False)
     _stdin: StandardInput = field(init=False)
 
@@ -91,6 +92,7 @@ class Supervision:
             LaunchError: the command cannot be started at all.
         """
         ledger = self._ledger
+        self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
         keeps = self.policy.max_relaunches > 0 and not self.dry_run
         with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
             for number in ledger.rounds():
@@ -99,7 +101,8 @@ class Supervision:
                 self._attempt(number, signals, folder)
         if ledger.exhausted:
             left = {"attempts": len(ledger.attempts), "max_relaunches": self.policy.max_relaunches}
-            get_logger().warning("no relaunch is left", **left)
+            deadline = {} if self.policy.deadline_s is None else {"deadline_s": self.policy.deadline_s}
+            get_logger().warning("no relaunch is left", **left, **deadline)
         last = ledger.attempts[-1]
         status = last.exit_status if last.exit_status is not None else 125
         if status == 0 and not last.succeeded:
@@ -112,7 +115,7 @@ class Supervision:
         log, ledger = get_logger(), self._ledger
         log.info("attempt started", number=number, command=self._shown())
         row = self._keeper.begin(number, mask_command(self.launch.argv), ledger.settings, ledger.patches)
-        free_before = free_by_device()
+        self._between.begins(self.launch)
         marker, cgroup = Marker(self._finder), read_cgroup()
         try:
             ended = run_once(self.launch, marker.recording, signals, self._stdin, grace_s=self.grace_s)
@@ -129,11 +132,7 @@ class Supervision:
         log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder)
-            if ledger.pending:
-                held = wait_until_free(free_before, lambda: signals.stopped_by is not None)
-                if held:
-                    log.warning("memory is still held after the failed attempt", held=held)
-            if signals.stopped_by is not None:
+            if not self._between.leads_on(self.launch, attempt, folder):
                 ledger.stop()
 
     @property
@@ -244,9 +243,10 @@ class Supervision:
         return commands
 
     def _shown(self) -> str:
-        """Return the attempt as a line to read and paste, without what only this run needs."""
+        """Return the attempt, the next one where it is chosen, as a line to read and paste, without what only this run needs."""
         masked = replace(self._first, argv=tuple(mask_command(self._first.argv)), env={})
-        return self._engine.shown(masked, self._ledger.settings)
+        chosen = {patch.setting: patch.new for patch in self._ledger.pending if patch.new is not None}
+        return self._engine.shown(masked, {**self._ledger.settings, **chosen})
 
     def _apply(self, folder: Path) -> None:
         """Carry the settings changed so far into the command of the attempt that begins."""

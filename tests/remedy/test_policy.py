@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.incident import Effect, Incident, Patch, SettingInForce
-from oomguard.remedy.policy import DEFAULT_MAX_RELAUNCHES, Policy
+from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES, Policy
 from oomguard.settings import effect_of
 
 UP = ("gpu_memory_utilization", 0.8, 0.9)
@@ -120,3 +120,4 @@ def test_the_default_policy_is_the_documented_one():
 
     assert (policy.allow, policy.pinned, dict(policy.minimum), policy.deadline_s) == (None, frozenset(), {}, None)
     assert policy.max_relaunches == DEFAULT_MAX_RELAUNCHES == 3
+    assert policy.max_per_hour == DEFAULT_MAX_PER_HOUR == 3

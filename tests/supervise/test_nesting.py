@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oomguard.supervise.nesting import OUTER, outer_run
+import pytest
+
+from oomguard.supervise.nesting import OUTER, innermost, outer_run
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 OURS = (sys.executable, "-m", "oomguard", "run")
@@ -31,3 +33,19 @@ def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
     assert outer_run() is None
     monkeypatch.setenv(OUTER, str(os.getppid()))
     assert outer_run() == os.getppid()
+
+
+@pytest.mark.parametrize(
+    ("command", "inner"),
+    [
+        ("oomguard run -- vllm serve m", "vllm serve m"),
+        ("/env/bin/oomguard run -q --pin dtype -- vllm serve m -- x", "vllm serve m -- x"),
+        ("python3.11 -m oomguard run -- oomguard run -- vllm serve m", "vllm serve m"),
+        ("oomguard diagnose -- vllm serve m", "oomguard diagnose -- vllm serve m"),
+        ("oomguard run --", "oomguard run --"),
+        ("vllm serve m", "vllm serve m"),
+        ("python", "python"),
+    ],
+)
+def test_the_command_that_a_run_inside_a_run_starts_in_the_end(command, inner):
+    assert innermost(tuple(command.split())) == tuple(inner.split())

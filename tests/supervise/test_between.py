@@ -1,0 +1,325 @@
+"""Between the attempts of oomguard run, with a server that fails in vLLM's words, real processes and real sockets."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from oomguard import log
+from oomguard.attempting.ledger import Ledger
+from oomguard.engines.command import Launch
+from oomguard.engines.vllm import launch as vllm
+from oomguard.facts import Fact
+from oomguard.incident import Cause, Effect, Incident, Patch
+from oomguard.remedy.policy import Policy
+from oomguard.supervise import between, memory_wait, pauses, port_wait
+from oomguard.supervise.between import Between
+from support.supervising import LIMIT_S, RUN, wait_for
+
+ENGINE = Path(__file__).with_name("fake_vllm.py")
+# The same program, that gives a port less time: what is waited for is there or is not.
+HURRIED = [
+    sys.executable,
+    "-c",
+    "from oomguard.supervise import port_wait; port_wait.LIMIT_S = 0.3\nfrom oomguard.__main__ import main; main()",
+    "run",
+]
+OPTIONS = ("--allow", "reduces-capacity", "--log-format", "json")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> list[str]:
+    """``vllm serve`` on a port of its own, which counts its starts."""
+    (tmp_path / "vllm").symlink_to(ENGINE)
+    count = str(tmp_path / "count")
+    command = [sys.executable, str(tmp_path / "vllm"), "serve", "org/model", "--count", count]
+    return [*command, "--host", "127.0.0.1", "--port", str(free_port())]
+
+
+@pytest.fixture
+def unix_path() -> Path:
+    """A path short enough for a Unix socket."""
+    path = Path("/tmp") / f"oomguard-test-{os.getpid()}-{time.monotonic_ns()}.sock"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(*words: str, options: tuple[str, ...] = OPTIONS) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HURRIED, *options, "--", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def events(errors: str) -> list[dict]:
+    return [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
+
+
+def event(errors: str, begins: str) -> dict:
+    (found,) = [told for told in events(errors) if told["event"].startswith(begins)]
+    return found
+
+
+def starts(tmp_path: Path) -> list[str]:
+    return (tmp_path / "count").read_text().split()
+
+
+def test_a_change_that_does_not_help_is_a_crash_loop_and_not_stepped_on(tmp_path, engine):
+    ran = run(*engine, options=(*OPTIONS, "--max-relaunches", "9", "--max-per-hour", "9"))
+    assert ran.returncode == 1
+    assert starts(tmp_path) == ["0.9", "0.732", "0.564"]
+    said = event(ran.stderr, "crash loop")
+    assert said["what"].startswith("3 starts in ")
+    assert said["what"].endswith(", each failed of sampler_warmup_oom (OG321, sampling_logits)")
+    assert said["ran_for"].count(" s") == 3
+    refused = event(ran.stderr, "not run again: only another step of a change that did not help")
+    assert refused["next_step"] == "gpu_memory_utilization 0.564 -> 0.396"
+    assert refused["command"].endswith("--gpu-memory-utilization 0.396")
+
+
+def test_a_change_that_helps_goes_on_until_it_fits(tmp_path, engine):
+    ran = run(*engine, "--mode", "helps", "--fits", "0.6")
+    assert ran.returncode == 0, ran.stderr
+    assert len(starts(tmp_path)) == 4
+    assert "crash loop" in ran.stderr
+    assert "not run again" not in ran.stderr
+
+
+def test_the_first_relaunch_waits_for_no_pause_and_the_second_does(tmp_path, engine):
+    ran = run(*engine, "--fits", "0.6")
+    assert ran.returncode == 0, ran.stderr
+    said = event(ran.stderr, "waiting before the next attempt")
+    assert said["quick_failures"] == 2
+    assert 0 < said["seconds"] <= 2.0
+    assert [told["number"] for told in events(ran.stderr) if told["event"] == "attempt started"] == [1, 2, 3]
+    order = [told["event"] for told in events(ran.stderr)]
+    assert order.index("waiting before the next attempt") > order.index(
+        "attempt ended", order.index("attempt ended") + 1
+    )
+
+
+def test_beyond_the_budget_of_an_hour_the_run_ends_and_says_when_the_next_would_be_allowed(tmp_path, engine):
+    began = datetime.datetime.now(datetime.UTC)
+    ran = run(*engine, options=(*OPTIONS, "--max-relaunches", "5", "--max-per-hour", "1"))
+    assert ran.returncode == 1
+    assert starts(tmp_path) == ["0.9", "0.732"]
+    said = event(ran.stderr, "not run again: too many relaunches within an hour")
+    assert (said["relaunches_in_the_last_hour"], said["max_per_hour"]) == (1, 1)
+    allowed = datetime.datetime.fromisoformat(said["next_allowed_at"])
+    assert datetime.timedelta(minutes=59) < allowed - began < datetime.timedelta(minutes=60, seconds=LIMIT_S)
+    assert said["command"].endswith("--gpu-memory-utilization 0.564")
+
+
+def test_the_budget_of_an_hour_comes_from_the_environment_too(tmp_path, engine, monkeypatch):
+    monkeypatch.setenv("OOMGUARD_MAX_PER_HOUR", "0")
+    ran = run(*engine)
+    assert starts(tmp_path) == ["0.9"]
+    assert event(ran.stderr, "not run again")["next_allowed_at"] == "never"
+
+
+def test_a_stop_during_the_pause_ends_the_run_at_once(tmp_path, engine):
+    with subprocess.Popen(
+        [*HURRIED, *OPTIONS, "--", *engine], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stderr:
+            if "waiting before the next attempt" in line:
+                process.send_signal(signal.SIGTERM)
+                break
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert len(starts(tmp_path)) == 2
+    assert "attempt started" not in errors
+    assert "Traceback" not in errors
+
+
+def held_while_it_fails(tmp_path: Path, engine: list[str], held: socket.socket, address: object) -> tuple[int, str]:
+    """Run the engine, and listen on its address before it fails."""
+    go = tmp_path / "go"
+    command = [*HURRIED, *OPTIONS, "--", *engine, "--before", str(go), "--fits", "0.8"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert wait_for((tmp_path / "count").exists)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(address)
+        held.listen()
+        go.touch()
+        _, errors = process.communicate(timeout=LIMIT_S)
+    return process.returncode, errors
+
+
+def test_a_port_that_another_process_holds_ends_the_run_with_its_name(tmp_path, engine):
+    port = int(engine[-1])
+    with socket.socket() as held:
+        status, errors = held_while_it_fails(tmp_path, engine, held, ("127.0.0.1", port))
+    assert status == 1
+    assert starts(tmp_path) == ["0.9"]
+    said = event(errors, "not run again: its address is taken")
+    assert said["address"] == f"127.0.0.1:{port}"
+    assert said["held_by"].startswith(f"pid {os.getpid()} (")
+    assert said["command"].endswith("--gpu-memory-utilization 0.732")
+
+
+def test_the_first_start_is_left_alone_where_its_port_is_taken(tmp_path, engine):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", int(engine[-1])))
+        held.listen()
+        ran = run(*engine)
+    assert ran.returncode == 1
+    assert "Address already in use" in ran.stderr
+    assert not (tmp_path / "count").exists()
+    assert "its address is taken" not in ran.stderr
+
+
+def test_the_socket_that_a_failed_attempt_left_is_removed_and_the_next_one_binds_it(tmp_path, engine, unix_path):
+    ran = run(*engine, "--uds", str(unix_path), "--fits", "0.8")
+    assert ran.returncode == 0, ran.stderr
+    assert starts(tmp_path) == ["0.9", "0.732"]
+    assert event(ran.stderr, "removed the socket that the failed attempt left")["path"] == str(unix_path)
+
+
+def test_the_socket_of_another_server_stays_and_ends_the_run(tmp_path, engine, unix_path):
+    with socket.socket(socket.AF_UNIX) as held:
+        own = unix_path.with_suffix(".own")
+        held.bind(str(own))
+        held.listen()
+        go = tmp_path / "go"
+        command = [*HURRIED, *OPTIONS, "--", *engine, "--uds", str(unix_path), "--before", str(go)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            assert wait_for((tmp_path / "count").exists)
+            own.replace(unix_path)
+            go.touch()
+            _, errors = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 1
+        assert unix_path.exists()
+    said = event(errors, "not run again: its address is taken")
+    assert said["address"] == str(unix_path)
+
+
+def test_the_inner_of_two_runs_waits_for_nothing_and_leaves_the_port_to_the_outer_one(tmp_path, engine):
+    port = int(engine[-1])
+    with socket.socket() as held:
+        words = [*RUN, *OPTIONS, "--", *engine]
+        status, errors = held_while_it_fails(tmp_path, words, held, ("127.0.0.1", port))
+    assert status == 1
+    assert event(errors, "the outer run changes and runs again")["outer_pid"]
+    assert event(errors, "not run again: its address is taken")["address"] == f"127.0.0.1:{port}"  # once
+    assert [told["event"] for told in events(errors)].count("attempt started") == 2  # one of each run
+    assert starts(tmp_path) == ["0.9"]
+
+
+# Without a process: the rows of a ledger, and what is told.
+
+
+def failed(setting: str = "gpu_memory_utilization", new: float = 0.8) -> Incident:
+    facts = {"tried_bytes": Fact("tried_bytes", 2**32, "printed")}
+    plan = (Patch(setting, 0.9, new, Effect.OUTPUT_PRESERVING, "it fits"),)
+    cause = Cause("utilization_too_high", "OG316", 0.8, (), "why")
+    return Incident("cuda_oom", "out of memory", phase="decode", facts=facts, causes=(cause,), plan=plan)
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """Every event that is written."""
+    told = []
+    monkeypatch.setattr(log, "_writer", [lambda _level, text, fields: told.append({"event": text, **fields})])
+    monkeypatch.setattr(memory_wait, "devices_by_index", dict)
+    return told
+
+
+def failing(ledger: Ledger, folder: Path, *flags: str, times: int = 2, **options: object) -> list[bool]:
+    """Fail so often, each time after a thousandth of a second; return whether each failure led on."""
+    launch = Launch(("vllm", "serve", "org/model", *(flags or ("--port", str(free_port())))))
+    manners, led_on = Between(ledger, vllm, lambda: False, lambda: "the next command", **options), []
+    for number in ledger.rounds():
+        manners.begins(launch)
+        incident = failed(new=0.9 - number / 10)
+        attempt = ledger.end(incident, error="exit status 1", exit_status=1, seconds=0.001)
+        if number > times:
+            break
+        ledger.choose(incident, vllm.carries)
+        led_on.append(manners.leads_on(launch, attempt, folder))
+        if not led_on[-1]:
+            ledger.stop()
+    return led_on
+
+
+def test_a_pause_that_would_reach_the_deadline_is_not_begun(said, tmp_path, monkeypatch):
+    ledger = Ledger(Policy(deadline_s=1000))
+    monkeypatch.setattr(between, "pause_s", lambda quick: 0.0 if quick < 2 else 1000.0)
+    began_s = time.monotonic()
+    assert failing(ledger, tmp_path) == [True, False]
+    assert time.monotonic() - began_s < 60
+    assert said[-1] == {
+        "event": "not run again: the deadline comes before the end of the pause",
+        "pause_s": 1000.0,
+        "command": "the next command",
+    }
+
+
+def test_the_time_that_the_memory_took_counts_as_a_part_of_the_pause(said, tmp_path, monkeypatch):
+    monkeypatch.setattr(between, "pause_s", lambda _quick: 0.05)
+    monkeypatch.setattr(memory_wait, "wait_until_free", lambda *_args, **_options: time.sleep(0.06))
+    assert failing(Ledger(Policy()), tmp_path, times=1) == [True]
+    assert said == []
+
+
+def test_memory_is_not_waited_for_beyond_the_deadline(said, tmp_path, monkeypatch):
+    limits = []
+    monkeypatch.setattr(memory_wait, "wait_until_free", lambda *_args, limit_s: limits.append(limit_s))
+    failing(Ledger(Policy(deadline_s=20)), tmp_path, times=1)
+    failing(Ledger(Policy()), tmp_path, times=1)
+    assert 0 < limits[0] <= 20
+    assert limits[1] == memory_wait.LIMIT_S
+
+
+def test_memory_that_is_still_held_is_told_and_the_run_goes_on(said, tmp_path, monkeypatch):
+    held = "GPU 0: 6.00 GiB still held, by pid 41 (vllm)"
+    monkeypatch.setattr(memory_wait, "wait_until_free", lambda *_args, **_options: held)
+    assert failing(Ledger(Policy()), tmp_path, times=1) == [True]
+    assert said == [{"event": "memory is still held after the failed attempt", "held": held}]
+
+
+def test_shared_memory_that_was_left_behind_is_told(said, tmp_path, monkeypatch):
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    monkeypatch.setattr(
+        memory_wait, "wait_until_free", lambda *_args, **_options: (shm / "psm_ab").write_text("x") and None
+    )
+    assert failing(Ledger(Policy()), tmp_path, times=1, shared_memory=shm) == [True]
+    assert said[-1]["event"] == "shared memory was left behind while the failed attempt ran"
+    assert said[-1]["remove"] == f"rm {shm}/psm_ab"
+
+
+def test_a_left_socket_that_was_there_before_the_attempt_is_not_removed(said, tmp_path, unix_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(str(unix_path))
+    monkeypatch.setattr(port_wait, "LIMIT_S", 0.0)
+    assert failing(Ledger(Policy()), tmp_path, "--uds", str(unix_path), times=1) == [False]
+    assert unix_path.exists()
+    assert said[-1]["held_by"] == "nobody: the file of a socket that was left behind"
+
+
+def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(said, tmp_path, monkeypatch):
+    """A server that serves for a while between its failures is run again as often as its hours allow."""
+    now = {"s": 0.0}
+    monkeypatch.setattr(between, "pause_s", lambda _quick: 0.0)
+    monkeypatch.setattr(between, "HourBudget", lambda most: pauses.HourBudget(most, lambda: now["s"]))
+    monkeypatch.setattr(memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1300) or {})
+    ledger = Ledger(Policy(max_relaunches=8, max_per_hour=3))
+    monkeypatch.setattr(between.CrashLoop, "is_another_step", lambda *_args: False)
+    assert failing(ledger, tmp_path, times=8) == [True] * 8
+    monkeypatch.setattr(memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1100) or {})
+    assert failing(Ledger(ledger.policy), tmp_path, times=8) == [True, True, True, False]
