@@ -6,9 +6,8 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch
@@ -18,27 +17,18 @@ from oomguard.incident import Attempt
 from oomguard.log import get_logger
 from oomguard.observe.nvml import Device
 from oomguard.supervise import left_memory, memory_wait
-from oomguard.supervise.crash_loop import CrashLoop
-from oomguard.supervise.left_memory import Segment
 from oomguard.supervise.nesting import innermost
 from oomguard.supervise.pauses import HourBudget, pause_s, quick_failures, rest
 
-
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """The machine as an attempt found it."""
-
-    began_s: float
-    devices: Mapping[int, Device]
-    segments: frozenset[Segment]
-    had_socket: bool
+# What only a failure needs is loaded when there is one: the command starts at once.
+if TYPE_CHECKING:
+    from oomguard.supervise.crash_loop import CrashLoop
 
 
-@dataclass(slots=True)
 class Between:
     """What comes between the attempts of one run.
 
-    Attributes:
+    Args:
         ledger: the attempts, and the patches that are next.
         engine: what the command starts.
         stopped: whether a signal asked to stop: every wait ends then.
@@ -46,25 +36,30 @@ class Between:
         shared_memory: the folder where shared memory has its names.
     """
 
-    ledger: Ledger
-    engine: Launcher
-    stopped: Callable[[], bool]
-    next_command: Callable[[], str]
-    shared_memory: Path = left_memory.FOLDER
-    _budget: HourBudget = field(init=False)
-    _loop: CrashLoop = field(init=False, default_factory=CrashLoop)
-    _before: _Before = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._budget = HourBudget(self.ledger.policy.max_per_hour)
+    def __init__(
+        self,
+        ledger: Ledger,
+        engine: Launcher,
+        stopped: Callable[[], bool],
+        next_command: Callable[[], str],
+        shared_memory: Path = left_memory.FOLDER,
+    ) -> None:
+        self._ledger, self._engine = ledger, engine
+        self._stopped, self._next_command, self._shared_memory = stopped, next_command, shared_memory
+        self._budget = HourBudget(ledger.policy.max_per_hour)
+        self._loop: CrashLoop | None = None
+        # The machine as the attempt under way found it.
+        self._began_s = 0.0
+        self._devices: Mapping[int, Device] = {}
+        self._segments: frozenset[tuple[str, int]] = frozenset()
+        self._had_socket = False
 
     def begins(self, launch: Launch) -> None:
         """Take note of the machine before an attempt."""
-        address = address_of(innermost(launch.argv), self.engine.NAME)
-        path = None if address is None else address.path
-        segments = left_memory.segments(shared_memory_names(self.engine.NAME), self.shared_memory)
-        had_socket = path is not None and os.path.lexists(path)
-        self._before = _Before(time.monotonic(), memory_wait.devices_by_index(), segments, had_socket)
+        address = address_of(innermost(launch.argv), self._engine.NAME)
+        self._had_socket = address is not None and address.path is not None and os.path.lexists(address.path)
+        self._segments = left_memory.known(shared_memory_names(self._engine.NAME), self._shared_memory)
+        self._devices, self._began_s = memory_wait.devices_by_index(), time.monotonic()
 
     def leads_on(self, launch: Launch, attempt: Attempt, folder: Path) -> bool:
         """Wait for what the next attempt needs; return whether there is one, none after a stop. Where there is none, it is told why.
@@ -74,35 +69,38 @@ class Between:
             attempt: how it failed.
             folder: of this run, where the engine tells which change it took.
         """
-        ended_s, pending = time.monotonic(), self.ledger.pending
+        ended_s, pending = time.monotonic(), self._ledger.pending
         is_same = self._is_crash_loop(
-            attempt, took_effect=not attempt.patches or self.engine.took_effect(launch, folder)
+            attempt, took_effect=not attempt.patches or self._engine.took_effect(launch, folder)
         )
         if not pending or is_same or self._is_hour_spent():
             return False
-        planned_s = pause_s(quick_failures(self.ledger.attempts))
-        if planned_s > 0 and planned_s >= self.ledger.time_left_s():
+        planned_s = pause_s(quick_failures(self._ledger.attempts))
+        if planned_s > 0 and planned_s >= self._ledger.time_left_s():
             self._refuse("the deadline comes before the end of the pause", pause_s=round(planned_s, 1))
             return False
         self._wait_for_memory()
         left_s = ended_s + planned_s - time.monotonic()
         if left_s > 0:
-            failures = quick_failures(self.ledger.attempts)
+            failures = quick_failures(self._ledger.attempts)
             get_logger().info("waiting before the next attempt", seconds=round(left_s, 1), quick_failures=failures)
-            rest(left_s, self.stopped)
-        if not self._is_address_free(launch) or self.stopped():
+            rest(left_s, self._stopped)
+        if not self._is_address_free(launch) or self._stopped():
             return False
         self._budget.spend()
         return True
 
     def _is_crash_loop(self, attempt: Attempt, *, took_effect: bool) -> bool:
         """Tell a crash loop; return whether it ends the run."""
-        self._loop.add(attempt, self._before.began_s, took_effect=took_effect)
-        said, pending = self._loop.said, self.ledger.pending
+        from oomguard.supervise.crash_loop import CrashLoop
+
+        loop = self._loop = self._loop or CrashLoop()
+        loop.add(attempt, self._began_s, took_effect=took_effect)
+        said, pending = loop.said, self._ledger.pending
         if said is None:
             return False
-        is_last = bool(pending) and self._loop.is_another_step(pending)
-        get_logger().warning("crash loop", what=said, ran_for=self._loop.times)
+        is_last = bool(pending) and loop.is_another_step(pending)
+        get_logger().warning("crash loop", what=said, ran_for=loop.times)
         if is_last:
             steps = ", ".join(f"{patch.setting} {patch.old} -> {patch.new}" for patch in pending)
             self._refuse("only another step of a change that did not help is left", next_step=steps)
@@ -117,32 +115,32 @@ class Between:
         return True
 
     def _wait_for_memory(self) -> None:
-        log, limit_s = get_logger(), min(memory_wait.LIMIT_S, max(0.0, self.ledger.time_left_s()))
-        held = memory_wait.wait_until_free(self._before.devices, self.stopped, limit_s=limit_s)
+        log, limit_s = get_logger(), min(memory_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
+        held = memory_wait.wait_until_free(self._devices, self._stopped, limit_s=limit_s)
         if held:
             log.warning("memory is still held after the failed attempt", held=held)
-        names = shared_memory_names(self.engine.NAME)
-        left = left_memory.left_since(self._before.segments, names, self.shared_memory)
+        names = shared_memory_names(self._engine.NAME)
+        left = left_memory.left_since(self._segments, names, self._shared_memory)
         if left:
-            what = left_memory.told(left, self.shared_memory)
+            what = left_memory.told(left, self._shared_memory)
             log.warning("shared memory was left behind while the failed attempt ran", **what)
 
     def _is_address_free(self, launch: Launch) -> bool:
-        address = address_of(innermost(launch.argv), self.engine.NAME)
+        address = address_of(innermost(launch.argv), self._engine.NAME)
         if address is None:
             return True
         from oomguard.supervise import port_wait
 
-        if address.path is not None and not self._before.had_socket and port_wait.remove_left_socket(address.path):
+        if address.path is not None and not self._had_socket and port_wait.remove_left_socket(address.path):
             get_logger().info("removed the socket that the failed attempt left", path=address.path)
-        limit_s = min(port_wait.LIMIT_S, max(0.0, self.ledger.time_left_s()))
-        holder = port_wait.wait_until_free(address, self.stopped, limit_s=limit_s)
+        limit_s = min(port_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
+        holder = port_wait.wait_until_free(address, self._stopped, limit_s=limit_s)
         if holder is not None:
             self._refuse("its address is taken", address=str(address), held_by=holder, waited_s=round(limit_s))
         return holder is None
 
     def _refuse(self, why: str, **told: Any) -> None:
-        get_logger().warning(f"not run again: {why}", **told, command=self.next_command())
+        get_logger().warning(f"not run again: {why}", **told, command=self._next_command())
 
 
 def _clock_time(wait_s: float | None) -> str:

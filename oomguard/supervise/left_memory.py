@@ -10,21 +10,19 @@ from __future__ import annotations
 import fnmatch
 import os
 import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from oomguard.facts import format_gib
-from oomguard.supervise.holders import in_use
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - it is what is looked at
 _BLOCK_BYTES: Final = 512  # of st_blocks, stat(2)
 _SHOWN: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A file of shared memory; ``inode`` tells it from a later one of the same name."""
 
     name: str
@@ -32,13 +30,29 @@ class Segment:
     bytes: int
 
 
-def segments(patterns: Iterable[str], folder: Path) -> frozenset[Segment]:
-    """Return this user's files that are named so, with the memory that they take."""
-    wanted, found = tuple(patterns), set()
+def known(patterns: Iterable[str], folder: Path) -> frozenset[tuple[str, int]]:
+    """Return this user's files that are named so, by name and inode."""
+    return frozenset((segment.name, segment.inode) for segment in _segments(patterns, folder))
+
+
+def left_since(before: frozenset[tuple[str, int]], patterns: Iterable[str], folder: Path) -> tuple[Segment, ...]:
+    """Return the segments that were not known before and that no process has open or mapped, the largest first."""
+    new = [segment for segment in _segments(patterns, folder) if (segment.name, segment.inode) not in before]
+    if not new:
+        return ()
+    from oomguard.supervise.holders import in_use
+
+    used = in_use(str(folder / segment.name) for segment in new)
+    left = [segment for segment in new if str(folder / segment.name) not in used]
+    return tuple(sorted(left, key=lambda segment: (-segment.bytes, segment.name)))
+
+
+def _segments(patterns: Iterable[str], folder: Path) -> Iterator[Segment]:
+    wanted = tuple(patterns)
     try:
         entries = list(os.scandir(folder)) if wanted else []
     except OSError:
-        return frozenset()
+        return
     for entry in entries:
         if not any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in wanted):
             continue
@@ -46,18 +60,8 @@ def segments(patterns: Iterable[str], folder: Path) -> frozenset[Segment]:
             status = entry.stat(follow_symlinks=False)
         except OSError:
             continue
-        if status.st_uid == os.geteuid() and entry.is_file(follow_symlinks=False):
-            found.add(Segment(entry.name, status.st_ino, status.st_blocks * _BLOCK_BYTES))
-    return frozenset(found)
-
-
-def left_since(before: frozenset[Segment], patterns: Iterable[str], folder: Path) -> tuple[Segment, ...]:
-    """Return the segments that were not there before and that no process has open or mapped, the largest first."""
-    known = {(segment.name, segment.inode) for segment in before}
-    new = [segment for segment in segments(patterns, folder) if (segment.name, segment.inode) not in known]
-    used = in_use(str(folder / segment.name) for segment in new) if new else set()
-    left = [segment for segment in new if str(folder / segment.name) not in used]
-    return tuple(sorted(left, key=lambda segment: (-segment.bytes, segment.name)))
+        if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+            yield Segment(entry.name, status.st_ino, status.st_blocks * _BLOCK_BYTES)
 
 
 def told(left: tuple[Segment, ...], folder: Path) -> dict[str, str]:

@@ -9,8 +9,6 @@ from typing import Final
 from oomguard.facts import format_gib
 from oomguard.observe import nvml
 from oomguard.observe.nvml import Device
-from oomguard.observe.processes import sees_the_host_s_pids
-from oomguard.supervise.holders import named
 
 LIMIT_S: Final = 60.0
 POLL_S: Final = 0.5
@@ -44,6 +42,8 @@ def wait_until_free(
         if not held:
             return None
         if time.monotonic() > deadline:
+            from oomguard.observe.processes import sees_the_host_s_pids
+
             is_told = sees_the_host_s_pids() if host_pids is None else host_pids
             return "; ".join(
                 f"GPU {i}: {format_gib(size)} still held, {_holders(before[i], now[i], is_told=is_told)}"
@@ -75,6 +75,8 @@ def _holders(was: Device, now: Device, *, is_told: bool | None) -> str:
             if len(grown) > 1
             else "by a process outside this container's view"
         )
+    from oomguard.supervise.holders import named
+
     by_growth = sorted(grown, key=lambda pid: -grown[pid][1])
     shown = [f"{named(pid)}{_has(grown[pid][0])}" for pid in by_growth[:_SHOWN_HOLDERS]]
     more = len(grown) - len(shown)

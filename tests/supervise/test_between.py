@@ -21,7 +21,7 @@ from oomguard.engines.vllm import launch as vllm
 from oomguard.facts import Fact
 from oomguard.incident import Cause, Effect, Incident, Patch
 from oomguard.remedy.policy import Policy
-from oomguard.supervise import between, memory_wait, pauses, port_wait
+from oomguard.supervise import between, crash_loop, memory_wait, pauses, port_wait
 from oomguard.supervise.between import Between
 from support.supervising import LIMIT_S, RUN, wait_for
 
@@ -319,7 +319,7 @@ def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(said, tm
     monkeypatch.setattr(between, "HourBudget", lambda most: pauses.HourBudget(most, lambda: now["s"]))
     monkeypatch.setattr(memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1300) or {})
     ledger = Ledger(Policy(max_relaunches=8, max_per_hour=3))
-    monkeypatch.setattr(between.CrashLoop, "is_another_step", lambda *_args: False)
+    monkeypatch.setattr(crash_loop.CrashLoop, "is_another_step", lambda *_args: False)
     assert failing(ledger, tmp_path, times=8) == [True] * 8
     monkeypatch.setattr(memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1100) or {})
     assert failing(Ledger(ledger.policy), tmp_path, times=8) == [True, True, True, False]

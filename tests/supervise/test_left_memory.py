@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.supervise.left_memory import FOLDER, left_since, segments, told
+from oomguard.supervise.left_memory import FOLDER, known, left_since, told
 
 NAMES = ("psm_*", "vllm_*")
 MIB = 2**20
@@ -23,7 +23,7 @@ def made(folder: Path, name: str, size_bytes: int = MIB) -> Path:
 
 def test_what_was_made_since_and_nobody_has_is_left_the_largest_first(tmp_path):
     made(tmp_path, "psm_before")
-    before = segments(NAMES, tmp_path)
+    before = known(NAMES, tmp_path)
     made(tmp_path, "psm_small")
     made(tmp_path, "vllm_offload_1.mmap", 4 * MIB)
     made(tmp_path, "another program's")
@@ -36,7 +36,7 @@ def test_what_was_made_since_and_nobody_has_is_left_the_largest_first(tmp_path):
 
 def test_a_name_that_was_made_anew_is_left(tmp_path):
     old = made(tmp_path, "psm_a")
-    before = segments(NAMES, tmp_path)
+    before = known(NAMES, tmp_path)
     made(tmp_path, "psm_b").replace(old)
     assert [segment.name for segment in left_since(before, NAMES, tmp_path)] == ["psm_a"]
 
@@ -60,7 +60,7 @@ def test_what_a_process_has_is_not_left(tmp_path, how):
 
 
 def test_a_real_segment_of_python_is_seen_while_it_is_mapped_and_after():
-    before = segments(NAMES, FOLDER)
+    before = known(NAMES, FOLDER)
     segment = shared_memory.SharedMemory(create=True, size=MIB)
     try:
         assert segment.name not in {left.name for left in left_since(before, NAMES, FOLDER)}
@@ -86,5 +86,5 @@ def test_of_many_only_the_largest_are_named(tmp_path):
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
-    assert segments(NAMES, tmp_path / "none") == frozenset()
-    assert segments((), tmp_path) == frozenset()
+    assert known(NAMES, tmp_path / "none") == frozenset()
+    assert known((), tmp_path) == frozenset()

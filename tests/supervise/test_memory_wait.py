@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from oomguard.observe import nvml
+from oomguard.observe import nvml, processes
 from oomguard.observe.nvml import Device
 from oomguard.supervise import memory_wait
 from oomguard.supervise.memory_wait import wait_until_free
@@ -44,13 +44,15 @@ def test_memory_that_comes_back_late_is_waited_for(answers):
 
 
 def test_what_is_still_held_is_told_with_the_process_its_command_and_its_share(answers):
-    with subprocess.Popen([sys.executable, "-c", "input()", "neighbour"], stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", "import sys; print('READY', flush=True); sys.stdin.read()", "neighbour"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "READY\n"  # before that /proc may still show no command
         answers.append((device(14.0, {process.pid: 6 * GIB, os.getppid(): GIB}),))
         told = wait([device(20.0, {os.getppid(): GIB})])
         process.communicate()
     assert told.startswith(f"GPU 0: 6.00 GiB still held, by pid {process.pid} (")
     assert "neighbour) with 6.00 GiB" in told
-    assert str(os.getppid()) not in told  # it held as much before
+    assert f"pid {os.getppid()} " not in told  # it held as much before
 
 
 def test_the_largest_come_first_and_the_rest_are_counted(answers):
@@ -70,7 +72,7 @@ def test_the_largest_come_first_and_the_rest_are_counted(answers):
     ],
 )
 def test_a_holder_that_cannot_be_known_is_said_to_be_that(answers, by_pid, host_pids, said, monkeypatch):
-    monkeypatch.setattr(memory_wait, "sees_the_host_s_pids", lambda: host_pids)
+    monkeypatch.setattr(processes, "sees_the_host_s_pids", lambda: host_pids)
     answers.append((device(14.0, by_pid),))
     assert wait([device(20.0, {})], host_pids=host_pids) == f"GPU 0: 6.00 GiB still held, {said}"
 
