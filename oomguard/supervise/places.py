@@ -28,7 +28,7 @@ class Places:
 
     Attributes:
         folder: the same, without links.
-        named: the files and folders that the command names and that are there.
+        named: the files and folders that the command names and that are there, but those that the working folder or a home lies in.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], folder: str | None) -> None:
@@ -43,7 +43,10 @@ class Places:
             named[path] = named.get(path, False) or is_kept
         self._never |= {path for path, is_kept in named.items() if is_kept}
         self._never = {os.path.realpath(path) for path in self._never} - {"/"}
-        self.named = tuple(path for path, is_kept in named.items() if not is_kept)
+        # "/", "..", a home: not where results go, and what changes there may be anybody's.
+        around = f"{self.folder or ''}/", f"{os.path.realpath(_home(env))}/"
+        wide = {path for path in named if any(folder.startswith(f"{path.rstrip('/')}/") for folder in around)}
+        self.named = tuple(path for path, is_kept in named.items() if not is_kept and path not in wide)
         self._always = {*self.named, *([] if self.folder is None else [self.folder])}
 
     def counts(self, path: str) -> bool:
@@ -80,13 +83,17 @@ def _named(argv: Sequence[str], folder: str | None, kept_flags: frozenset[str]) 
 
 
 def _expanded(folders: Iterable[str], env: Mapping[str, str]) -> Iterator[str]:
-    home = env.get("HOME") or os.path.expanduser("~")
+    home = _home(env)
     for folder in folders:
         variable = _VARIABLE.match(folder)
         if variable is None:
             yield home + folder[1:] if folder.startswith("~") else folder
         elif env.get(variable[1]):
             yield env[variable[1]] + (variable[2] or "")
+
+
+def _home(env: Mapping[str, str]) -> str:
+    return env.get("HOME") or os.path.expanduser("~")
 
 
 def _data() -> dict[str, Any]:
