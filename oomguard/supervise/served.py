@@ -35,11 +35,15 @@ class ServedRequests:
         """Count in one slot; ``parts`` is what each stream printed into it."""
         self._taken.add(number)
         for stream, data in parts.items():
-            before, seam = self._ends.get(stream, (-2, b""))
-            text = seam + data if before == number - 1 else data
-            whole = text.rfind(b"\n") + 1
-            self._count(text[:whole])
-            self._ends[stream] = number, text[whole:][-_SEAM_BYTES:]
+            before, seam = self._ends.pop(stream, (-2, b""))
+            first, whole = data.find(b"\n") + 1, data.rfind(b"\n") + 1
+            if before == number - 1:
+                self._count(seam + data[: first or None], 0, len(seam) + first)
+            else:
+                first, seam = 0, b""
+            self._count(data, first, whole)
+            end = data[max(whole, len(data) - _SEAM_BYTES) :]
+            self._ends[stream] = number, end if whole else (seam + end)[-_SEAM_BYTES:]
 
     def take_rest(self, recording: Recording) -> None:
         """Count in the slots that are kept and were not counted yet; nothing follows them."""
@@ -47,23 +51,23 @@ class ServedRequests:
             if isinstance(part, Slot) and part.number not in self._taken:
                 self.take(part.number, recording.read(part))
         for _, end in self._ends.values():
-            self._count(end)
+            self._count(end, 0, len(end))
         self._ends.clear()
 
-    def _count(self, data: bytes) -> None:
+    def _count(self, data: bytes, start: int, stop: int) -> None:
         for line in engine_effects().requests:
             so_far = self._counts.get(line.anchor, 0)
-            if so_far < MOST and (line.counts or not self._some) and line.anchor in data:
-                found = _requests(line, data, MOST - so_far)
+            if so_far < MOST and (line.counts or not self._some) and data.find(line.anchor, start, stop) >= 0:
+                found = _requests(line, data, start, stop, MOST - so_far)
                 if line.counts:
                     self._counts[line.anchor] = so_far + found
                 else:
                     self._some = self._some or found > 0
 
 
-def _requests(line: RequestLine, data: bytes, most: int) -> int:
+def _requests(line: RequestLine, data: bytes, start: int, stop: int, most: int) -> int:
     found = 0
-    for match in line.pattern.finditer(data):
+    for match in line.pattern.finditer(data, start, stop):
         path = match.groupdict().get("path")
         found += path is None or path.rstrip(b"/") not in engine_effects().not_requests
         if found >= most:

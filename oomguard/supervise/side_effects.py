@@ -63,7 +63,8 @@ class SideEffects:
             (path, "the file changed meanwhile; another process could have done that") for path in self.changed_files
         ]
         for path, known in files[:_MOST_NAMED]:
-            yield "it wrote a file", {"path": path, "known": known}
+            # A name may hold line breaks and bytes that are no text.
+            yield "it wrote a file", {"path": path if path.isprintable() else repr(path), "known": known}
         if len(files) > _MOST_NAMED:
             yield "it wrote more files", {"count": len(files) - _MOST_NAMED}
         if self.requests != 0:

@@ -178,6 +178,15 @@ def test_of_many_files_the_first_are_named_and_the_others_counted(work):
     assert "it wrote more files: count=4" in ran.stderr
 
 
+def test_a_name_that_is_no_text_is_told_and_stays_one_line(work):
+    report = work.parent / "report.json"
+    ran = run(work, r"open(b'a\nb\xff\x1b[2J.jsonl', 'w').write('1')", "--report", str(report))
+
+    (line,) = [line for line in ran.stderr.splitlines() if "it wrote a file" in line]
+    assert r"a\nb\udcff\x1b[2J.jsonl" in line
+    assert r"a\\nb" in report.read_text()
+
+
 def test_what_served_requests_is_not_run_again(work):
     ran = run(work, ACCESS * 3)
 
