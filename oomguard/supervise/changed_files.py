@@ -55,7 +55,11 @@ def _candidates(places: Places, since_ns: int) -> Iterator[str]:
             with contextlib.suppress(OSError):
                 if not entry.is_dir():
                     yield entry.path
-                elif entry.stat().st_ctime_ns >= since_ns and not places.may_be_changed_by_others(entry.path):
+                elif (
+                    folder not in places.shared
+                    and entry.stat().st_ctime_ns >= since_ns
+                    and not places.may_be_changed_by_others(entry.path)
+                ):
                     changed.append(entry.path)
     for folder in changed:
         for entry in _entries(folder, left):

@@ -29,6 +29,7 @@ class Places:
     Attributes:
         folder: the same, without links.
         named: the files and folders that the command names and that are there, but those that the working folder or a home lies in.
+        shared: folders whose own folders belong to anybody.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], folder: str | None) -> None:
@@ -44,7 +45,9 @@ class Places:
         self._never |= {path for path, is_kept in named.items() if is_kept}
         self._never = {os.path.realpath(path) for path in self._never} - {"/"}
         # "/", "..", a home: not where results go, and what changes there may be anybody's.
-        around = f"{self.folder or ''}/", f"{os.path.realpath(_home(env))}/"
+        home = os.path.realpath(_home(env))
+        self.shared = frozenset({"/", home})
+        around = f"{self.folder or ''}/", f"{home}/"
         wide = {path for path in named if any(folder.startswith(f"{path.rstrip('/')}/") for folder in around)}
         self.named = tuple(path for path, is_kept in named.items() if not is_kept and path not in wide)
         self._always = {*self.named, *([] if self.folder is None else [self.folder])}

@@ -74,6 +74,15 @@ def test_a_folder_in_which_a_name_changed_is_looked_into_and_another_is_not(work
     assert found(work, since_ns) == ["sub/new.jsonl", "sub/old.jsonl"]
 
 
+def test_of_a_home_only_its_own_entries_are_looked_at(work):
+    since_ns = later()
+    (work / "sub" / "new.jsonl").write_text("1")
+    (work / "new.jsonl").write_text("1")
+    home = Places(("x",), {"HOME": str(work)}, str(work))
+
+    assert changed_files(home, since_ns, frozenset()) == (str(work / "new.jsonl"),)
+
+
 def test_a_folder_that_is_named_is_looked_into(work, tmp_path):
     (tmp_path / "out").mkdir()
     since_ns = later()
