@@ -72,9 +72,8 @@ class OpenFiles:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Look no more; a look under way ends by itself, and a run that ends well does not wait for it."""
         self._stopped.set()
-        self._thread.join()
 
     def look(self) -> float:
         """Look once; return the time of a core that it took."""
@@ -92,8 +91,10 @@ class OpenFiles:
 
     def written(self, since_ns: int) -> dict[Identity, str]:
         """Return the files seen that were written since then and are still there, under the name that they have now."""
+        with self._lock:
+            seen = dict(self._seen)
         found = {}
-        for file, path in self._seen.items():
+        for file, path in seen.items():
             for name in (path, *_names_beside(path, file)):
                 with contextlib.suppress(OSError):
                     status = os.stat(name)
