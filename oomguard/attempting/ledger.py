@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oomguard.facts import Fact, FactValue
@@ -135,6 +136,12 @@ class Ledger:
         self.exhausted = bool(wanted) and not self._leaves_another()
         self.pending = () if self.exhausted else wanted
         return self.pending
+
+    def refuse(self, why: str | None) -> None:
+        """Drop the patches chosen for another attempt, which is not to be made; the diagnosis says why."""
+        self.pending = ()
+        if self.diagnosis is not None and why is not None:
+            self.diagnosis = replace(self.diagnosis, notes=(*self.diagnosis.notes, why))
 
     def stop(self) -> None:
         """Choose nothing from here on, and drop what was chosen: the user's stop is a stop."""

@@ -27,6 +27,7 @@ OPTIONS: Final = (
     "max_per_hour",
     "deadline",
     "dry_run",
+    "idempotent",
     "report",
     "journal",
     "rules",
@@ -45,7 +46,7 @@ OPTIONS: Final = (
     "log_format",
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
-_SWITCHES: Final = frozenset({"dry_run", "quiet", "verbose", "exit_code", "follow", "no_mask"})
+_SWITCHES: Final = frozenset({"dry_run", "idempotent", "quiet", "verbose", "exit_code", "follow", "no_mask"})
 _NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "deadline", "grace"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}

@@ -92,6 +92,11 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     "--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again."
 )
 @option(
+    "--idempotent",
+    is_flag=True,
+    help="The command may be repeated from the beginning even after it wrote files or served requests.",
+)
+@option(
     "--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write the diagnosis to FILE.json, .md or .html."
 )
 @option(
@@ -128,6 +133,7 @@ def command(
     max_per_hour: int,
     deadline: float | None,
     dry_run: bool,
+    idempotent: bool,
     report: str | None,
     journal: str | None,
     grace: float,
@@ -179,7 +185,9 @@ def command(
                 print_diagnosis(console(color, file=cast("TextIO", _Errors())), shown, commands)
 
         launch, kept = Launch(tuple(argv)), _journal(journal)
-        supervision = Supervision(launch, policy, lambda: read_rules(rules), kept, dry_run, grace, on_failure)
+        supervision = Supervision(
+            launch, policy, lambda: read_rules(rules), kept, dry_run, grace, on_failure, idempotent
+        )
         outcome = supervision.run(signals)
         _tell(outcome, color, quiet=quiet)
         if report is not None:

@@ -4,6 +4,7 @@ An engine is a folder here, and what lies in it says what it can do:
 
 - ``settings.toml``: how it spells each setting, and its defaults (read by surfaces.py).
 - ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
+- ``effects.toml``: its servers, caches, and how it tells of requests (read by effects.py); an engine may have none.
 - ``calls.py``: ``watch(handler)``, for an engine that is called inside the process; a call of it answers to ``WatchedCall``.
 
 How its log tells a failure, and its end, stands in rules/signatures.

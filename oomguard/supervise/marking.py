@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from oomguard.observe.anchors import Finder
@@ -26,10 +26,15 @@ class Marker:
 
     Args:
         make_finder: makes the finder of anchors, in the thread.
+        also: gets each slot's number and what each stream printed into it, before it may be dropped.
     """
 
-    def __init__(self, make_finder: Callable[[], Finder]) -> None:
-        self._make_finder = make_finder
+    def __init__(
+        self,
+        make_finder: Callable[[], Finder],
+        also: Callable[[int, Mapping[int, bytes]], None] = lambda _number, _parts: None,
+    ) -> None:
+        self._make_finder, self._also = make_finder, also
         self._waiting = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -66,6 +71,7 @@ class Marker:
                 for stream, data in parts.items()
             )
             seams |= {stream: data[-_SEAM_BYTES:] for stream, data in parts.items()}
+            self._also(slot.number, parts)
             self.recording.mark(slot, anchored=anchored, newlines={s: _newlines(data) for s, data in parts.items()})
 
 

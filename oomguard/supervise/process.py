@@ -6,6 +6,7 @@ import errno
 import os
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,6 +43,7 @@ def run_once(
     source: StandardInput,
     *,
     grace_s: float = DEFAULT_GRACE_S,
+    on_failing: Callable[[], None] = lambda: None,
 ) -> Exit:
     """Run the command to its end, then end every process that it left.
 
@@ -51,6 +53,7 @@ def run_once(
         signals: are handed on to the command while it runs; after a stop nothing is started.
         source: gives the command its standard input, from its beginning.
         grace_s: time that the command has after a stop signal; with 0 it is killed and never gets the signal.
+        on_failing: called when the command has failed, before what it left running is ended.
 
     Raises:
         LaunchError: the command cannot be started.
@@ -84,6 +87,8 @@ def run_once(
         if process.poll() is None:  # oomguard failed
             signals.watcher.kill()
         signals.detach()
+        if process.poll():
+            on_failing()
         wait_s = KILL_WAIT_S if signals.stopped_by is None else min(KILL_WAIT_S, grace_s)
         told = signals.watcher.end(0.0 if is_late else wait_s)
         signals.was_told(told=told)

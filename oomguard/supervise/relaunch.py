@@ -25,6 +25,7 @@ from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.recording import Recording
+from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
 
@@ -64,6 +65,7 @@ class Supervision:
         dry_run: say what would change, and run nothing again.
         grace_s: time that the command has after a stop signal.
         on_failure: gets each diagnosis, and the commands to paste by setting.
+        idempotent: run the command again also where it had written files or served requests.
     """
 
     launch: Launch
@@ -73,6 +75,7 @@ class Supervision:
     dry_run: bool = False
     grace_s: float = DEFAULT_GRACE_S
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
+    idempotent: bool = False
     _first: Launch = field(init=False)
     _engine: Launcher = field(init=False)
     _ledger: Ledger = field(init=False)
@@ -80,10 +83,12 @@ class Supervision:
     _between: Between = field(init=False)
     _keeper: Keeper = field(init=False)
     _stdin: StandardInput = field(init=False)
+    _witness: Witness = field(init=False)
 
     def __post_init__(self) -> None:
         self._first, self._engine = self.launch, launcher_of(self.launch)
         self._ledger, self._keeper = Ledger(self.policy), Keeper(self.journal)
+        self._witness = Witness(self.journal, idempotent=self.idempotent)
 
     def run(self, signals: Signals) -> Outcome:
         """Run the command, and again after each choice of patches.
@@ -116,9 +121,13 @@ class Supervision:
         log.info("attempt started", number=number, command=self._shown())
         row = self._keeper.begin(number, mask_command(self.launch.argv), ledger.settings, ledger.patches)
         self._between.begins(self.launch)
-        marker, cgroup = Marker(self._finder), read_cgroup()
+        witness = self._witness
+        marker, cgroup = Marker(self._finder, witness.take), read_cgroup()
         try:
-            ended = run_once(self.launch, marker.recording, signals, self._stdin, grace_s=self.grace_s)
+            with witness.watching(self.launch, signals.watcher.pid):
+                ended = run_once(
+                    self.launch, marker.recording, signals, self._stdin, grace_s=self.grace_s, on_failing=witness.look
+                )
         finally:
             marker.stop()
         heard = self._hear(marker.recording, ended.status)
@@ -154,6 +163,7 @@ class Supervision:
                 return None
             from oomguard.supervise.heard import hear
 
+            self._witness.read(recording)
             return hear(recording, status, self.rules)
 
     def _diagnose(self, heard: Heard, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
@@ -212,17 +222,21 @@ class Supervision:
         if self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             log.warning("the change did not reach the engine: no engine in the command's Python took it")
         self._first = with_failed_engine(self._first, incident)
-        self.on_failure(diagnosis, self._commands(incident))
+        commands = self._commands(incident)
+        self.on_failure(diagnosis, commands)
         wanted = self._ledger.wanted(incident, self._engine.carries)
         if not wanted:
             log.info("nothing more to change by itself")
         elif self.dry_run:
             would_change = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in wanted)
             log.info("dry run: nothing is run again", would_change=would_change)
+            self._witness.permits_another(incident, commands[wanted[0].setting], dry_run=True)
         elif self._stdin.lost is not None:
             log.warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
         elif signals.stopped_by is None:
-            self._ledger.choose(incident, self._engine.carries)
+            chosen = self._ledger.choose(incident, self._engine.carries)
+            if chosen and not self._witness.permits_another(incident, commands[chosen[0].setting]):
+                self._ledger.refuse(self._witness.refusal)
 
     def _commands(self, incident: Incident) -> dict[str, str]:
         """Return the full command with each solved patch and alternative applied, to paste, its secrets masked."""

@@ -21,6 +21,7 @@ RAISING = {
     "max_per_hour": ("4", "more than 3"),
     "deadline": ("-1", "between 0 and"),
     "dry_run": ("'yes'", "true or false"),
+    "idempotent": ("true", "only a flag"),
     "report": ("'/tmp/planted.json'", "only a flag"),
     "journal": ("'/tmp/planted.sqlite3'", "only a flag"),
     "rules": ("['.']", "only a flag"),
@@ -232,7 +233,7 @@ def test_a_table_s_relaunches_count_for_a_run_and_a_flag_wins(project):
     engine = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
 
     def starts(*options: str) -> int:
-        count = project / "count"
+        count = project / "count.log"
         count.unlink(missing_ok=True)
         words = [sys.executable, str(engine), "--count", str(count), "--fits", "100", "--estimate", "1792"]
         command = [sys.executable, "-m", "oomguard", "run", *options, "--", *words]

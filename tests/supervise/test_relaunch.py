@@ -86,7 +86,7 @@ def test_a_floor_holds():
 
 
 def test_a_dry_run_shows_the_changed_command_and_runs_nothing_again(tmp_path):
-    count = tmp_path / "count"
+    count = tmp_path / "count.log"
     ran = run("--dry-run", engine=("--count", str(count)))
     assert ran.returncode == 1
     assert count.read_text().split() == ["32768"]
@@ -94,14 +94,14 @@ def test_a_dry_run_shows_the_changed_command_and_runs_nothing_again(tmp_path):
 
 
 def test_no_relaunch_when_none_is_allowed(tmp_path):
-    count = tmp_path / "count"
+    count = tmp_path / "count.log"
     assert run("--max-relaunches", "0", engine=("--count", str(count))).returncode == 1
     assert len(count.read_text().split()) == 1
 
 
 def test_the_same_value_is_never_tried_twice_and_the_attempts_end(tmp_path):
     """The engine's estimate is wrong here: it fails again at what it asked for."""
-    count = tmp_path / "count"
+    count = tmp_path / "count.log"
     ran = run("--max-relaunches", "9", engine=("--count", str(count), "--fits", "100", "--estimate", "1792"))
     tried = count.read_text().split()
     assert ran.returncode == 1
@@ -109,14 +109,14 @@ def test_the_same_value_is_never_tried_twice_and_the_attempts_end(tmp_path):
 
 
 def test_each_better_estimate_is_followed(tmp_path):
-    count = tmp_path / "count"
+    count = tmp_path / "count.log"
     ran = run(engine=("--count", str(count), "--fits", "512"))
     assert ran.returncode == 0
     assert count.read_text().split() == ["32768", "512"]
 
 
 def test_after_the_deadline_nothing_is_run_again(tmp_path):
-    count = tmp_path / "count"
+    count = tmp_path / "count.log"
     assert run("--deadline", "0.01", engine=("--count", str(count))).returncode == 1
     assert len(count.read_text().split()) == 1
 
@@ -198,7 +198,7 @@ def test_a_first_attempt_makes_no_folder(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_in_the_middle_of_a_relaunch_is_a_stop(tmp_path, number):
-    count = tmp_path / "count"
+    count = tmp_path / "count.log"
     command = [
         sys.executable,
         "-m",
@@ -232,7 +232,7 @@ def test_a_stop_in_the_middle_of_a_relaunch_is_a_stop(tmp_path, number):
 
 def test_a_stop_between_attempts_starts_none(tmp_path):
     """The signal arrives while the first attempt is ending: its failure is not remedied."""
-    count = tmp_path / "count"
+    count = tmp_path / "count.log"
     script, sent = tmp_path / "slow.py", tmp_path / "sent"
     script.write_text(
         "import os, subprocess, sys, time, signal\n"

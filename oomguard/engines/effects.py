@@ -1,0 +1,59 @@
+"""What the engines leave in the outside world, from their own data files: engines/<folder>/effects.toml."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oomguard.engines.command import Launch
+from oomguard.engines.known import launchers
+from oomguard.user_files import read_tables
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """A line that tells of a request served; without ``counts`` it tells that some came, not how many."""
+
+    anchor: bytes
+    pattern: re.Pattern[bytes]
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEffects:
+    """All engines together: lines of requests, endpoints whose requests do not count, and folders of caches."""
+
+    requests: tuple[RequestLine, ...]
+    not_requests: frozenset[bytes]
+    caches: tuple[str, ...]
+
+
+@functools.cache
+def engine_effects() -> EngineEffects:
+    """Return what the engines' files say."""
+    tables = list(_tables().values())
+    rows = [row for table in tables for row in table.get("request", ())]
+    return EngineEffects(
+        tuple(
+            RequestLine(r["anchor"].encode(), re.compile(r["pattern"].encode()), r.get("counts", True)) for r in rows
+        ),
+        frozenset(path.encode() for table in tables for path in table.get("not_requests", ())),
+        tuple(folder for table in tables for folder in table.get("caches", ())),
+    )
+
+
+def is_server(launch: Launch) -> bool:
+    """Return whether a command is known as an engine's own server: started again, it repeats no request."""
+    own = next((engine for engine in launchers() if engine.is_own_command(launch.argv)), None)
+    words = _tables().get(own.NAME, {}).get("servers", ()) if own is not None else ()
+    # The program, its interpreter, -m and the module stand before what the command is told to do.
+    return any(word in words for word in launch.argv[1:4])
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, Any]]:
+    files = sorted(Path(__file__).parent.glob("*/effects.toml"))
+    return {table["engine"]: table for table in read_tables("effects", files).values()}

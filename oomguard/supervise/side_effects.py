@@ -1,0 +1,199 @@
+"""What an attempt did to the outside world, as far as was seen, and whether the command may be run again after it.
+
+A command that is run again begins at the beginning: what it wrote it writes twice. What is seen are files and requests, each with
+how it is known; a message to another machine is not, nor is a file that was missed (docs/run.md says which).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.engines.command import Launch
+from oomguard.incident import Incident
+from oomguard.log import get_logger
+from oomguard.supervise.recording import Recording
+from oomguard.supervise.written_files import Identity, OpenFiles, identity, now_ns
+
+# What finds and judges it is loaded when there is a failure: the command starts at once.
+if TYPE_CHECKING:
+    from oomguard.journal.store import Journal
+    from oomguard.supervise.served import ServedRequests
+
+_STARTING: Final = frozenset({"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"})
+_UP: Final = frozenset({"prefill", "decode", "sampling_logits", "prompt_logprobs", "generate", "training"})
+_MOST_NAMED: Final = 5
+_OF_A_JOURNAL: Final = ("", "-journal", "-wal", "-shm")
+
+
+@dataclass(frozen=True, slots=True)
+class SideEffects:
+    """What was seen of one attempt.
+
+    Attributes:
+        open_files: written, and open for writing in one of its processes.
+        changed_files: changed while it ran where it works or its arguments point; another process may have done it.
+        requests: at least so many were served; None: some, and nothing says how many.
+        is_server: whether the command is known as an engine's own server, which repeats no request when it starts again.
+    """
+
+    open_files: tuple[str, ...] = ()
+    changed_files: tuple[str, ...] = ()
+    requests: int | None = 0
+    is_server: bool = False
+
+    @property
+    def were_seen(self) -> bool:
+        """Whether anything was."""
+        return bool(self.open_files or self.changed_files or self.requests != 0)
+
+    @property
+    def would_be_repeated(self) -> bool:
+        """Whether the command would do it again by itself: a server answers those who ask, and they ask no second time."""
+        return self.were_seen and not self.is_server
+
+    def told(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield it as events with their fields, a file each, the first few of many."""
+        files = [(path, "a process of it had the file open for writing") for path in self.open_files]
+        files += [
+            (path, "the file changed meanwhile; another process could have done that") for path in self.changed_files
+        ]
+        for path, known in files[:_MOST_NAMED]:
+            # A name may hold line breaks and bytes that are no text.
+            yield "it wrote a file", {"path": path if path.isprintable() else repr(path), "known": known}
+        if len(files) > _MOST_NAMED:
+            yield "it wrote more files", {"count": len(files) - _MOST_NAMED}
+        if self.requests != 0:
+            count = {} if self.requests is None else {"at_least": self.requests}
+            yield "it served requests", {**count, "known": "lines of its server"}
+
+
+class Witness:
+    """Gathers what an attempt does while it runs, and decides whether another one may follow.
+
+    Args:
+        journal: is written by oomguard itself; None: no journal is.
+        idempotent: the user says that the command may be repeated in any case.
+
+    Attributes:
+        refusal: why the command was not run again, None where it was not refused.
+    """
+
+    def __init__(self, journal: Journal | None, *, idempotent: bool) -> None:
+        self.refusal: str | None = None
+        self._idempotent = idempotent
+        self._own = [] if journal is None else [Path(f"{journal.path}{suffix}") for suffix in _OF_A_JOURNAL]
+        self._launch = Launch(())
+        self._since_ns = 0
+        self._files: OpenFiles | None = None
+        self._served: ServedRequests | None = None
+
+    @contextlib.contextmanager
+    def watching(self, launch: Launch, root: int) -> Iterator[None]:
+        """Watch an attempt: the processes below ``root``."""
+        self._launch, self._served = launch, None
+        self._files = OpenFiles(root)
+        self._since_ns = now_ns()
+        self._files.start()
+        try:
+            yield
+        finally:
+            self._files.stop()
+            get_logger().debug("looked for open files", looks=self._files.looks, cpu_s=round(self._files.cpu_s, 4))
+
+    def look(self) -> None:
+        """Look at the open files now: the command has ended, what it left running has not."""
+        if self._files is not None:
+            self._files.look()
+
+    def take(self, number: int, parts: Mapping[int, bytes]) -> None:
+        """Count requests in a part of the output that may be dropped."""
+        self._requests().take(number, parts)
+
+    def read(self, recording: Recording) -> None:
+        """Count requests in the output that was kept."""
+        self._requests().take_rest(recording)
+
+    def permits_another(self, incident: Incident, again: str, *, dry_run: bool = False) -> bool:
+        """Return whether the command may be run again, and say what that repeats, or why it is not done.
+
+        Args:
+            incident: what it failed of.
+            again: the command with its changes, to paste.
+            dry_run: nothing is run again in any case; say what would be done.
+        """
+        log, seen = get_logger(), self.seen()
+        refused = seen.would_be_repeated and not self._idempotent
+        failed = {"failed": "while the engine started"} if _is_starting(incident) else {}
+        failed = failed or ({"failed": "after the engine was up"} if incident.phase in _UP else {})
+        tell = log.warning if refused else log.info
+        if refused:
+            would = "dry run: it would not be run again" if dry_run else "not run again"
+            tell(f"{would}: it would repeat from the beginning what it did", **failed)
+        else:
+            begins = "dry run: it would run again from the beginning" if dry_run else "runs again from the beginning"
+            tell(f"{begins}; {self._excuse(seen)}", **failed)
+        for event, fields in seen.told():
+            tell(event, **fields)
+        if refused:
+            tell("to run it again all the same, paste this, or give oomguard run --idempotent", command=again)
+            what = "; ".join(f"{event} ({', '.join(map(str, fields.values()))})" for event, fields in seen.told())
+            self.refusal = f"not run again, it would repeat what it did: {what}"
+        return not refused
+
+    def _excuse(self, seen: SideEffects) -> str:
+        if not seen.were_seen:
+            return "it had written nothing that was seen"
+        return "a server repeats no request by that" if seen.is_server else "--idempotent permits to repeat what it did"
+
+    def seen(self) -> SideEffects:
+        """Return what was seen of the attempt that ended last."""
+        from oomguard.engines.effects import is_server
+        from oomguard.supervise.changed_files import changed_files
+        from oomguard.supervise.places import Places
+
+        if self._files is None:
+            return SideEffects()
+        folder = None
+        with contextlib.suppress(OSError):  # it was removed
+            folder = str(Path.cwd())
+        server, places = is_server(self._launch), Places(self._launch.argv, self._environment(), folder)
+        own = self._own_identities()
+        opened = {file: path for file, path in self._files.written(self._since_ns).items() if file not in own}
+        known = {*own, *opened}
+        # Beside a server its clients may work in the same folder.
+        changed = () if server else changed_files(places, self._since_ns, known)
+        return SideEffects(
+            tuple(sorted(path for path in opened.values() if places.counts(path))),
+            changed,
+            self._requests().count,
+            server,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **self._launch.env}
+
+    def _own_identities(self) -> set[Identity]:
+        found: set[Identity] = set()
+        for number in (1, 2):
+            with contextlib.suppress(OSError):
+                found.add(identity(os.fstat(number)))
+        for path in self._own:
+            with contextlib.suppress(OSError):
+                found.add(identity(path.stat()))
+        return found
+
+    def _requests(self) -> ServedRequests:
+        if self._served is None:
+            from oomguard.supervise.served import ServedRequests
+
+            self._served = ServedRequests()
+        return self._served
+
+
+def _is_starting(incident: Incident) -> bool:
+    return incident.phase in _STARTING or incident.kind.endswith("_warmup_oom")

@@ -1,0 +1,30 @@
+"""The end of a command that failed: what it left running is looked at before it is ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.engines.command import Launch
+from oomguard.supervise import tree
+from oomguard.supervise.process import run_once
+from oomguard.supervise.recording import Recording
+from oomguard.supervise.signals import Signals
+from oomguard.supervise.standard_input import StandardInput
+
+
+@pytest.mark.parametrize(("status", "looks"), [(0, 0), (3, 1)])
+def test_what_a_failed_command_left_is_looked_at_while_it_still_runs(status, looks):
+    left = []
+    with Signals() as signals, StandardInput() as source:
+        recording = Recording()
+        ended = run_once(
+            Launch(("sh", "-c", f"sleep 600 >/dev/null 2>&1 & exit {status}")),
+            recording,
+            signals,
+            source,
+            on_failing=lambda: left.append(len(tree.descendants(signals.watcher.pid))),
+        )
+        recording.close()
+
+    assert ended.status == status
+    assert left == [1] * looks

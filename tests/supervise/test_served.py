@@ -1,0 +1,140 @@
+"""Requests that a command served, told from its output, also where only a part of it is kept."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from oomguard.observe.anchors import finder
+from oomguard.supervise import recording as module
+from oomguard.supervise import served
+from oomguard.supervise.marking import Marker
+from oomguard.supervise.recording import Recording
+from oomguard.supervise.served import ServedRequests
+from oomguard.supervise.slots import Slot
+
+POST = b'INFO:     127.0.0.1:41882 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+RECEIVED = (
+    b"INFO 11-22 06:40:43 [logger.py:43] Received request cmpl-5f: params: SamplingParams(n=1), lora_request: None.\n"
+)
+STEP = b"step 17 of the training: loss 0.4711\n"
+
+
+def throughput(prompt: float, generation: float, process: bytes = b"(APIServer pid=1) ") -> bytes:
+    figures = (
+        f"Avg prompt throughput: {prompt} tokens/s, Avg generation throughput: {generation} tokens/s, Running: 0 reqs\n"
+    )
+    return process + b"INFO 11-22 06:40:43 [loggers.py:127] Engine 000: " + figures.encode()
+
+
+def counted(*parts: bytes) -> int | None:
+    found = ServedRequests()
+    recording = Recording()
+    for part in parts:
+        recording.write(1, memoryview(part))
+    found.take_rest(recording)
+    recording.close()
+    return found.count
+
+
+@pytest.mark.parametrize(
+    ("output", "count"),
+    [
+        (POST * 3, 3),
+        (b"(APIServer pid=1) " + POST, 1),
+        (POST.replace(b"200 OK", b"201 Created"), 1),
+        (POST.replace(b"/v1/completions", b"/v1/chat/completions?x=1"), 1),
+        (POST.rstrip(b"\n"), 1),
+        (RECEIVED * 2, 2),
+        (RECEIVED.replace(b"params: ", b"prompt: 'the quick', params: "), 1),
+        (RECEIVED * 2 + POST * 2, 2),
+        (throughput(0.0, 3.5), None),
+    ],
+    ids=[
+        "several",
+        "with a process",
+        "201",
+        "another endpoint",
+        "no line's end",
+        "received",
+        "as 0.6 has it",
+        "told twice",
+        "throughput",
+    ],
+)
+def test_a_server_s_own_words_count(output, count):
+    assert counted(STEP, output, STEP) == count
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        POST.replace(b"200 OK", b"500 Internal Server Error"),
+        POST.replace(b"200 OK", b"400 Bad Request"),
+        POST.replace(b"POST /v1/completions", b"GET /v1/models"),
+        POST.replace(b"POST /v1/completions", b"GET /health"),
+        POST.replace(b"/v1/completions", b"/health"),
+        POST.replace(b"/v1/completions", b"/tokenize"),
+        POST.replace(b"/v1/completions", b"/ping/"),
+        b'10.0.0.1 - - [22/Nov/2026] "POST /login HTTP/1.1" 200 512\n',
+        b"Received request to stop\n",
+        throughput(0.0, 0.0),
+        throughput(12.0, 3.5, process=b""),
+    ],
+    ids=[
+        "failed",
+        "refused",
+        "models",
+        "health",
+        "health posted",
+        "tokenize",
+        "ping",
+        "another server's",
+        "prose",
+        "idle",
+        "a script's",
+    ],
+)
+def test_what_is_no_request_or_was_not_served_does_not_count(output):
+    assert counted(STEP, output * 3, STEP) == 0
+
+
+def test_a_line_that_two_slots_share_counts_once(monkeypatch):
+    monkeypatch.setattr(module, "SLOT_BYTES", 4096)
+    for cut in range(1, len(POST)):
+        before = b"x" * (4096 - cut - 1) + b"\n"
+        assert counted(before + POST + STEP) == 1
+        assert counted(before + POST + POST) == 2
+
+
+def test_a_slot_without_a_line_s_end_does_not_part_a_line_from_its_head(monkeypatch):
+    monkeypatch.setattr(module, "SLOT_BYTES", 32)
+    assert len(POST) > 2 * 32
+    assert counted(POST) == 1
+    assert counted(b"x\n" + POST * 3) == 3
+
+
+def test_requests_in_the_middle_of_a_long_output_are_counted_though_it_is_not_kept(monkeypatch):
+    for name, value in {"HEAD_SLOTS": 2, "TAIL_SLOTS": 2, "MARKED_SLOTS": 6, "WAITING_SLOTS": 4}.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "SLOT_BYTES", 4096)
+    monkeypatch.setattr(module, "CAP_BYTES", 14 * 4096)
+    found = ServedRequests()
+    marker = Marker(lambda: finder(["no such anchor"]), found.take)
+    for i in range(200):
+        marker.recording.write(1, memoryview(POST if i == 100 else STEP * 100))
+        while marker.recording.unmarked() is not None:
+            time.sleep(0.001)
+    marker.stop()
+    kept = [part for part in marker.recording.kept() if isinstance(part, Slot)]
+    assert not any(POST in data for slot in kept for data in marker.recording.read(slot).values())
+
+    found.take_rest(marker.recording)
+    marker.recording.close()
+    assert found.count == 1
+
+
+def test_beyond_many_nothing_is_counted_any_more(monkeypatch):
+    monkeypatch.setattr(served, "MOST", 10)
+    assert counted(*[POST * 7] * 5) == 10

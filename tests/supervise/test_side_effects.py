@@ -1,0 +1,269 @@
+"""A command that failed is not run again by itself where that would repeat what it did to the outside world."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# Fails in vLLM's words until its length is lowered, then prints its result.
+FAILS = f"import runpy, sys; sys.argv = ['x']; runpy.run_path({str(HERE / 'fake_engine.py')!r})\n"
+ACCESS = "print('INFO:     127.0.0.1:1 - \"POST /v1/completions HTTP/1.1\" 200 OK', flush=True)\n"
+RUN = (sys.executable, "-m", "oomguard", "run")
+AGAIN = "attempt started: number=2"
+REFUSED = "not run again: it would repeat from the beginning what it did"
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """The command's working folder; it lies below the temporary folder, and counts all the same."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+def run(
+    work: Path,
+    body: str,
+    *options: str,
+    arguments: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    script = work.parent / "script.py"
+    script.write_text(body + "\n" + FAILS)
+    return started([*RUN, *options, "--", sys.executable, str(script), *arguments], work, env)
+
+
+def started(command: list[str], work: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(work.parent), **(env or {})}
+    return subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=200, check=False, env=variables)
+
+
+def test_what_wrote_nothing_is_run_again_and_that_is_said(work):
+    ran = run(work, "")
+
+    assert ran.returncode == 0, ran.stderr
+    assert "runs again from the beginning; it had written nothing that was seen" in ran.stderr
+    assert "failed=while the engine started" in ran.stderr
+
+
+WRITES = {
+    "appends": "open('results.jsonl', 'a').write('one\\n')",
+    "in its own folder": "import os; os.mkdir('out'); open('out/results.jsonl', 'w').write('one\\n')",
+    "puts it in place": "import os; open('partial.tmp', 'w').write('one\\n'); os.replace('partial.tmp', 'results.jsonl')",
+    "puts it into a folder": "import os; os.mkdir('out'); open('x.tmp', 'w').write('1'); os.replace('x.tmp', 'out/results.jsonl')",
+    "sqlite": "import sqlite3; db = sqlite3.connect('results.jsonl'); db.execute('create table t (x)'); db.close()",
+    "sqlite, open": "import sqlite3; db = sqlite3.connect('results.jsonl'); db.execute('create table t (x)')",
+    "by a child": "import subprocess; subprocess.run(['sh', '-c', 'echo one >> results.jsonl'])",
+    "at its end": "file = open('results.jsonl', 'w'); file.write('one\\n')",
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_what_wrote_a_file_is_not_run_again(way, work):
+    ran = run(work, WRITES[way])
+
+    assert ran.returncode == 1
+    assert "RESULT" not in ran.stdout
+    assert REFUSED in ran.stderr
+    assert f"it wrote a file: path={work}/" in ran.stderr
+    assert "results.jsonl known=" in ran.stderr
+
+
+def test_lines_are_not_appended_twice(work):
+    run(work, "open('results.jsonl', 'a').write('one\\n')")
+
+    assert (work / "results.jsonl").read_text() == "one\n"
+
+
+def test_the_command_to_paste_runs_it_again_all_the_same(work):
+    ran = run(work, "open('results.jsonl', 'a').write('one\\n')")
+    (line,) = [line for line in ran.stderr.splitlines() if "to run it again all the same" in line]
+    again = started(["sh", "-c", line.partition("command=")[2]], work)
+
+    assert "RESULT 1792" in again.stdout
+
+
+HARMLESS = {
+    "a cache": "import os; p = os.environ['XDG_CACHE_HOME']; os.makedirs(p, exist_ok=True); open(p + '/x', 'w').write('1')",
+    "a cache of the hub": "import os; p = os.environ['HF_HOME']; os.makedirs(p, exist_ok=True); open(p + '/x', 'w').write('1')",
+    "a cache of the engine": "import os; p = os.environ['VLLM_CACHE_ROOT']; os.makedirs(p, exist_ok=True); open(p + '/x', 'w').write('1')",
+    "compiled code": "import os; os.makedirs('__pycache__', exist_ok=True); open('__pycache__/x.pyc', 'w').write('1')",
+    "a log": "open('run.log', 'a').write('started')",
+    "a lock": "open('x.lock', 'w').write('1')",
+    "a temporary file": "import tempfile; file = tempfile.NamedTemporaryFile(delete=False); file.write(b'1'); file.flush()",
+    "a temporary file here": "import tempfile; file = tempfile.NamedTemporaryFile(dir='.', delete=False); file.write(b'1')",
+    "a file that is gone": "import os; open('x', 'w').write('1'); os.remove('x')",
+    "a file without a name": "import tempfile; file = tempfile.TemporaryFile(dir='.'); file.write(b'1'); file.flush()",
+    "memory": "file = open('/dev/shm/oomguard-test', 'w'); file.write('1'); file.flush(); import os; os.remove(file.name)",
+    "an empty file": "file = open('results.jsonl', 'a')",
+    "reading": "open('input.txt').read()",
+    "opened and left alone": "file = open('input.txt', 'r+'); file.read()",
+}
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_what_can_be_written_again_does_not_stand_in_the_way(what, work):
+    (work / "input.txt").write_text("prompts")
+    caches = {name: str(work / name.lower()) for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT")}
+    ran = run(work, HARMLESS[what], env=caches)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "it had written nothing that was seen" in ran.stderr
+
+
+def test_a_file_that_an_argument_names_counts_wherever_it_lies(work, tmp_path):
+    output = tmp_path / "elsewhere" / "results.jsonl"
+    output.parent.mkdir()
+    ran = run(work, f"open({str(output)!r}, 'a').write('one')", arguments=(f"--output={output}",))
+
+    assert ran.returncode == 1
+    assert f"it wrote a file: path={output} known=the file changed meanwhile" in ran.stderr
+
+
+def test_a_folder_that_an_argument_names_counts_and_one_of_a_cache_does_not(work, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    body = f"open({str(folder / 'x')!r}, 'a').write('one')"
+
+    assert run(work, body, arguments=("--output-dir", str(folder))).returncode == 1
+    assert run(work, body, arguments=("--cache-dir", str(folder))).returncode == 0
+
+
+def test_a_file_anywhere_counts_that_a_process_of_the_command_holds_open(work):
+    """It lies too deep to be found by looking around; what the command leaves running is looked at before it is ended."""
+    held = work / "a" / "b" / "results.jsonl"
+    held.parent.mkdir(parents=True)
+    child = f"file = open({str(held)!r}, 'w'); file.write('one'); file.flush(); print(flush=True); import time; time.sleep(600)"
+    body = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE, start_new_session=True)\n"
+        "child.stdout.readline()\n"
+    )
+    ran = run(work, body)
+
+    assert ran.returncode == 1
+    assert f"path={held} known=a process of it had the file open for writing" in ran.stderr
+
+
+@pytest.mark.parametrize("way", ["> out.txt", "2> out.txt", "| tee out.txt"])
+def test_the_file_that_the_output_goes_to_does_not_count(way, work):
+    script = work.parent / "script.py"
+    script.write_text(FAILS)
+    line = shlex.join([*RUN, "--", sys.executable, str(script)])
+    ran = started(["sh", "-c", f"{line} {way}"], work)
+
+    assert "RESULT 1792" in ran.stdout + (work / "out.txt").read_text()
+
+
+def test_our_own_journal_does_not_count(work):
+    assert run(work, "", "--journal", "journal.sqlite3").returncode == 0
+
+
+def test_a_source_that_is_edited_meanwhile_does_not_count(work):
+    """Only by what changed it could be told; where a process of the command holds it open, it counts."""
+    assert run(work, "open('other.py', 'w').write('x = 1')").returncode == 0
+
+
+def test_of_many_files_the_first_are_named_and_the_others_counted(work):
+    ran = run(work, "for i in range(9): open(f'part-{i}', 'w').write('1')")
+
+    assert ran.stderr.count("it wrote a file") == 5
+    assert "it wrote more files: count=4" in ran.stderr
+
+
+def test_a_name_that_is_no_text_is_told_and_stays_one_line(work):
+    report = work.parent / "report.json"
+    ran = run(work, r"open(b'a\nb\xff\x1b[2J.jsonl', 'w').write('1')", "--report", str(report))
+
+    (line,) = [line for line in ran.stderr.splitlines() if "it wrote a file" in line]
+    assert r"a\nb\udcff\x1b[2J.jsonl" in line
+    assert r"a\\nb" in report.read_text()
+
+
+def test_what_served_requests_is_not_run_again(work):
+    ran = run(work, ACCESS * 3)
+
+    assert ran.returncode == 1
+    assert REFUSED in ran.stderr
+    assert "it served requests: at_least=3" in ran.stderr
+
+
+def test_an_engine_s_own_server_is_started_again_after_requests_and_files(work):
+    """It answers those who ask; started again, it repeats none of that."""
+    server = work.parent / "bin" / "vllm"
+    server.parent.mkdir()
+    server.write_text(
+        f"#!{sys.executable}\n{ACCESS}open('seen.jsonl', 'a').write('one')\n"
+        f"import runpy, sys; sys.argv = ['x', *sys.argv[3:]]; runpy.run_path({str(HERE / 'fake_server.py')!r})\n"
+    )
+    server.chmod(0o755)
+    command = [*RUN, "--allow", "reduces-capacity", "--", str(server), "serve", "./none"]
+    ran = started(command, work)
+
+    assert ran.returncode == 0, ran.stderr
+    assert (
+        "runs again from the beginning; a server repeats no request by that: failed=after the engine was up"
+        in ran.stderr
+    )
+    assert "it served requests: at_least=1" in ran.stderr
+
+
+WROTE = "open('results.jsonl', 'a').write('one\\n')"
+
+
+def test_idempotent_permits_it_and_what_is_repeated_is_said(work):
+    ran = run(work, WROTE, "--idempotent")
+
+    assert ran.returncode == 0
+    assert "runs again from the beginning; --idempotent permits to repeat what it did" in ran.stderr
+    assert f"it wrote a file: path={work / 'results.jsonl'}" in ran.stderr
+
+
+def test_the_variable_and_the_user_s_own_file_permit_it_too_and_a_stranger_s_table_does_not(work):
+    assert run(work, WROTE, env={"OOMGUARD_IDEMPOTENT": "1"}).returncode == 0
+
+    own = Path(os.environ["XDG_CONFIG_HOME"]) / "oomguard" / "config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text("idempotent = true\n")
+    assert run(work, WROTE).returncode == 0
+
+    own.unlink()
+    (work / "pyproject.toml").write_text("[tool.oomguard]\nidempotent = true\n")
+    ran = run(work, WROTE)
+    assert ran.returncode == 1
+    assert "left out, idempotent: only a flag, OOMGUARD_IDEMPOTENT or your own file may set it" in ran.stderr
+
+
+def test_a_dry_run_says_what_a_relaunch_would_repeat(work):
+    ran = run(work, WROTE, "--dry-run")
+    assert "dry run: it would not be run again: it would repeat from the beginning what it did" in ran.stderr
+    assert f"it wrote a file: path={work / 'results.jsonl'}" in ran.stderr
+
+    (work / "results.jsonl").unlink()
+    ran = run(work, "", "--dry-run")
+    assert "dry run: it would run again from the beginning; it had written nothing that was seen" in ran.stderr
+
+
+@pytest.mark.parametrize("form", ["json", "md", "html"])
+def test_a_report_says_why_it_was_not_run_again(form, work):
+    report = work.parent / f"report.{form}"
+    run(work, WROTE, "--report", str(report))
+    text = report.read_text()
+
+    assert "not run again, it would repeat what it did: it wrote a file" in text
+    if form == "json":
+        assert len(json.loads(text)["notes"]) == 1
+
+
+def test_where_no_relaunch_is_left_nothing_is_said_of_one(work):
+    ran = run(work, WROTE, "--max-relaunches", "0")
+
+    assert "no relaunch is left" in ran.stderr
+    assert "repeat" not in ran.stderr
