@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, Final
 
 from oomguard.engines.command import Launch
 from oomguard.engines.known import launchers
 from oomguard.user_files import read_tables
+
+# What joins several commands in a shell's text, or sends what one prints into a file.
+_DOES_MORE: Final = re.compile(r"[;&|<>`\n]|\$\(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,17 @@ def engine_effects() -> EngineEffects:
 
 
 def is_server(launch: Launch) -> bool:
-    """Return whether a command is known as an engine's own server: started again, it repeats no request."""
+    """Return whether a command is known as an engine's own server, and does nothing else: started again, it repeats no request."""
     own = next((engine for engine in launchers() if engine.is_own_command(launch.argv)), None)
-    words = _tables().get(own.NAME, {}).get("servers", ()) if own is not None else ()
-    # The program, its interpreter, -m and the module stand before what the command is told to do.
-    return any(word in words for word in launch.argv[1:4])
+    if own is None:
+        return False
+    texts = [word.split() for word in launch.argv if " " in word and not _DOES_MORE.search(word)]  # bash -c "…"
+    return any(_names_one(words, own.NAME) for words in ([*launch.argv], *texts))
+
+
+def _names_one(words: list[str], engine: str) -> bool:
+    servers = _tables().get(engine, {}).get("servers", ())
+    return any([PurePath(one).name, other] in servers for one, other in itertools.pairwise(words))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,6 +15,7 @@ from oomguard.supervise.slots import Slot
 MOST: Final = 1000
 # A line that begins in one slot and ends in the next is put together from so much of the first.
 _SEAM_BYTES: Final = 4096
+_STEP_BYTES: Final = 1 << 16
 
 
 @dataclass(slots=True)
@@ -55,14 +57,20 @@ class ServedRequests:
         self._ends.clear()
 
     def _count(self, data: bytes, start: int, stop: int) -> None:
-        for line in engine_effects().requests:
-            so_far = self._counts.get(line.anchor, 0)
-            if so_far < MOST and (line.counts or not self._some) and data.find(line.anchor, start, stop) >= 0:
-                found = _requests(line, data, start, stop, MOST - so_far)
-                if line.counts:
-                    self._counts[line.anchor] = so_far + found
-                else:
-                    self._some = self._some or found > 0
+        """Count in whole lines, a few at a time: the copying thread needs the interpreter in between."""
+        while start < stop:
+            reach = min(stop, start + _STEP_BYTES)
+            end = data.rfind(b"\n", start, reach) + 1 or data.find(b"\n", reach, stop) + 1 or stop
+            for line in engine_effects().requests:
+                so_far = self._counts.get(line.anchor, 0)
+                if so_far < MOST and (line.counts or not self._some) and data.find(line.anchor, start, end) >= 0:
+                    found = _requests(line, data, start, end, MOST - so_far)
+                    if line.counts:
+                        self._counts[line.anchor] = so_far + found
+                    else:
+                        self._some = self._some or found > 0
+            start = end
+            time.sleep(0)
 
 
 def _requests(line: RequestLine, data: bytes, start: int, stop: int, most: int) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 from oomguard.engines.command import Launch
 from oomguard.engines.effects import engine_effects, is_server
+from oomguard.engines.vllm import launch
 
 
 @pytest.mark.parametrize(
@@ -15,11 +16,12 @@ from oomguard.engines.effects import engine_effects, is_server
         "/opt/venv/bin/vllm serve org/model --port 1",
         "python /opt/venv/bin/vllm serve org/model",
         "python3 -m vllm.entrypoints.openai.api_server --model org/model",
+        "vllm serve org/model --chat-template {%_for_m_in_messages_%}<|im_start|>;",
         "python -m vllm.entrypoints.cli.main serve org/model",
     ],
 )
 def test_an_engine_s_own_server_is_known(command):
-    assert is_server(Launch(tuple(command.split())))
+    assert is_server(Launch(tuple(word.replace("_", " ") if "{" in word else word for word in command.split())))
 
 
 @pytest.mark.parametrize(
@@ -29,13 +31,35 @@ def test_an_engine_s_own_server_is_known(command):
         "python script.py serve",
         "python -m vllm.entrypoints.openai.run_batch -i in.jsonl -o out.jsonl",
         "vllm run-batch -i in.jsonl -o out.jsonl",
-        "vllm bench serve",
+        "vllm bench serve --model org/model",
+        "vllm run-batch -i in.jsonl -o serve",
         "bash serve.sh",
         "vllm",
     ],
 )
 def test_what_only_looks_like_one_is_a_script(command):
     assert not is_server(Launch(tuple(command.split())))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python prepare.py >> x; vllm serve org/model",
+        "vllm serve org/model && vllm serve org/other",
+        "vllm serve m > out.jsonl",
+    ],
+)
+def test_a_shell_s_text_that_does_more_is_a_script(text, monkeypatch):
+    """Whether or not the engine knows its own command behind a shell."""
+    monkeypatch.setattr(launch, "is_own_command", lambda _argv: True)
+    assert not is_server(Launch(("bash", "-c", text)))
+
+
+def test_an_engine_s_own_command_behind_a_wrapper_is_its_server(monkeypatch):
+    monkeypatch.setattr(launch, "is_own_command", lambda _argv: True)
+    assert is_server(Launch(("timeout", "1h", "/opt/bin/vllm", "serve", "org/model")))
+    assert is_server(Launch(("bash", "-c", "exec vllm serve org/model")))
+    assert not is_server(Launch(("timeout", "1h", "vllm", "bench", "serve")))
 
 
 def test_an_anchor_is_long_enough_to_be_rare_and_stands_in_its_pattern():

@@ -135,6 +135,12 @@ def test_requests_in_the_middle_of_a_long_output_are_counted_though_it_is_not_ke
     assert found.count == 1
 
 
+@pytest.mark.parametrize("step", [1, 7, 80, 1000])
+def test_lines_count_the_same_in_small_steps(step, monkeypatch):
+    monkeypatch.setattr(served, "_STEP_BYTES", step)
+    assert counted(STEP * 5, POST * 3, b"x" * 500 + b"\n", POST, RECEIVED) == 4
+
+
 def test_beyond_many_nothing_is_counted_any_more(monkeypatch):
     monkeypatch.setattr(served, "MOST", 10)
     assert counted(*[POST * 7] * 5) == 10
