@@ -47,7 +47,7 @@ def told_by_run(path: Path, folder: Path, rate: float = 0) -> tuple[dict, bool]:
     report = folder / f"{path.stem}.report.json"
     command = [sys.executable, "-c", PRINTER, str(path), str(rate)]
     env = {**os.environ, "XDG_STATE_HOME": str(folder / f"state-{path.stem}")}
-    ours = [*oomguard_command(), "run", "--dry-run", "--report", str(report), "--"]
+    ours = [*oomguard_command(), "run", "-v", "--dry-run", "--report", str(report), "--"]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     told = subprocess.run([*ours, *command], **streams, check=False, env=env).stderr
     return json.loads(report.read_text()), b"the command ended of something else" in told

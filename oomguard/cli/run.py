@@ -270,7 +270,7 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
-    extra = " ".join(f"{key}={value}" for key, value in fields.items())
+    extra = " ".join(f"{key}={value}" for key, value in fields.items()).replace("\n", "\\n")  # one line each
     return f"oomguard: {event}" + (f": {extra}" if extra else "")
 
 

@@ -15,6 +15,7 @@ from oomguard.engines.command import Launch
 from oomguard.errors import LaunchError
 from oomguard.log import get_logger
 from oomguard.supervise import nesting
+from oomguard.supervise.environment import inherited
 from oomguard.supervise.process_control import become_subreaper
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
@@ -78,8 +79,9 @@ def run_once(
 
         tee.pump(lambda: process.poll() is not None, check_grace, lambda: signals.stopped_by is not None)
         if tee.lost_bytes:
-            lost = {f"descriptor_{number}": count for number, count in tee.lost_bytes.items()}
-            get_logger().warning("a full disk did not take all of the output", **lost)
+            for number, count in tee.lost_bytes.items():
+                name = "standard output" if number == 1 else "standard error"
+                get_logger().error("output is lost: what it goes to is full", stream=name, bytes=count)
         while process.wait(0.05) is None:  # it closed its output and goes on
             check_grace()
     finally:
@@ -98,7 +100,7 @@ def run_once(
 
 
 def _start(launch: Launch, signals: Signals, source: StandardInput) -> Child:
-    env = {**os.environ, **nesting.variables(), **launch.env}
+    env = {**inherited(), **nesting.variables(), **launch.env}
     name = launch.argv[0]
     shown = shlex.quote(name)
     given = source.for_child()

@@ -118,7 +118,8 @@ class Supervision:
 
     def _attempt(self, number: int, signals: Signals, folder: Path) -> None:
         log, ledger = get_logger(), self._ledger
-        log.info("attempt started", number=number, command=self._shown())
+        tell = log.debug if number == 1 else log.info  # while all is well nothing of ours is seen
+        tell("attempt started", number=number, command=self._shown())
         row = self._keeper.begin(number, mask_command(self.launch.argv), ledger.settings, ledger.patches)
         self._between.begins(self.launch)
         witness = self._witness
@@ -138,7 +139,8 @@ class Supervision:
         self._keeper.end(row, attempt)
         if signals.stopped_by is None and heard is not None:
             self._learn(heard.scanner)
-        log.info("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
+        tell = log.info if incident is not None else tell
+        tell("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder)
             if not self._between.leads_on(self.launch, attempt, folder):
@@ -173,7 +175,7 @@ class Supervision:
         if status == 0 and (death is None or signals.stopped_by is not None):
             return Diagnosis("")
         if heard.ended_of is not None:
-            get_logger().info("the command ended of something else", exception=heard.ended_of)
+            get_logger().debug("the command ended of something else", exception=heard.ended_of)
             return Diagnosis("", notes=(f"the command ended of {heard.ended_of}",))
         settings = self._engine.settings_in_force(self.launch)
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
@@ -233,6 +235,8 @@ class Supervision:
             self._witness.permits_another(incident, commands[wanted[0].setting], dry_run=True)
         elif self._stdin.lost is not None:
             log.warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
+        elif (missing := _cannot_make(folder)) is not None:
+            log.warning("not run again: it needs a temporary folder", reason=missing)
         elif signals.stopped_by is None:
             chosen = self._ledger.choose(incident, self._engine.carries)
             if chosen and not self._witness.permits_another(incident, commands[chosen[0].setting]):
@@ -265,7 +269,6 @@ class Supervision:
     def _apply(self, folder: Path) -> None:
         """Carry the settings changed so far into the command of the attempt that begins."""
         ledger, log = self._ledger, get_logger()
-        folder.mkdir(mode=0o700, exist_ok=True)
         self.launch = self._engine.apply(self._first, ledger.settings, folder)
         log.info("running again", **{patch.setting: f"{patch.old} -> {patch.new}" for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
@@ -277,6 +280,15 @@ def _error(status: int, incident: Incident | None) -> str:
     if status != 0:
         return f"exit status {status}"
     return "" if incident is None else "the engine died, exit status 0"
+
+
+def _cannot_make(folder: Path) -> str | None:
+    """Make the folder that a relaunch needs; return why it cannot be made."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _killed_by_kernel(status: int, death: Incident | None) -> Incident:

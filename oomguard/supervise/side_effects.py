@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -154,6 +154,7 @@ class Witness:
         """Return what was seen of the attempt that ended last."""
         from oomguard.engines.effects import is_server
         from oomguard.supervise.changed_files import changed_files
+        from oomguard.supervise.nesting import innermost
         from oomguard.supervise.places import Places
 
         if self._files is None:
@@ -161,7 +162,8 @@ class Witness:
         folder = None
         with contextlib.suppress(OSError):  # it was removed
             folder = str(Path.cwd())
-        server, places = is_server(self._launch), Places(self._launch.argv, self._environment(), folder)
+        launch = replace(self._launch, argv=innermost(self._launch.argv))
+        server, places = is_server(launch), Places(self._launch.argv, self._environment(), folder)
         own = self._own_identities()
         opened = {file: path for file, path in self._files.written(self._since_ns).items() if file not in own}
         known = {*own, *opened}

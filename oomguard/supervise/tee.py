@@ -25,7 +25,8 @@ CHUNK_BYTES: Final = 1 << 20
 # A descriptor that may block (a terminal, a socket) takes so much when it is ready.
 _READY_BYTES: Final = 4096
 POLL_S: Final = 0.1
-# An orphan that holds the pipe's other end keeps end-of-file away for ever, so reading stops after so long without a byte.
+# An orphan that holds the pipe's other end keeps end-of-file away for ever, printing or silent: once the child has ended and
+# what it printed is passed on, reading stops after so long.
 DRAIN_S: Final = 2.0
 _SPLICE_F_NONBLOCK: Final = 2  # linux/splice.h
 # What a full disk, a quota or a limit of size says: the command goes on.
@@ -48,7 +49,7 @@ class _Stream:
 
 
 class Tee:
-    """Copy pipes to file descriptors and to a recording until they end, or until nothing comes any more after the child has."""
+    """Copy pipes to file descriptors and to a recording until they end, or for a moment longer than the child and its own bytes."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -56,7 +57,6 @@ class Tee:
         self._streams: list[_Stream] = []
         self._buffer = memoryview(bytearray())
         self._tee = _kernel_tee()
-        self._moved_s = 0.0
         self._stopping: Callable[[], bool] = lambda: False
 
     def add(self, source: IO[bytes], sink_fd: int) -> None:
@@ -86,19 +86,18 @@ class Tee:
             stopping: once true, output that nobody reads is dropped, so that a paused reader cannot hold up the end.
         """
         self._stopping = stopping
-        has_ended = False
-        self._moved_s = time.monotonic()
+        ended_s: float | None = None
         while self._selector.get_map():
             for key, _ in self._selector.select(POLL_S):
                 self._copy(key.data)
             tick()
             if stopping():
                 self._drop_what_waits()
-            if not has_ended and ended():
-                has_ended, self._moved_s = True, time.monotonic()
+            if ended_s is None and ended():
+                ended_s = time.monotonic()
                 for stream in self._open():
                     stream.owed_bytes = _waiting_bytes(stream.source)
-            if has_ended and not self._owes() and time.monotonic() - self._moved_s > DRAIN_S:
+            if ended_s is not None and not self._owes() and time.monotonic() - ended_s > DRAIN_S:
                 break
         for stream in self._open():
             self._finish(stream)
@@ -146,14 +145,14 @@ class Tee:
             self._finish(stream)
             return
         self._recording.take(stream.sink_fd, source, count)
-        self._moved(stream, count)
+        stream.owed_bytes -= count
         self._wait_for_source(stream)
 
     def _only_keep(self, stream: _Stream) -> None:
         count = min(_waiting_bytes(stream.source), self._recording.room)
         if count:
             self._recording.take(stream.sink_fd, stream.source.fileno(), count)
-            self._moved(stream, count)
+            stream.owed_bytes -= count
         else:
             self._read(stream)  # the end, or bytes that came just now
 
@@ -164,7 +163,7 @@ class Tee:
         if not count:
             self._finish(stream)
             return
-        self._moved(stream, count)
+        stream.owed_bytes -= count
         data = self._buffer[:count]
         self._recording.write(stream.sink_fd, data)
         left = self._write(stream, data) if not stream.nobody_reads else None
@@ -194,10 +193,6 @@ class Tee:
                 stream.lost_bytes += len(data)
                 return data[:0]
         return data
-
-    def _moved(self, stream: _Stream, count: int) -> None:
-        stream.owed_bytes -= count
-        self._moved_s = time.monotonic()
 
     def _wait_for_sink(self, stream: _Stream) -> None:
         """Look at the source no more until its reader has made room; the other streams go on."""

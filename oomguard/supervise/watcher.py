@@ -137,7 +137,11 @@ class Watcher:
     @contextlib.contextmanager
     def session_folder(self) -> Iterator[Path]:
         """Yield the path of a temporary folder, for a relaunch to make: it goes at the end, however oomguard ends."""
-        folder = Path(tempfile.gettempdir()) / f"oomguard-{uuid.uuid4().hex}"
+        try:
+            place = tempfile.gettempdir()
+        except FileNotFoundError:  # none can be written, in a container that only can be read
+            place = "/dev/shm"  # noqa: S108 - the folder's own name is no other's
+        folder = Path(place) / f"oomguard-{uuid.uuid4().hex}"
         self._say("folder", os.fspath(folder))
         try:
             yield folder

@@ -105,7 +105,7 @@ def test_the_first_relaunch_waits_for_no_pause_and_the_second_does(tmp_path, eng
     said = event(ran.stderr, "waiting before the next attempt")
     assert said["quick_failures"] == 2
     assert 0 < said["seconds"] <= 2.0
-    assert [told["number"] for told in events(ran.stderr) if told["event"] == "attempt started"] == [1, 2, 3]
+    assert [told["number"] for told in events(ran.stderr) if told["event"] == "attempt ended"] == [1, 2, 3]
     order = [told["event"] for told in events(ran.stderr)]
     assert order.index("waiting before the next attempt") > order.index(
         "attempt ended", order.index("attempt ended") + 1
@@ -216,7 +216,7 @@ def test_the_inner_of_two_runs_waits_for_nothing_and_leaves_the_port_to_the_oute
     assert status == 1
     assert event(errors, "the outer run changes and runs again")["outer_pid"]
     assert event(errors, "not run again: its address is taken")["address"] == f"127.0.0.1:{port}"  # once
-    assert [told["event"] for told in events(errors)].count("attempt started") == 2  # one of each run
+    assert [told["event"] for told in events(errors)].count("attempt ended") == 2  # one of each run
     assert starts(tmp_path) == ["0.9"]
 
 

@@ -207,6 +207,18 @@ def test_an_orphan_in_its_own_session_is_ended_and_does_not_hold_us_up(tmp_path)
     assert not psutil.pid_exists(int(Path(file).read_text()))
 
 
+def test_an_orphan_that_prints_without_end_does_not_hold_us_up_either():
+    ran = run("bash", "-c", "(while sleep .2; do echo tick; done) & sleep .3; exit 4")
+    assert ran.returncode == 4
+    assert b"tick" in ran.stdout
+
+
+def test_a_locale_that_only_python_has_set_is_not_the_commands():
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
+    assert run("sh", "-c", "echo ${LC_CTYPE-unset}", env=env).stdout == b"unset\n"
+    assert run("sh", "-c", "echo $LC_CTYPE", env={**env, "LC_CTYPE": "C.UTF-8"}).stdout == b"C.UTF-8\n"
+
+
 def test_disabled_comes_before_every_option(tmp_path):
     env = {**os.environ, "OOMGUARD_DISABLE": "1", "OOMGUARD_MAX_RELAUNCHES": "abc"}
     assert run("sh", "-c", "exit 5", env=env).returncode == 5

@@ -66,7 +66,7 @@ def test_a_worker_that_a_signal_killed_is_told_as_that_and_nothing_is_changed():
         check=False,
     )
     assert ran.returncode == 1
-    assert ran.stderr.count("oomguard: attempt started") == 1
+    assert ran.stderr.count("oomguard: attempt ended") == 1
     said = " ".join(line.strip("│ ") for line in ran.stderr.splitlines())
     assert "A process of the engine was killed by SIGILL: it used an instruction that this CPU does not have" in said
     assert "This is no memory failure" in said
@@ -164,8 +164,22 @@ def test_the_report_of_a_failure_that_is_none_of_memory_has_the_start_as_diagnos
     assert starts == json.loads(diagnosed.stdout)["starts"]
 
 
+def test_a_run_that_ends_without_a_memory_failure_says_nothing_of_its_own():
+    script = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+    command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, "-c", script]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("out\n", "err\n", 3)
+
+
+def test_an_event_is_one_line_whatever_the_command_holds():
+    forged = "x\noomguard: attempt ended: number=1 exit_status=0"
+    command = [sys.executable, "-m", "oomguard", "run", "-v", "--", "sh", "-c", "exit 1", forged]
+    lines = subprocess.run(command, capture_output=True, text=True, check=False).stderr.splitlines()
+    assert [line.split(": ")[1] for line in lines].count("attempt ended") == 1
+
+
 def test_events_are_one_json_object_a_line():
-    ran = run("--log-format", "json")
+    ran = run("-v", "--log-format", "json")
     events = [json.loads(line) for line in ran.stderr.splitlines() if line.startswith("{")]
     assert [e["event"] for e in events if e["event"].startswith("attempt")] == ["attempt started", "attempt ended"] * 2
 
@@ -268,6 +282,7 @@ def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
         "-m",
         "oomguard",
         "run",
+        "-v",
         "--report",
         str(tmp_path / "r.json"),
         "--",
