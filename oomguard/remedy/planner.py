@@ -17,7 +17,7 @@ from oomguard.rules.fix import Fix
 from oomguard.rules.load import RuleSet
 from oomguard.rules.rule import Rule
 from oomguard.settings import effect_of, setting
-from oomguard.surfaces import as_env, as_flag, as_kwarg
+from oomguard.surfaces import as_env, as_flag, as_kwarg, is_foreign
 
 Tried = Collection[tuple[str, FactValue]]
 
@@ -44,8 +44,12 @@ def plan(
             continue
         rule = rules.rule(cause.rule)
         for fix in rule.fixes:
-            setting(fix.setting)  # a name that is none is the rule author's mistake, told before anything is solved
-            if fix.setting in patches:
+            knob = setting(
+                fix.setting
+            )  # a name that is none is the rule author's mistake, told before anything is solved
+            if fix.setting in patches or is_foreign(knob.name, incident.framework):
+                continue
+            if knob.is_moot(incident.kind, incident.facts):
                 continue
             missing = _missing(fix, incident)
             if missing is None:

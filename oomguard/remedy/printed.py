@@ -64,11 +64,15 @@ def _above_zero(value: float | None, slack: float) -> bool:
 
 
 def kv_bytes_for_max_len(incident: Incident) -> Solution:
-    """Set ``kv_cache_memory_bytes`` to hold one request of the full length.
+    """Set ``kv_cache_memory_bytes`` to hold one request of the full length: in whole blocks where the model's layout is known.
 
     KV need grows at most in proportion to length, so ``given * length / estimate`` is enough where the engine printed
     that ``estimate`` tokens fit in ``given`` bytes. The printed need's upper edge is enough too: take the smaller.
     """
+    blocks, block_bytes = incident.number("kv_cache_needed_blocks"), incident.number("kv_cache_block_bytes")
+    if blocks and block_bytes:
+        size, each = int(blocks * block_bytes), format_gib(block_bytes)
+        return Solution(size, f"holds one request of the full length: {int(blocks)} blocks of {each}")
     needed, given = incident.number("kv_cache_needed_bytes"), incident.number("kv_cache_memory_bytes")
     length, estimate = incident.number("max_model_len_tokens"), incident.number("estimated_max_model_len_tokens")
     bounds = []
@@ -79,6 +83,28 @@ def kv_bytes_for_max_len(incident: Incident) -> Solution:
     if not bounds:
         return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
     return Solution(min(bounds), f"holds one request of {int(length or 0)} tokens")
+
+
+def blocks_for_max_len(incident: Incident) -> Solution:
+    """Raise ``num_gpu_blocks_override`` to the blocks of one request of the full length, where the memory holds them."""
+    given, fitting = incident.number("num_gpu_blocks_override"), incident.number("kv_cache_fitting_blocks")
+    length, estimate = incident.number("max_model_len_tokens"), incident.number("estimated_max_model_len_tokens")
+    needed = incident.number("kv_cache_needed_blocks")
+    if needed is None and given and length and estimate:
+        needed = math.ceil((given - 1) * length / estimate) + 1  # one block is the engine's own
+    if needed is None:
+        return Solution(
+            None, "the blocks of one request are not known", unknown=("KV blocks of one request: not known",)
+        )
+    what = (
+        f"one request of {'the full length' if length is None else f'{int(length)} tokens'} takes {int(needed)} blocks"
+    )
+    if fitting is None:
+        blocked = "not known: how many blocks the memory holds"
+        return Solution(int(needed), what, unknown=("KV blocks that fit: not printed",), blocked_by=blocked)
+    if needed > fitting:
+        return Solution(None, f"{what}, and the memory holds {int(fitting)}")
+    return Solution(int(needed), f"{what}, of {int(fitting)} that the memory holds")
 
 
 def utilization_for_max_len(incident: Incident) -> Solution:
@@ -227,6 +253,7 @@ def rows_that_fit(incident: Incident) -> Solution:
 
 SOLVERS: Final[dict[str, Solver]] = {
     "printed_estimate": printed_estimate,
+    "blocks_for_max_len": blocks_for_max_len,
     "kv_bytes_for_max_len": kv_bytes_for_max_len,
     "utilization_for_max_len": utilization_for_max_len,
     "utilization_for_kv_cache": utilization_for_kv_cache,

@@ -43,6 +43,7 @@ sizes = st.integers(0, 200 * GIB)
 
 MISSING = {
     "printed_estimate": "max_model_len",
+    "blocks_for_max_len": "KV blocks",
     "kv_bytes_for_max_len": "KV need",
     "utilization_for_max_len": "KV need",
     "utilization_for_kv_cache": "available KV cache memory",
