@@ -57,6 +57,10 @@ def assess(
     """
     facts = {**(given or {}), **incident.facts}
     derived = derive(replace(incident, facts=facts))
+    if "tried_bytes" in facts and derived.framework == "vllm":
+        from oomguard.memory.vllm.failed_allocation import with_allocation
+
+        derived = with_allocation(derived, model, local=local_models)
     if local_models or model is not None:
         from oomguard.memory.vllm.exact_kv import with_exact_need  # loads the whole memory model
         from oomguard.remedy.behind import models_behind

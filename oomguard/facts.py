@@ -155,6 +155,10 @@ def _specs() -> dict[str, FactSpec]:
         ("model_parameters", "float", "parameters of the model, from its name"),
         ("estimated_weights_bytes", "int", "weights of one rank, from the model's name and data type"),
         ("estimated_weights_4bit_bytes", "int", "weights of one rank at four bits, from the model's name"),
+        ("allocation", "str", "which of the engine's tensors has just the bytes that were asked for"),
+        ("allocation_terms", "str", "the settings and the model's numbers whose product they are"),
+        ("allocation_sure_ratio", "float", "how sure that is, by how many other products have as many bytes"),
+        ("host_available_bytes", "int", "memory that the host had free after the failure"),
         # a guarded call
         ("batch_size", "int", "rows of the failed call"),
         ("prompt_tokens", "int", "prompt length of the failed call, padding included"),

@@ -63,6 +63,10 @@ class ExactKv:
         """The fewest blocks with which the engine starts."""
         return self.layout.request_blocks() + 1
 
+    def requests_at_once(self, blocks: int) -> int:
+        """Return how many requests can ever run together: each takes at least what one token takes."""
+        return max(0, blocks - 1) // max(1, self.layout.request_blocks(1))
+
     def longest(self, blocks: int) -> int:
         """Return the longest request, up to the length asked for, that so many blocks hold."""
         return self.layout.longest(blocks * self.block_bytes, self.settings.max_model_len or 0, self._widest)
