@@ -169,3 +169,32 @@ def test_a_traceback_through_prompt_logprobs_is_solved_where_the_bytes_are_round
     assert found.plan[0].setting == "max_num_batched_tokens"
     assert found.plan[0].applicable
     assert 64 <= found.plan[0].new < 1.5 * GIB / VOCAB / 10
+
+
+def test_a_sampler_s_warm_up_is_solved_by_fewer_rows(failed):
+    incident = failed(
+        1.96 * GIB,
+        "sampler_warmup_oom",
+        user={"max_num_seqs": 4096},
+        slack=0.005 * GIB,
+        device_total_bytes=24 * GIB,
+        device_free_bytes=GIB,
+        gpu_memory_utilization_ratio=0.9,
+        version="0.19.0",
+    )
+    rows = value(planned(incident, "reduces-capacity"), "max_num_seqs")
+    assert 128 <= rows < GIB / VOCAB / 16
+
+
+def test_more_blocks_than_the_memory_holds_are_cut_to_those(failed):
+    incident = failed(
+        200_000 * 128 * 2 * 2 * 32 * 2,
+        user={"num_gpu_blocks_override": 200_000},
+        phase="kv_cache_init",
+        num_gpu_blocks_override=200_000,
+        kv_cache_fitting_blocks=6387,
+    )
+    found = planned(incident, "reduces-capacity")
+    assert (found.causes[0].id, found.causes[0].rule) == ("kv_blocks_override", "OG347")
+    assert found.facts["allocation"].value == "kv_blocks"
+    assert value(found, "num_gpu_blocks_override") == 6387

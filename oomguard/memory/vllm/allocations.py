@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -40,6 +40,7 @@ class Allocation:
     element: tuple[Any, ...]
     together: int | None
     phases: frozenset[str]
+    told_by: frozenset[str]
     levers: Mapping[str, Mapping[str, int]]
     needs: str | None
     source: str
@@ -107,6 +108,7 @@ def allocations() -> tuple[Allocation, ...]:
             tuple(row["element"]),
             row.get("together"),
             frozenset(row["phases"]),
+            frozenset(row.get("told_by", ())),
             row.get("levers", {}),
             row.get("needs"),
             row["source"],
@@ -138,15 +140,19 @@ def name_allocation(
     return Named(there[0], min(MOST_SURE, 1 / len(names) / (1 + search.chance)))
 
 
-def allocation_of_phase(tried_bytes: float, numbers: Mapping[str, int], phase: str) -> Product | None:
-    """Return what was made where a traceback goes through the one place that makes it; None where the phase does not tell that.
+def allocation_told_by(tried_bytes: float, numbers: Mapping[str, int], told: Collection[str]) -> Product | None:
+    """Return what was made where the kind of failure or the traceback's place tells it; None where neither does.
 
-    Its free factor is what the bytes come nearest to, in float32.
+    A free factor is what the bytes come nearest to, in float32.
     """
-    row = next((one for one in allocations() if phase == one.name), None)
-    if row is None or row.up_to not in numbers or not all(names[0] in numbers for names in row.factors):
+    row = next((one for one in allocations() if one.told_by & set(told)), None)
+    if row is None or not all(names[0] in numbers for names in row.factors):
         return None
     known = {names[0]: numbers[names[0]] for names in row.factors}
+    if row.up_to is None:
+        return Product(row, known, _FLOAT32_BYTES)
+    if row.up_to not in numbers:
+        return None
     nearest = round(tried_bytes / (math.prod(known.values()) * _FLOAT32_BYTES))
     return Product(row, {"tokens": max(1, min(nearest, numbers[row.up_to])), **known}, _FLOAT32_BYTES)
 

@@ -12,8 +12,9 @@ from oomguard.errors import OomguardError
 from oomguard.facts import GIB, Fact, FactValue
 from oomguard.incident import Incident
 from oomguard.memory.model.shape import ModelShape
-from oomguard.memory.vllm.allocations import MOST_SURE, Named, allocation_of_phase, name_allocation
+from oomguard.memory.vllm.allocations import MOST_SURE, Named, allocation_told_by, name_allocation
 from oomguard.memory.vllm.defaults import with_defaults
+from oomguard.memory.vllm.exact_kv import exact_kv
 from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
 from oomguard.memory.vllm.start import VllmSettings
 from oomguard.observe.host_memory import read_available_bytes
@@ -51,11 +52,12 @@ def failed_allocation(
     if start is not None:
         start = replace(start, settings=with_defaults(start.settings, start.model.shape, []))
     numbers = _numbers(incident, start)
-    named = name_allocation(int(tried), incident.slack("tried_bytes"), numbers, incident.phase)
-    if named is not None:
+    slack = incident.slack("tried_bytes")
+    named = name_allocation(int(tried), slack, numbers, incident.phase)
+    told = allocation_told_by(tried, numbers, (incident.kind, incident.phase))
+    if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
         return FailedAllocation(named, start)
-    product = allocation_of_phase(tried, numbers, incident.phase)
-    return None if product is None else FailedAllocation(Named(product, MOST_SURE), start, by_bytes=False)
+    return None if told is None else FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False)
 
 
 def with_allocation(incident: Incident, model: str | None = None, *, local: bool = False) -> Incident:
@@ -80,7 +82,11 @@ def with_allocation(incident: Incident, model: str | None = None, *, local: bool
 
 def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
     """Return what a tensor's size may be a product of: the settings in force, and the model's numbers where they are read."""
-    numbers = {} if start is None else _of_shape(start.model.shape) | _of_settings(start.settings)
+    numbers = (
+        {}
+        if start is None
+        else _of_shape(start.model.shape) | _of_settings(start.settings) | _of_cache(start, incident)
+    )
     for name in (*_SETTINGS, "max_loras", "max_lora_rank"):
         known = value_in_force(name, incident.settings, incident.facts)
         if known is not None and isinstance(known[0], int) and not isinstance(known[0], bool) and known[0] > 0:
@@ -121,6 +127,17 @@ def _of_settings(settings: VllmSettings) -> dict[str, int]:
     if settings.enable_lora:
         known |= {"enable_lora": 1, "max_loras": settings.max_loras, "max_lora_rank": settings.max_lora_rank}
     return known
+
+
+def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
+    """Return the KV cache's blocks where their number or their bytes were set, and the bytes of one."""
+    cache = exact_kv(start)
+    if cache is None:
+        return {}
+    override, pool = incident.number("num_gpu_blocks_override"), start.settings.kv_cache_memory_bytes
+    blocks = int(override) if override else (pool or 0) // cache.block_bytes
+    page = max(page for group in cache.layout.groups for page in group.pages_bytes)
+    return {"kv_blocks": blocks, "kv_page": page, "kv_block": cache.block_bytes}
 
 
 def _drafted(incident: Incident) -> int | None:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from oomguard.facts import GIB, MIB
-from oomguard.memory.vllm.allocations import allocations, name_allocation
+from oomguard.memory.vllm.allocations import allocation_told_by, allocations, name_allocation
 
 # Llama 3.1 8B as a server runs it.
 NUMBERS = {
@@ -116,3 +116,16 @@ def test_every_row_has_levers_of_its_own_factors_and_a_source():
 def test_the_bytes_of_a_product_are_the_product_of_its_terms():
     found = named(8190 * 128256 * 2)
     assert math.prod(found.product.numbers.values()) * found.product.element_bytes == 8190 * 128256 * 2
+
+
+def test_set_blocks_are_told_by_a_layer_s_tensor_of_them():
+    found = named(200_000 * 524288, phase="kv_cache_init", kv_blocks=200_000, kv_page=524288, kv_block=1048576)
+    assert found is not None
+    assert found.product.allocation.name == "kv_blocks"
+
+
+def test_a_sampler_s_warm_up_tells_the_allocation_where_its_bytes_are_rounded():
+    told = allocation_told_by(1.9 * GIB, NUMBERS, ("sampler_warmup_oom", "profile_run"))
+    assert told is not None
+    assert told.allocation.name == "sampler_rows"
+    assert allocation_told_by(1.9 * GIB, NUMBERS, ("cuda_oom", "decode")) is None
