@@ -122,6 +122,7 @@ def _specs() -> dict[str, FactSpec]:
         ("enforce_eager", "bool", "CUDA graphs are off"),
         ("mem_fraction_static_ratio", "float", "share of the device that SGLang may use for weights and KV cache"),
         ("mamba_cache_blocks", "int", "state blocks that fit, one for each running sequence"),
+        ("image_tokens", "int", "tokens of one image of the largest size"),
         ("encoder_item_tokens", "int", "tokens of one image, audio or video"),
         ("encoder_budget_tokens", "int", "tokens that the encoder may take in one step"),
         ("kv_slots_needed_tokens", "int", "KV cache tokens that a step asked for"),

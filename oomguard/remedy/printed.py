@@ -55,7 +55,9 @@ def printed_estimate(incident: Incident) -> Solution:
         return Solution(None, f"{why}: {value} tokens fit, {int(length)} were asked for")
     freed = round(needed * (1 - value / length)) if needed is not None else None
     reason = f"{why}: one request of {value} tokens fits, {int(length)} does not"
-    return Solution(value, reason, freed, predicts={"kv_cache_capacity_tokens": value})
+    image = incident.number("image_tokens") or 0
+    blocked = f"one image takes {int(image)} tokens: prompts with one would be refused" if value <= image else None
+    return Solution(value, reason, freed, predicts={"kv_cache_capacity_tokens": value}, blocked_by=blocked)
 
 
 def _above_zero(value: float | None, slack: float) -> bool:
@@ -227,6 +229,21 @@ def utilization_for_tried(incident: Incident) -> Solution:
     return Solution(value, f"{format_gib(lacking)} more is left beside the KV pool", round((ratio - value) * total))
 
 
+def kv_bytes_for_tried(incident: Incident) -> Solution:
+    """Lower ``kv_cache_memory_bytes`` so that a failed allocation beside the KV cache fits: by tried - free + margin."""
+    pool, total = incident.number("kv_cache_memory_bytes"), incident.number("device_total_bytes")
+    tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
+    if pool is None or not total or tried is None or free is None:
+        names = {"kv_cache_memory_bytes": pool, "device total": total, "tried": tried, "device free": free}
+        missing = tuple(f"{name}: not printed" for name, value in names.items() if not value)
+        return Solution(None, f"by how much is not known ({', '.join(missing)})", unknown=missing)
+    lacking = max(0.0, tried - free) + others_margin_ratio() * total
+    value = int((pool - lacking) // MIB * MIB)
+    if value <= 0:
+        return Solution(None, f"{format_gib(tried)} does not fit beside any KV cache")
+    return Solution(value, f"{format_gib(lacking)} more is left beside the KV cache", round(pool - value))
+
+
 def kv_bytes_within_free(incident: Incident) -> Solution:
     """Lower ``kv_cache_memory_bytes`` to what is free."""
     free, asked = incident.number("device_free_bytes"), incident.number("kv_cache_requested_bytes")
@@ -259,6 +276,7 @@ SOLVERS: Final[dict[str, Solver]] = {
     "utilization_for_kv_cache": utilization_for_kv_cache,
     "utilization_within_free": utilization_within_free,
     "utilization_for_tried": utilization_for_tried,
+    "kv_bytes_for_tried": kv_bytes_for_tried,
     "kv_bytes_within_free": kv_bytes_within_free,
     "rows_that_fit": rows_that_fit,
 }

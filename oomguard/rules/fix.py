@@ -17,6 +17,7 @@ from oomguard.settings import SETTINGS, Setting
 SOLVERS: Final = (
     "blocks_for_max_len",
     "kv_bytes_for_max_len",
+    "kv_bytes_for_tried",
     "kv_bytes_within_free",
     "printed_estimate",
     "rows_that_fit",

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from oomguard.errors import OomguardError
+from oomguard.errors import OomguardError, SettingError
 from oomguard.facts import GIB, Fact, format_gib, format_rounded
 from oomguard.incident import Incident
 from oomguard.memory.model.model import Model
 from oomguard.memory.vllm.defaults import with_defaults
+from oomguard.memory.vllm.encoder_profile import images_per_prompt
 from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
 from oomguard.memory.vllm.kv_layout import KvLayout
 from oomguard.memory.vllm.refusals import refuse_impossible
@@ -57,6 +58,16 @@ class ExactKv:
     def request_bytes(self) -> int:
         """What one request of the full length takes, as the engine prints it: without the block that it keeps for itself."""
         return self.layout.request_blocks() * self.block_bytes
+
+    @property
+    def image_tokens(self) -> int | None:
+        """The tokens of one image of the largest size, None where prompts have no images or the model does not tell it."""
+        encoder = self.model.encoder
+        try:
+            takes = encoder is not None and images_per_prompt(self.settings.limit_mm_per_prompt, encoder) > 0
+        except SettingError:  # limits of a form that only the engine reads
+            return None
+        return encoder.tokens_per_image if encoder is not None and takes else None
 
     @property
     def needed_blocks(self) -> int:
@@ -135,6 +146,7 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         "kv_cache_needed_bytes": blocks * found.block_bytes,
         "kv_cache_needed_blocks": found.needed_blocks,
         "kv_cache_block_bytes": found.block_bytes,
+        "image_tokens": found.image_tokens,
     }
     if incident.kind == TOO_SMALL and pool is not None:
         chunked = incident.settings.get("enable_chunked_prefill")
