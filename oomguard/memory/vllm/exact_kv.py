@@ -26,8 +26,6 @@ from oomguard.memory.vllm.start_caches import StartCaches, start_caches
 TOO_SMALL: Final = "kv_cache_too_small_for_max_len"
 # A step of fewer tokens than this makes a prefill slow out of proportion; values are told in whole multiples.
 _FEWEST_STEP_TOKENS: Final = 64
-# The rows that vLLM takes where the user named none, at most by the surfaces that take so few steps (LLM on the CPU backend).
-_MOST_DEFAULT_SEQS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,8 @@ class ExactKv:
 
     def step_tokens(self, blocks: int) -> int | None:
         """Return the most tokens in a step with which the full length fits, None where a smaller step does not help."""
-        now, rows = self.settings.max_num_batched_tokens or 0, self.settings.max_num_seqs or 1
-        low = -(-max(_FEWEST_STEP_TOKENS, rows) // _FEWEST_STEP_TOKENS)
-        high = (now - 1) // _FEWEST_STEP_TOKENS
+        low = self._least_step // _FEWEST_STEP_TOKENS
+        high = ((self.settings.max_num_batched_tokens or 0) - 1) // _FEWEST_STEP_TOKENS
         if high < low or not self._fits_with_step(low * _FEWEST_STEP_TOKENS, blocks):
             return None
         while low < high:
@@ -94,6 +91,31 @@ class ExactKv:
             fits = self._fits_with_step(middle * _FEWEST_STEP_TOKENS, blocks)
             low, high = (middle, high) if fits else (low, middle - 1)
         return low * _FEWEST_STEP_TOKENS
+
+    def step_and_length(self, blocks: int) -> tuple[int, int] | None:
+        """Return a step and the longest request that fits with it, where a smaller step alone is not enough but helps; else None."""
+        least = self._least_step
+        best = self._longest_with_step(least, blocks)
+        if least >= (self.settings.max_num_batched_tokens or 0) or best <= self.longest(blocks):
+            return None
+        low, high = (
+            least // _FEWEST_STEP_TOKENS,
+            ((self.settings.max_num_batched_tokens or 0) - 1) // _FEWEST_STEP_TOKENS,
+        )
+        while low < high:  # the largest step that costs no length
+            middle = (low + high + 1) // 2
+            keeps = self._longest_with_step(middle * _FEWEST_STEP_TOKENS, blocks) >= best
+            low, high = (middle, high) if keeps else (low, middle - 1)
+        return low * _FEWEST_STEP_TOKENS, best
+
+    @property
+    def _least_step(self) -> int:
+        rows = self.settings.max_num_seqs or 1
+        return -(-max(_FEWEST_STEP_TOKENS, rows) // _FEWEST_STEP_TOKENS) * _FEWEST_STEP_TOKENS
+
+    def _longest_with_step(self, tokens: int, blocks: int) -> int:
+        settings = replace(self.settings, max_num_batched_tokens=tokens)
+        return ExactKv(self.model, settings, start_caches(self.model, settings)).longest(blocks)
 
     @property
     def _widest(self) -> frozenset[int]:
@@ -149,13 +171,18 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         "image_tokens": found.image_tokens,
     }
     if incident.kind == TOO_SMALL and pool is not None:
-        chunked = incident.settings.get("enable_chunked_prefill")
-        if chunked is None or chunked.value is not False:  # without it a step holds a whole prompt
+        if chunks_prompts(incident):
             new["fitting_step_tokens"] = found.step_tokens(pool)
         if "estimated_max_model_len_tokens" not in facts:
             new["estimated_max_model_len_tokens"] = found.longest(pool) or None
     facts.update({name: Fact(name, value, "config") for name, value in new.items() if value is not None})
     return replace(incident, facts=MappingProxyType(facts))
+
+
+def chunks_prompts(incident: Incident) -> bool:
+    """Return whether a step may hold a part of a prompt, so that it may be made smaller than a prompt."""
+    chunked = incident.settings.get("enable_chunked_prefill")
+    return chunked is None or chunked.value is not False
 
 
 def pool_blocks(found: ExactKv, incident: Incident) -> int | None:

@@ -6,19 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oomguard.errors import OomguardError
 from oomguard.facts import GIB, Fact, FactValue
 from oomguard.incident import Incident
-from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.allocations import MOST_SURE, Named, allocation_told_by, name_allocation
-from oomguard.memory.vllm.defaults import with_defaults
-from oomguard.memory.vllm.exact_kv import exact_kv
-from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
-from oomguard.memory.vllm.start import VllmSettings
 from oomguard.observe.host_memory import read_available_bytes
 from oomguard.settings import value_in_force
+
+# The memory model is loaded where a model may be read; a saved log alone is told at once.
+if TYPE_CHECKING:
+    from oomguard.memory.model.shape import ModelShape
+    from oomguard.memory.vllm.failed_start import FailedStart
+    from oomguard.memory.vllm.start import VllmSettings
 
 KINDS: Final = frozenset(
     {"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "host_oom", "sampler_warmup_oom", "pooler_warmup_oom"}
@@ -48,9 +49,7 @@ def failed_allocation(
     tried = incident.number("tried_bytes")
     if incident.kind not in KINDS or incident.framework != "vllm" or not tried or tried <= 0:
         return None
-    start = read_failed_start(incident, model, of_unknown_size=80 * GIB) if reads_models else None
-    if start is not None:
-        start = replace(start, settings=with_defaults(start.settings, start.model.shape, []))
+    start = _start(incident, model) if reads_models else None
     numbers = _numbers(incident, start)
     slack = incident.slack("tried_bytes")
     named = name_allocation(int(tried), slack, numbers, incident.phase)
@@ -58,6 +57,15 @@ def failed_allocation(
     if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
         return FailedAllocation(named, start)
     return None if told is None else FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False)
+
+
+def _start(incident: Incident, model: str | None) -> FailedStart | None:
+    """Return the start behind a failure with its settings filled in, None where its model cannot be read here."""
+    from oomguard.memory.vllm.defaults import with_defaults
+    from oomguard.memory.vllm.failed_start import read_failed_start
+
+    start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
+    return start and replace(start, settings=with_defaults(start.settings, start.model.shape, []))
 
 
 def with_allocation(incident: Incident, model: str | None = None, *, local: bool = False) -> Incident:
@@ -131,6 +139,8 @@ def _of_settings(settings: VllmSettings) -> dict[str, int]:
 
 def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
     """Return the KV cache's blocks where their number or their bytes were set, and the bytes of one."""
+    from oomguard.memory.vllm.exact_kv import exact_kv
+
     cache = exact_kv(start)
     if cache is None:
         return {}

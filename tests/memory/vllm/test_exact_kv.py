@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,38 @@ def test_a_model_in_the_hub_s_cache_is_read_without_asking_the_hub(too_small, tm
     facts = {**incident.facts, "model": Fact("model", "org/name")}
     cached = with_exact_need(Incident("kv_cache_too_small_for_max_len", "boom", framework="vllm", facts=facts))
     assert cached.number("kv_cache_needed_blocks") is not None
+
+
+MIXED = PLAIN | {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 6,
+    "sliding_window": 128,
+    "sliding_window_pattern": 6,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+}
+
+
+def test_a_smaller_step_and_a_length_together_keep_more_than_the_length_alone(too_small):
+    """Five layers of windows hold all tokens of a step of 8192: with 64 almost all of the pool is the full layer's."""
+    incident = too_small(MIXED, {"kv_cache_memory_bytes": 4_000_000}, max_num_batched_tokens=8192)
+    alone = with_exact_need(incident).number("estimated_max_model_len_tokens")
+    found = planned(incident, "reduces-capacity")
+    group = {patch.setting: patch.new for patch in found.plan if patch.group is not None}
+    assert group.keys() == {"max_num_batched_tokens", "max_model_len"}
+    assert group["max_model_len"] > 2 * alone
+    assert 64 <= group["max_num_batched_tokens"] < 8192
+    again = {**incident.facts, **{f"{name}{end}": Fact(name, group[name]) for name, end in TOLD}}
+    smaller = with_exact_need(replace(incident, facts=again, settings={}))
+    assert smaller.number("kv_cache_needed_blocks") * smaller.number("kv_cache_block_bytes") <= 4_000_000
+
+
+def test_a_floor_on_the_step_leaves_the_length_alone_the_remedy(too_small):
+    incident = too_small(MIXED, {"kv_cache_memory_bytes": 4_000_000}, max_num_batched_tokens=8192)
+    policy = make_policy("reduces-capacity", ["max_num_batched_tokens"])
+    found = assess(incident, default_rules(), policy, local_models=True)
+    assert {patch.setting for patch in found.plan if patch.applicable} == {"max_model_len"}
+
+
+TOLD = (("max_num_batched_tokens", ""), ("max_model_len", "_tokens"))
