@@ -57,12 +57,16 @@ def assess(
     """
     facts = {**(given or {}), **incident.facts}
     derived = derive(replace(incident, facts=facts))
-    if local_models or model is not None:
-        from oomguard.memory.vllm.failed_start import with_kv_need  # loads the whole memory model
-        from oomguard.remedy.modelled_start import start_model
+    if "tried_bytes" in facts and derived.framework == "vllm":
+        from oomguard.memory.vllm.failed_allocation import with_allocation
 
-        derived = with_kv_need(derived, model)
-        behind = behind or start_model(derived, model)
+        derived = with_allocation(derived, model, local=local_models)
+    if local_models or model is not None:
+        from oomguard.memory.vllm.exact_kv import with_exact_need  # loads the whole memory model
+        from oomguard.remedy.behind import models_behind
+
+        derived = with_exact_need(derived, model)
+        behind = behind or models_behind(derived, model)
     return plan(explain(derived, rules), rules, policy, tried, behind)
 
 

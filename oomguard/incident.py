@@ -19,6 +19,7 @@ CAUSES: Final = (
     "colocated_process",
     "weights_do_not_fit",
     "kv_cache_budget",
+    "kv_blocks_override",
     "max_model_len_too_large",
     "max_new_tokens_or_context_too_long",
     "batch_too_large",

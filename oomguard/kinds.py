@@ -83,6 +83,8 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
 KINDS: Final = tuple(_HEADLINES)
 # Free memory rose, a token budget is too small, no cause in the text: reported, and no process ran out of memory.
 NOT_OOM_KINDS: Final = frozenset({"memory_profiling_changed", "encoder_budget", "engine_dead"})
+# Of those the ones that a change of settings cures all the same.
+CURABLE_KINDS: Final = frozenset(KINDS) - NOT_OOM_KINDS | {"encoder_budget"}
 
 
 def headline(kind: str, facts: Mapping[str, Fact]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
@@ -36,6 +36,8 @@ class Setting:
         hard_limit: a value that the user wrote is never raised by itself.
         env: the environment variable that every engine reads, None where there is none.
         values: effects of a change to one of these texts, where it differs.
+        moot_by: the fact under which the setting does nothing, None where there is none.
+        moot_but_in: the kinds of failure in which it counts all the same.
     """
 
     name: str
@@ -46,6 +48,13 @@ class Setting:
     hard_limit: bool = False
     env: str | None = None
     values: Mapping[str, Effect] = field(default_factory=dict)
+    moot_by: str | None = None
+    moot_but_in: frozenset[str] = frozenset()
+
+    def is_moot(self, kind: str, facts: Mapping[str, Fact]) -> bool:
+        """Return whether changing it does nothing in a failure of this kind, by what else is set."""
+        by = facts.get(self.moot_by or "")
+        return by is not None and by.value is True and kind not in self.moot_but_in
 
     @property
     def unit(self) -> Unit:
@@ -60,8 +69,9 @@ def _read() -> Mapping[str, Setting]:
     for name, row in table.items():
         raised, lowered = (Effect.parse(row.get(way) or row["effect"]) for way in ("raised", "lowered"))
         values = {text: Effect.parse(effect) for text, effect in row.get("values", {}).items()}
-        is_hard = row.get("limit") == "hard"
-        rows[name] = Setting(name, row["type"], raised, lowered, row.get("fact"), is_hard, row.get("env"), values)
+        is_hard, moot = row.get("limit") == "hard", row.get("moot", {})
+        own = Setting(name, row["type"], raised, lowered, row.get("fact"), is_hard, row.get("env"), values)
+        rows[name] = replace(own, moot_by=moot.get("by"), moot_but_in=frozenset(moot.get("but_in", ())))
     return MappingProxyType(rows)
 
 

@@ -131,6 +131,11 @@ def surface(name: str, engine: str, version: str | None = None) -> Surface:
     return next((surfaces(known)[name] for known in engines() if name in surfaces(known)), Surface())
 
 
+def is_foreign(name: str, engine: str) -> bool:
+    """Return whether an engine whose settings are known lacks this one; a variable that every engine reads is never foreign."""
+    return engine in _tables() and name not in surfaces(engine) and SETTINGS[name].env is None
+
+
 def default_value(name: str, engine: str, version: str | None, *, device_size: str | None = None) -> FactValue | None:
     """Return the engine's default in a version, None where the file has none or it depends on what is not given.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
+from oomguard.kinds import CURABLE_KINDS
 from oomguard.remedy.policy import Policy
 
 # What explains a failure is loaded when there is one: a run that succeeds starts at once.
@@ -125,7 +126,7 @@ class Ledger:
         """Return the patches that the plan offers and ``carries`` accepts by setting, none of which has failed."""
         from oomguard.remedy.planner import next_patches
 
-        return next_patches(incident, carries, self.tried) if incident.is_oom else ()
+        return next_patches(incident, carries, self.tried) if incident.kind in CURABLE_KINDS else ()
 
     def choose(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
         """Choose the patches of the next attempt, after the last one has ended.

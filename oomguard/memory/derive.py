@@ -70,6 +70,8 @@ def derive(incident: Incident) -> Incident:
     pool = number("kv_cache_memory_bytes")
     if pool is not None and incident.kind == "kv_cache_too_small_for_max_len":
         facts["kv_cache_pool_bytes"] = Fact("kv_cache_pool_bytes", int(pool), facts["kv_cache_memory_bytes"].source)
+    if pool is not None or ("num_gpu_blocks_override" in facts and incident.kind != "cpu_node_memory"):
+        facts.setdefault("kv_cache_is_fixed", Fact("kv_cache_is_fixed", True, "solved"))  # no share decides its size
     facts["phase"] = Fact("phase", incident.phase, "solved")
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")

@@ -6,6 +6,7 @@ value, that is a row in the model's table (``memory/vllm/fitting.py``, ``modelle
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from oomguard.incident import Alternative, Incident, Patch
@@ -27,3 +28,24 @@ class FailureModel(Protocol):
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
         """Return what else would make it fit where no setting does: a larger device, more of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Several models behind one failure: the first that has an answer gives it."""
+
+    models: tuple[FailureModel, ...]
+
+    def solve(self, setting: str, incident: Incident) -> Solution | None:
+        """Return the first value that one of them solves, else the first reason why there is none."""
+        found = [solution for model in self.models if (solution := model.solve(setting, incident)) is not None]
+        return next((solution for solution in found if solution.value is not None), next(iter(found), None))
+
+    def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
+        """Return the first group that one of them has."""
+        groups = (model.solve_together(incident, policy) for model in self.models)
+        return next((group for group in groups if group), ())
+
+    def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
+        """Return what else would make it fit, by each of them."""
+        return tuple(other for model in self.models for other in model.smallest_that_fits(incident))

@@ -38,7 +38,7 @@ class StartModel:
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
         """Return the value of one setting with which the start fits; None where no value is enough."""
-        if incident.kind not in STARTS:
+        if not self._decides(incident):
             return None
         try:
             budget = solve(self.start.model, self.start.settings, setting)
@@ -86,9 +86,14 @@ class StartModel:
             others.append(Alternative(name, NO_IMAGES, why, as_flag(name, NO_IMAGES, _ENGINE), in_python))
         return tuple(others)
 
+    def _decides(self, incident: Incident) -> bool:
+        """Return whether the memory equation decides this failure: not where the pool was set and its size is not known."""
+        is_fixed = "kv_cache_is_fixed" in incident.facts and self.start.settings.kv_cache_memory_bytes is None
+        return incident.kind in STARTS and not is_fixed
+
     def _fit(self, incident: Incident, permits: Callable[[str, Any, Any], bool] | None = None) -> Fit | None:
         """Return the least change with which the start fits; None where the model does not decide this failure."""
-        if incident.kind not in STARTS:
+        if not self._decides(incident):
             return None
         try:
             return fit(self.start.model, self.start.settings, *(() if permits is None else (permits,)))

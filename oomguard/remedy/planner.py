@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
-from oomguard.incident import Alternative, Incident, Patch
+from oomguard.incident import Alternative, Effect, Incident, Patch
 from oomguard.remedy.modelled import MODELLED, FailureModel
 from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import HARD_LIMIT, Policy
@@ -17,7 +17,7 @@ from oomguard.rules.fix import Fix
 from oomguard.rules.load import RuleSet
 from oomguard.rules.rule import Rule
 from oomguard.settings import effect_of, setting
-from oomguard.surfaces import as_env, as_flag, as_kwarg
+from oomguard.surfaces import as_env, as_flag, as_kwarg, is_foreign
 
 Tried = Collection[tuple[str, FactValue]]
 
@@ -44,8 +44,12 @@ def plan(
             continue
         rule = rules.rule(cause.rule)
         for fix in rule.fixes:
-            setting(fix.setting)  # a name that is none is the rule author's mistake, told before anything is solved
-            if fix.setting in patches:
+            knob = setting(
+                fix.setting
+            )  # a name that is none is the rule author's mistake, told before anything is solved
+            if fix.setting in patches or is_foreign(knob.name, incident.framework):
+                continue
+            if knob.is_moot(incident.kind, incident.facts):
                 continue
             missing = _missing(fix, incident)
             if missing is None:
@@ -61,8 +65,11 @@ def plan(
                 alternatives.setdefault(patch.setting, _alternative(patch))
                 continue
             patches[patch.setting] = patch
-    if model is not None and not any(patch.applicable for patch in patches.values()):
+    applicable = [patch for patch in patches.values() if patch.applicable]
+    if model is not None and not applicable:
         _add_modelled(incident, model, policy, tried, patches, alternatives)
+    elif model is not None and all(patch.effect > Effect.OUTPUT_PRESERVING for patch in applicable):
+        _keep_more(incident, model, policy, tried, patches)
     if "device_total_bytes" not in incident.facts and incident.kind != "engine_dead":  # no figure would help there
         unknown.setdefault("device total: not printed")
     ordered = sorted(patches.values(), key=lambda p: (not p.applicable, p.new is None, p.effect))
@@ -96,6 +103,23 @@ def _add_modelled(
     elif not together:
         for other in model.smallest_that_fits(incident):
             alternatives.setdefault(other.setting, other)
+
+
+def _keep_more(
+    incident: Incident, model: FailureModel, policy: Policy, tried: Tried, patches: dict[str, Patch]
+) -> None:
+    """Put a group in the place of a patch that cuts one of its settings further: together they keep more of it."""
+    together = model.solve_together(incident, policy)
+    if any((patch.setting, patch.new) in tried or not patch.applicable for patch in together):
+        return
+    alone = {patch.setting: patches[patch.setting].new for patch in together if patch.setting in patches}
+    values = {patch.setting: patch.new for patch in together}
+    if any(_exceeds(value, alone.get(name)) for name, value in values.items()):
+        patches.update({patch.setting: patch for patch in together})
+
+
+def _exceeds(one: FactValue | None, other: FactValue | None) -> bool:
+    return isinstance(one, (int, float)) and isinstance(other, (int, float)) and one > other
 
 
 def _missing(fix: Fix, incident: Incident) -> list[str] | None:

@@ -55,7 +55,9 @@ def printed_estimate(incident: Incident) -> Solution:
         return Solution(None, f"{why}: {value} tokens fit, {int(length)} were asked for")
     freed = round(needed * (1 - value / length)) if needed is not None else None
     reason = f"{why}: one request of {value} tokens fits, {int(length)} does not"
-    return Solution(value, reason, freed, predicts={"kv_cache_capacity_tokens": value})
+    image = incident.number("image_tokens") or 0
+    blocked = f"one image takes {int(image)} tokens: prompts with one would be refused" if value <= image else None
+    return Solution(value, reason, freed, predicts={"kv_cache_capacity_tokens": value}, blocked_by=blocked)
 
 
 def _above_zero(value: float | None, slack: float) -> bool:
@@ -64,11 +66,15 @@ def _above_zero(value: float | None, slack: float) -> bool:
 
 
 def kv_bytes_for_max_len(incident: Incident) -> Solution:
-    """Set ``kv_cache_memory_bytes`` to hold one request of the full length.
+    """Set ``kv_cache_memory_bytes`` to hold one request of the full length: in whole blocks where the model's layout is known.
 
     KV need grows at most in proportion to length, so ``given * length / estimate`` is enough where the engine printed
     that ``estimate`` tokens fit in ``given`` bytes. The printed need's upper edge is enough too: take the smaller.
     """
+    blocks, block_bytes = incident.number("kv_cache_needed_blocks"), incident.number("kv_cache_block_bytes")
+    if blocks and block_bytes:
+        size, each = int(blocks * block_bytes), format_gib(block_bytes)
+        return Solution(size, f"holds one request of the full length: {int(blocks)} blocks of {each}")
     needed, given = incident.number("kv_cache_needed_bytes"), incident.number("kv_cache_memory_bytes")
     length, estimate = incident.number("max_model_len_tokens"), incident.number("estimated_max_model_len_tokens")
     bounds = []
@@ -79,6 +85,28 @@ def kv_bytes_for_max_len(incident: Incident) -> Solution:
     if not bounds:
         return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
     return Solution(min(bounds), f"holds one request of {int(length or 0)} tokens")
+
+
+def blocks_for_max_len(incident: Incident) -> Solution:
+    """Raise ``num_gpu_blocks_override`` to the blocks of one request of the full length, where the memory holds them."""
+    given, fitting = incident.number("num_gpu_blocks_override"), incident.number("kv_cache_fitting_blocks")
+    length, estimate = incident.number("max_model_len_tokens"), incident.number("estimated_max_model_len_tokens")
+    needed = incident.number("kv_cache_needed_blocks")
+    if needed is None and given and length and estimate:
+        needed = math.ceil((given - 1) * length / estimate) + 1  # one block is the engine's own
+    if needed is None:
+        return Solution(
+            None, "the blocks of one request are not known", unknown=("KV blocks of one request: not known",)
+        )
+    what = (
+        f"one request of {'the full length' if length is None else f'{int(length)} tokens'} takes {int(needed)} blocks"
+    )
+    if fitting is None:
+        blocked = "not known: how many blocks the memory holds"
+        return Solution(int(needed), what, unknown=("KV blocks that fit: not printed",), blocked_by=blocked)
+    if needed > fitting:
+        return Solution(None, f"{what}, and the memory holds {int(fitting)}")
+    return Solution(int(needed), f"{what}, of {int(fitting)} that the memory holds")
 
 
 def utilization_for_max_len(incident: Incident) -> Solution:
@@ -201,6 +229,21 @@ def utilization_for_tried(incident: Incident) -> Solution:
     return Solution(value, f"{format_gib(lacking)} more is left beside the KV pool", round((ratio - value) * total))
 
 
+def kv_bytes_for_tried(incident: Incident) -> Solution:
+    """Lower ``kv_cache_memory_bytes`` so that a failed allocation beside the KV cache fits: by tried - free + margin."""
+    pool, total = incident.number("kv_cache_memory_bytes"), incident.number("device_total_bytes")
+    tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
+    if pool is None or not total or tried is None or free is None:
+        names = {"kv_cache_memory_bytes": pool, "device total": total, "tried": tried, "device free": free}
+        missing = tuple(f"{name}: not printed" for name, value in names.items() if not value)
+        return Solution(None, f"by how much is not known ({', '.join(missing)})", unknown=missing)
+    lacking = max(0.0, tried - free) + others_margin_ratio() * total
+    value = int((pool - lacking) // MIB * MIB)
+    if value <= 0:
+        return Solution(None, f"{format_gib(tried)} does not fit beside any KV cache")
+    return Solution(value, f"{format_gib(lacking)} more is left beside the KV cache", round(pool - value))
+
+
 def kv_bytes_within_free(incident: Incident) -> Solution:
     """Lower ``kv_cache_memory_bytes`` to what is free."""
     free, asked = incident.number("device_free_bytes"), incident.number("kv_cache_requested_bytes")
@@ -227,11 +270,13 @@ def rows_that_fit(incident: Incident) -> Solution:
 
 SOLVERS: Final[dict[str, Solver]] = {
     "printed_estimate": printed_estimate,
+    "blocks_for_max_len": blocks_for_max_len,
     "kv_bytes_for_max_len": kv_bytes_for_max_len,
     "utilization_for_max_len": utilization_for_max_len,
     "utilization_for_kv_cache": utilization_for_kv_cache,
     "utilization_within_free": utilization_within_free,
     "utilization_for_tried": utilization_for_tried,
+    "kv_bytes_for_tried": kv_bytes_for_tried,
     "kv_bytes_within_free": kv_bytes_within_free,
     "rows_that_fit": rows_that_fit,
 }

@@ -15,7 +15,9 @@ from oomguard.settings import SETTINGS, Setting
 
 # The solvers that a fix may name; they are functions of the planner (remedy/printed.py).
 SOLVERS: Final = (
+    "blocks_for_max_len",
     "kv_bytes_for_max_len",
+    "kv_bytes_for_tried",
     "kv_bytes_within_free",
     "printed_estimate",
     "rows_that_fit",

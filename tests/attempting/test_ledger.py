@@ -174,9 +174,14 @@ def test_what_an_attempt_failed_with_may_be_said():
     assert ledger.tried == {("batch_size", 5)}
 
 
-@pytest.mark.parametrize("kind", ["encoder_budget", "engine_dead"])
+@pytest.mark.parametrize("kind", ["memory_profiling_changed", "engine_dead"])
 def test_what_is_no_memory_failure_is_not_remedied(kind):
     assert Ledger(Policy()).choose(failure(patch(), kind=kind), carried(NAMES)) == ()
+
+
+def test_a_token_budget_that_is_too_small_for_one_image_is_raised_though_no_memory_ran_out():
+    raised = patch()
+    assert Ledger(Policy()).choose(failure(raised, kind="encoder_budget"), carried(NAMES)) == (raised,)
 
 
 def test_the_last_diagnosis_that_found_anything_is_kept():

@@ -166,3 +166,11 @@ def test_a_failure_that_the_model_does_not_plan_is_not_solved_by_it(model):
         replace(none_left(model, total=80 * GIB, left=50 * GIB, max_num_seqs=256), kind="sampler_warmup_oom")
     )
     assert not any("memory model" in patch.reason for patch in found.plan)
+
+
+def test_a_pool_that_was_set_by_something_unseen_is_not_put_down_to_the_share(model):
+    """VLLM_CPU_KVCACHE_SPACE: the share was raised four times, and nothing changed."""
+    incident = none_left(model, left=GIB, kv_cache_is_fixed=True, kv_cache_needed_bytes=4 * GIB, max_model_len=32768)
+    found = planned(replace(incident, kind="kv_cache_too_small_for_max_len"), make_policy("reduces-capacity"))
+    assert "gpu_memory_utilization" not in by_setting(found)
+    assert not any(other.setting in {"device", "tensor_parallel_size"} for other in found.alternatives)

@@ -15,6 +15,7 @@ from oomguard.remedy.printed import (
     SOLVERS,
     UNKNOWN_KV_RATIO,
     kv_bytes_for_max_len,
+    kv_bytes_for_tried,
     kv_bytes_within_free,
     printed_estimate,
     utilization_for_kv_cache,
@@ -43,10 +44,12 @@ sizes = st.integers(0, 200 * GIB)
 
 MISSING = {
     "printed_estimate": "max_model_len",
+    "blocks_for_max_len": "KV blocks",
     "kv_bytes_for_max_len": "KV need",
     "utilization_for_max_len": "KV need",
     "utilization_for_kv_cache": "available KV cache memory",
     "utilization_within_free": "free memory",
+    "kv_bytes_for_tried": "kv_cache_memory_bytes",
     "kv_bytes_within_free": "free memory",
     "utilization_for_tried": "device total",
     "rows_that_fit": "row_bytes",
@@ -440,3 +443,20 @@ def test_any_facts_give_a_value_or_a_reason(name, facts, ratio):
     assert isinstance(solution, Solution)
     assert solution.reason
     assert solution.value is None or solution.value > 0
+
+
+def test_a_length_that_is_shorter_than_one_image_is_told_and_not_applied():
+    facts = {"max_model_len_tokens": 8192, "estimated_max_model_len_tokens": 1024}
+    assert printed_estimate(incident(**facts)).blocked_by is None
+    assert printed_estimate(incident(**facts, image_tokens=576)).blocked_by is None
+    short = printed_estimate(incident(**facts, image_tokens=1225))
+    assert short.value == 1024
+    assert "one image takes 1225 tokens" in short.blocked_by
+
+
+def test_a_byte_count_gives_way_by_what_failed_beside_it():
+    facts = {"kv_cache_memory_bytes": 60 * GIB, "device_total_bytes": 80 * GIB}
+    solved = kv_bytes_for_tried(incident(**facts, tried_bytes=3 * GIB, device_free_bytes=GIB))
+    assert solved.value % MIB == 0
+    assert 60 * GIB - 2 * GIB - others_margin_ratio() * 80 * GIB - MIB <= solved.value < 58 * GIB
+    assert kv_bytes_for_tried(incident(**facts, tried_bytes=90 * GIB, device_free_bytes=0)).value is None

@@ -77,6 +77,7 @@ def test_the_meaning_and_the_example_are_rendered_from_the_rule_s_own_test():
 
 def test_a_test_that_does_not_match_is_listed_as_such():
     assert section(page(RULES.rule("OG201")), "When it does not apply").strip() == (
+        "- `kv_cache_too_small_for_max_len` with `max_model_len_tokens = 32768`, `num_gpu_blocks_override = 8`\n"
         "- `kv_cache_none_left` with `max_model_len_tokens = 32768`"
     )
 
@@ -85,6 +86,7 @@ def test_the_steps_of_the_confidence_are_in_words():
     assert section(page(RULES.rule("OG201")), "How sure it is").strip().splitlines() == [
         "- 0.97 to begin with",
         "- 0.25 less where `device_share_ratio <= 0.6 && max_model_len_tokens <= 16384.0`",
+        "- 0.25 more where `kv_cache_is_fixed == true && device_share_ratio <= 0.6 && max_model_len_tokens <= 16384.0`",
         "- 0.02 more where `estimated_max_model_len_tokens < max_model_len_tokens`",
     ]
 

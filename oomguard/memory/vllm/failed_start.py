@@ -6,13 +6,12 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from packaging.version import InvalidVersion, Version
 
 from oomguard.errors import OomguardError
-from oomguard.facts import GIB, Fact, FactValue
+from oomguard.facts import Fact, FactValue
 from oomguard.incident import Incident, SettingInForce
 from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
 from oomguard.memory.constants import latest
@@ -65,12 +64,27 @@ def read_failed_start(
 
 
 def local_path(name: str) -> Path | None:
-    """Return a folder or file of this machine by the name in a log; None for any other: a log must not make us fetch anything."""
+    """Return a folder or file of this machine by the name in a log, also of a model that the hub's cache holds.
+
+    None for any other: a log must not make us fetch anything.
+    """
     try:
         path = Path(name).expanduser()
-        return path if path.exists() else None
+        return path if path.exists() else _cached(name)
     except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a folder of someone else
         return None
+
+
+def _cached(name: str) -> Path | None:
+    """Return the folder in the hub's cache that holds a model's configuration, None without one."""
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+        return None
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def settings_of(
@@ -119,26 +133,6 @@ def _corrected(model: Model, settings: VllmSettings, incident: Incident) -> Vllm
     slack = incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
     correction = Correction("what this start held", non_torch_bytes=beyond, uncertainty_bytes=round(slack))
     return replace(settings, correction=correction)
-
-
-def with_kv_need(incident: Incident, model: str | None = None) -> Incident:
-    """Return the incident with the KV cache that one request needs, by the model's own configuration.
-
-    The incident comes back unchanged where the log prints that need, or where it cannot be computed. ``model`` is read in
-    place of the folder that the log names.
-    """
-    if "kv_cache_needed_bytes" in incident.facts or "max_model_len_tokens" not in incident.facts:
-        return incident
-    # What a request needs does not follow from the device's size.
-    start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
-    if start is None or not start.model.exact:
-        return incident
-    try:
-        needed = max(stage.needed_bytes for stage in budget_start(start.model, start.settings).stages)
-    except OomguardError:
-        return incident
-    fact = Fact("kv_cache_needed_bytes", needed, "config")
-    return replace(incident, facts=MappingProxyType({**incident.facts, fact.name: fact}))
 
 
 def _value(in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact], name: str) -> FactValue | None:

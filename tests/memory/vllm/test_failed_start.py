@@ -9,7 +9,7 @@ import pytest
 from oomguard.diagnosing import assess, default_rules
 from oomguard.facts import Fact
 from oomguard.incident import Incident
-from oomguard.memory.vllm.failed_start import with_kv_need
+from oomguard.memory.vllm.exact_kv import with_exact_need
 from oomguard.remedy.policy import Policy
 
 PLAIN = {
@@ -47,12 +47,12 @@ def test_the_ranks_share_the_need_of_a_token(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     facts = {"model": str(tmp_path), "max_model_len_tokens": 1024, "tensor_parallel_size": 2}
 
-    assert with_kv_need(of_vllm(**facts)).number("kv_cache_needed_bytes") == 65 * 16 * (2 * 2 * 1 * 16 * 2)
+    assert with_exact_need(of_vllm(**facts)).number("kv_cache_needed_bytes") == 65 * 16 * (2 * 2 * 1 * 16 * 2)
 
 
 def test_a_model_that_is_named_is_read_in_place_of_the_log_s(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
-    found = with_kv_need(of_vllm(model="org/name", max_model_len_tokens=1024), str(tmp_path))
+    found = with_exact_need(of_vllm(model="org/name", max_model_len_tokens=1024), str(tmp_path))
 
     assert found.number("kv_cache_needed_bytes") == 65 * 16 * (2 * 2 * 2 * 16 * 2)
 
@@ -61,11 +61,11 @@ def test_a_model_that_is_named_is_read_in_place_of_the_log_s(tmp_path):
     "facts", [{"model": "org/name", "max_model_len_tokens": 8}, {"model": "x"}, {"max_model_len_tokens": 8}]
 )
 def test_without_a_local_model_the_need_stays_unknown(facts):
-    assert with_kv_need(of_vllm(**facts)).number("kv_cache_needed_bytes") is None
+    assert with_exact_need(of_vllm(**facts)).number("kv_cache_needed_bytes") is None
 
 
 def test_a_printed_need_is_not_computed_again(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     facts = {"model": str(tmp_path), "max_model_len_tokens": 1024, "kv_cache_needed_bytes": 5}
 
-    assert with_kv_need(of_vllm(**facts)).number("kv_cache_needed_bytes") == 5
+    assert with_exact_need(of_vllm(**facts)).number("kv_cache_needed_bytes") == 5

@@ -1,0 +1,218 @@
+"""A failed allocation as a product of known numbers: which of vLLM's tensors has just that many bytes.
+
+An exact count of bytes that is a product of the settings in force and the model's numbers is hardly ever one by chance; a
+rounded figure may be. How sure a name is follows from how many other products would have matched as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.facts import MIB
+from oomguard.user_files import read_tables
+
+_FILE: Final = Path(__file__).with_name("allocations.toml")
+_DTYPE: Final = "dtype"
+# vLLM pads the vocabulary to whole multiples of this.
+_VOCABULARY_MULTIPLE: Final = 64
+# torch's caching allocator asks the device for whole multiples of this, and prints what it asks for.
+_GRANULE_BYTES: Final = 2 * MIB
+# More matches than this by chance, and a match says nothing.
+_MOST_BY_CHANCE: Final = 0.5
+MOST_SURE: Final = 0.99
+_FLOAT32_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One row of the data file: what vLLM allocates in one piece; its keys are explained there."""
+
+    name: str
+    what: str
+    factors: tuple[tuple[str, ...], ...]
+    up_to: str | None
+    element: tuple[Any, ...]
+    together: int | None
+    phases: frozenset[str]
+    told_by: frozenset[str]
+    levers: Mapping[str, Mapping[str, int]]
+    needs: str | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product that has the bytes asked for.
+
+    Attributes:
+        allocation: the row it is of.
+        numbers: its factors by name, the free one as ``tokens``.
+        element_bytes: bytes of an element.
+    """
+
+    allocation: Allocation
+    numbers: Mapping[str, int]
+    element_bytes: int
+
+    def __str__(self) -> str:
+        named = " x ".join(f"{value} {name}" for name, value in self.numbers.items())
+        return f"{named} x {self.element_bytes} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The allocation that the bytes tell, and how sure that is: 0 to 0.99."""
+
+    product: Product
+    sure: float
+
+
+@dataclass(slots=True)
+class _Search:
+    """What is looked for, and what was found: ``chance`` is how many products match a random size of this magnitude."""
+
+    tried_bytes: int
+    slack_bytes: float
+    numbers: Mapping[str, int]
+    found: list[Product] = field(default_factory=list)
+    chance: float = 0.0
+
+    @property
+    def window_bytes(self) -> float:
+        """How many sizes would be printed as this one."""
+        return 1.0 if not self.slack_bytes else 2 * self.slack_bytes + _GRANULE_BYTES
+
+    def is_it(self, size: float) -> bool:
+        """Whether a tensor of this size is printed as what was asked for."""
+        if not self.slack_bytes:
+            return size == self.tried_bytes
+        return self.tried_bytes - self.slack_bytes - _GRANULE_BYTES <= size <= self.tried_bytes + self.slack_bytes
+
+
+@cache
+def allocations() -> tuple[Allocation, ...]:
+    """Return the rows of the data file."""
+    rows = next(iter(read_tables("allocations", [_FILE]).values()))["allocation"]
+    return tuple(
+        Allocation(
+            row["name"],
+            row["what"],
+            tuple((one,) if isinstance(one, str) else tuple(one) for one in row["factors"]),
+            row.get("up_to"),
+            tuple(row["element"]),
+            row.get("together"),
+            frozenset(row["phases"]),
+            frozenset(row.get("told_by", ())),
+            row.get("levers", {}),
+            row.get("needs"),
+            row["source"],
+        )
+        for row in rows
+    )
+
+
+def name_allocation(
+    tried_bytes: int, slack_bytes: float, numbers: Mapping[str, int], phase: str = "unknown"
+) -> Named | None:
+    """Return the one allocation that has the bytes asked for, None where none or too many may have them.
+
+    Args:
+        tried_bytes: what the failed allocation asked for.
+        slack_bytes: half of its last printed digit; 0 where the bytes are exact.
+        numbers: the settings in force and the model's numbers by name; ``ranks`` for those that share a matrix.
+        phase: what the engine was doing; it decides where several rows have the same bytes.
+    """
+    search = _Search(tried_bytes, slack_bytes, numbers)
+    for row in allocations():
+        if row.needs is None or row.needs in numbers:
+            _try(row, search)
+    there = [product for product in search.found if phase in product.allocation.phases] or search.found
+    if not there or search.chance > _MOST_BY_CHANCE:
+        return None
+    # The first row of the file that matches; each other name that matches as well makes it as unsure again.
+    names = {product.allocation.name for product in there}
+    return Named(there[0], min(MOST_SURE, 1 / len(names) / (1 + search.chance)))
+
+
+def allocation_told_by(tried_bytes: float, numbers: Mapping[str, int], told: Collection[str]) -> Product | None:
+    """Return what was made where the kind of failure or the traceback's place tells it; None where neither does.
+
+    A free factor is what the bytes come nearest to, in float32.
+    """
+    row = next((one for one in allocations() if one.told_by & set(told)), None)
+    if row is None or not all(names[0] in numbers for names in row.factors):
+        return None
+    known = {names[0]: numbers[names[0]] for names in row.factors}
+    if row.up_to is None:
+        return Product(row, known, _FLOAT32_BYTES)
+    if row.up_to not in numbers:
+        return None
+    nearest = round(tried_bytes / (math.prod(known.values()) * _FLOAT32_BYTES))
+    return Product(row, {"tokens": max(1, min(nearest, numbers[row.up_to])), **known}, _FLOAT32_BYTES)
+
+
+def _try(row: Allocation, search: _Search) -> None:
+    dtype = search.numbers.get(_DTYPE)
+    elements = dict.fromkeys(dtype if each == _DTYPE else each for each in row.element)
+    for names in itertools.product(*row.factors):
+        if not set(names) <= search.numbers.keys():
+            continue
+        for values in itertools.product(*(_values(name, search.numbers) for name in names)):
+            unit = math.prod(values)
+            for element in (each for each in elements if each):
+                known = dict(zip(names, values, strict=True))
+                _match(row, known, unit * element, element, search)
+
+
+def _match(row: Allocation, known: dict[str, int], unit_bytes: int, element: int, search: _Search) -> None:
+    """Add the product if it has the bytes; with a free factor also where a whole number of units has them."""
+    if row.up_to is None:
+        search.chance += search.window_bytes / search.tried_bytes
+        if search.is_it(unit_bytes):
+            search.found.append(Product(row, known, element))
+        return
+    most = search.numbers.get(row.up_to)
+    if most is None:
+        return
+    if search.slack_bytes:  # of a rounded figure only the full step can be told
+        search.chance += search.window_bytes / search.tried_bytes
+        if search.is_it(unit_bytes * most):
+            search.found.append(Product(row, {"tokens": most, **known}, element))
+        return
+    search.chance += 1 / unit_bytes
+    tokens, rest = divmod(search.tried_bytes, unit_bytes)
+    if rest == 0 and 0 < tokens <= most:
+        search.found.append(Product(row, {"tokens": tokens, **known}, element))
+
+
+def _values(name: str, numbers: Mapping[str, int]) -> Iterator[int]:
+    """Yield what a number may be in a tensor: itself, padded, and one rank's share of it."""
+    value, ranks = numbers[name], numbers.get("ranks", 1)
+    whole = [value]
+    if name == "vocabulary" and value % _VOCABULARY_MULTIPLE:
+        whole.append(-(-value // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE)
+    yield from whole
+    if ranks > 1 and name in _OF_THE_MODEL:
+        yield from (one // ranks for one in whole if one % ranks == 0)
+
+
+# The numbers of a matrix that ranks may share.
+_OF_THE_MODEL: Final = frozenset(
+    {
+        "vocabulary",
+        "queries",
+        "keys",
+        "mlp",
+        "double_mlp",
+        "fused_queries",
+        "experts",
+        "expert_mlp",
+        "double_expert_mlp",
+    }
+)

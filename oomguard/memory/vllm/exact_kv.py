@@ -1,0 +1,219 @@
+"""What a failed start needs of the KV cache, to the byte: by the model's configuration, with what was printed as the check.
+
+Printed figures are rounded to 0.01 GiB, and tokens or bytes in proportion take every layer for one that keeps all tokens. The
+layout knows blocks, groups and windows; it counts only where it agrees with what the engine printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from oomguard.errors import OomguardError, SettingError
+from oomguard.facts import GIB, Fact, format_gib, format_rounded
+from oomguard.incident import Incident
+from oomguard.memory.model.model import Model
+from oomguard.memory.vllm.defaults import with_defaults
+from oomguard.memory.vllm.encoder_profile import images_per_prompt
+from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
+from oomguard.memory.vllm.kv_layout import KvLayout
+from oomguard.memory.vllm.refusals import refuse_impossible
+from oomguard.memory.vllm.start import VllmSettings
+from oomguard.memory.vllm.start_caches import StartCaches, start_caches
+
+TOO_SMALL: Final = "kv_cache_too_small_for_max_len"
+# A step of fewer tokens than this makes a prefill slow out of proportion; values are told in whole multiples.
+_FEWEST_STEP_TOKENS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ExactKv:
+    """The KV cache of a start that failed, laid out as vLLM does, over all pipeline stages.
+
+    Attributes:
+        model: the model.
+        settings: vLLM's settings, filled in.
+        caches: the layout and the layers of each stage.
+    """
+
+    model: Model
+    settings: VllmSettings
+    caches: StartCaches
+
+    @property
+    def layout(self) -> KvLayout:
+        """The groups of layers and their blocks."""
+        return self.caches.layout
+
+    @property
+    def block_bytes(self) -> int:
+        """One block on the stage where it is widest."""
+        return max(self.layout.block_bytes(stage) for stage in self.caches.stages)
+
+    @property
+    def request_bytes(self) -> int:
+        """What one request of the full length takes, as the engine prints it: without the block that it keeps for itself."""
+        return self.layout.request_blocks() * self.block_bytes
+
+    @property
+    def image_tokens(self) -> int | None:
+        """The tokens of one image of the largest size, None where prompts have no images or the model does not tell it."""
+        encoder = self.model.encoder
+        try:
+            takes = encoder is not None and images_per_prompt(self.settings.limit_mm_per_prompt, encoder) > 0
+        except SettingError:  # limits of a form that only the engine reads
+            return None
+        return encoder.tokens_per_image if encoder is not None and takes else None
+
+    @property
+    def needed_blocks(self) -> int:
+        """The fewest blocks with which the engine starts."""
+        return self.layout.request_blocks() + 1
+
+    def requests_at_once(self, blocks: int) -> int:
+        """Return how many requests can ever run together: each takes at least what one token takes."""
+        return max(0, blocks - 1) // max(1, self.layout.request_blocks(1))
+
+    def longest(self, blocks: int) -> int:
+        """Return the longest request, up to the length asked for, that so many blocks hold."""
+        return self.layout.longest(blocks * self.block_bytes, self.settings.max_model_len or 0, self._widest)
+
+    def step_tokens(self, blocks: int) -> int | None:
+        """Return the most tokens in a step with which the full length fits, None where a smaller step does not help."""
+        low = self._least_step // _FEWEST_STEP_TOKENS
+        high = ((self.settings.max_num_batched_tokens or 0) - 1) // _FEWEST_STEP_TOKENS
+        if high < low or not self._fits_with_step(low * _FEWEST_STEP_TOKENS, blocks):
+            return None
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self._fits_with_step(middle * _FEWEST_STEP_TOKENS, blocks)
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low * _FEWEST_STEP_TOKENS
+
+    def step_and_length(self, blocks: int) -> tuple[int, int] | None:
+        """Return a step and the longest request that fits with it, where a smaller step alone is not enough but helps; else None."""
+        least = self._least_step
+        best = self._longest_with_step(least, blocks)
+        if least >= (self.settings.max_num_batched_tokens or 0) or best <= self.longest(blocks):
+            return None
+        low, high = (
+            least // _FEWEST_STEP_TOKENS,
+            ((self.settings.max_num_batched_tokens or 0) - 1) // _FEWEST_STEP_TOKENS,
+        )
+        while low < high:  # the largest step that costs no length
+            middle = (low + high + 1) // 2
+            keeps = self._longest_with_step(middle * _FEWEST_STEP_TOKENS, blocks) >= best
+            low, high = (middle, high) if keeps else (low, middle - 1)
+        return low * _FEWEST_STEP_TOKENS, best
+
+    @property
+    def _least_step(self) -> int:
+        rows = self.settings.max_num_seqs or 1
+        return -(-max(_FEWEST_STEP_TOKENS, rows) // _FEWEST_STEP_TOKENS) * _FEWEST_STEP_TOKENS
+
+    def _longest_with_step(self, tokens: int, blocks: int) -> int:
+        settings = replace(self.settings, max_num_batched_tokens=tokens)
+        return ExactKv(self.model, settings, start_caches(self.model, settings)).longest(blocks)
+
+    @property
+    def _widest(self) -> frozenset[int]:
+        return max(self.caches.stages, key=self.layout.block_bytes)
+
+    def _fits_with_step(self, tokens: int, blocks: int) -> bool:
+        layout = start_caches(self.model, replace(self.settings, max_num_batched_tokens=tokens)).layout
+        return layout.request_blocks() + 1 <= blocks
+
+
+def exact_kv(start: FailedStart) -> ExactKv | None:
+    """Return the KV cache of a start; None where its configuration does not tell it, or the engine would refuse the settings."""
+    if not start.model.exact:
+        return None
+    settings = with_defaults(start.settings, start.model.shape, [])
+    try:
+        refuse_impossible(settings, start.model.shape)
+        found = ExactKv(start.model, settings, start_caches(start.model, settings))
+    except OomguardError:
+        return None
+    return found if found.block_bytes > 0 and found.layout.request_blocks() > 0 else None
+
+
+def kv_of(incident: Incident, model: str | None = None) -> ExactKv | None:
+    """Return the KV cache of the start behind an incident, None where it cannot be read here; ``model`` as in ``with_exact_need``."""
+    if "max_model_len_tokens" not in incident.facts:
+        return None
+    # What a request needs does not follow from the device's size.
+    start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
+    return None if start is None else exact_kv(start)
+
+
+def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
+    """Return the incident with the KV cache that one request needs, by the model's own configuration.
+
+    It comes back unchanged where that cannot be computed. Where what was printed disagrees by more than its rounding, the
+    printed figures stay, and the incident says so. ``model`` is read in place of the folder that the log names.
+    """
+    found = kv_of(incident, model)
+    if found is None:
+        return incident
+    pool = pool_blocks(found, incident)
+    contradicted = next(_contradictions(found, incident, pool), None)
+    if contradicted is not None:
+        return replace(incident, unknown=(*incident.unknown, contradicted))
+    facts = dict(incident.facts)
+    # A start that never sized its cache prints no need: the engine's own block is part of what it lacks.
+    blocks = found.needed_blocks - (incident.kind == TOO_SMALL)
+    new: dict[str, int | None] = {
+        "kv_cache_needed_bytes": blocks * found.block_bytes,
+        "kv_cache_needed_blocks": found.needed_blocks,
+        "kv_cache_block_bytes": found.block_bytes,
+        "image_tokens": found.image_tokens,
+    }
+    if incident.kind == TOO_SMALL and pool is not None:
+        if chunks_prompts(incident):
+            new["fitting_step_tokens"] = found.step_tokens(pool)
+        if "estimated_max_model_len_tokens" not in facts:
+            new["estimated_max_model_len_tokens"] = found.longest(pool) or None
+    facts.update({name: Fact(name, value, "config") for name, value in new.items() if value is not None})
+    return replace(incident, facts=MappingProxyType(facts))
+
+
+def chunks_prompts(incident: Incident) -> bool:
+    """Return whether a step may hold a part of a prompt, so that it may be made smaller than a prompt."""
+    chunked = incident.settings.get("enable_chunked_prefill")
+    return chunked is None or chunked.value is not False
+
+
+def pool_blocks(found: ExactKv, incident: Incident) -> int | None:
+    """Return the blocks that the failed start had at least, None where nothing tells them."""
+    override, given = incident.number("num_gpu_blocks_override"), incident.number("kv_cache_memory_bytes")
+    if override is not None:
+        return int(override)
+    if given is not None:
+        return int(given) // found.block_bytes
+    left = incident.number("kv_cache_available_bytes")
+    if left is None or incident.kind != TOO_SMALL:
+        return None
+    # What the engine prints there is what is left beside the block that it keeps for itself.
+    return int(left - incident.slack("kv_cache_available_bytes")) // found.block_bytes + 1
+
+
+def _contradictions(found: ExactKv, incident: Incident, pool: int | None) -> Iterator[str]:
+    """Yield each printed figure that the layout does not give."""
+    needed, slack = incident.number("kv_cache_needed_bytes"), incident.slack("kv_cache_needed_bytes")
+    if needed is not None and abs(needed - found.request_bytes) > slack:
+        yield (
+            f"how the KV cache is laid out: one request needs {format_gib(found.request_bytes)} by the model's "
+            f"configuration, {format_rounded(needed, slack)} as printed, which counts"
+        )
+    estimate = incident.number("estimated_max_model_len_tokens")
+    if estimate is None or pool is None:
+        return
+    is_exact = "num_gpu_blocks_override" in incident.facts or "kv_cache_memory_bytes" in incident.facts
+    longest = found.longest(pool)
+    if longest > estimate or (is_exact and longest < estimate):
+        yield (
+            f"how the KV cache is laid out: {longest} tokens fit by the model's configuration, "
+            f"{int(estimate)} as printed, which counts"
+        )

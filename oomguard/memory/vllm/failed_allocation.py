@@ -1,0 +1,163 @@
+"""A failed allocation of vLLM: what it was for, by its bytes, and what the host has free where it is this machine's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oomguard.errors import OomguardError
+from oomguard.facts import GIB, Fact, FactValue
+from oomguard.incident import Incident
+from oomguard.memory.vllm.allocations import MOST_SURE, Named, allocation_told_by, name_allocation
+from oomguard.observe.host_memory import read_available_bytes
+from oomguard.settings import value_in_force
+
+# The memory model is loaded where a model may be read; a saved log alone is told at once.
+if TYPE_CHECKING:
+    from oomguard.memory.model.shape import ModelShape
+    from oomguard.memory.vllm.failed_start import FailedStart
+    from oomguard.memory.vllm.start import VllmSettings
+
+KINDS: Final = frozenset(
+    {"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "host_oom", "sampler_warmup_oom", "pooler_warmup_oom"}
+)
+_SETTINGS: Final = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAllocation:
+    """An allocation that failed, and the start behind it where that can be read; ``by_bytes`` says that its bytes tell it."""
+
+    named: Named
+    start: FailedStart | None
+    by_bytes: bool = True
+
+
+def failed_allocation(
+    incident: Incident, model: str | None = None, *, reads_models: bool = True
+) -> FailedAllocation | None:
+    """Return what a failed allocation was for, None where neither its bytes nor the traceback tell it.
+
+    Args:
+        incident: the failure, with the settings in force.
+        model: the folder or hub name to read in place of the one that the log names.
+        reads_models: whether a folder that the log names may be read.
+    """
+    tried = incident.number("tried_bytes")
+    if incident.kind not in KINDS or incident.framework != "vllm" or not tried or tried <= 0:
+        return None
+    start = _start(incident, model) if reads_models else None
+    numbers = _numbers(incident, start)
+    slack = incident.slack("tried_bytes")
+    named = name_allocation(int(tried), slack, numbers, incident.phase)
+    told = allocation_told_by(tried, numbers, (incident.kind, incident.phase))
+    if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
+        return FailedAllocation(named, start)
+    return None if told is None else FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False)
+
+
+def _start(incident: Incident, model: str | None) -> FailedStart | None:
+    """Return the start behind a failure with its settings filled in, None where its model cannot be read here."""
+    from oomguard.memory.vllm.defaults import with_defaults
+    from oomguard.memory.vllm.failed_start import read_failed_start
+
+    start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
+    return start and replace(start, settings=with_defaults(start.settings, start.model.shape, []))
+
+
+def with_allocation(incident: Incident, model: str | None = None, *, local: bool = False) -> Incident:
+    """Return the incident with what its failed allocation was for; unchanged where nothing tells it.
+
+    ``local`` says that it failed on this machine, just now: its folders may be read, and what its host has free counts.
+    """
+    found = failed_allocation(incident, model, reads_models=local or model is not None)
+    facts: dict[str, Fact] = dict(incident.facts)
+    if local and incident.kind == "host_oom" and (free := read_available_bytes()) is not None:
+        facts["host_available_bytes"] = Fact("host_available_bytes", free, "measured")
+    if found is not None and found.by_bytes:
+        named = found.named
+        told: dict[str, FactValue] = {
+            "allocation": named.product.allocation.name,
+            "allocation_terms": f"{named.product.allocation.what} ({named.product})",
+            "allocation_sure_ratio": named.sure,
+        }
+        facts.update({name: Fact(name, value, "solved") for name, value in told.items()})
+    return replace(incident, facts=MappingProxyType(facts))
+
+
+def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
+    """Return what a tensor's size may be a product of: the settings in force, and the model's numbers where they are read."""
+    numbers = (
+        {}
+        if start is None
+        else _of_shape(start.model.shape) | _of_settings(start.settings) | _of_cache(start, incident)
+    )
+    for name in (*_SETTINGS, "max_loras", "max_lora_rank"):
+        known = value_in_force(name, incident.settings, incident.facts)
+        if known is not None and isinstance(known[0], int) and not isinstance(known[0], bool) and known[0] > 0:
+            numbers[name] = known[0]
+    lora = value_in_force("enable_lora", incident.settings, incident.facts)
+    if lora is not None and lora[0] is True:
+        numbers["enable_lora"] = 1
+    drafted = _drafted(incident)
+    if drafted is not None:
+        numbers |= {"speculative_config": 1, "drafted": drafted + 1}
+    return {name: value for name, value in numbers.items() if value > 0}
+
+
+def _of_shape(shape: ModelShape) -> dict[str, int]:
+    try:
+        mlp = shape.number("intermediate_size") or 4 * shape.hidden
+        experts, expert_mlp = shape.number("num_experts") or 0, shape.number("moe_intermediate_size") or mlp
+    except OomguardError:
+        return {}
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return {
+        "dtype": shape.dtype_bytes,
+        "vocabulary": shape.vocab,
+        "hidden": shape.hidden,
+        "queries": queries,
+        "keys": keys,
+        "fused_queries": queries + 2 * keys,
+        "mlp": mlp,
+        "double_mlp": 2 * mlp,
+        "experts": experts,
+        "expert_mlp": expert_mlp,
+        "double_expert_mlp": 2 * expert_mlp,
+    }
+
+
+def _of_settings(settings: VllmSettings) -> dict[str, int]:
+    known = {name: getattr(settings, name) or 0 for name in _SETTINGS} | {"ranks": settings.tensor_parallel_size}
+    if settings.enable_lora:
+        known |= {"enable_lora": 1, "max_loras": settings.max_loras, "max_lora_rank": settings.max_lora_rank}
+    return known
+
+
+def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
+    """Return the KV cache's blocks where their number or their bytes were set, and the bytes of one."""
+    from oomguard.memory.vllm.exact_kv import exact_kv
+
+    cache = exact_kv(start)
+    if cache is None:
+        return {}
+    override, pool = incident.number("num_gpu_blocks_override"), start.settings.kv_cache_memory_bytes
+    blocks = int(override) if override else (pool or 0) // cache.block_bytes
+    page = max(page for group in cache.layout.groups for page in group.pages_bytes)
+    return {"kv_blocks": blocks, "kv_page": page, "kv_block": cache.block_bytes}
+
+
+def _drafted(incident: Incident) -> int | None:
+    """Return how many tokens are drafted, None where nothing tells it."""
+    known = value_in_force("speculative_config", incident.settings, incident.facts)
+    if known is None or not isinstance(known[0], str):
+        return None
+    try:
+        config = json.loads(known[0])
+    except ValueError:
+        return None
+    value = config.get("num_speculative_tokens") if isinstance(config, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

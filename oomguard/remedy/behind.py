@@ -1,0 +1,26 @@
+"""Which models stand behind a failed start: each that can be read here, the most exact first."""
+
+from __future__ import annotations
+
+from oomguard.incident import Incident
+from oomguard.memory.vllm.exact_kv import kv_of
+from oomguard.memory.vllm.failed_allocation import failed_allocation
+from oomguard.remedy.modelled import FailureModel, Models
+from oomguard.remedy.modelled_allocation import AllocationModel
+from oomguard.remedy.modelled_kv import KvModel
+from oomguard.remedy.modelled_start import start_model
+
+
+def models_behind(incident: Incident, model: str | None = None) -> FailureModel | None:
+    """Return what is behind a failure of vLLM, None where nothing of it can be read here.
+
+    ``model`` is the folder or hub name to read in place of the one that the log names.
+    """
+    cache, allocation = kv_of(incident, model), failed_allocation(incident, model)
+    found = (
+        None if allocation is None else AllocationModel(allocation),
+        None if cache is None else KvModel(cache),
+        start_model(incident, model),
+    )
+    models = tuple(one for one in found if one is not None)
+    return Models(models) if models else None

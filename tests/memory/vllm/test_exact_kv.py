@@ -1,0 +1,207 @@
+"""The KV cache of a failed start to the byte, and the printed figures as its check."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oomguard.diagnosing import assess, default_rules
+from oomguard.facts import GIB, Fact
+from oomguard.incident import Incident, SettingInForce
+from oomguard.memory.vllm.exact_kv import with_exact_need
+from oomguard.remedy.policy import Policy, make_policy
+
+PLAIN = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "torch_dtype": "float16",
+    "max_position_embeddings": 32768,
+}
+# Two layers, keys and values, two heads of 16, two bytes each.
+TOKEN_BYTES = 2 * 2 * 2 * 16 * 2
+WINDOWED = PLAIN | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 128}
+CPU_BLOCK_TOKENS = 128
+
+
+@pytest.fixture
+def too_small(tmp_path: Path):
+    def make(config=PLAIN, user=(), **facts) -> Incident:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        values = {"model": str(tmp_path), "max_model_len_tokens": 32768, "max_num_seqs": 64, "on_cpu": True, **facts}
+        user = dict(user)
+        return Incident(
+            "kv_cache_too_small_for_max_len",
+            "boom",
+            framework="vllm",
+            framework_version="0.32.0",
+            facts={
+                name: fact if isinstance(fact, Fact) else Fact(name, fact)
+                for name, fact in {
+                    **values,
+                    **{name: value for name, value in user.items() if name != "max_model_len"},
+                    **{f"{name}_set": name in user for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override")},
+                }.items()
+            },
+            settings={name: SettingInForce(name, value, True, "printed") for name, value in user.items()},
+            settings_complete=True,
+        )
+
+    return make
+
+
+def planned(incident: Incident, allow: str | None = None) -> Incident:
+    return assess(incident, default_rules(), make_policy(allow) if allow else Policy(), local_models=True)
+
+
+def values(incident: Incident) -> dict[str, object]:
+    return {patch.setting: patch.new for patch in incident.plan if patch.applicable}
+
+
+def test_a_byte_count_is_raised_to_whole_blocks_and_not_to_the_rounded_figure(too_small):
+    """Printed as 0.01 GiB, which may be 16 MB: 33 % to 300 % more than what starts."""
+    found = planned(
+        too_small(
+            user={"kv_cache_memory_bytes": 1_000_000},
+            kv_cache_needed_bytes=Fact("kv_cache_needed_bytes", round(0.01 * GIB), slack=0.005 * GIB),
+            estimated_max_model_len_tokens=3840 - CPU_BLOCK_TOKENS,
+        )
+    )
+    (raised,) = [other for other in found.alternatives if other.setting == "kv_cache_memory_bytes"]
+    assert raised.new == (32768 + CPU_BLOCK_TOKENS) * TOKEN_BYTES
+    assert "257 blocks" in raised.why_not or raised.why_not == "a byte count you set"
+
+
+def test_a_printed_need_that_the_layout_does_not_give_counts_and_is_told(too_small):
+    found = with_exact_need(
+        too_small(
+            kv_cache_needed_bytes=Fact("kv_cache_needed_bytes", GIB, slack=0.005 * GIB), max_num_batched_tokens=64
+        )
+    )
+    assert found.number("kv_cache_needed_bytes") == GIB
+    assert "kv_cache_needed_blocks" not in found.facts
+    assert "1.00 GiB as printed, which counts" in found.unknown[0]
+
+
+def test_a_printed_length_that_the_layout_does_not_give_counts_and_is_told(too_small):
+    found = with_exact_need(too_small(user={"kv_cache_memory_bytes": 1_000_000}, estimated_max_model_len_tokens=9999))
+    assert "kv_cache_needed_blocks" not in found.facts
+    assert "9999 as printed, which counts" in found.unknown[0]
+
+
+def test_without_a_printed_estimate_the_layout_tells_the_longest_request(too_small):
+    """0.8.5 never prints it."""
+    found = planned(too_small(user={"kv_cache_memory_bytes": 1_000_000}), "reduces-capacity")
+    blocks = 1_000_000 // (CPU_BLOCK_TOKENS * TOKEN_BYTES)
+    assert values(found)["max_model_len"] == (blocks - 1) * CPU_BLOCK_TOKENS
+
+
+def test_windows_shrink_with_the_step_before_the_length_is_cut(too_small):
+    """Four blocks hold a window of 128 and 256 tokens in flight; the step was 2048."""
+    pool = 4 * CPU_BLOCK_TOKENS * TOKEN_BYTES
+    incident = too_small(WINDOWED, {"kv_cache_memory_bytes": pool}, max_num_batched_tokens=2048)
+    found = planned(incident)
+    step = values(found)["max_num_batched_tokens"]
+    # 127 + step tokens in blocks of 128, one more for where a window begins, and the engine's own.
+    assert step == 128
+    assert found.plan[0].setting == "max_num_batched_tokens"
+    roomier = planned(
+        too_small(WINDOWED, {"kv_cache_memory_bytes": 7 * CPU_BLOCK_TOKENS * TOKEN_BYTES}, max_num_batched_tokens=2048)
+    )
+    assert values(roomier)["max_num_batched_tokens"] == 512
+
+
+def test_a_step_is_not_made_smaller_than_the_rows_nor_where_prompts_are_not_chunked(too_small):
+    pool = 7 * CPU_BLOCK_TOKENS * TOKEN_BYTES
+    rows = too_small(WINDOWED, {"kv_cache_memory_bytes": pool}, max_num_batched_tokens=2048, max_num_seqs=1024)
+    assert "max_num_batched_tokens" not in values(planned(rows))
+    whole = too_small(
+        WINDOWED, {"kv_cache_memory_bytes": pool, "enable_chunked_prefill": False}, max_num_batched_tokens=2048
+    )
+    assert "max_num_batched_tokens" not in values(planned(whole))
+
+
+def test_a_smaller_step_is_no_remedy_where_every_layer_keeps_all_tokens(too_small):
+    found = planned(too_small(user={"kv_cache_memory_bytes": 1_000_000}, max_num_batched_tokens=2048))
+    assert "max_num_batched_tokens" not in {patch.setting for patch in found.plan}
+
+
+def test_a_number_of_blocks_is_raised_to_what_one_request_takes(too_small):
+    found = planned(
+        too_small(
+            user={"num_gpu_blocks_override": 8},
+            kv_cache_fitting_blocks=100_000,
+            estimated_max_model_len_tokens=7 * CPU_BLOCK_TOKENS,
+        )
+    )
+    assert found.causes[0].id == "kv_blocks_override"
+    assert values(found) == {"num_gpu_blocks_override": 257}
+
+
+def test_a_number_of_blocks_and_a_length_are_solved_together_where_the_memory_holds_fewer(too_small):
+    incident = too_small(
+        user={"num_gpu_blocks_override": 8},
+        kv_cache_fitting_blocks=100,
+        estimated_max_model_len_tokens=7 * CPU_BLOCK_TOKENS,
+    )
+    found = planned(incident, "reduces-capacity")
+    group = {patch.setting: patch.new for patch in found.plan if patch.group is not None}
+    assert group == {"num_gpu_blocks_override": 100, "max_model_len": 99 * CPU_BLOCK_TOKENS}
+
+
+def test_a_model_in_the_hub_s_cache_is_read_without_asking_the_hub(too_small, tmp_path, monkeypatch):
+    incident = too_small(user={"kv_cache_memory_bytes": 1_000_000})
+    snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(PLAIN))
+    refs = tmp_path / "hub" / "models--org--name" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
+    facts = {**incident.facts, "model": Fact("model", "org/name")}
+    cached = with_exact_need(Incident("kv_cache_too_small_for_max_len", "boom", framework="vllm", facts=facts))
+    assert cached.number("kv_cache_needed_blocks") is not None
+
+
+MIXED = PLAIN | {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 6,
+    "sliding_window": 128,
+    "sliding_window_pattern": 6,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+}
+
+
+def test_a_smaller_step_and_a_length_together_keep_more_than_the_length_alone(too_small):
+    """Five layers of windows hold all tokens of a step of 8192: with 64 almost all of the pool is the full layer's."""
+    incident = too_small(MIXED, {"kv_cache_memory_bytes": 4_000_000}, max_num_batched_tokens=8192)
+    alone = with_exact_need(incident).number("estimated_max_model_len_tokens")
+    found = planned(incident, "reduces-capacity")
+    group = {patch.setting: patch.new for patch in found.plan if patch.group is not None}
+    assert group.keys() == {"max_num_batched_tokens", "max_model_len"}
+    assert group["max_model_len"] > 2 * alone
+    assert 64 <= group["max_num_batched_tokens"] < 8192
+    again = {**incident.facts, **{f"{name}{end}": Fact(name, group[name]) for name, end in TOLD}}
+    smaller = with_exact_need(replace(incident, facts=again, settings={}))
+    assert smaller.number("kv_cache_needed_blocks") * smaller.number("kv_cache_block_bytes") <= 4_000_000
+
+
+def test_a_floor_on_the_step_leaves_the_length_alone_the_remedy(too_small):
+    incident = too_small(MIXED, {"kv_cache_memory_bytes": 4_000_000}, max_num_batched_tokens=8192)
+    policy = make_policy("reduces-capacity", ["max_num_batched_tokens"])
+    found = assess(incident, default_rules(), policy, local_models=True)
+    assert {patch.setting for patch in found.plan if patch.applicable} == {"max_model_len"}
+
+
+TOLD = (("max_num_batched_tokens", ""), ("max_model_len", "_tokens"))

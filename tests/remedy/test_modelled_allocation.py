@@ -1,0 +1,200 @@
+"""An allocation that failed is named by its bytes, and the settings whose product it is are solved."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from oomguard.diagnosing import assess, default_rules
+from oomguard.facts import GIB, Fact
+from oomguard.incident import Incident, SettingInForce
+from oomguard.remedy.policy import Policy, make_policy
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "float16",
+}
+VOCAB = 128256
+
+
+@pytest.fixture
+def failed(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    def make(tried, kind="host_oom", user=(), phase="unknown", slack=0.0, version="0.32.0", **facts) -> Incident:
+        user = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 32768, **dict(user)}
+        values = {"model": str(tmp_path), "on_cpu": kind == "host_oom", **facts}
+        known = {name: Fact(name, value) for name, value in values.items() if value is not None}
+        return Incident(
+            kind,
+            "boom",
+            framework="vllm",
+            framework_version=version,
+            phase=phase,
+            facts={**known, "tried_bytes": Fact("tried_bytes", round(tried), slack=slack)},
+            settings={name: SettingInForce(name, value, True, "printed") for name, value in user.items()},
+            settings_complete=True,
+        )
+
+    return make
+
+
+@pytest.fixture
+def free_host(monkeypatch):
+    def set_bytes(size: int) -> None:
+        monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: size)
+
+    return set_bytes
+
+
+def planned(incident: Incident, allow: str | None = None) -> Incident:
+    return assess(incident, default_rules(), make_policy(allow) if allow else Policy(), local_models=True)
+
+
+def value(incident: Incident, setting: str):
+    return next((patch.new for patch in incident.plan if patch.setting == setting), None)
+
+
+def test_prompt_logprobs_on_the_host_are_named_and_solved_by_what_is_free(failed, free_host):
+    """12 bytes an element of vocabulary and token in what is free beside the engine: 80 % of 3 GiB hold 1674 tokens."""
+    free_host(6 * GIB)
+    found = planned(failed(8190 * VOCAB * 2, user={"kv_cache_memory_bytes": GIB - 135 * 2**20}))
+    assert (found.causes[0].id, found.causes[0].rule) == ("prompt_logprobs", "OG340")
+    assert "8190 tokens x 128256 vocabulary x 2 bytes" in found.causes[0].explanation
+    step = value(found, "max_num_batched_tokens")
+    assert step % 64 == 0
+    assert 1300 < step < 1800
+    assert step * VOCAB * 12 <= 0.8 * (3 * GIB + 135 * 2**20)
+
+
+def test_where_nothing_tells_what_is_free_an_eighth_is_tried(failed, monkeypatch):
+    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
+    found = planned(failed(8190 * VOCAB * 2))
+    assert value(found, "max_num_batched_tokens") == 1024
+    assert found.plan[0].applicable
+
+
+def test_a_step_is_not_made_smaller_than_the_rows(failed, monkeypatch):
+    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
+    found = planned(failed(8190 * VOCAB * 2, user={"max_num_seqs": 2048}))
+    assert value(found, "max_num_batched_tokens") == 2048
+
+
+def test_prompt_logprobs_in_cuda_s_wording_are_solved_by_what_is_free_there(failed):
+    """Printed with two digits: the full step of 8192 tokens in float32 is 3.91 GiB."""
+    tried = round(8192 * VOCAB * 4 / GIB, 2) * GIB
+    found = planned(
+        failed(
+            tried,
+            "cuda_oom",
+            slack=0.005 * GIB,
+            phase="decode",
+            device_total_bytes=80 * GIB,
+            device_free_bytes=2 * GIB,
+            gpu_memory_utilization_ratio=0.95,
+            version="0.19.0",
+        )
+    )
+    assert found.causes[0].id == "prompt_logprobs"
+    step = value(found, "max_num_batched_tokens")
+    assert 64 <= step < 2 * GIB / VOCAB / 10
+
+
+def test_a_table_of_all_requests_is_solved_by_fewer_of_them(failed, free_host):
+    free_host(10 * GIB)
+    many = {"max_num_seqs": 1_000_000, "max_num_batched_tokens": 1_000_000, "kv_cache_memory_bytes": GIB}
+    incident = failed(1_000_000 * 32768 * 4, user=many, phase="load_weights")
+    found = planned(incident, "reduces-capacity")
+    assert (found.causes[0].id, found.causes[0].rule) == ("batch_too_large", "OG341")
+    # 1 GiB in blocks of 128 tokens of 512 bytes, one of them the engine's own: each request takes one at least.
+    assert value(found, "max_num_seqs") == GIB // (128 * 2 * 2 * 2 * 32 * 2) - 1
+    blocked = planned(incident)
+    assert all(not patch.applicable for patch in blocked.plan)  # the user set it, and it reduces the capacity
+
+
+def test_without_figures_rows_take_the_engine_s_default(failed, monkeypatch):
+    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
+    incident = failed(1_000_000 * 32768 * 4, user={"max_num_seqs": 1_000_000}, phase="load_weights")
+    assert value(planned(incident, "reduces-capacity"), "max_num_seqs") == 128
+
+
+def test_slots_of_adapters_are_solved_by_all_matrices_together(failed, free_host):
+    free_host(6 * GIB)
+    user = {"enable_lora": True, "max_loras": 20_000, "max_lora_rank": 512, "kv_cache_memory_bytes": GIB}
+    found = planned(failed(20_000 * 512 * 256 * 2, user=user, phase="load_weights"), "reduces-capacity")
+    assert (found.causes[0].id, found.causes[0].rule) == ("lora", "OG343")
+    slots = value(found, "max_loras")
+    # A of rank x inputs and B of outputs x rank for q, k, v, o, gate, up and down of two layers.
+    each = 2 * 512 * (4 * (256 + 256) - 2 * (256 - 64) + 3 * (256 + 512)) * 2
+    assert slots == pytest.approx(0.8 * 3 * GIB / each, rel=0.1)
+
+
+def test_bytes_that_are_no_product_leave_the_host_s_memory_the_cause(failed, free_host):
+    free_host(6 * GIB)
+    found = planned(failed(123_456_789_123))
+    assert found.causes[0].id == "host_ram"
+    assert "allocation" not in found.facts
+
+
+def test_without_the_model_the_settings_alone_may_tell(failed):
+    incident = failed(1_000_000 * 32768 * 4, user={"max_num_seqs": 1_000_000}, model=None)
+    found = assess(incident, default_rules(), Policy())
+    assert found.causes[0].rule == "OG341"
+
+
+def test_a_traceback_through_prompt_logprobs_is_solved_where_the_bytes_are_rounded(failed):
+    """3.42 GiB is no full step, so the figure alone proves nothing; the frames do."""
+    incident = failed(
+        3.42 * GIB,
+        "cuda_oom",
+        slack=0.005 * GIB,
+        phase="prompt_logprobs",
+        device_total_bytes=95 * GIB,
+        device_free_bytes=round(1.5 * GIB),
+        gpu_memory_utilization_ratio=0.9,
+        version="0.19.0",
+    )
+    found = planned(incident)
+    assert found.causes[0].rule == "OG304"
+    assert "allocation" not in found.facts
+    assert found.plan[0].setting == "max_num_batched_tokens"
+    assert found.plan[0].applicable
+    assert 64 <= found.plan[0].new < 1.5 * GIB / VOCAB / 10
+
+
+def test_a_sampler_s_warm_up_is_solved_by_fewer_rows(failed):
+    incident = failed(
+        1.96 * GIB,
+        "sampler_warmup_oom",
+        user={"max_num_seqs": 4096},
+        slack=0.005 * GIB,
+        device_total_bytes=24 * GIB,
+        device_free_bytes=GIB,
+        gpu_memory_utilization_ratio=0.9,
+        version="0.19.0",
+    )
+    rows = value(planned(incident, "reduces-capacity"), "max_num_seqs")
+    assert 128 <= rows < GIB / VOCAB / 16
+
+
+def test_more_blocks_than_the_memory_holds_are_cut_to_those(failed):
+    incident = failed(
+        200_000 * 128 * 2 * 2 * 32 * 2,
+        user={"num_gpu_blocks_override": 200_000},
+        phase="kv_cache_init",
+        num_gpu_blocks_override=200_000,
+        kv_cache_fitting_blocks=6387,
+    )
+    found = planned(incident, "reduces-capacity")
+    assert (found.causes[0].id, found.causes[0].rule) == ("kv_blocks_override", "OG347")
+    assert found.facts["allocation"].value == "kv_blocks"
+    assert value(found, "num_gpu_blocks_override") == 6387

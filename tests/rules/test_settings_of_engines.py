@@ -1,0 +1,65 @@
+"""What any rule proposes exists in the engine that failed, and does something under the settings in force."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from oomguard.diagnosing import assess
+from oomguard.incident import Incident
+from oomguard.remedy.policy import make_policy
+from oomguard.rule_testing import incident_from
+from oomguard.rules.load import RuleSet, load_rules
+from oomguard.rules.rule import Rule
+from oomguard.surfaces import engines, is_foreign
+
+# The share still decides there whether the engine begins at all.
+AT_THE_BEGINNING = {"startup_free_memory_below_utilization", "cpu_node_memory", "memory_profiling_changed"}
+
+
+@cache
+def shipped() -> RuleSet:
+    return load_rules()
+
+
+def assessed(rule: Rule, **more: object) -> list[Incident]:
+    """The incidents of a rule's own tests, with more facts, explained by all rules."""
+    found = []
+    for test in rule.tests:
+        for kind in rule.kinds if not test.get("expect_no_match") else [test["kind"]]:
+            incident = incident_from(kind, {**test.get("facts", {}), **more})
+            found.append(assess(incident, shipped(), make_policy("changes-outputs")))
+    return found
+
+
+def proposed(incident: Incident) -> set[str]:
+    return {patch.setting for patch in incident.plan} | {other.setting for other in incident.alternatives}
+
+
+@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("rule", shipped().rules, ids=lambda rule: rule.code)
+def test_every_setting_that_is_proposed_is_one_of_the_engine_that_failed(rule: Rule, engine: str):
+    for incident in assessed(rule, framework=engine):
+        foreign = {name for name in proposed(incident) if is_foreign(name, engine)}
+        assert not foreign, (incident.kind, foreign)
+
+
+@pytest.mark.parametrize("given", [{"kv_cache_memory_bytes": 1 << 30}, {"num_gpu_blocks_override": 8}], ids=str)
+@pytest.mark.parametrize("rule", shipped().rules, ids=lambda rule: rule.code)
+def test_a_byte_count_or_a_number_of_blocks_silences_the_share(rule: Rule, given: dict[str, int]):
+    for incident in assessed(rule, framework="vllm", **given):
+        if incident.kind in AT_THE_BEGINNING:
+            continue
+        assert "gpu_memory_utilization" not in proposed(incident), incident.kind
+        if incident.kind.startswith("kv_cache_"):
+            blamed = {cause.rule for cause in incident.causes if cause.id.startswith("utilization_")}
+            assert not blamed, incident.kind
+
+
+def test_an_engine_s_own_setting_is_no_stranger_and_a_variable_of_all_engines_neither():
+    assert is_foreign("mem_fraction_static", "vllm")
+    assert is_foreign("gpu_memory_utilization", "sglang")
+    assert not is_foreign("mem_fraction_static", "sglang")
+    assert not is_foreign("allocator_options", "vllm")
+    assert not is_foreign("gpu_memory_utilization", "an engine that nobody knows")
