@@ -8,12 +8,13 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Final
 
 from oomguard._version import __version__
-from oomguard.engines.command import Launch, settings_given, with_flag
+from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.vllm import plugin
+from oomguard.engines.vllm.own_command import own_command
 from oomguard.facts import FactValue
 from oomguard.incident import EngineStart, SettingInForce
 from oomguard.observe.settings_in_force import SCRIPT
@@ -24,32 +25,19 @@ SPEAKS: Final = ("vllm", "llm engine", "llmengine", "engine core", "enginecore")
 _PLUGIN_MODULE: Final = "oomguard_vllm_plugin"
 _ACKNOWLEDGED: Final = "acknowledged.jsonl"
 _ATTEMPT: Final = "attempt-"
-_CONFIG: Final = "--config"
 
 
 def is_own_command(argv: tuple[str, ...]) -> bool:
-    """Return whether the command itself is vLLM's command line, so that flags reach the engine."""
-    names = [PurePath(word).name for word in argv]
-    if names and names[0].startswith("python"):
-        if names[1:2] == ["-m"]:
-            return len(argv) > 2 and argv[2].startswith("vllm.entrypoints.")
-        names = names[1:]
-    return names[:2] == ["vllm", "serve"]
-
-
-def gives_config_file(argv: tuple[str, ...]) -> bool:
-    """Return whether settings also come from a file, so that a flag that is absent tells nothing."""
-    return any(word.partition("=")[0] == _CONFIG for word in argv)
+    """Return whether the command itself hands settings to the engine, also behind wrappers."""
+    return own_command(argv) is not None
 
 
 def settings_in_force(launch: Launch) -> dict[str, SettingInForce]:
-    """Return the settings that the launch's flags give; of a script's command only as evidence, since it may ignore them."""
-    found = settings_given(launch.argv, NAME)
-    if not is_own_command(launch.argv):
-        return {name: replace(flag, source=SCRIPT) for name, flag in found.items()}
-    if gives_config_file(launch.argv):
-        found = {name: replace(setting, source="given") for name, setting in found.items()}
-    return found
+    """Return the settings that the launch gives; of a script's command only as evidence, since it may ignore them."""
+    own = own_command(launch.argv)
+    if own is not None:
+        return own.settings()
+    return {name: replace(flag, source=SCRIPT) for name, flag in settings_given(launch.argv, NAME).items()}
 
 
 def carries(name: str) -> bool:
@@ -67,8 +55,9 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
         session: a folder of this run; the plugin goes there for children whose Python has no oomguard, and a folder that
             is there for as long as the attempt lasts.
     """
-    if is_own_command(launch.argv):
-        return _with_flags(launch, settings)
+    own = own_command(launch.argv)
+    if own is not None:
+        return replace(launch, argv=own.changed(settings, launch.engine_version))
     env = dict(launch.env)
     env[plugin.OVERRIDES] = json.dumps(_overrides(settings, launch.engine_version))
     env[plugin.ACKNOWLEDGE] = str(_begin_attempt(session) / _ACKNOWLEDGED)
@@ -83,8 +72,9 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
 
 def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
     """Return a line to paste that runs the launch with these settings, without oomguard run around it."""
-    if is_own_command(launch.argv):
-        return _with_flags(launch, settings).shell()
+    own = own_command(launch.argv)
+    if own is not None:
+        return replace(launch, argv=own.changed(settings, launch.engine_version)).shell()
     overrides = _overrides(settings, launch.engine_version)
     return Launch(launch.argv, {plugin.OVERRIDES: json.dumps(overrides)} if overrides else {}).shell()
 
@@ -109,12 +99,6 @@ def keep_measured(starts: tuple[EngineStart, ...], source: str) -> bool:
     from oomguard.memory.vllm.calibration import Calibrations, keep_measured, measured_start  # the whole memory model
 
     return keep_measured(measured_start(starts), source, Calibrations())
-
-
-def _with_flags(launch: Launch, settings: Mapping[str, FactValue]) -> Launch:
-    for name, value in settings.items():
-        launch = with_flag(launch, name, value, NAME)
-    return launch
 
 
 def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[str, FactValue]:
