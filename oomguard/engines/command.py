@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from oomguard.engines.flags import Flag, flags_in, merged_object
 from oomguard.engines.inner_command import Edit, replaced
 from oomguard.engines.shell_text import Unread
+from oomguard.engines.started import EngineChange, StartedEngine, changes_with, failed_model
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
-from oomguard.incident import Incident, SettingInForce
-from oomguard.settings import value_in_force
+from oomguard.incident import Incident, Patch, SettingInForce
 from oomguard.surfaces import flag_words, surface
 
 
@@ -22,13 +22,15 @@ class Launch:
 
     ``engine_version`` is that of the engine it starts, once it is known: flags are spelled as that version has them.
     ``engine_models`` are the models whose engines failed in it, as they printed them: in a program that starts several
-    engines, those of other models are not changed. It is empty where none was printed.
+    engines, those of other models are not changed. It is empty where none was printed. ``engine_changes`` are the settings of
+    each engine that failed, where a program starts several.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     engine_version: str | None = None
     engine_models: tuple[str, ...] = ()
+    engine_changes: tuple[EngineChange, ...] = ()
 
     def shell(self) -> str:
         """Return the launch as a line to paste into a shell."""
@@ -38,11 +40,19 @@ class Launch:
 
 def with_failed_engine(launch: Launch, incident: Incident) -> Launch:
     """Return the launch with what the engine that failed in it printed of itself: its version, and its model."""
-    known = value_in_force("model", incident.settings, incident.facts)
     # One engine that did not print its model, and the change may be for it.
-    model = None if known is None or not isinstance(known[0], str) else known[0]
+    model = failed_model(incident)
     models = () if model is None else tuple(dict.fromkeys((*launch.engine_models, model)))
     return replace(launch, engine_version=incident.framework_version or launch.engine_version, engine_models=models)
+
+
+def with_change(
+    launch: Launch, incident: Incident, started: Sequence[StartedEngine], patches: Sequence[Patch]
+) -> Launch:
+    """Return the launch with patches for the engine that failed; those of other engines stay theirs."""
+    new = {patch.setting: patch.new for patch in patches if patch.new is not None}
+    changes = changes_with(launch.engine_changes, incident, started, new) if new else launch.engine_changes
+    return replace(launch, engine_changes=changes)
 
 
 def settings_given(words: Sequence[str], engine: str, *, own: bool = False) -> dict[str, SettingInForce]:

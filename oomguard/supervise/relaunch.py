@@ -6,20 +6,21 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomguard.attempting.ledger import Ledger
-from oomguard.engines.command import Launch, with_failed_engine
+from oomguard.engines.command import Launch, with_change, with_failed_engine
 from oomguard.engines.known import launcher_of
 from oomguard.engines.protocol import Launcher
-from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, SettingInForce
+from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident
 from oomguard.journal.store import Journal
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
-from oomguard.observe.settings_in_force import SCRIPT
 from oomguard.remedy.policy import Policy
 from oomguard.report.mask import mask_command
+from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.memory_wait import free_by_device, wait_until_free
@@ -93,6 +94,7 @@ class Supervision:
         ledger = self._ledger
         keeps = self.policy.max_relaunches > 0 and not self.dry_run
         with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
+            self.launch = self._engine.watched(self._first, folder)
             for number in ledger.rounds():
                 if ledger.patches:
                     self._apply(folder)
@@ -166,7 +168,7 @@ class Supervision:
         if heard.ended_of is not None:
             get_logger().info("the command ended of something else", exception=heard.ended_of)
             return Diagnosis("", notes=(f"the command ended of {heard.ended_of}",))
-        settings = self._engine.settings_in_force(self.launch)
+        settings = given_settings(self._engine, self.launch, self._engine.started(self.launch))
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
         if death is not None:  # what an earlier start or a request failed of did not end the run
@@ -175,8 +177,10 @@ class Supervision:
         ended = status if death is None else SIGKILL_STATUS
         if not any(i.is_oom for i in scanned.incidents) and killed_for_memory(ended, cgroup, read_cgroup()):
             scanned = replace(scanned, incidents=(*scanned.incidents, _killed_by_kernel(status, death)))
-        if self._ledger.settings:
-            scanned = replace(scanned, incidents=tuple(self._with_patched(i) for i in scanned.incidents))
+        settled = partial(as_it_ran, engine=self._engine, first=self._first, launch=self.launch)
+        scanned = replace(
+            scanned, incidents=tuple(settled(i, changed=self._ledger.settings) for i in scanned.incidents)
+        )
         return self._ledger.diagnose(scanned, self.rules, local_models=True)
 
     def _learn(self, scanner: Scanner) -> None:
@@ -190,32 +194,24 @@ class Supervision:
         except Exception as error:  # noqa: BLE001 - whatever a log or a folder holds, the command's own end is not ours to change
             get_logger().debug("what the start measured is not kept", reason=str(error))
 
-    def _with_patched(self, incident: Incident) -> Incident:
-        first = self._engine.settings_in_force(self._first)
-        settings = dict(incident.settings)
-        for name, value in self._ledger.settings.items():
-            chosen, echoed = first.get(name), settings.get(name)
-            if chosen is not None and not (chosen.source == SCRIPT and incident.settings_complete):
-                by_user = chosen.set_by_user
-            else:  # a flag that only the changed command has is ours
-                by_user = echoed.set_by_user if echoed is not None and echoed.source != "command" else False
-            settings[name] = SettingInForce(name, value, by_user, "patched")
-        return replace(incident, settings=settings)
-
     def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
-        log = get_logger()
+        log, started = get_logger(), self._engine.started(self.launch)
         log.warning(
             "out of memory" if incident.is_oom else "failed",
             kind=incident.kind,
             what=incident.headline,
             cause=incident.causes[0].id,
         )
-        if self._ledger.settings and not self._engine.took_effect(self.launch, folder):
+        heeded = not self._ledger.settings or self._engine.took_effect(self.launch, folder)
+        if not heeded:
             log.warning("the change did not reach the engine: no engine in the command's Python took it")
+        heeded = heeded and not tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
         self._first = with_failed_engine(self._first, incident)
         self.on_failure(diagnosis, self._commands(incident))
         wanted = self._ledger.wanted(incident, self._engine.carries)
-        if not wanted:
+        if not heeded:
+            self._ledger.stop()
+        elif not wanted:
             log.info("nothing more to change by itself")
         elif self.dry_run:
             would_change = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in wanted)
@@ -223,7 +219,8 @@ class Supervision:
         elif self._stdin.lost is not None:
             log.warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
         elif signals.stopped_by is None:
-            self._ledger.choose(incident, self._engine.carries)
+            chosen = self._ledger.choose(incident, self._engine.carries)
+            self._first = with_change(self._first, incident, started, chosen)
 
     def _commands(self, incident: Incident) -> dict[str, str]:
         """Return the full command with each solved patch and alternative applied, to paste, its secrets masked."""

@@ -13,9 +13,12 @@ from typing import Final
 
 from oomguard._version import __version__
 from oomguard.engines.command import Launch, settings_given
+from oomguard.engines.started import StartedEngine
 from oomguard.engines.vllm import plugin
+from oomguard.engines.vllm.environment import set_by_variable, with_plugin, without_variables
 from oomguard.engines.vllm.own_command import own_command
-from oomguard.facts import FactValue
+from oomguard.engines.vllm.told import arguments_told, told_engines
+from oomguard.facts import Fact, FactValue
 from oomguard.incident import EngineStart, SettingInForce
 from oomguard.observe.settings_in_force import SCRIPT
 from oomguard.surfaces import surface, surfaces
@@ -46,6 +49,17 @@ def carries(name: str) -> bool:
     return own is not None and bool(own.flags) and own.kwarg is not None
 
 
+def watched(launch: Launch, session: Path) -> Launch:
+    """Return the launch with what makes a plugin that is installed tell the arguments of the engines that a program starts.
+
+    Nothing else is changed: where the program's Python has no oomguard nobody tells. The engine's own commands tell by themselves.
+    """
+    if own_command(launch.argv) is not None:
+        return launch
+    told = str(_begin_attempt(session) / _ACKNOWLEDGED)
+    return replace(launch, env={**launch.env, plugin.REPORT: json.dumps(arguments_told()), plugin.ACKNOWLEDGE: told})
+
+
 def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
     """Return the launch with these settings: as flags on vLLM's own command, else as overrides for the plugin.
 
@@ -55,34 +69,45 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
         session: a folder of this run; the plugin goes there for children whose Python has no oomguard, and a folder that
             is there for as long as the attempt lasts.
     """
+    launch = without_variables(launch, settings, os.environ)
     own = own_command(launch.argv)
     if own is not None:
         return replace(launch, argv=own.changed(settings, launch.engine_version))
-    env = dict(launch.env)
+    env = dict(watched(launch, session).env)
     env[plugin.OVERRIDES] = json.dumps(_overrides(settings, launch.engine_version))
-    env[plugin.ACKNOWLEDGE] = str(_begin_attempt(session) / _ACKNOWLEDGED)
     if launch.engine_models:
         env[plugin.MODELS] = json.dumps(launch.engine_models)
-    env["PYTHONPATH"] = os.pathsep.join([str(_carry(session)), *filter(None, [os.environ.get("PYTHONPATH")])])
-    if "VLLM_PLUGINS" in os.environ:  # an allow-list: joined where the user has one, never made
-        names = [name for name in os.environ["VLLM_PLUGINS"].split(",") if name]
-        env["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*names, "oomguard"]))
-    return replace(launch, env=env)
+    if len(launch.engine_changes) > 1 or any(change.order is not None for change in launch.engine_changes):
+        rows = [(c.model, c.order, _overrides(c.settings, launch.engine_version)) for c in launch.engine_changes]
+        env[plugin.ENGINES] = json.dumps([{"model": m, "order": o, "overrides": values} for m, o, values in rows])
+    return with_plugin(launch, env, _carry(session), os.environ)
 
 
 def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
     """Return a line to paste that runs the launch with these settings, without oomguard run around it."""
+    launch = without_variables(launch, settings, os.environ)
     own = own_command(launch.argv)
     if own is not None:
         return replace(launch, argv=own.changed(settings, launch.engine_version)).shell()
     overrides = _overrides(settings, launch.engine_version)
-    return Launch(launch.argv, {plugin.OVERRIDES: json.dumps(overrides)} if overrides else {}).shell()
+    env = {plugin.OVERRIDES: json.dumps(overrides)} if overrides else {}
+    return with_plugin(replace(launch, env={}), env, None, os.environ).shell() if env else Launch(launch.argv).shell()
 
 
 def took_effect(launch: Launch, session: Path) -> bool:
     """Return whether the settings of ``apply`` reached an engine: flags do, overrides where a plugin acknowledged them."""
+    return is_own_command(launch.argv) or any(engine.changed for engine in started(launch))
+
+
+def started(launch: Launch) -> tuple[StartedEngine, ...]:
+    """Return the engines that the launch's program started, as far as the plugin told them."""
     told = launch.env.get(plugin.ACKNOWLEDGE)
-    return is_own_command(launch.argv) or (told is not None and Path(told).is_file())
+    return () if told is None else told_engines(Path(told))
+
+
+def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
+    """Return the variable of the environment that sets a setting over flag and argument, as a setting in force; None without one."""
+    return set_by_variable(launch, name, facts, os.environ)
 
 
 def reaches_scripts() -> bool:
