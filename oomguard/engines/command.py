@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from oomguard.engines.flags import Flag, flags_in, merged_object
@@ -53,6 +53,15 @@ def with_change(
     new = {patch.setting: patch.new for patch in patches if patch.new is not None}
     changes = changes_with(launch.engine_changes, incident, started, new) if new else launch.engine_changes
     return replace(launch, engine_changes=changes)
+
+
+def without_changes(launch: Launch, names: Collection[str]) -> Launch:
+    """Return the launch with these settings changed for no engine."""
+    left = (
+        replace(change, settings={name: value for name, value in change.settings.items() if name not in names})
+        for change in launch.engine_changes
+    )
+    return replace(launch, engine_changes=tuple(change for change in left if change.settings))
 
 
 def settings_given(words: Sequence[str], engine: str, *, own: bool = False) -> dict[str, SettingInForce]:

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomguard.attempting.ledger import Ledger
-from oomguard.engines.command import Launch, with_change, with_failed_engine
+from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import launcher_of
 from oomguard.engines.protocol import Launcher
 from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident
 from oomguard.journal.store import Journal
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
-from oomguard.remedy.policy import Policy
+from oomguard.remedy.policy import Policy, is_out_of_question, with_needed
 from oomguard.report.mask import mask_command
+from oomguard.report.wording import arrow
 from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.marking import Marker
@@ -28,6 +29,7 @@ from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
+from oomguard.supervise.taking_back import take_back
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
@@ -80,10 +82,12 @@ class Supervision:
     _rules: RuleSet | None = field(init=False, default=None)
     _keeper: Keeper = field(init=False)
     _stdin: StandardInput = field(init=False)
+    _refused: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self._first, self._engine = self.launch, launcher_of(self.launch)
-        self._ledger, self._keeper = Ledger(self.policy), Keeper(self.journal)
+        policy = with_needed(self.policy, self._engine.asked_length(self.launch))
+        self._ledger, self._keeper = Ledger(policy), Keeper(self.journal)
 
     def run(self, signals: Signals) -> Outcome:
         """Run the command, and again after each choice of patches.
@@ -123,8 +127,17 @@ class Supervision:
         heard = self._hear(marker.recording, ended.status)
         diagnosis = self._diagnose(heard, ended.status, cgroup, signals) if heard is not None else Diagnosis("")
         incident = diagnosis.first_cause
-        error, measured = _error(ended.status, incident), heard.comparable(ledger.patches) if heard is not None else {}
-        attempt = ledger.end(incident, error=error, exit_status=ended.status, seconds=ended.seconds, measured=measured)
+        error, measured = (
+            self._refused or _error(ended.status, incident),
+            heard.comparable(ledger.patches) if heard is not None else {},
+        )
+        attempt = ledger.end(
+            None if self._refused else incident,
+            error=error,
+            exit_status=ended.status,
+            seconds=ended.seconds,
+            measured=measured,
+        )
         self._keeper.end(row, attempt)
         if signals.stopped_by is None and heard is not None:
             self._learn(heard.scanner)
@@ -160,6 +173,11 @@ class Supervision:
             return hear(recording, status, self.rules)
 
     def _diagnose(self, heard: Heard, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
+        needed = self._engine.refused_length(heard.tail, self._ledger.settings) if status else {}
+        self._refused = "request refused" if needed else ""
+        if needed:
+            self._first = without_changes(self._first, needed)
+            return take_back(self._ledger, needed, self.rules)
         # A server may end with status 0 after its engine died, and after a stop that it was sent.
         scanner = heard.scanner
         death = scanner.death() if status == 0 else None
@@ -205,7 +223,9 @@ class Supervision:
         heeded = not self._ledger.settings or self._engine.took_effect(self.launch, folder)
         if not heeded:
             log.warning("the change did not reach the engine: no engine in the command's Python took it")
-        heeded = heeded and not tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
+        heeded = heeded and not (
+            not self._refused and tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
+        )
         self._first = with_failed_engine(self._first, incident)
         self.on_failure(diagnosis, self._commands(incident))
         wanted = self._ledger.wanted(incident, self._engine.carries)
@@ -214,7 +234,7 @@ class Supervision:
         elif not wanted:
             log.info("nothing more to change by itself")
         elif self.dry_run:
-            would_change = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in wanted)
+            would_change = ", ".join(f"{p.setting} {arrow(p)}" for p in wanted)
             log.info("dry run: nothing is run again", would_change=would_change)
         elif self._stdin.lost is not None:
             log.warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
@@ -225,7 +245,7 @@ class Supervision:
     def _commands(self, incident: Incident) -> dict[str, str]:
         """Return the full command with each solved patch and alternative applied, to paste, its secrets masked."""
         first = replace(self._first, argv=tuple(mask_command(self._first.argv)), env={})
-        solved = {patch.setting: patch.new for patch in incident.plan}
+        solved = {patch.setting: patch.new for patch in incident.plan if not is_out_of_question(patch)}
         solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
         groups = {
             patch.setting: {p.setting: p.new for p in incident.plan if p.group == patch.group and p.new is not None}
@@ -249,7 +269,7 @@ class Supervision:
         """Carry the settings changed so far into the command of the attempt that begins."""
         ledger, log = self._ledger, get_logger()
         self.launch = self._engine.apply(self._first, ledger.settings, folder)
-        log.info("running again", **{patch.setting: f"{patch.old} -> {patch.new}" for patch in ledger.patches})
+        log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
 

@@ -50,6 +50,12 @@ if length > args.fits:
         file=sys.stderr,
     )
     sys.exit(1)
+if args.mode == "prompt" and length <= 3000:
+    print("Traceback (most recent call last):", file=sys.stderr)
+    print('  File "s.py", line 9, in <module>', file=sys.stderr)
+    sys.exit(
+        f"ValueError: The decoder prompt (length 3000) is longer than the maximum model length of {length}. Make sure that"
+    )
 if args.mode == "wait":
     print("READY", flush=True)
     time.sleep(60)

@@ -14,13 +14,14 @@ from typing import Final
 from oomguard._version import __version__
 from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.started import StartedEngine
-from oomguard.engines.vllm import plugin
+from oomguard.engines.vllm import lengths, plugin
 from oomguard.engines.vllm.environment import set_by_variable, with_plugin, without_variables
 from oomguard.engines.vllm.own_command import own_command
 from oomguard.engines.vllm.told import arguments_told, told_engines
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import EngineStart, SettingInForce
 from oomguard.observe.settings_in_force import SCRIPT
+from oomguard.remedy.policy import Need
 from oomguard.surfaces import surface, surfaces
 
 NAME: Final = "vllm"
@@ -113,6 +114,16 @@ def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingIn
 def reaches_scripts() -> bool:
     """Return True: the plugin changes the engine arguments of an unchanged script."""
     return True
+
+
+def asked_length(launch: Launch) -> Mapping[str, Need]:
+    """Return the least length of a request that the command itself asks for, by the setting that limits it."""
+    return lengths.asked_length(launch)
+
+
+def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
+    """Return the length that the engine refused under one of these settings, by setting; empty where it refused none."""
+    return lengths.refused_length(text, settings)
 
 
 def keep_measured(starts: tuple[EngineStart, ...], source: str) -> bool:

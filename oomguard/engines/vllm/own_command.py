@@ -29,7 +29,8 @@ _MODULE: Final = "module:"
 
 
 @functools.cache
-def _table() -> Mapping[str, Any]:
+def table() -> Mapping[str, Any]:
+    """Return the data of commands.toml."""
     return next(iter(read_tables("vllm_commands", [_FILE]).values()))
 
 
@@ -67,7 +68,7 @@ class ByFlags:
         return self.command.change(_joined(edits))
 
     def _config_path(self) -> str | None:
-        args, flag = self.command.args, _table()["config"]
+        args, flag = self.command.args, table()["config"]
         at = args.index(flag) if flag in args else len(args)
         return args[at + 1] if at + 1 < len(args) else None
 
@@ -171,13 +172,13 @@ def own_command(argv: Sequence[str]) -> ByFlags | ByArguments | None:
 
 
 def _carrier(command: InnerCommand) -> ByFlags | ByArguments | None:
-    table, words = _table(), (command.program, *command.args)
+    rows, words = table(), (command.program, *command.args)
     module = command.program.removeprefix(_MODULE) if command.program.startswith(_MODULE) else None
-    if any(words[: len(own)] == tuple(own) for own in table["own"]):
+    if any(words[: len(own)] == tuple(own) for own in rows["own"]):
         return ByFlags(command)
-    if module is not None and any(module.startswith(name) for name in table["modules"]):
+    if module is not None and any(module.startswith(name) for name in rows["modules"]):
         return ByFlags(command)
-    for row in table["arguments"]:
+    for row in rows["arguments"]:
         if command.program in row["programs"] and _holds(command.args, row["when"]):
             carrier = ByArguments(command, row)
             return carrier if carrier.is_read else None
