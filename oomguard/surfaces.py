@@ -31,6 +31,7 @@ _KEYS: Final = frozenset(
         "versions",
         "spelled",
         "many",
+        "aliases",
         "inside",
         "automatic",
         "variables",
@@ -48,6 +49,7 @@ class Surface:
         kwarg: the keyword argument in Python.
         config_key: the key in the engine's configuration file.
         unit_bytes: bytes in one unit of the engine's value, where ours is in bytes.
+        aliases: long flags that mean the same; they are read and never written.
         many: whether the flag takes all words up to the next flag.
         inside: flags of objects that hold it too, each with the key that it has there.
         automatic: texts by which the engine is told to find the value itself.
@@ -62,6 +64,7 @@ class Surface:
     kwarg: str | None = None
     config_key: str | None = None
     unit_bytes: int = 1
+    aliases: tuple[str, ...] = ()
     many: bool = False
     inside: tuple[tuple[str, str], ...] = ()
     automatic: tuple[str, ...] = ()
@@ -173,6 +176,7 @@ def _read(row: Mapping[str, Any], where: str) -> Surface:
         row.get("kwarg"),
         row.get("config_key"),
         row.get("unit_bytes", 1),
+        tuple(row.get("aliases", ())),
         row.get("many", False),
         tuple((flag, key) for flag, key in row.get("inside", ())),
         tuple(row.get("automatic", ())),

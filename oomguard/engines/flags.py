@@ -53,7 +53,7 @@ def _known(engine: str) -> _Known:
         for flag, key in own.inside:
             inside.setdefault(flag, {})[key] = name
     return _Known(
-        {flag: name for name, own in spellings for flag in own.flags},
+        {flag: name for name, own in spellings for flag in (*own.flags, *own.aliases)},
         {own.off_flag: name for name, own in spellings if own.off_flag and SETTINGS[name].type == "bool"},
         inside,
         rows,

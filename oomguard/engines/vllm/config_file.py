@@ -59,7 +59,12 @@ def read_config_file(path: str, engine: str) -> ConfigFile | None:
 def _names(engine: str) -> dict[str, str]:
     """Return the settings by the keys that a file may have for them: those of each flag, without its dashes."""
     rows = [(name, own) for name, newest in surfaces(engine).items() for own in (newest, *newest.others)]
-    named = {flag.removeprefix("--"): name for name, own in rows for flag in own.flags if flag.startswith("--")}
+    named = {
+        flag.removeprefix("--"): name
+        for name, own in rows
+        for flag in (*own.flags, *own.aliases)
+        if flag.startswith("--")
+    }
     return named | {own.config_key: name for name, own in rows if own.config_key is not None}
 
 
