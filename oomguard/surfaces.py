@@ -6,9 +6,10 @@ An engine is known by its file, engines/<folder>/settings.toml: nothing else has
 from __future__ import annotations
 
 import functools
+import re
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,7 +21,23 @@ from oomguard.user_files import read_tables
 
 _FOLDER: Final = Path(__file__).with_name("engines")
 _OFF: Final = "no-"
-_KEYS: Final = frozenset({"flags", "kwarg", "config_key", "unit_bytes", "default", "versions", "spelled"})
+_KEYS: Final = frozenset(
+    {
+        "flags",
+        "kwarg",
+        "config_key",
+        "unit_bytes",
+        "default",
+        "versions",
+        "spelled",
+        "many",
+        "aliases",
+        "inside",
+        "automatic",
+        "variables",
+    }
+)
+_SUFFIXED: Final = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]{1,3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +49,12 @@ class Surface:
         kwarg: the keyword argument in Python.
         config_key: the key in the engine's configuration file.
         unit_bytes: bytes in one unit of the engine's value, where ours is in bytes.
+        aliases: long flags that mean the same; they are read and never written.
+        many: whether the flag takes all words up to the next flag.
+        inside: flags of objects that hold it too, each with the key that it has there.
+        automatic: texts by which the engine is told to find the value itself.
+        variables: variables of the environment that set it over the flag, each a row of ``name``, ``unit_bytes`` and ``where``.
+        suffixes: what a number may end with in the engine's flags, and the factor.
         defaults: rows of ``value``, each with the ``versions`` and the ``device_size`` for which it holds.
         versions: the engine's versions that spell it so (PEP 440), None for all that ``others`` leave.
         others: how it is spelled in other versions.
@@ -41,6 +64,12 @@ class Surface:
     kwarg: str | None = None
     config_key: str | None = None
     unit_bytes: int = 1
+    aliases: tuple[str, ...] = ()
+    many: bool = False
+    inside: tuple[tuple[str, str], ...] = ()
+    automatic: tuple[str, ...] = ()
+    variables: tuple[Mapping[str, Any], ...] = ()
+    suffixes: Mapping[str, int] = field(default_factory=dict)
     defaults: tuple[Mapping[str, Any], ...] = ()
     versions: str | None = None
     others: tuple[Surface, ...] = ()
@@ -64,11 +93,49 @@ class Surface:
     def ours(self, name: str, text: str) -> FactValue:
         """Read the text of the engine's flag as a value of ours; raise SettingError where it is none."""
         if self.unit_bytes == 1:
-            return parse_value(name, text)
+            number = self._suffixed(text.strip()) if SETTINGS[name].type == "int" else None
+            return parse_value(name, text if number is None else str(number))
         try:
             return round(float(text) * self.unit_bytes)
         except (ValueError, OverflowError):
             raise SettingError(f"{name} is a number, not {text!r}") from None
+
+    def _suffixed(self, text: str) -> int | None:
+        """Return a number like ``32k`` by the engine's own suffixes, None for any other text."""
+        found = _SUFFIXED.fullmatch(text)
+        factor = self.suffixes.get(found.group(2)) if found else None
+        if found is None or factor is None:
+            return None
+        number = found.group(1)
+        if "." in number:  # a factor of two takes whole numbers only
+            return int(float(number) * factor) if factor % 10 == 0 else None
+        return int(number) * factor
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """How an engine's command line is written beyond ``FLAG VALUE`` and ``FLAG=VALUE``.
+
+    Attributes:
+        abbreviations: a flag may be cut as long as only one begins so.
+        whole: flags that are no abbreviation of one that stands in the engine's file.
+        dotted: ``FLAG.KEY VALUE`` gives one key of an object.
+        suffixes: what a number may end with, and the factor.
+    """
+
+    abbreviations: bool = False
+    whole: tuple[str, ...] = ()
+    dotted: bool = False
+    suffixes: Mapping[str, int] = field(default_factory=dict)
+
+
+@functools.cache
+def grammar(engine: str) -> Grammar:
+    """Return how an engine's command line is written; the plain one for an engine whose file says nothing of it."""
+    row = _tables().get(engine, {}).get("grammar", {})
+    return Grammar(
+        row.get("abbreviations", False), tuple(row.get("whole", ())), row.get("dotted", False), row.get("suffixes", {})
+    )
 
 
 @functools.cache
@@ -99,24 +166,31 @@ def surfaces(engine: str) -> Mapping[str, Surface]:
         if "as_in" in row:
             found[name] = surfaces(row["as_in"])[name]
             continue
-        found[name] = _read(row, f"engines/{engine}: {name}")
+        found[name] = _read({"suffixes": grammar(engine).suffixes, **row}, f"engines/{engine}: {name}")
     return MappingProxyType(found)
 
 
 def _read(row: Mapping[str, Any], where: str) -> Surface:
     """Return a row of a data file as a surface; raise SettingError for a key that nothing reads."""
-    if unknown := set(row) - _KEYS:
+    if unknown := set(row) - _KEYS - {"suffixes"}:
         raise SettingError(
             f"{where}: unknown key {', '.join(sorted(unknown))}", hint=f"known: {', '.join(sorted(_KEYS))}"
         )
+    kept = {key: row[key] for key in ("unit_bytes", "many", "automatic", "suffixes") if key in row}
     return Surface(
         tuple(row.get("flags", ())),
         row.get("kwarg"),
         row.get("config_key"),
         row.get("unit_bytes", 1),
+        tuple(row.get("aliases", ())),
+        row.get("many", False),
+        tuple((flag, key) for flag, key in row.get("inside", ())),
+        tuple(row.get("automatic", ())),
+        tuple(row.get("variables", ())),
+        row["suffixes"],
         tuple(row.get("default", ())),
         row.get("versions"),
-        tuple(_read({"unit_bytes": row.get("unit_bytes", 1), **other}, where) for other in row.get("spelled", ())),
+        tuple(_read({**kept, **other}, where) for other in row.get("spelled", ())),
     )
 
 
@@ -188,41 +262,6 @@ def flag_words(name: str, value: FactValue | None, engine: str, version: str | N
 
 def _text(value: FactValue) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A flag found in a command line, from word ``start`` up to ``end``.
-
-    ``text`` is its value, None for a yes/no setting, which is ``on`` or not, and for a flag without its value.
-    """
-
-    name: str
-    start: int
-    end: int
-    text: str | None
-    on: bool | None
-
-
-def flags_in(argv: tuple[str, ...], engine: str) -> Iterator[Flag]:
-    """Find an engine's flags in a command line, those of any version, in every form.
-
-    They are spelled with dashes or underscores, ``FLAG VALUE`` or ``FLAG=VALUE``.
-    """
-    spellings = [(name, own) for name, newest in surfaces(engine).items() for own in (newest, *newest.others)]
-    known = {flag: name for name, own in spellings for flag in own.flags}
-    off = {own.off_flag: name for name, own in spellings if own.off_flag and SETTINGS[name].type == "bool"}
-    for i, word in enumerate(argv):
-        spelled, equals, text = word.partition("=")
-        spelled = spelled.replace("_", "-") if spelled.startswith("--") else spelled
-        name = known.get(spelled)
-        if spelled in off or (name is not None and SETTINGS[name].type == "bool"):
-            yield Flag(name or off[spelled], i, i + 1, None, spelled not in off)
-        elif name is not None and equals:
-            yield Flag(name, i, i + 1, text, None)
-        elif name is not None:
-            more = i + 1 < len(argv)
-            yield Flag(name, i, i + 1 + more, argv[i + 1] if more else None, None)
 
 
 def as_flag(name: str, value: FactValue | None, engine: str, version: str | None = None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from oomguard.engines.flags import flags_in
 from oomguard.errors import SettingError
 from oomguard.facts import GIB
 from oomguard.settings import SETTINGS
@@ -14,7 +15,6 @@ from oomguard.surfaces import (
     default_value,
     device_size,
     engines,
-    flags_in,
     surface,
     surfaces,
 )

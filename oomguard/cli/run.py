@@ -205,7 +205,7 @@ def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
 
     screen = console(color, file=cast("TextIO", _Errors()))
     if not quiet:
-        screen.print(attempts_table(outcome.attempts))
+        screen.print(attempts_table(outcome.attempts, columns=screen.width))
     if text := reduced(outcome.attempts):
         screen.print(drawn(text), markup=False)
 

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from oomguard.engines.command import Launch
-from oomguard.facts import FactValue
+from oomguard.engines.started import StartedEngine
+from oomguard.facts import Fact, FactValue
 from oomguard.incident import EngineStart, SettingInForce
 from oomguard.memory.generate.rows import CallTrace
+from oomguard.remedy.policy import Need
 
 
 class Launcher(Protocol):
@@ -44,6 +46,21 @@ class Launcher(Protocol):
 
     def carries(self, name: str) -> bool:
         """Return whether a launch can be changed by this setting."""
+
+    def watched(self, launch: Launch, session: Path) -> Launch:
+        """Return the launch with what makes it tell which engines it starts, and nothing else changed."""
+
+    def started(self, launch: Launch) -> tuple[StartedEngine, ...]:
+        """Return the engines that a launch of ``watched`` or ``apply`` started, as far as they were told."""
+
+    def beaten_by(self, launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
+        """Return what sets a setting over all that can be carried, named by its source; None where nothing does."""
+
+    def asked_length(self, launch: Launch) -> Mapping[str, Need]:
+        """Return what the command's own requests need, by setting; empty where it does not tell."""
+
+    def refused_length(self, text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
+        """Return what a request needs that the engine refused under one of these settings, by setting; empty where it refused none."""
 
     def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
         """Return the launch with these settings; ``session`` is a folder of this run, for what has to lie in a file."""

@@ -12,6 +12,9 @@ from oomguard.settings import SETTING_FACTS
 
 # The source of a flag on the command line of a program that is not the engine's own: the program may ignore it.
 SCRIPT: Final = "script"
+# The source of all that a program gave its engine, as what runs inside the engine told it.
+ARGUMENTS: Final = "arguments"
+_COMPLETE: Final = frozenset({"command", ARGUMENTS})
 SHARE: Final = "gpu_memory_utilization"
 # A host's total moves between the line that prints it and the start; a share that a script ignores is further off.
 AGREES_RATIO: Final = 0.05
@@ -33,7 +36,7 @@ def merged_settings(
     """
     stated = {name: setting for name, setting in given.items() if setting.source != SCRIPT}
     settings = {**echoed, **stated}
-    complete = echo_complete or any(setting.source == "command" for setting in settings.values())
+    complete = echo_complete or any(setting.source in _COMPLETE for setting in settings.values())
     if not complete:
         settings = {**{name: flag for name, flag in given.items() if flag.source == SCRIPT}, **settings}
     return settings, complete

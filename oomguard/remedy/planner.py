@@ -10,7 +10,7 @@ from oomguard.facts import FactValue
 from oomguard.incident import Alternative, Effect, Incident, Patch
 from oomguard.remedy.modelled import MODELLED, FailureModel
 from oomguard.remedy.permitted import present_value, why_blocked
-from oomguard.remedy.policy import HARD_LIMIT, Policy
+from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question
 from oomguard.remedy.printed import SOLVERS
 from oomguard.remedy.solution import Solution
 from oomguard.rules.fix import Fix
@@ -72,7 +72,10 @@ def plan(
         _keep_more(incident, model, policy, tried, patches)
     if "device_total_bytes" not in incident.facts and incident.kind != "engine_dead":  # no figure would help there
         unknown.setdefault("device total: not printed")
-    ordered = sorted(patches.values(), key=lambda p: (not p.applicable, p.new is None, p.effect))
+    shown = (
+        replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p for p in patches.values()
+    )
+    ordered = sorted(shown, key=lambda p: (not p.applicable, p.new is None, p.effect))
     return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -18,13 +19,25 @@ DEFAULT_MAX_PER_HOUR: Final = 3
 HARD_LIMIT: Final = "a byte count you set"
 
 
+# How a reason begins by which no permission leads to a patch.
+_NEVER: Final = ("pinned", "below ")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The least value with which what is run can do its work, and what tells so; ``inf``: the value it had."""
+
+    value: float
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """``allow`` None is the default policy: output-preserving always, reduces-capacity only on what the user left alone.
 
     An explicit ``allow`` permits effects up to it on every setting and forbids the rest; pinned settings and floors
-    (``minimum`` by setting) hold in any case. ``deadline_s`` is seconds from the start of the first attempt. ``max_per_hour``
-    is for a command: relaunches within any hour.
+    (``minimum`` by setting) hold in any case, and so does what the command itself needs (``needed``). ``deadline_s`` is
+    seconds from the start of the first attempt. ``max_per_hour`` is for a command: relaunches within any hour.
     """
 
     allow: Effect | None = None
@@ -33,6 +46,7 @@ class Policy:
     max_relaunches: int = DEFAULT_MAX_RELAUNCHES
     deadline_s: float | None = None
     max_per_hour: int = DEFAULT_MAX_PER_HOUR
+    needed: Mapping[str, Need] = field(default_factory=lambda: MappingProxyType({}))
 
     def blocks(self, patch: Patch, incident: Incident) -> str | None:  # noqa: PLR0911 - one reason a line
         """Why this patch is not permitted, None where it is."""
@@ -44,6 +58,9 @@ class Policy:
         floor = self.minimum.get(patch.setting)
         if floor is not None and patch.new is not None and _below(patch.new, floor):
             return f"below your floor of {floor}"
+        need = self.needed.get(patch.setting)
+        if need is not None and patch.new is not None and _below(patch.new, min(need.value, _value(patch.old))):
+            return f"below {'what' if math.isinf(need.value) else f'the {need.value:.0f} that'} {need.why}"
         if knob.hard_limit and set_by_user and patch.new is not None and not _below(patch.new, patch.old):
             return HARD_LIMIT
         if self.allow is not None:
@@ -79,6 +96,24 @@ def make_policy(
         deadline_s,
         max_per_hour,
     )
+
+
+def with_needed(policy: Policy, needed: Mapping[str, Need]) -> Policy:
+    """Return the policy with what a command needs, beside what was known of that before."""
+    joined = dict(policy.needed)
+    for name, need in needed.items():
+        known = joined.get(name)
+        joined[name] = need if known is None or need.value > known.value else known
+    return replace(policy, needed=MappingProxyType(joined))
+
+
+def is_out_of_question(patch: Patch) -> bool:
+    """Return whether a patch stays undone whatever is allowed: its setting is pinned, or it goes below what has to be."""
+    return patch.blocked_by is not None and patch.blocked_by.startswith(_NEVER)
+
+
+def _value(old: FactValue | None) -> float:
+    return math.inf if old is None or isinstance(old, str) else old
 
 
 def _below(a: FactValue | None, b: FactValue | None) -> bool:

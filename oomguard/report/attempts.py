@@ -11,10 +11,13 @@ from oomguard.report.html import to_html
 from oomguard.report.json import json_line, patch_dict, plain_value, to_dict
 from oomguard.report.markdown import cell, inline, to_markdown
 from oomguard.report.presentable import drawn, masked
+from oomguard.report.wording import arrow
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+CHANGED_COLUMNS: Final = 24
+NARROW_COLUMNS: Final = 76
 # Facts that the table shows, and what it calls them.
 _LABELS: Final = {
     "peak_bytes": "peak",
@@ -24,20 +27,24 @@ _LABELS: Final = {
 }
 
 
-def attempts_table(attempts: Sequence[Attempt]) -> Table:
-    """Return the table for a terminal, one row an attempt, in order."""
+def attempts_table(attempts: Sequence[Attempt], *, columns: int = 80) -> Table:
+    """Return the table for a terminal of so many columns, one row an attempt, in order."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     headings, *rows = attempt_rows(attempts)
     table = Table(box=box.SIMPLE_HEAD, title="What oomguard did", title_justify="left", padding=(0, 1))
+    widths = {"time": max((len(row[-1]) for row in rows), default=0)}
+    if columns >= NARROW_COLUMNS:
+        widths["changed"] = CHANGED_COLUMNS
     for name in headings:
         table.add_column(
             "" if name == "attempt" else name,
             justify="right" if name == "time" else "left",
             no_wrap=name == "time",
-            min_width=24 if name == "changed" else None,
+            # Fixed, or a narrow screen cuts the last column for the sake of the others.
+            width=widths.get(name),
         )
     for row in rows:
         table.add_row(*(Text(text) for text in row))
@@ -55,7 +62,7 @@ def reduced(attempts: Sequence[Attempt]) -> str | None:
     patches = [p for a in attempts for p in a.patches if p.effect >= Effect.REDUCES_CAPACITY]
     if not patches or not attempts[-1].succeeded:
         return None
-    changes = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in patches)
+    changes = ", ".join(f"{p.setting} {arrow(p)}" for p in patches)
     return f"Ran with reduced settings: {changes}. {' '.join(dict.fromkeys(p.tradeoff for p in patches if p.tradeoff))}"
 
 
@@ -97,9 +104,7 @@ def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) ->
 def _changed(attempt: Attempt) -> str:
     if not attempt.patches:
         return "nothing"
-    return "\n".join(
-        f"{p.setting} {'' if p.old is None else f'{p.old} '}-> {p.new}\n({p.effect})" for p in attempt.patches
-    )
+    return "\n".join(f"{p.setting} {'-> ' if p.old is None else ''}{arrow(p)}\n({p.effect})" for p in attempt.patches)
 
 
 def _result(attempt: Attempt) -> str:

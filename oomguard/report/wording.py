@@ -105,6 +105,11 @@ def change(patch: Patch) -> str:
     return new if patch.old is None else f"{amount(patch.setting, patch.old)} -> {new}"
 
 
+def arrow(patch: Patch) -> str:
+    """Return ``40960 -> 26624`` as ``change`` does, byte counts as they are given to the engine."""
+    return str(patch.new) if patch.old is None else f"{patch.old} -> {patch.new}"
+
+
 def why(patch: Patch) -> str:
     """Return the reason of a patch and the bytes that it is predicted to free."""
     freed = patch.predicted_freed_bytes or 0

@@ -21,10 +21,14 @@ _ALWAYS: Final = {"kv_cache_available_bytes", "kv_cache_capacity_tokens"}
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The scanned output; ``ended_of`` is the exception that ended the command, where it is no memory failure and passes none on."""
+    """The scanned output; ``ended_of`` is the exception that ended the command, where it is no memory failure and passes none on.
+
+    ``tail`` is the end of both streams, where the command failed.
+    """
 
     scanner: Scanner
     ended_of: str | None = None
+    tail: str = ""
 
     def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
         """Return the printed figures that a prediction can be held against, and those of the KV cache."""
@@ -41,7 +45,10 @@ def hear(recording: Recording, status: int, rules: RuleSet) -> Heard:
     def make_finder() -> Finder:
         return finder(rules.anchors)
 
-    return Heard(replayed(recording, rules, make_finder), _other_end(recording, rules) if status else None)
+    if not status:
+        return Heard(replayed(recording, rules, make_finder))
+    tail = b"\n".join(recording.tail(stream, TAIL_BYTES) for stream in (1, 2)).decode("utf-8", "replace")
+    return Heard(replayed(recording, rules, make_finder), _other_end(recording, rules), tail)
 
 
 def _other_end(recording: Recording, rules: RuleSet) -> str | None:

@@ -6,28 +6,32 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomguard.attempting.ledger import Ledger
-from oomguard.engines.command import Launch, with_failed_engine
+from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import launcher_of
 from oomguard.engines.protocol import Launcher
-from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident, SettingInForce
+from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident
 from oomguard.journal.store import Journal
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
-from oomguard.observe.settings_in_force import SCRIPT
-from oomguard.remedy.policy import Policy
+from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.mask import mask_command
+from oomguard.report.wording import arrow
 from oomguard.supervise.between import Between
+from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.marking import Marker
+from oomguard.supervise.pasted import commands_to_paste, to_paste
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
+from oomguard.supervise.taking_back import take_back
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
@@ -84,10 +88,12 @@ class Supervision:
     _keeper: Keeper = field(init=False)
     _stdin: StandardInput = field(init=False)
     _witness: Witness = field(init=False)
+    _refused: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self._first, self._engine = self.launch, launcher_of(self.launch)
-        self._ledger, self._keeper = Ledger(self.policy), Keeper(self.journal)
+        policy = with_needed(self.policy, self._engine.asked_length(self.launch))
+        self._ledger, self._keeper = Ledger(policy), Keeper(self.journal)
         self._witness = Witness(self.journal, idempotent=self.idempotent)
 
     def run(self, signals: Signals) -> Outcome:
@@ -100,6 +106,8 @@ class Supervision:
         self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
         keeps = self.policy.max_relaunches > 0 and not self.dry_run
         with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
+            if _cannot_make(folder) is None:
+                self.launch = self._engine.watched(self._first, folder)
             for number in ledger.rounds():
                 if ledger.patches:
                     self._apply(folder)
@@ -134,8 +142,17 @@ class Supervision:
         heard = self._hear(marker.recording, ended.status)
         diagnosis = self._diagnose(heard, ended.status, cgroup, signals) if heard is not None else Diagnosis("")
         incident = diagnosis.first_cause
-        error, measured = _error(ended.status, incident), heard.comparable(ledger.patches) if heard is not None else {}
-        attempt = ledger.end(incident, error=error, exit_status=ended.status, seconds=ended.seconds, measured=measured)
+        error, measured = (
+            self._refused or _error(ended.status, incident),
+            heard.comparable(ledger.patches) if heard is not None else {},
+        )
+        attempt = ledger.end(
+            None if self._refused else incident,
+            error=error,
+            exit_status=ended.status,
+            seconds=ended.seconds,
+            measured=measured,
+        )
         self._keeper.end(row, attempt)
         if signals.stopped_by is None and heard is not None:
             self._learn(heard.scanner)
@@ -169,6 +186,11 @@ class Supervision:
             return hear(recording, status, self.rules)
 
     def _diagnose(self, heard: Heard, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
+        needed = self._engine.refused_length(heard.tail, self._ledger.settings) if status else {}
+        self._refused = "request refused" if needed else ""
+        if needed:
+            self._first = without_changes(self._first, needed)
+            return take_back(self._ledger, needed, self.rules)
         # A server may end with status 0 after its engine died, and after a stop that it was sent.
         scanner = heard.scanner
         death = scanner.death() if status == 0 else None
@@ -177,7 +199,7 @@ class Supervision:
         if heard.ended_of is not None:
             get_logger().debug("the command ended of something else", exception=heard.ended_of)
             return Diagnosis("", notes=(f"the command ended of {heard.ended_of}",))
-        settings = self._engine.settings_in_force(self.launch)
+        settings = given_settings(self._engine, self.launch, self._engine.started(self.launch))
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
         if death is not None:  # what an earlier start or a request failed of did not end the run
@@ -186,8 +208,10 @@ class Supervision:
         ended = status if death is None else SIGKILL_STATUS
         if not any(i.is_oom for i in scanned.incidents) and killed_for_memory(ended, cgroup, read_cgroup()):
             scanned = replace(scanned, incidents=(*scanned.incidents, _killed_by_kernel(status, death)))
-        if self._ledger.settings:
-            scanned = replace(scanned, incidents=tuple(self._with_patched(i) for i in scanned.incidents))
+        settled = partial(as_it_ran, engine=self._engine, first=self._first, launch=self.launch)
+        scanned = replace(
+            scanned, incidents=tuple(settled(i, changed=self._ledger.settings) for i in scanned.incidents)
+        )
         return self._ledger.diagnose(scanned, self.rules, local_models=True)
 
     def _learn(self, scanner: Scanner) -> None:
@@ -201,36 +225,30 @@ class Supervision:
         except Exception as error:  # noqa: BLE001 - whatever a log or a folder holds, the command's own end is not ours to change
             get_logger().debug("what the start measured is not kept", reason=str(error))
 
-    def _with_patched(self, incident: Incident) -> Incident:
-        first = self._engine.settings_in_force(self._first)
-        settings = dict(incident.settings)
-        for name, value in self._ledger.settings.items():
-            chosen, echoed = first.get(name), settings.get(name)
-            if chosen is not None and not (chosen.source == SCRIPT and incident.settings_complete):
-                by_user = chosen.set_by_user
-            else:  # a flag that only the changed command has is ours
-                by_user = echoed.set_by_user if echoed is not None and echoed.source != "command" else False
-            settings[name] = SettingInForce(name, value, by_user, "patched")
-        return replace(incident, settings=settings)
-
     def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
-        log = get_logger()
+        log, started = get_logger(), self._engine.started(self.launch)
         log.warning(
             "out of memory" if incident.is_oom else "failed",
             kind=incident.kind,
             what=incident.headline,
             cause=incident.causes[0].id,
         )
-        if self._ledger.settings and not self._engine.took_effect(self.launch, folder):
+        heeded = not self._ledger.settings or self._engine.took_effect(self.launch, folder)
+        if not heeded:
             log.warning("the change did not reach the engine: no engine in the command's Python took it")
+        heeded = heeded and not (
+            not self._refused and tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
+        )
         self._first = with_failed_engine(self._first, incident)
-        commands = self._commands(incident)
+        commands = commands_to_paste(self._engine, self._first, self._ledger.settings, incident)
         self.on_failure(diagnosis, commands)
         wanted = self._ledger.wanted(incident, self._engine.carries)
-        if not wanted:
+        if not heeded:
+            self._ledger.stop()
+        elif not wanted:
             log.info("nothing more to change by itself")
         elif self.dry_run:
-            would_change = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in wanted)
+            would_change = ", ".join(f"{p.setting} {arrow(p)}" for p in wanted)
             log.info("dry run: nothing is run again", would_change=would_change)
             self._witness.permits_another(incident, commands[wanted[0].setting], dry_run=True)
         elif self._stdin.lost is not None:
@@ -241,36 +259,18 @@ class Supervision:
             chosen = self._ledger.choose(incident, self._engine.carries)
             if chosen and not self._witness.permits_another(incident, commands[chosen[0].setting]):
                 self._ledger.refuse(self._witness.refusal)
-
-    def _commands(self, incident: Incident) -> dict[str, str]:
-        """Return the full command with each solved patch and alternative applied, to paste, its secrets masked."""
-        first = replace(self._first, argv=tuple(mask_command(self._first.argv)), env={})
-        solved = {patch.setting: patch.new for patch in incident.plan}
-        solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
-        groups = {
-            patch.setting: {p.setting: p.new for p in incident.plan if p.group == patch.group and p.new is not None}
-            for patch in incident.plan
-            if patch.group is not None
-        }
-        commands = {}
-        for key, value in solved.items():
-            name = key.removeprefix("alternative:")
-            if value is not None and self._engine.carries(name):
-                together = groups.get(key, {})
-                commands[key] = self._engine.shown(first, {**self._ledger.settings, **together, name: value})
-        return commands
+            self._first = with_change(self._first, incident, started, chosen)
 
     def _shown(self) -> str:
         """Return the attempt, the next one where it is chosen, as a line to read and paste, without what only this run needs."""
-        masked = replace(self._first, argv=tuple(mask_command(self._first.argv)), env={})
         chosen = {patch.setting: patch.new for patch in self._ledger.pending if patch.new is not None}
-        return self._engine.shown(masked, {**self._ledger.settings, **chosen})
+        return to_paste(self._engine, self._first, {**self._ledger.settings, **chosen})
 
     def _apply(self, folder: Path) -> None:
         """Carry the settings changed so far into the command of the attempt that begins."""
         ledger, log = self._ledger, get_logger()
         self.launch = self._engine.apply(self._first, ledger.settings, folder)
-        log.info("running again", **{patch.setting: f"{patch.old} -> {patch.new}" for patch in ledger.patches})
+        log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
 

@@ -136,7 +136,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def session_folder(self) -> Iterator[Path]:
-        """Yield the path of a temporary folder, for a relaunch to make: it goes at the end, however oomguard ends."""
+        """Yield the path of a temporary folder, for who needs it to make: it goes at the end, however oomguard ends."""
         try:
             place = tempfile.gettempdir()
         except FileNotFoundError:  # none can be written, in a container that only can be read

@@ -224,6 +224,7 @@ def test_a_pinned_setting_is_listed_and_not_applied():
 
     assert next_patch(result).setting == "max_model_len"
     assert [patch.blocked_by for patch in result.plan] == [None, "pinned"]
+    assert (result.plan[1].as_flag, result.plan[1].as_kwarg) == (None, None)  # nothing to paste for what is pinned
 
 
 def test_a_floor_leaves_nothing_to_apply():

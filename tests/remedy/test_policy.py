@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from oomguard.incident import Effect, Incident, Patch, SettingInForce
-from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES, Policy
+from oomguard.remedy.policy import (
+    DEFAULT_MAX_PER_HOUR,
+    DEFAULT_MAX_RELAUNCHES,
+    Need,
+    Policy,
+    is_out_of_question,
+    with_needed,
+)
 from oomguard.settings import effect_of
 
 UP = ("gpu_memory_utilization", 0.8, 0.9)
@@ -121,3 +130,24 @@ def test_the_default_policy_is_the_documented_one():
     assert (policy.allow, policy.pinned, dict(policy.minimum), policy.deadline_s) == (None, frozenset(), {}, None)
     assert policy.max_relaunches == DEFAULT_MAX_RELAUNCHES == 3
     assert policy.max_per_hour == DEFAULT_MAX_PER_HOUR == 3
+
+
+@pytest.mark.parametrize(("need", "blocked"), [(8193, True), (8192, False), (float("inf"), True), (10**6, True)])
+@pytest.mark.parametrize("allow", [None, *Effect])
+def test_what_the_command_itself_needs_holds_whatever_is_allowed(need, blocked, allow):
+    policy = with_needed(Policy(allow=allow), {"max_model_len": Need(need, "the command asks for")})
+    why = blocks(policy, DOWN)
+    assert (why is not None and why.startswith("below ") and why.endswith("the command asks for")) == blocked
+
+
+def test_of_two_needs_the_larger_one_counts():
+    policy = with_needed(with_needed(Policy(), {"max_model_len": Need(9, "a")}), {"max_model_len": Need(5, "b")})
+    assert policy.needed["max_model_len"] == Need(9, "a")
+
+
+def test_what_is_pinned_or_below_a_floor_is_out_of_question_and_what_may_be_allowed_is_not():
+    blocked = {
+        why: replace(patch(*DOWN), blocked_by=why)
+        for why in ("pinned", "below your floor of 9", "you set it: --allow x", None)
+    }
+    assert [is_out_of_question(one) for one in blocked.values()] == [True, True, False, False]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 
 from oomguard.facts import GIB
-from oomguard.incident import Attempt, Diagnosis, Effect, Patch
-from oomguard.report.attempts import attempt_rows, reduced, report_text
+from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
+from oomguard.report.attempts import attempt_rows, attempts_table, reduced, report_text
 
 
 @pytest.fixture
@@ -65,3 +67,40 @@ def test_the_json_holds_the_attempts(attempts, diagnosis_of_all):
 
 def test_nothing_is_said_of_reduced_settings_where_the_last_attempt_failed(attempts):
     assert reduced(attempts[::-1]) is None
+
+
+def test_at_80_columns_no_column_of_the_table_is_cut():
+    patch = Patch(
+        "max_num_batched_tokens",
+        8192,
+        512,
+        Effect.OUTPUT_PRESERVING,
+        "",
+        predicts={"kv_cache_available_bytes": 74020028.0},
+    )
+    failed = Incident("startup_free_memory_below_utilization", "")
+    attempts = [
+        Attempt(1, {}, (), failed, 1, "exit status 1", 33.2),
+        Attempt(
+            2,
+            {},
+            (patch,),
+            None,
+            0,
+            "",
+            1033.2,
+            {"kv_cache_available_bytes": 64424509.0, "kv_cache_capacity_tokens": 123456.0},
+        ),
+    ]
+    console = Console(width=80, file=io.StringIO())
+    console.print(attempts_table(attempts))
+    told = console.file.getvalue()
+    assert "…" not in told
+    assert all(text in told for text in ("time", "33.2 s", "1033.2 s", "max_num_batched_tokens", "(output-preserving)"))
+
+
+def test_an_old_value_that_is_not_known_is_left_out():
+    patch = Patch("max_model_len", None, 1792, Effect.REDUCES_CAPACITY, "")
+    attempt = Attempt(2, {"max_model_len": 1792}, (patch,), None, 0)
+    assert reduced([attempt]).startswith("Ran with reduced settings: max_model_len 1792.")
+    assert attempt_rows([attempt])[1][1] == "max_model_len -> 1792\n(reduces-capacity)"

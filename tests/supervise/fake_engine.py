@@ -21,12 +21,22 @@ args, _ = parser.parse_known_args()
 prompts = len(sys.stdin.read().splitlines()) if args.mode == "prompts" else None
 
 overrides = json.loads(os.environ.get("OOMGUARD_VLLM_OVERRIDES", "{}"))
+if args.mode == "silent":  # AsyncEngineArgs: the plugin tells what the engine does not print
+    with open(os.environ["OOMGUARD_VLLM_ACKNOWLEDGE"], "a") as told:
+        row = {"pid": os.getpid(), "order": 1, "model": "./none", "arguments": {"max_model_len": 32768}}
+        told.write(json.dumps(row) + "\n")
+if overrides and args.mode != "deaf":
+    with open(os.environ["OOMGUARD_VLLM_ACKNOWLEDGE"], "a") as told:
+        told.write(json.dumps({"pid": os.getpid(), "order": 1, "applied": overrides}) + "\n")
 length = overrides.get("max_model_len", args.max_model_len or 32768)
+if args.mode in ("deaf", "stubborn"):  # the change does not arrive, or the program sets the length after it
+    length = args.max_model_len or 32768
 if args.count:
     with open(args.count, "a") as file:
         file.write(f"{length}\n")
 given = {"model": "./none"} | ({"max_model_len": args.max_model_len} if args.max_model_len else {})
-print(f"(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {given}", flush=True)
+if args.mode != "silent":
+    print(f"(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {given}", flush=True)
 if length > args.fits:
     estimate = args.estimate or args.fits
     print(
@@ -40,6 +50,12 @@ if length > args.fits:
         file=sys.stderr,
     )
     sys.exit(1)
+if args.mode == "prompt" and length <= 3000:
+    print("Traceback (most recent call last):", file=sys.stderr)
+    print('  File "s.py", line 9, in <module>', file=sys.stderr)
+    sys.exit(
+        f"ValueError: The decoder prompt (length 3000) is longer than the maximum model length of {length}. Make sure that"
+    )
 if args.mode == "wait":
     print("READY", flush=True)
     time.sleep(60)

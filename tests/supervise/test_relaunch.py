@@ -201,15 +201,6 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path):
     assert list(tmp_path.glob("oomguard-*")) == []
 
 
-def test_a_first_attempt_makes_no_folder(tmp_path):
-    script = "import os; print(os.listdir(os.environ['TMPDIR']))"
-    command = [sys.executable, "-m", "oomguard", "run", "-q", "--", sys.executable, "-c", script]
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    env = {**os.environ, "TMPDIR": str(temporary)}
-    assert subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout == "[]\n"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_in_the_middle_of_a_relaunch_is_a_stop(tmp_path, number):
     count = tmp_path / "count.log"

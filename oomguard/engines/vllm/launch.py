@@ -8,15 +8,20 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Final
 
 from oomguard._version import __version__
-from oomguard.engines.command import Launch, settings_given, with_flag
-from oomguard.engines.vllm import plugin
-from oomguard.facts import FactValue
+from oomguard.engines.command import Launch, settings_given
+from oomguard.engines.started import StartedEngine
+from oomguard.engines.vllm import lengths, plugin
+from oomguard.engines.vllm.environment import set_by_variable, with_plugin, without_variables
+from oomguard.engines.vllm.own_command import own_command
+from oomguard.engines.vllm.told import arguments_told, told_engines
+from oomguard.facts import Fact, FactValue
 from oomguard.incident import EngineStart, SettingInForce
 from oomguard.observe.settings_in_force import SCRIPT
+from oomguard.remedy.policy import Need
 from oomguard.surfaces import surface, surfaces
 
 NAME: Final = "vllm"
@@ -24,38 +29,36 @@ SPEAKS: Final = ("vllm", "llm engine", "llmengine", "engine core", "enginecore")
 _PLUGIN_MODULE: Final = "oomguard_vllm_plugin"
 _ACKNOWLEDGED: Final = "acknowledged.jsonl"
 _ATTEMPT: Final = "attempt-"
-_CONFIG: Final = "--config"
 
 
 def is_own_command(argv: tuple[str, ...]) -> bool:
-    """Return whether the command itself is vLLM's command line, so that flags reach the engine."""
-    names = [PurePath(word).name for word in argv]
-    if names and names[0].startswith("python"):
-        if names[1:2] == ["-m"]:
-            return len(argv) > 2 and argv[2].startswith("vllm.entrypoints.")
-        names = names[1:]
-    return names[:2] == ["vllm", "serve"]
-
-
-def gives_config_file(argv: tuple[str, ...]) -> bool:
-    """Return whether settings also come from a file, so that a flag that is absent tells nothing."""
-    return any(word.partition("=")[0] == _CONFIG for word in argv)
+    """Return whether the command itself hands settings to the engine, also behind wrappers."""
+    return own_command(argv) is not None
 
 
 def settings_in_force(launch: Launch) -> dict[str, SettingInForce]:
-    """Return the settings that the launch's flags give; of a script's command only as evidence, since it may ignore them."""
-    found = settings_given(launch.argv, NAME)
-    if not is_own_command(launch.argv):
-        return {name: replace(flag, source=SCRIPT) for name, flag in found.items()}
-    if gives_config_file(launch.argv):
-        found = {name: replace(setting, source="given") for name, setting in found.items()}
-    return found
+    """Return the settings that the launch gives; of a script's command only as evidence, since it may ignore them."""
+    own = own_command(launch.argv)
+    if own is not None:
+        return own.settings()
+    return {name: replace(flag, source=SCRIPT) for name, flag in settings_given(launch.argv, NAME).items()}
 
 
 def carries(name: str) -> bool:
     """Return whether vLLM has both a flag and an argument for a setting, so that any launch of it can be changed."""
     own = surfaces(NAME).get(name)
     return own is not None and bool(own.flags) and own.kwarg is not None
+
+
+def watched(launch: Launch, session: Path) -> Launch:
+    """Return the launch with what makes a plugin that is installed tell the arguments of the engines that a program starts.
+
+    Nothing else is changed: where the program's Python has no oomguard nobody tells. The engine's own commands tell by themselves.
+    """
+    if own_command(launch.argv) is not None:
+        return launch
+    told = str(_begin_attempt(session) / _ACKNOWLEDGED)
+    return replace(launch, env={**launch.env, plugin.REPORT: json.dumps(arguments_told()), plugin.ACKNOWLEDGE: told})
 
 
 def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
@@ -67,37 +70,60 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
         session: a folder of this run; the plugin goes there for children whose Python has no oomguard, and a folder that
             is there for as long as the attempt lasts.
     """
-    if is_own_command(launch.argv):
-        return _with_flags(launch, settings)
-    env = dict(launch.env)
+    launch = without_variables(launch, settings, os.environ)
+    own = own_command(launch.argv)
+    if own is not None:
+        return replace(launch, argv=own.changed(settings, launch.engine_version))
+    env = dict(watched(launch, session).env)
     env[plugin.OVERRIDES] = json.dumps(_overrides(settings, launch.engine_version))
-    env[plugin.ACKNOWLEDGE] = str(_begin_attempt(session) / _ACKNOWLEDGED)
     if launch.engine_models:
         env[plugin.MODELS] = json.dumps(launch.engine_models)
-    env["PYTHONPATH"] = os.pathsep.join([str(_carry(session)), *filter(None, [os.environ.get("PYTHONPATH")])])
-    if "VLLM_PLUGINS" in os.environ:  # an allow-list: joined where the user has one, never made
-        names = [name for name in os.environ["VLLM_PLUGINS"].split(",") if name]
-        env["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*names, "oomguard"]))
-    return replace(launch, env=env)
+    if len(launch.engine_changes) > 1 or any(change.order is not None for change in launch.engine_changes):
+        rows = [(c.model, c.order, _overrides(c.settings, launch.engine_version)) for c in launch.engine_changes]
+        env[plugin.ENGINES] = json.dumps([{"model": m, "order": o, "overrides": values} for m, o, values in rows])
+    return with_plugin(launch, env, _carry(session), os.environ)
 
 
 def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
     """Return a line to paste that runs the launch with these settings, without oomguard run around it."""
-    if is_own_command(launch.argv):
-        return _with_flags(launch, settings).shell()
+    launch = without_variables(launch, settings, os.environ)
+    own = own_command(launch.argv)
+    if own is not None:
+        return replace(launch, argv=own.changed(settings, launch.engine_version)).shell()
     overrides = _overrides(settings, launch.engine_version)
-    return Launch(launch.argv, {plugin.OVERRIDES: json.dumps(overrides)} if overrides else {}).shell()
+    env = {plugin.OVERRIDES: json.dumps(overrides)} if overrides else {}
+    return with_plugin(replace(launch, env={}), env, None, os.environ).shell() if env else Launch(launch.argv).shell()
 
 
 def took_effect(launch: Launch, session: Path) -> bool:
     """Return whether the settings of ``apply`` reached an engine: flags do, overrides where a plugin acknowledged them."""
+    return is_own_command(launch.argv) or any(engine.changed for engine in started(launch))
+
+
+def started(launch: Launch) -> tuple[StartedEngine, ...]:
+    """Return the engines that the launch's program started, as far as the plugin told them."""
     told = launch.env.get(plugin.ACKNOWLEDGE)
-    return is_own_command(launch.argv) or (told is not None and Path(told).is_file())
+    return () if told is None else told_engines(Path(told))
+
+
+def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
+    """Return the variable of the environment that sets a setting over flag and argument, as a setting in force; None without one."""
+    return set_by_variable(launch, name, facts, os.environ)
 
 
 def reaches_scripts() -> bool:
     """Return True: the plugin changes the engine arguments of an unchanged script."""
     return True
+
+
+def asked_length(launch: Launch) -> Mapping[str, Need]:
+    """Return the least length of a request that the command itself asks for, by the setting that limits it."""
+    return lengths.asked_length(launch)
+
+
+def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
+    """Return the length that the engine refused under one of these settings, by setting; empty where it refused none."""
+    return lengths.refused_length(text, settings)
 
 
 def keep_measured(starts: tuple[EngineStart, ...], source: str) -> bool:
@@ -109,12 +135,6 @@ def keep_measured(starts: tuple[EngineStart, ...], source: str) -> bool:
     from oomguard.memory.vllm.calibration import Calibrations, keep_measured, measured_start  # the whole memory model
 
     return keep_measured(measured_start(starts), source, Calibrations())
-
-
-def _with_flags(launch: Launch, settings: Mapping[str, FactValue]) -> Launch:
-    for name, value in settings.items():
-        launch = with_flag(launch, name, value, NAME)
-    return launch
 
 
 def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[str, FactValue]:

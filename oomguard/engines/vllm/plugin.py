@@ -6,7 +6,8 @@ exception ever (vLLM does not guard the call). The hook, ``EngineArgs.create_eng
 turns arguments into a configuration (vLLM 0.8.5 to 0.33).
 
 Variables reach all that the command starts, and stay with what outlives it. So a change is made only while its attempt
-lasts, and only to engines of the models that it was computed for, where those are known.
+lasts, and only to the engines that it was computed for, where those are known. Where it is asked to, it tells which arguments
+an engine was started with, by the names it was given and no others.
 """
 
 from __future__ import annotations
@@ -22,20 +23,33 @@ from typing import Any
 OVERRIDES = "OOMGUARD_VLLM_OVERRIDES"
 # A JSON list: the models whose engines are changed, as the engine printed them; every engine where it is not set.
 MODELS = "OOMGUARD_VLLM_MODELS"
-# The file that is told what was changed. Its folder is there for as long as the attempt lasts.
+# A JSON list: for each engine that failed its `model`, its `order` among those of its process, from 1, and its own `overrides`.
+# Where it is set, each engine gets its own; None stands for any model, and for any order.
+ENGINES = "OOMGUARD_VLLM_ENGINES"
+# A JSON list: the arguments that are told. Nothing else of an engine is.
+REPORT = "OOMGUARD_VLLM_REPORT"
+# The file that is told what was changed, and what was seen. Its folder is there for as long as the attempt lasts.
 ACKNOWLEDGE = "OOMGUARD_VLLM_ACKNOWLEDGE"
 
 _MOST_CHARS = 65_536
 _MOST_ACKNOWLEDGED_BYTES = 1 << 20
+_MOST_TEXT_CHARS = 200
+# Where a configuration keeps what the engine goes on with.
+_PARTS = ("cache_config", "scheduler_config", "model_config")
+
+_calls = 0
 
 
 def register() -> None:
-    """Hook vLLM's engine arguments where overrides are set; never raises."""
+    """Hook vLLM's engine arguments where overrides are set, or a report is asked for; never raises."""
     try:
-        raw = os.environ.get(OVERRIDES)
-        if not raw or os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on"):
+        raw, asked = os.environ.get(OVERRIDES), os.environ.get(REPORT)
+        if not (raw or asked) or os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on"):
             return
-        _hook(_parsed(raw, dict))
+        _hook(
+            _parsed(raw, dict) if raw else {},
+            [name for name in _parsed(asked, list) if _is_name(name)] if asked else [],
+        )
     except Exception as error:  # noqa: BLE001 - whatever goes wrong with us, the engine starts
         _say(error)
 
@@ -58,7 +72,11 @@ def _parsed(raw: str, kind: type) -> Any:
     return found
 
 
-def _hook(overrides: dict[str, object]) -> None:
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier() and not name.startswith("_")
+
+
+def _hook(overrides: dict[str, object], reported: list[str]) -> None:
     import functools
 
     from vllm.engine.arg_utils import EngineArgs
@@ -69,21 +87,60 @@ def _hook(overrides: dict[str, object]) -> None:
 
     @functools.wraps(original)
     def create_engine_config(self: object, *args: object, **kwargs: object) -> object:
+        global _calls  # noqa: PLW0603 - of this process
+        _calls += 1
+        order, model = _calls, None
         try:
-            _change(self, overrides)
+            model = getattr(self, "model", None)
+            _report(self, reported, "arguments", order, model)
+            _change(self, overrides, order)
         except Exception as error:  # noqa: BLE001 - as in register
             _say(error)
-        return original(self, *args, **kwargs)
+        config = original(self, *args, **kwargs)
+        try:
+            _report(config, reported, "config", order, model)
+        except Exception as error:  # noqa: BLE001 - as in register
+            _say(error)
+        return config
 
     create_engine_config._oomguard = True  # type: ignore[attr-defined]
     EngineArgs.create_engine_config = create_engine_config
 
 
-def _change(arguments: object, overrides: dict[str, object]) -> None:
+def _report(holder: object, names: list[str], what: str, order: int, model: object) -> None:
+    """Tell which arguments an engine was started with that differ from their defaults, or what its configuration made of them."""
+    if not names or _is_over():
+        return
+    if what == "arguments":
+        import dataclasses
+
+        if not dataclasses.is_dataclass(holder):
+            return
+        fields = [field for field in dataclasses.fields(holder) if field.name in names]
+        pairs = [(f.name, getattr(holder, f.name)) for f in fields if getattr(holder, f.name) != f.default]
+    else:
+        parts = [part for part in (getattr(holder, name, None) for name in _PARTS) if part is not None]
+        pairs = [(name, getattr(part, name)) for part in parts for name in names if hasattr(part, name)]
+    told = {name: value for name, value in pairs if _is_plain(value)}
+    _tell({"pid": os.getpid(), "order": order, "model": model if _is_plain(model) else None, what: told})
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _MOST_TEXT_CHARS
+    return isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _change(arguments: object, overrides: dict[str, object], order: int) -> None:
     """Change engine arguments: fields that there are, to values of their kind."""
     import dataclasses
 
-    if _is_over() or not _is_meant(getattr(arguments, "model", None)):
+    if _is_over():
+        return
+    model = getattr(arguments, "model", None)
+    if ENGINES in os.environ:
+        overrides = _of_engine(model, order)
+    elif not _is_meant(model):
         return
     applied = {}
     for field in dataclasses.fields(arguments):  # type: ignore[arg-type]
@@ -96,7 +153,18 @@ def _change(arguments: object, overrides: dict[str, object]) -> None:
         except Exception as error:  # noqa: BLE001 - the other ones may be set
             _say(error)
     if applied:
-        _acknowledge(applied)
+        _tell({"pid": os.getpid(), "order": order, "applied": applied})
+
+
+def _of_engine(model: object, order: int) -> dict[str, object]:
+    """Return the overrides of the engine with this model that is the ``order``-th of its process."""
+    found: dict[str, object] = {}
+    for row in _parsed(os.environ[ENGINES], list):
+        named, number = row["model"], row["order"]
+        is_model = named is None or (isinstance(model, str) and isinstance(named, str) and _is_same(model, named))
+        if is_model and (number is None or number == order) and isinstance(row["overrides"], dict):
+            found.update(row["overrides"])
+    return found
 
 
 def _is_over() -> bool:
@@ -138,8 +206,8 @@ def _fitting(old: object, new: object) -> object:
     return new
 
 
-def _acknowledge(applied: dict[str, object]) -> None:
-    """Tell the supervisor which overrides arrived: one line appended to the file it named, a regular file and no other."""
+def _tell(row: dict[str, object]) -> None:
+    """Tell the supervisor one thing: a line appended to the file it named, a regular file and no other."""
     path = os.environ.get(ACKNOWLEDGE)
     if not path:
         return
@@ -152,7 +220,7 @@ def _acknowledge(applied: dict[str, object]) -> None:
         try:
             status = os.fstat(descriptor)
             if stat.S_ISREG(status.st_mode) and status.st_size < _MOST_ACKNOWLEDGED_BYTES:
-                os.write(descriptor, (json.dumps({"pid": os.getpid(), "applied": applied}) + "\n").encode())
+                os.write(descriptor, (json.dumps(row) + "\n").encode())
         finally:
             os.close(descriptor)
     except (OSError, ValueError):

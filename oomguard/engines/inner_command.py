@@ -1,0 +1,265 @@
+"""The commands that a command line runs in the end: behind wrappers, Python, and a shell's text; and how to change their words.
+
+``env X=1 timeout 60 bash -c 'exec uv run vllm serve m'`` runs ``vllm`` with the arguments ``serve m``. A change of these words
+is put back where they stand; all around them stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from oomguard.engines.shell_text import ShellWord, Unread, simple_commands
+from oomguard.user_files import read_tables
+
+_FILE: Final = Path(__file__).with_name("wrappers.toml")
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_PYTHON: Final = re.compile(r"(?:python|pypy)[\d.]*")
+_MOST_DEEP: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Words in place of those from ``start`` up to ``end``; a new word where the two are equal."""
+
+    start: int
+    end: int
+    words: tuple[str, ...]
+
+
+Change = Callable[[Sequence[Edit]], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class InnerCommand:
+    """One command that a command line runs.
+
+    Attributes:
+        program: the program's name without its folder, the name of a Python file without its end, or ``module:NAME``.
+        args: its arguments.
+        change: returns the whole command line with some of ``args`` replaced; edits are in order and do not overlap.
+        variables: what wrappers set for it, None for a variable that they take away.
+        set_variables: returns the whole command line with variables set in the innermost place where that can be done; None
+            where there is none, and it has those of the command line.
+        has_no_others: whether a wrapper leaves it none of the inherited variables.
+        is_elsewhere: whether it may run in another folder.
+    """
+
+    program: str
+    args: tuple[str, ...]
+    change: Change
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    set_variables: Callable[[Mapping[str, str]], tuple[str, ...]] | None = None
+    has_no_others: bool = False
+    is_elsewhere: bool = False
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether one of its arguments is only known to the shell, and may stand for any number of words."""
+        return any(isinstance(word, Unread) for word in self.args)
+
+
+def replaced(words: Sequence[str], edits: Sequence[Edit]) -> tuple[str, ...]:
+    """Return words with the edits made."""
+    found = list(words)
+    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
+        found[edit.start : edit.end] = edit.words
+    return tuple(found)
+
+
+@functools.cache
+def _tables() -> Mapping[str, Any]:
+    return next(iter(read_tables("wrappers", [_FILE]).values()))
+
+
+def inner_commands(argv: Sequence[str]) -> tuple[InnerCommand, ...]:
+    """Return the commands that a command line runs in the end: one, or those of a shell's text."""
+    whole = InnerCommand("", tuple(argv), functools.partial(replaced, tuple(argv)))
+    return tuple(_opened(whole, 0))
+
+
+def _opened(command: InnerCommand, deep: int) -> Iterator[InnerCommand]:
+    """Open a command whose first argument is its program, until nothing is wrapped any more."""
+    if not command.args or deep > _MOST_DEEP:
+        return
+    name = PurePath(command.args[0]).name
+    if isinstance(command.args[0], Unread):
+        return
+    table = _tables()
+    if name in table["shells"]["names"]:
+        inside = list(_in_shell(command, table["shells"]))
+        for one in inside:
+            yield from _opened(one, deep + 1)
+        if not inside:
+            yield replace(_behind(command, 1), program=name)
+    elif _PYTHON.fullmatch(name):
+        yield from _in_python(command, 1, deep)
+    elif name in table and name not in {"modules", "shells", "python"}:
+        yield from _in_wrapper(command, 1, table[name], name, deep)
+    else:
+        yield replace(_behind(command, 1), program=name.removesuffix(".py"))
+
+
+def _behind(command: InnerCommand, start: int) -> InnerCommand:
+    """Return a command whose arguments begin at ``start`` of this one's."""
+
+    def change(edits: Sequence[Edit]) -> tuple[str, ...]:
+        return command.change([Edit(e.start + start, e.end + start, e.words) for e in edits])
+
+    return replace(command, args=command.args[start:], change=change)
+
+
+def _in_python(command: InnerCommand, at: int, deep: int) -> Iterator[InnerCommand]:
+    """Open what an interpreter runs: a file or a module."""
+    own, args = _tables()["python"], command.args
+    while at < len(args) and args[at].startswith("-") and args[at] != "-":
+        word = args[at]
+        if word == "-m" and at + 1 < len(args):
+            yield from _module(command, at + 1, args[at + 1], deep)
+            return
+        if word in own["values"]:
+            at += 2
+        elif set(word[1:]) <= set(own["letters"]) or (word.startswith(("-W", "-X")) and len(word) > 2):
+            at += 1
+        else:  # -c, and what is not known
+            break
+    script = at < len(args) and not args[at].startswith("-")
+    name = PurePath(args[at]).name.removesuffix(".py") if script else "python"
+    yield replace(_behind(command, at + 1 if script else at), program=name)
+
+
+def _module(command: InnerCommand, at: int, name: str, deep: int) -> Iterator[InnerCommand]:
+    wrapper = _tables()["modules"].get(name)
+    if wrapper is None:
+        yield replace(_behind(command, at + 1), program=f"module:{name}")
+        return
+    table = {**_tables()[wrapper.split()[0]], "subcommand": []}
+    yield from _in_wrapper(command, at + 1, table, name, deep)
+
+
+def _in_wrapper(
+    command: InnerCommand, at: int, table: Mapping[str, Any], name: str, deep: int
+) -> Iterator[InnerCommand]:
+    """Open the command behind a wrapper's options; where one of them is not known the wrapper itself is the command."""
+    args, first = command.args, at
+    closed = replace(_behind(command, first), program=name)
+    subcommand = table.get("subcommand", [])
+    if list(args[at : at + len(subcommand)]) != subcommand:
+        yield closed
+        return
+    at += len(subcommand)
+    variables, clears, elsewhere = dict(command.variables), command.has_no_others, command.is_elsewhere
+    while at < len(args) and args[at].startswith("-") and args[at] != "--":
+        word, taken = args[at], 1
+        option, value = _option(word, table)
+        if option in table.get("module", ()) and (value or at + 1 < len(args)):
+            yield from _module(command, at if value else at + 1, value or args[at + 1], deep)
+            return
+        if option in table.get("values", ()):
+            taken, value = (1, value) if value is not None else (2, args[at + 1] if at + 1 < len(args) else "")
+        elif option not in table.get("switches", ()) and not (name == "nice" and re.fullmatch(r"-\d+", word)):
+            yield closed
+            return
+        if option in table.get("unsets", ()) and value is not None:
+            variables[value] = None
+        clears = clears or option in table.get("clears", ())
+        elsewhere = elsewhere or option in table.get("folder", ())
+        at += taken
+    at += at < len(args) and args[at] == "--"
+    setter = command.set_variables
+    if table.get("assignments"):
+        while at < len(args) and (found := _ASSIGNMENT.fullmatch(args[at])):
+            variables[found.group(1)] = found.group(2)
+            at += 1
+        setter = functools.partial(_assigned, command.change, at)
+    at += table.get("operands", 0)
+    inner = replace(
+        _behind(command, at),
+        variables=variables,
+        set_variables=setter,
+        has_no_others=clears,
+        is_elsewhere=elsewhere,
+    )
+    if table.get("scripts") and inner.args and not isinstance(inner.args[0], Unread):
+        yield replace(_behind(inner, 1), program=PurePath(inner.args[0]).name.removesuffix(".py"))
+    else:
+        yield from _opened(inner, deep + 1)
+
+
+def _option(word: str, table: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return an option and the value that is joined to it, None where the next word is."""
+    if word.startswith("--"):
+        option, equals, value = word.partition("=")
+        return option, value if equals else None
+    if len(word) > 2 and word[:2] in table.get("values", ()):
+        return word[:2], word[2:]
+    return word, None
+
+
+def _assigned(change: Change, at: int, variables: Mapping[str, str]) -> tuple[str, ...]:
+    return change([Edit(at, at, tuple(f"{name}={value}" for name, value in variables.items()))])
+
+
+def _in_shell(command: InnerCommand, table: Mapping[str, Any]) -> Iterator[InnerCommand]:
+    """Return the simple commands of the text that a shell is given to run; none where it runs a file, or what is not read."""
+    at, args = 1, command.args
+    while at < len(args) and args[at].startswith("-"):
+        word = args[at]
+        if re.fullmatch(r"-[a-z]*c", word) and at + 1 < len(args):
+            yield from _in_text(command, at + 1)
+            return
+        if word not in table["switches"] and not re.fullmatch(r"-[a-z]+", word) and word not in table["values"]:
+            return
+        at += 2 if word in table["values"] else 1
+
+
+def _in_text(command: InnerCommand, index: int) -> Iterator[InnerCommand]:
+    text = command.args[index]
+    moved, variables = command.is_elsewhere, dict(command.variables)
+    for words in [] if isinstance(text, Unread) else simple_commands(text):
+        values = tuple(word.value for word in words)
+        first = next((i for i, value in enumerate(values) if not _is_assignment(value)), len(values))
+        found = {m.group(1): m.group(2) for value in values[:first] if (m := _ASSIGNMENT.fullmatch(value))}
+        if first == len(values) or values[0] == "export":
+            variables |= {m.group(1): m.group(2) for value in values if (m := _ASSIGNMENT.fullmatch(value))}
+            continue
+        moved = moved or values[0] in {"cd", "pushd"}
+        change = functools.partial(_changed_text, command.change, index, text, tuple(words))
+        setter = functools.partial(_assigned, change, first)
+        inner = InnerCommand("", values, change, {**variables, **found}, setter, command.has_no_others, moved)
+        yield _behind(inner, first)
+
+
+def _is_assignment(value: str) -> bool:
+    return not isinstance(value, Unread) and _ASSIGNMENT.fullmatch(value) is not None
+
+
+def _written(word: str) -> str:
+    """Return a word as a shell reads it; of an assignment only the value may be quoted."""
+    found = _ASSIGNMENT.fullmatch(word)
+    return shlex.quote(word) if found is None else f"{found.group(1)}={shlex.quote(found.group(2))}"
+
+
+def _changed_text(
+    change: Change, index: int, text: str, words: tuple[ShellWord, ...], edits: Sequence[Edit]
+) -> tuple[str, ...]:
+    """Put words into a shell's text: only where they are new is it written anew."""
+    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
+        new = " ".join(map(_written, edit.words))
+        if edit.start < edit.end:
+            start, end = words[edit.start].start, words[edit.end - 1].end
+            if not edit.words:  # the blank before it goes too
+                start = words[edit.start - 1].end if edit.start else start
+        elif edit.start < len(words):
+            start = end = words[edit.start].start
+            new = f"{new} " if new else ""
+        else:
+            start = end = words[-1].end
+            new = f" {new}" if new else ""
+        text = text[:start] + new + text[end:]
+    return change([Edit(index, index + 1, (text,))])

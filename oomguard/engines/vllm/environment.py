@@ -1,0 +1,100 @@
+"""The environment of a command that starts vLLM: variables that set what flags set, and those that carry the plugin.
+
+A wrapper in the command (``env``, a shell's text) may set variables over ours: then ours are set behind them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from oomguard.engines.command import Launch
+from oomguard.engines.inner_command import InnerCommand, inner_commands
+from oomguard.facts import Fact, FactValue
+from oomguard.incident import SettingInForce
+from oomguard.surfaces import surface
+
+_NAME: Final = "vllm"
+_ALLOWED: Final = "VLLM_PLUGINS"
+_PATH: Final = "PYTHONPATH"
+_PLUGIN: Final = "oomguard"
+
+
+def set_by_variable(
+    launch: Launch, name: str, facts: Mapping[str, Fact], environ: Mapping[str, str]
+) -> SettingInForce | None:
+    """Return a setting that a variable of the environment sets over its flag; None where none does, on this device."""
+    for row in surface(name, _NAME).variables:
+        where = facts.get(row["where"])
+        text = _value(launch, row["name"], environ)
+        if text is None or where is None or not where.value:
+            continue
+        try:
+            value: FactValue | None = int(text) * row["unit_bytes"]
+        except ValueError:
+            value = None  # the engine refuses it by itself
+        return SettingInForce(name, value, True, f"{row['name']}={text}")
+    return None
+
+
+def without_variables(launch: Launch, settings: Mapping[str, FactValue], environ: Mapping[str, str]) -> Launch:
+    """Return the launch without the inherited variables that would set the settings over what is carried.
+
+    One that a wrapper in the command sets stays: it is the command's own, and told as what beats the change.
+    """
+    rows = [row for name in settings for row in surface(name, _NAME).variables]
+    names = [row["name"] for row in rows if environ.get(row["name"])]
+    unset = [word for name in names if not _sets_by_itself(launch, name) for word in ("-u", name)]
+    return replace(launch, argv=("env", *unset, *launch.argv)) if unset else launch
+
+
+def with_plugin(
+    launch: Launch, variables: Mapping[str, str], folder: Path | None, environ: Mapping[str, str]
+) -> Launch:
+    """Return the launch with our variables, and those with which vLLM finds the plugin and may load it.
+
+    Args:
+        launch: the command.
+        variables: ours.
+        folder: where the plugin lies for a Python without oomguard; None: it is installed there.
+        environ: the inherited environment.
+    """
+    env = {**launch.env, **variables}
+    if folder is not None:
+        env[_PATH] = os.pathsep.join([str(folder), *filter(None, [_value(launch, _PATH, environ)])])
+    allowed = _value(launch, _ALLOWED, environ)
+    if allowed is not None:  # an allow-list: joined where the user has one, never made
+        names = [name for name in allowed.split(",") if name]
+        env[_ALLOWED] = ",".join(dict.fromkeys([*names, _PLUGIN]))
+    inner = _inner(launch)
+    if inner is not None and inner.set_variables is not None:
+        if inner.has_no_others:
+            return replace(launch, argv=inner.set_variables(env), env={})
+        if beaten := {name: value for name, value in env.items() if name in inner.variables}:
+            return replace(launch, argv=inner.set_variables(beaten), env=env)
+    return replace(launch, env=env)
+
+
+def _inner(launch: Launch) -> InnerCommand | None:
+    found = inner_commands(launch.argv)
+    return found[-1] if found else None
+
+
+def _sets_by_itself(launch: Launch, name: str) -> bool:
+    inner = _inner(launch)
+    return inner is not None and (name in inner.variables or inner.has_no_others)
+
+
+def _value(launch: Launch, name: str, environ: Mapping[str, str]) -> str | None:
+    """Return a variable as the innermost command has it; None where it is not set, or to nothing that counts."""
+    inner = _inner(launch)
+    if inner is not None and name in inner.variables:
+        found = inner.variables[name]
+    elif inner is not None and inner.has_no_others:
+        found = None
+    else:
+        found = launch.env.get(name, environ.get(name))
+    return found if found or name == _ALLOWED else None

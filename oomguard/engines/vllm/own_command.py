@@ -1,0 +1,202 @@
+"""The command that hands settings to vLLM by itself: by flags, or by arguments in one of its flags; read, and changed.
+
+It is found behind wrappers too. What is not found here is a program that starts the engine by its own means.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.engines.command import flag_edits, settings_given
+from oomguard.engines.inner_command import Edit, InnerCommand, inner_commands
+from oomguard.engines.shell_text import Unread
+from oomguard.engines.vllm.config_file import ConfigFile, read_config_file
+from oomguard.errors import SettingError
+from oomguard.facts import FactValue
+from oomguard.incident import SettingInForce
+from oomguard.surfaces import surface, surfaces
+from oomguard.user_files import read_tables
+
+NAME: Final = "vllm"
+_FILE: Final = Path(__file__).with_name("commands.toml")
+_MODULE: Final = "module:"
+
+
+@functools.cache
+def table() -> Mapping[str, Any]:
+    """Return the data of commands.toml."""
+    return next(iter(read_tables("vllm_commands", [_FILE]).values()))
+
+
+@dataclass(frozen=True, slots=True)
+class ByFlags:
+    """A command whose flags are the engine's."""
+
+    command: InnerCommand
+
+    def config(self) -> ConfigFile | None:
+        """Return the file of flags that the command names, None where it names none or it cannot be read."""
+        path = self._config_path()
+        if path is None or isinstance(path, Unread) or self.command.is_elsewhere:
+            return None
+        return read_config_file(path, NAME)
+
+    def settings(self) -> dict[str, SettingInForce]:
+        """Return the settings that it gives; a flag beats its file."""
+        given = settings_given(self.command.args, NAME, own=True)
+        if self.command.has_unread:
+            given = {name: replace(setting, source="given") for name, setting in given.items()}
+        if self._config_path() is None:
+            return given
+        file = self.config()
+        if file is None:  # a flag that is absent tells nothing then
+            return {name: replace(setting, source="given") for name, setting in given.items()}
+        return {**file.settings, **given}
+
+    def changed(self, settings: Mapping[str, FactValue], version: str | None) -> tuple[str, ...]:
+        """Return the whole command line with these settings."""
+        args, edits = self.command.args, list[Edit]()
+        at_end = self.command.has_unread
+        for name, value in settings.items():
+            edits += flag_edits(args, name, value, NAME, version, own=True, at_end=at_end)
+        return self.command.change(_joined(edits))
+
+    def _config_path(self) -> str | None:
+        args, flag = self.command.args, table()["config"]
+        at = args.index(flag) if flag in args else len(args)
+        return args[at + 1] if at + 1 < len(args) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ByArguments:
+    """A command that takes the engine's arguments as ``key=value,key=value``, or as JSON, in one of its flags."""
+
+    command: InnerCommand
+    row: Mapping[str, Any]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether what the flag holds is known here: an argument that goes over a shell's word, or over commas, is not."""
+        start, end, _flag = self._place()
+        words, text = self.command.args[start:end], self._text()
+        if (
+            any(isinstance(word, Unread) for word in words)
+            or len([w for w in self.command.args if w in self.row["flags"]]) > 1
+        ):
+            return False
+        return (
+            text.startswith("{")
+            if self._arguments() and "{" in text
+            else all("=" in part for part in text.split(",") if part)
+        )
+
+    def settings(self) -> dict[str, SettingInForce]:
+        """Return the settings that it gives; it adds some of its own, so these are not all."""
+        names = {own.kwarg: name for name, own in surfaces(NAME).items() if own.kwarg}
+        found = {}
+        for key, raw in self._arguments().items():
+            name, text = names.get(self.row["spelled"].get(key, key)), str(raw)
+            if name is None or raw is None:
+                continue
+            try:
+                value: FactValue | None = surface(name, NAME).ours(name, text)
+            except SettingError:
+                value = None if text in surface(name, NAME).automatic else text
+            found[name] = SettingInForce(name, value, True, "given")
+        return found
+
+    def changed(self, settings: Mapping[str, FactValue], version: str | None) -> tuple[str, ...]:
+        """Return the whole command line with these settings."""
+        arguments: dict[str, Any] = dict(self._arguments())
+        for name, value in settings.items():
+            own = surface(name, NAME, version)
+            if own.kwarg is None:
+                raise KeyError(name)
+            also = [key for key, other in self.row["spelled"].items() if other == own.kwarg and key in arguments]
+            arguments[also[0] if also else own.kwarg] = own.own(value)
+        return self.command.change([self._edit(arguments)])
+
+    def _edit(self, arguments: Mapping[str, Any]) -> Edit:
+        start, end, flag = self._place()
+        if self._text().startswith("{"):
+            words: tuple[str, ...] = (json.dumps(arguments),)
+        elif end - start > 1:
+            words = tuple(f"{key}={value}" for key, value in arguments.items())
+        else:
+            words = (",".join(f"{key}={value}" for key, value in arguments.items()),)
+        return Edit(start, end, (f"{flag}{words[0]}",) if flag.endswith("=") else words if not flag else (flag, *words))
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments as they are written: texts, or what JSON holds."""
+        text = self._text()
+        if text.startswith("{"):
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError):
+                return {}
+            return found if isinstance(found, dict) else {}
+        pairs = (part.partition("=") for part in text.split(",") if "=" in part)
+        return {key.strip(): value for key, _equals, value in pairs}
+
+    def _text(self) -> str:
+        start, end, flag = self._place()
+        words = self.command.args[start:end]
+        return words[0].partition("=")[2] if flag.endswith("=") and words else ",".join(words)
+
+    def _place(self) -> tuple[int, int, str]:
+        """Return where the words of the arguments stand, and what has to stand before them in the same edit."""
+        args, flags = self.command.args, self.row["flags"]
+        for at in reversed(range(len(args))):
+            flag, equals, _value = args[at].partition("=")
+            if flag not in flags:
+                continue
+            if equals:
+                return at, at + 1, f"{flag}="
+            end = at + 1
+            while end < len(args) and not args[end].startswith("-"):
+                end += 1
+            return at + 1, end, ""
+        return len(args), len(args), flags[0]
+
+
+def own_command(argv: Sequence[str]) -> ByFlags | ByArguments | None:
+    """Return the command that hands settings to vLLM; None where there is none, or more than one."""
+    found = [carrier for command in inner_commands(argv) if (carrier := _carrier(command)) is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _carrier(command: InnerCommand) -> ByFlags | ByArguments | None:
+    rows, words = table(), (command.program, *command.args)
+    module = command.program.removeprefix(_MODULE) if command.program.startswith(_MODULE) else None
+    if any(words[: len(own)] == tuple(own) for own in rows["own"]):
+        return ByFlags(command)
+    if module is not None and any(module.startswith(name) for name in rows["modules"]):
+        return ByFlags(command)
+    for row in rows["arguments"]:
+        if command.program in row["programs"] and _holds(command.args, row["when"]):
+            carrier = ByArguments(command, row)
+            return carrier if carrier.is_read else None
+    return None
+
+
+def _holds(args: Sequence[str], when: Mapping[str, Any]) -> bool:
+    """Return whether one of the flags has one of the values."""
+    pairs = [(word.partition("=")[0], word.partition("=")[2]) for word in args if "=" in word]
+    pairs += list(itertools.pairwise(args))
+    return any(flag in when["flags"] and value in when["values"] for flag, value in pairs)
+
+
+def _joined(edits: Sequence[Edit]) -> list[Edit]:
+    """Return the edits with all words that are new at one place in one of them, in their order."""
+    joined: dict[tuple[int, int], Edit] = {}
+    for edit in edits:
+        key = (edit.start, edit.end)
+        known = joined.get(key)
+        joined[key] = edit if known is None else replace(known, words=(*known.words, *edit.words))
+    return list(joined.values())

@@ -1,0 +1,68 @@
+"""What the plugin told of the engines that a program started: their arguments, what vLLM made of them, and what was changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.engines.started import StartedEngine
+from oomguard.errors import SettingError
+from oomguard.facts import FactValue
+from oomguard.regular_file import read_regular
+from oomguard.surfaces import surfaces
+
+_ENGINE: Final = "vllm"
+_MOST_BYTES: Final = 2 << 20
+
+
+def arguments_told() -> list[str]:
+    """Return the names that the plugin is asked for: the arguments of the settings that are known here, and no others."""
+    rows = [own for newest in surfaces(_ENGINE).values() for own in (newest, *newest.others)]
+    return list(dict.fromkeys(own.kwarg for own in rows if own.kwarg is not None))
+
+
+def told_engines(path: Path) -> tuple[StartedEngine, ...]:
+    """Return the engines that a file of the plugin tells, in the order of their starts; a line that is none is left out."""
+    try:
+        lines = read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ()
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+            known = found.setdefault((int(row["pid"]), int(row.get("order", 1))), {})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+        known |= {key: value for key, value in row.items() if key == "model" or isinstance(value, dict)}
+    return tuple(
+        StartedEngine(
+            row["model"] if isinstance(row.get("model"), str) else None,
+            order,
+            process,
+            _settings(row["arguments"]) if "arguments" in row else None,
+            _settings(row.get("config", {})),
+            _settings(row.get("applied", {})),
+        )
+        for (process, order), row in found.items()
+    )
+
+
+def _settings(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
+    """Return the engine's arguments as settings of ours, in our units; what is none of them is left out."""
+    names = {own.kwarg: name for name, row in surfaces(_ENGINE).items() for own in (*row.others, row) if own.kwarg}
+    found: dict[str, FactValue] = {}
+    for kwarg, value in arguments.items():
+        name = names.get(kwarg)
+        if name is None or not isinstance(value, (bool, int, float, str)):
+            continue
+        own = surfaces(_ENGINE)[name]
+        if str(value) in own.automatic:
+            continue
+        try:
+            found[name] = value if isinstance(value, bool) or own.unit_bytes == 1 else own.ours(name, str(value))
+        except SettingError:
+            continue
+    return found

@@ -1,0 +1,131 @@
+"""Which values an attempt really ran with: what its engine was given, what was changed, and whether that took effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from oomguard.engines.command import Launch
+from oomguard.engines.protocol import Launcher
+from oomguard.engines.started import StartedEngine, failed_engine, failed_model
+from oomguard.facts import REGISTRY, Fact, FactValue
+from oomguard.incident import Attempt, Incident, SettingInForce
+from oomguard.log import get_logger
+from oomguard.observe.settings_in_force import ARGUMENTS, SCRIPT, requested_share
+from oomguard.settings import SETTING_FACTS, SETTINGS
+
+# Facts in which a failure prints what was asked for, where it is not the setting's own.
+_REQUESTS: Final = {"kv_cache_memory_bytes": "kv_cache_requested_bytes"}
+_PRINTED: Final = frozenset({"printed", "solved"})
+_SMALLEST: Final = 1e-9
+
+
+def given_settings(engine: Launcher, launch: Launch, started: Sequence[StartedEngine]) -> dict[str, SettingInForce]:
+    """Return the settings that a launch gives: what its last engine was given where that was told, else its own flags."""
+    told = started[-1] if started else None
+    if told is None or told.arguments is None or engine.is_own_command(launch.argv):
+        return engine.settings_in_force(launch)
+    known = {"model": told.model} | dict(told.arguments)
+    return {name: SettingInForce(name, value, True, ARGUMENTS) for name, value in known.items() if value is not None}
+
+
+def as_it_ran(
+    incident: Incident, *, engine: Launcher, first: Launch, launch: Launch, changed: Mapping[str, FactValue]
+) -> Incident:
+    """Return the incident with the values that its engine really had: changed ones, and those that something sets over all.
+
+    Args:
+        incident: what failed.
+        engine: how it is started.
+        first: the launch as the user gave it, with the changes of each engine.
+        launch: the launch that failed.
+        changed: all that was changed so far; for every engine, where it is not known for which.
+    """
+    patched = _with_patched(incident, first, engine.settings_in_force(first), changed) if changed else incident
+    found = {name: over for name in SETTINGS if (over := engine.beaten_by(launch, name, incident.facts)) is not None}
+    if not found:
+        return patched
+    facts = dict(patched.facts)
+    for name, over in found.items():
+        asked = f"{name}_set"
+        if over.value is not None and name in SETTING_FACTS:
+            facts[SETTING_FACTS[name]] = Fact(SETTING_FACTS[name], over.value, over.source)
+        if asked in REGISTRY:
+            facts[asked] = Fact(asked, True, over.source)
+    return replace(patched, settings={**patched.settings, **found}, facts=facts)
+
+
+def _with_patched(
+    incident: Incident, launch: Launch, first: Mapping[str, SettingInForce], settings: Mapping[str, FactValue]
+) -> Incident:
+    """Return the incident with what earlier patches set for its engine; whose choice a setting was stays as it was."""
+    changed = dict(settings)
+    if launch.engine_changes:
+        meant = [change.settings for change in launch.engine_changes if change.reaches(failed_model(incident), None)]
+        changed = {name: value for one in meant for name, value in one.items()}
+    found = dict(incident.settings)
+    for name, value in changed.items():
+        chosen, echoed = first.get(name), found.get(name)
+        if chosen is not None and not (chosen.source == SCRIPT and incident.settings_complete):
+            by_user = chosen.set_by_user
+        else:  # a flag that only the changed command has is ours
+            by_user = echoed.set_by_user if echoed is not None and echoed.source != "command" else False
+        found[name] = SettingInForce(name, value, by_user, "patched")
+    return replace(incident, settings=found)
+
+
+def tell_unheeded(attempt: Attempt, incident: Incident, engine: Launcher, launch: Launch) -> bool:
+    """Say which change of an attempt did not take effect, and why; return whether there is one."""
+    over = unheeded(attempt, incident, engine, launch, engine.started(launch))
+    if over is not None:
+        told = {"setting": over.setting, "wanted": over.wanted, "in_force": over.shown}
+        get_logger().warning("the change did not take effect: nothing is run again", **told, because=over.why)
+    return over is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Unheeded:
+    """A change that did not take effect: the engine went on with ``shown``, since ``why``."""
+
+    setting: str
+    wanted: FactValue
+    shown: FactValue
+    why: str
+
+
+def unheeded(
+    attempt: Attempt, incident: Incident, engine: Launcher, launch: Launch, started: Sequence[StartedEngine]
+) -> Unheeded | None:
+    """Return the first of an attempt's changes that did not take effect, by what its failed engine told or printed; else None."""
+    told = failed_engine(incident, started)
+    for patch in attempt.patches:
+        if patch.new is None:
+            continue
+        shown = told.in_effect.get(patch.setting) if told is not None else None
+        fact = Fact(patch.setting, shown) if shown is not None else _requested(patch.setting, incident)
+        if fact is None or _is(patch.new, fact) or not (patch.old is None or _is(patch.old, fact)):
+            continue
+        over = engine.beaten_by(launch, patch.setting, incident.facts)
+        if over is not None:
+            why = f"{over.source} in the environment sets it over flags and arguments"
+        elif engine.is_own_command(launch.argv):
+            why = "the engine itself sets it"
+        else:
+            why = "the program's own code sets it"
+        return Unheeded(patch.setting, patch.new, fact.value, why)
+    return None
+
+
+def _requested(name: str, incident: Incident) -> Fact | None:
+    """Return what a failure itself prints of a setting that was asked for."""
+    fact = incident.facts.get(_REQUESTS.get(name, SETTING_FACTS.get(name, "")))
+    if name == "gpu_memory_utilization":
+        fact = requested_share(incident.facts) or fact
+    return fact if fact is not None and fact.source in _PRINTED else None
+
+
+def _is(value: FactValue, fact: Fact) -> bool:
+    if isinstance(value, str) or isinstance(fact.value, str):
+        return str(value) == str(fact.value)
+    return abs(value - fact.value) <= fact.slack + _SMALLEST * abs(value)

@@ -1,0 +1,33 @@
+"""A change of ours that refused a request: taken back, and the failure before it planned for anew with what the request needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from oomguard.attempting.ledger import Ledger
+from oomguard.incident import Diagnosis
+from oomguard.log import get_logger
+from oomguard.remedy.policy import Need, with_needed
+
+if TYPE_CHECKING:
+    from oomguard.rules.load import RuleSet
+
+
+def take_back(ledger: Ledger, needed: Mapping[str, Need], rules: RuleSet) -> Diagnosis:
+    """Take the settings back that were too small for a request, and return the last failure with another plan.
+
+    Args:
+        ledger: of the run; its policy holds what the request needs from here on.
+        needed: what was refused, by setting.
+        rules: what explains a failure.
+    """
+    before = ledger.diagnosis or Diagnosis("")
+    for name, need in needed.items():
+        told = {} if math.isinf(need.value) else {"needed": f"{need.value:.0f}"}
+        changed = {"setting": name, "changed_to": ledger.settings.pop(name), **told}
+        get_logger().warning("our own change refused a request: it is taken back", **changed)
+    ledger.policy = with_needed(ledger.policy, needed)
+    failed = (before.first_cause,) if before.first_cause is not None else ()
+    return ledger.diagnose(Diagnosis("", failed, before.notes, before.starts), rules, local_models=True)

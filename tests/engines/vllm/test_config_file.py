@@ -1,0 +1,92 @@
+"""The file of `--config FILE`: read as vLLM reads it, never written, and beaten by a flag."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from oomguard.engines.command import Launch
+from oomguard.engines.vllm.config_file import read_config_file
+from oomguard.engines.vllm.launch import settings_in_force, shown
+
+
+def config(tmp_path, text):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def values(path):
+    return {name: found.value for name, found in read_config_file(path, "vllm").settings.items()}
+
+
+def test_every_kind_of_value_is_read(tmp_path):
+    path = config(
+        tmp_path,
+        "model: m\nmax-model-len: 32k\ngpu_memory_utilization: 0.5\nenforce-eager: true\nenable-prefix-caching: false\n"
+        "cudagraph-capture-sizes: [1, 2]\nspeculative-config:\n  method: ngram\n  num_speculative_tokens: 3\nmax-num-seqs: null\n",
+    )
+    found = values(path)
+    assert json.loads(found.pop("speculative_config")) == {"method": "ngram", "num_speculative_tokens": 3}
+    assert found == {
+        "max_model_len": 32000,
+        "gpu_memory_utilization": 0.5,
+        "enforce_eager": True,
+        "cudagraph_capture_sizes": "1 2",
+    }
+
+
+def test_of_a_repeated_key_the_last_one_counts_and_it_is_told(tmp_path):
+    path = config(tmp_path, "max-model-len: 5\nport: 1\nmax-model-len: 6\n")
+    assert values(path) == {"max_model_len": 6}
+    assert read_config_file(path, "vllm").repeated == ("max-model-len",)
+
+
+def test_a_flag_beats_the_file_and_each_says_where_it_stands(tmp_path):
+    path = config(tmp_path, "max-model-len: 5\nmax-num-seqs: 6\n")
+    found = settings_in_force(Launch(("vllm", "serve", "m", "--config", path, "--max-model-len", "7")))
+    assert {name: (one.value, one.source) for name, one in found.items()} == {
+        "max_model_len": (7, "command"),
+        "max_num_seqs": (6, f"config file {path}"),
+    }
+
+
+def test_a_change_goes_into_the_command_and_leaves_the_file(tmp_path):
+    path = config(tmp_path, "max-model-len: 5\n")
+    assert shown(Launch(("vllm", "serve", "--config", path)), {"max_model_len": 7}) == (
+        f"vllm serve --config {path} --max-model-len 7"
+    )
+    assert (tmp_path / "c.yaml").read_text() == "max-model-len: 5\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["- a list\n", "", "a: [\n", "!!python/object:os.system x\n", "a: " + "[" * 5000, "\x00"]
+)
+def test_a_file_that_is_no_mapping_tells_nothing_and_raises_nothing(tmp_path, text):
+    assert read_config_file(config(tmp_path, text), "vllm") is None
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "f.yaml")
+    assert read_config_file(str(tmp_path / "f.yaml"), "vllm") is None
+    assert read_config_file(str(tmp_path / "none.yaml"), "vllm") is None
+    assert read_config_file("/dev/zero", "vllm") is None
+
+
+def test_where_the_file_cannot_be_read_a_flag_that_is_absent_tells_nothing():
+    found = settings_in_force(Launch(("vllm", "serve", "m", "--config", "none.yaml", "--max-model-len", "8")))
+    assert found["max_model_len"].source == "given"
+
+
+def test_vllm_reads_the_file_only_where_its_flag_is_a_word_of_its_own(tmp_path):
+    path = config(tmp_path, "max-model-len: 5\n")
+    assert settings_in_force(Launch(("vllm", "serve", "m", f"--config={path}"))) == {}
+
+
+def test_many_names_for_one_value_do_not_blow_up(tmp_path):
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    path = config(tmp_path, "\n".join([*rows, "max-model-len: 9\n"]))
+    assert values(path) == {"max_model_len": 9}

@@ -1,0 +1,44 @@
+"""A shorter length of ours never breaks the run: not below what the command asks, and taken back where a request is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+def run(*engine, options=()):
+    command = [sys.executable, "-m", "oomguard", "run", *options, "--", sys.executable, str(ENGINE), *engine]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+def said(text):
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_a_length_that_the_command_itself_asks_for_stays(tmp_path):
+    ran = run("--input-len", "3000", "--count", str(tmp_path / "count"), options=("--allow", "reduces-capacity"))
+    assert ran.returncode == 1
+    assert (tmp_path / "count").read_text().split() == ["32768"]
+    assert "below the 3000 that the command asks for (--input-len 3000)" in said(ran.stderr)
+    assert '"max_model_len": 1792' not in ran.stderr
+
+
+def test_a_length_that_is_long_enough_for_the_command_is_lowered():
+    assert run("--input-len", "1000").returncode == 0
+
+
+def test_a_change_that_refused_a_request_is_taken_back_and_told(tmp_path):
+    ran = run("--mode", "prompt", "--count", str(tmp_path / "count"))
+    assert ran.returncode == 1
+    assert (tmp_path / "count").read_text().split() == ["32768", "1792"]
+    assert (
+        "our own change refused a request: it is taken back: setting=max_model_len changed_to=1792 needed=3001"
+        in ran.stderr
+    )
+    assert "request refused" in said(ran.stderr)
+    assert "the change did not take effect" not in ran.stderr
+    last = ran.stderr.split("taken back")[1]
+    assert "below the 3001 that a request of this run needs" in said(last)
