@@ -39,12 +39,13 @@ OPTIONS: Final = (
     "quiet",
     "verbose",
     "grace",
+    "pty",
     "exit_code",
     "color",
     "log_format",
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
-_SWITCHES: Final = frozenset({"dry_run", "quiet", "verbose", "exit_code", "follow", "no_mask"})
+_SWITCHES: Final = frozenset({"dry_run", "pty", "quiet", "verbose", "exit_code", "follow", "no_mask"})
 _NUMBERS: Final = frozenset({"max_relaunches", "deadline", "grace"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}

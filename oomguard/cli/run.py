@@ -102,6 +102,12 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     help="After a stop signal, time before the command is killed.",
 )
 @option(
+    "--pty/--no-pty",
+    default=True,
+    show_default=True,
+    help="On a terminal, give the command a terminal of its own, not pipes.",
+)
+@option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     default="console",
@@ -123,6 +129,7 @@ def command(
     report: str | None,
     journal: str | None,
     grace: float,
+    pty: bool,
     log_format: str,
     quiet: bool,
     verbose: bool,
@@ -170,7 +177,7 @@ def command(
                 print_diagnosis(console(color, file=cast("TextIO", _Errors())), shown, commands)
 
         launch, kept = Launch(tuple(argv)), _journal(journal)
-        supervision = Supervision(launch, policy, lambda: read_rules(rules), kept, dry_run, grace, on_failure)
+        supervision = Supervision(launch, policy, lambda: read_rules(rules), kept, dry_run, grace, on_failure, pty)
         outcome = supervision.run(signals)
         _tell(outcome, color, quiet=quiet)
         if report is not None:

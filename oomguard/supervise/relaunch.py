@@ -64,6 +64,7 @@ class Supervision:
         dry_run: say what would change, and run nothing again.
         grace_s: time that the command has after a stop signal.
         on_failure: gets each diagnosis, and the commands to paste by setting.
+        pty: whether the command has a terminal of its own where our output is one.
     """
 
     launch: Launch
@@ -73,6 +74,7 @@ class Supervision:
     dry_run: bool = False
     grace_s: float = DEFAULT_GRACE_S
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
+    pty: bool = True
     _first: Launch = field(init=False)
     _engine: Launcher = field(init=False)
     _ledger: Ledger = field(init=False)
@@ -115,7 +117,7 @@ class Supervision:
         free_before = free_by_device()
         marker, cgroup = Marker(self._finder), read_cgroup()
         try:
-            ended = run_once(self.launch, marker.recording, signals, self._stdin, grace_s=self.grace_s)
+            ended = run_once(self.launch, marker.recording, signals, self._stdin, grace_s=self.grace_s, pty=self.pty)
         finally:
             marker.stop()
         heard = self._hear(marker.recording, ended.status)
