@@ -18,7 +18,7 @@ from oomguard.supervise.own_terminal import OwnTerminal, Shown, stop_ourselves
 from oomguard.supervise.pseudo_terminal import PseudoTerminal
 from oomguard.supervise.signal_sets import JOB_STOPS, SI_KERNEL
 from oomguard.supervise.tee import Tee
-from oomguard.supervise.terminal_modes import is_by_line, read_modes, stop_keys
+from oomguard.supervise.terminal_modes import for_background, is_by_line, read_modes, stop_keys
 from oomguard.supervise.watcher import Watcher
 from oomguard.supervise.watcher_terminal import Given
 
@@ -66,14 +66,13 @@ class TerminalJob:
     def begin(self) -> Given:
         """Take the terminal where the command is to have it; return what it is started on."""
         own = self._own
-        if own is None:
-            if (modes := read_modes(self._shown.output)) is not None:
-                self._pseudo.begin_as(modes)
-        elif own.is_foreground():  # in the background a shell that edits a line has its own modes there
-            self._copy_modes(own)
-            if self._wants:
-                own.take()
-                self._holds = True
+        modes, pseudo = read_modes(self._shown.output), self._pseudo.modes
+        if modes is not None and pseudo is not None:
+            in_front = own is None or own.is_foreground()
+            self._pseudo.begin_as(modes if in_front else for_background(pseudo, modes))
+        if own is not None and own.is_foreground() and self._wants:
+            own.take()
+            self._holds = True
         return Given(self._pseudo.theirs, None if own is None else own.fd, self._shown.streams, self._holds)
 
     def attach(self, tee: Tee) -> None:
@@ -139,10 +138,6 @@ class TerminalJob:
             self._own.close()
             self._own = None
 
-    def _copy_modes(self, own: OwnTerminal) -> None:
-        if (modes := read_modes(own.fd)) is not None:
-            self._pseudo.begin_as(modes)
-
     def _follow(self, own: OwnTerminal, number: int, *, in_front: bool) -> None:
         """Stop as the command has, so that the shell takes over; it goes on when we do."""
         if number in _WANTS_IT and in_front and not self._holds:
@@ -161,7 +156,8 @@ class TerminalJob:
 
     def _hold(self, own: OwnTerminal) -> None:
         """Have the command in the foreground, and the user's terminal raw."""
-        self._copy_modes(own)
+        if (modes := read_modes(own.fd)) is not None:
+            self._pseudo.begin_as(modes)
         own.take()
         self._holds = self._wants = True
         self._stopped = None

@@ -64,6 +64,11 @@ def is_by_line(modes: Modes | None) -> bool:
     return modes is not None and bool(modes[3] & termios.ICANON)
 
 
+def for_background(modes: Modes, own: Modes) -> Modes:
+    """Return modes for a job behind a shell, which edits a line meanwhile: of its own only whether such a job may print."""
+    return [*modes[:3], (modes[3] & ~termios.TOSTOP) | (own[3] & termios.TOSTOP), *modes[4:]]
+
+
 def stop_keys(data: bytes, modes: Modes | None) -> list[int]:
     """Return the signals that a terminal makes of typed bytes, of those that ask to stop.
 
