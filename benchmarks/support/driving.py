@@ -20,6 +20,7 @@ import psutil
 from support.supervising import LIMIT_S, wait_for
 
 SIZE = (24, 80)
+_TIOCGPTN = 0x80045430  # asm-generic/ioctls.h
 
 
 class Terminal:
@@ -59,6 +60,12 @@ class Terminal:
             return False
         self.shown += data
         return bool(data)
+
+    @property
+    def name(self) -> str:
+        """The file that it is."""
+        (number,) = struct.unpack("i", fcntl.ioctl(self.master, _TIOCGPTN, bytes(4)))
+        return f"/dev/pts/{number}"
 
     @property
     def modes(self) -> list[object]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 _HEADER: Final = struct.Struct("=I")
-# Standard streams, a pseudo-terminal, the terminal that controls us.
-_MOST_DESCRIPTORS: Final = 5
+# Standard streams and a pseudo-terminal.
+_MOST_DESCRIPTORS: Final = 4
 
 
 def send(channel: socket.socket, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:

@@ -7,11 +7,11 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from oomguard.supervise.terminal_modes import Modes, is_same, raw, read_modes, set_modes
+from oomguard.supervise.watcher import Watcher
 
 _OWN_SHARE_S: Final = 1.0
 
@@ -71,15 +71,15 @@ class OwnTerminal:
     """The terminal that controls us, opened anew: nothing that we set on our descriptor holds for the shell's.
 
     Args:
-        lent: is told the modes to go back to and those that we set, before we set them; None twice once they are back.
+        watcher: restores it where we are killed.
 
     Raises:
         OSError: it cannot be opened.
     """
 
-    def __init__(self, lent: Callable[[Modes | None, Modes | None], None]) -> None:
+    def __init__(self, watcher: Watcher) -> None:
         self.fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._lent = lent
+        self._watcher = watcher
         self._saved: Modes | None = None
         self._raw: Modes | None = None
 
@@ -96,7 +96,7 @@ class OwnTerminal:
         if modes is None or (self._raw is not None and is_same(modes, self._raw)):
             return
         self._saved, self._raw = modes, raw(modes)
-        self._lent(self._saved, self._raw)
+        self._watcher.lend(self.fd, self._saved, self._raw)
         set_modes(self.fd, self._raw)
 
     def give_back(self) -> None:
@@ -107,7 +107,7 @@ class OwnTerminal:
         if modes is not None and is_same(modes, self._raw):
             set_modes(self.fd, self._saved)
         self._saved = self._raw = None
-        self._lent(None, None)
+        self._watcher.lend_nothing()
 
     def close(self) -> None:
         """Give it back and close it."""

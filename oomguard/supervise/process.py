@@ -137,7 +137,7 @@ def _start(launch: Launch, signals: Signals, source: StandardInput, terminal: Te
     name = launch.argv[0]
     shown = shlex.quote(name)
     place = terminal.begin() if terminal is not None else None
-    shares_group = has_terminal() and (place is None or place.own is None)
+    shares_group = has_terminal() and (place is None or not place.controls)
     given = source.for_child()
     try:
         return signals.watcher.start(launch.argv, env, shares_group=shares_group, stdin=given, terminal=place)

@@ -58,7 +58,7 @@ class TerminalJob:
         self._watched: set[int] = set()
         if shown.controls:
             try:
-                self._own = OwnTerminal(watcher.lend)
+                self._own = OwnTerminal(watcher)
             except OSError:
                 self._pseudo.close()
                 raise
@@ -73,7 +73,7 @@ class TerminalJob:
         if own is not None and own.is_foreground() and self._wants:
             own.take()
             self._holds = True
-        return Given(self._pseudo.theirs, None if own is None else own.fd, self._shown.streams, self._holds)
+        return Given(self._pseudo.theirs, self._shown.streams, self._shown.controls, self._holds)
 
     def attach(self, tee: Tee) -> None:
         """Pass on what is typed and printed, now that the command runs."""

@@ -115,7 +115,7 @@ class Watcher:
         }
         if stdin is not None:
             targets[0] = stdin
-        given = (terminal.descriptors, terminal.words) if terminal is not None else ((), None)
+        given = ((terminal.theirs,), terminal.words) if terminal is not None else ((), None)
         try:
             self._status = self._stopped_by = None
             message = ("start", words, variables, shares_group, tuple(targets), given[1])
@@ -157,9 +157,13 @@ class Watcher:
         """Continue such a command where it is stopped, in the foreground of its terminal or behind it."""
         self._say("go on", in_front)
 
-    def lend(self, saved: Modes | None, set_to: Modes | None) -> None:
-        """Tell what we set on our terminal and what was before, to be restored where we are killed; None: nothing."""
-        self._say("lend", saved, set_to)
+    def lend(self, terminal: int, saved: Modes, set_to: Modes) -> None:
+        """Tell what we are about to set on our terminal and what was before, to be restored where we are killed."""
+        self._say("lend", saved, set_to, descriptors=(terminal,))
+
+    def lend_nothing(self) -> None:
+        """Tell that our terminal is as it was."""
+        self._say("lend", None, None)
 
     def told_to_stop(self, number: int) -> None:
         """Tell that the command had a signal at a key of its own terminal."""

@@ -20,7 +20,7 @@ from oomguard.supervise.channel import receive, send
 from oomguard.supervise.process_control import become_subreaper, die_with_parent, set_name
 from oomguard.supervise.program import execute
 from oomguard.supervise.signal_sets import BY_KEY, JOB_STOPS, OF_TERMINAL, SI_KERNEL, STOPS
-from oomguard.supervise.watcher_terminal import Given, WatcherTerminal
+from oomguard.supervise.watcher_terminal import Given, Lent, WatcherTerminal
 
 # The kernel and kill() reach the members of a group one after the other, within microseconds; a busy machine may part them.
 WITNESS_S: Final = 0.05
@@ -48,6 +48,7 @@ class WatcherProcess:
         self._channel, self._parent, self._before = channel, parent, before
         self._child: int | None = None
         self._terminal: WatcherTerminal | None = None
+        self._lent = Lent()
         self._told = False
         self._paused_parent = False
         self._hurried = False
@@ -109,8 +110,7 @@ class WatcherProcess:
             case ("signal", number, code, sender):
                 self._forward(number, code, sender)
             case ("lend", saved, set_to):
-                if self._terminal is not None:
-                    self._terminal.lend(saved, set_to)
+                self._lent.note(descriptors, saved, set_to)
             case ("go on", in_front):
                 self._go_on(in_front=in_front)
             case ("key", number):
@@ -126,8 +126,7 @@ class WatcherProcess:
                 self._folders.append(path)
             case _:
                 self._gone = True
-                if self._terminal is not None:
-                    self._terminal.restore()
+                self._lent.restore()
 
     def _is_hurried(self) -> bool:
         """Read what came while the tree is ended: a kill, or the end of oomguard, which hurries nothing."""
@@ -162,6 +161,8 @@ class WatcherProcess:
             os.close(number)
         if answer:
             self._reap()
+            if self._terminal is not None:
+                self._terminal.close()
             self._say("failed", int(answer))
         else:
             self._child = pid
@@ -252,7 +253,7 @@ class WatcherProcess:
         else:
             self._child = None
             if self._terminal is not None:
-                self._terminal.command_ended()
+                self._terminal.close()
             self._say("exited", status)
 
     def _go_on(self, *, in_front: bool) -> None:
@@ -273,5 +274,5 @@ class WatcherProcess:
 def _terminal(descriptors: list[int], words: tuple[tuple[int, ...], bool, bool] | None) -> WatcherTerminal | None:
     if words is None:
         return None
-    streams, has_own, in_front = words
-    return WatcherTerminal(Given(descriptors[0], descriptors[1] if has_own else None, frozenset(streams), in_front))
+    streams, controls, in_front = words
+    return WatcherTerminal(Given(descriptors[0], frozenset(streams), controls, in_front))

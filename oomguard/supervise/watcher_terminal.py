@@ -20,25 +20,41 @@ class Given:
 
     Attributes:
         theirs: its end of the pseudo-terminal.
-        own: the terminal that controls oomguard; None where it has none, and the command gets none that controls it.
         streams: the standard streams that it is.
-        in_front: whether the command begins in its foreground.
+        controls: whether the command is a job of a session on it.
+        in_front: whether it begins in the foreground.
     """
 
     theirs: int
-    own: int | None
     streams: frozenset[int]
+    controls: bool
     in_front: bool
 
     @property
-    def descriptors(self) -> tuple[int, ...]:
-        """What goes to the watcher."""
-        return (self.theirs,) if self.own is None else (self.theirs, self.own)
-
-    @property
     def words(self) -> tuple[tuple[int, ...], bool, bool]:
-        """What the watcher is told with it."""
-        return tuple(sorted(self.streams)), self.own is not None, self.in_front
+        """What the watcher is told with the descriptor."""
+        return tuple(sorted(self.streams)), self.controls, self.in_front
+
+
+class Lent:
+    """Our user's terminal while oomguard has set it: the descriptor, its modes before, and those that oomguard set."""
+
+    def __init__(self) -> None:
+        self._own: tuple[int, Modes, Modes] | None = None
+
+    def note(self, descriptors: list[int], saved: Modes | None, set_to: Modes | None) -> None:
+        """Note what oomguard is about to set, without descriptors that it has set it back."""
+        if self._own is not None:
+            os.close(self._own[0])
+        self._own = (descriptors[0], saved, set_to) if descriptors and saved and set_to else None
+
+    def restore(self) -> None:
+        """Set the terminal as it was where it still is as oomguard left it."""
+        if self._own is not None:
+            fd, saved, set_to = self._own
+            modes = read_modes(fd)
+            if modes is not None and is_same(modes, set_to):
+                set_modes(fd, saved)
 
 
 class WatcherTerminal:
@@ -47,13 +63,11 @@ class WatcherTerminal:
     def __init__(self, given: Given) -> None:
         self._given = given
         self._theirs: int | None = given.theirs
-        self._saved: Modes | None = None
-        self._raw: Modes | None = None
 
     @property
     def controls(self) -> bool:
         """Whether the command is a job of a session of ours."""
-        return self._given.own is not None
+        return self._given.controls
 
     def begin(self) -> None:
         """Lead a session that this terminal controls."""
@@ -76,27 +90,8 @@ class WatcherTerminal:
             with contextlib.suppress(OSError):  # it has ended
                 os.tcsetpgrp(self._theirs, group)
 
-    def lend(self, saved: Modes | None, set_to: Modes | None) -> None:
-        """Note what oomguard sets on our user's terminal, and what was before; None: nothing."""
-        self._saved, self._raw = saved, set_to
-
-    def restore(self) -> None:
-        """Set the user's terminal as it was where oomguard left it as it set it."""
-        own = self._given.own
-        if own is None or self._saved is None or self._raw is None:
-            return
-        modes = read_modes(own)
-        if modes is not None and is_same(modes, self._raw):
-            set_modes(own, self._saved)
-
-    def command_ended(self) -> None:
-        """Let go of the command's end, so that ours sees the end of what was printed."""
+    def close(self) -> None:
+        """Let go of the command's end once it has ended, so that ours sees the end of what was printed."""
         if self._theirs is not None:
             os.close(self._theirs)
             self._theirs = None
-
-    def close(self) -> None:
-        """Close what is left, before the next attempt's."""
-        self.command_ended()
-        if self._given.own is not None:
-            os.close(self._given.own)
