@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Callable
 from typing import Final
 
 from oomguard.supervise.terminal_modes import adds_returns, read_modes
@@ -19,10 +20,11 @@ class LineEnds:
     Args:
         pseudo: our end of the pseudo-terminal.
         shown_on: the terminal that gets the output: it is not raw while another job is in its foreground.
+        follow: is told, before any output goes there, whether the pseudo-terminal adds carriage returns now.
     """
 
-    def __init__(self, pseudo: int, shown_on: int) -> None:
-        self._pseudo, self._shown_on = pseudo, shown_on
+    def __init__(self, pseudo: int, shown_on: int, follow: Callable[[bool], None] = lambda _: None) -> None:
+        self._pseudo, self._shown_on, self._follow = pseudo, shown_on, follow
 
     def complete(self, fd: int, buffer: memoryview, count: int) -> int:
         """Read on where a carriage return was read last and its newline may follow; return how much is in the buffer."""
@@ -39,7 +41,9 @@ class LineEnds:
 
     def split(self, data: memoryview) -> tuple[memoryview, memoryview]:
         """Return what the command printed, and what of it the terminal that shows it is to get."""
-        if not adds_returns(read_modes(self._pseudo)):
+        are_added = adds_returns(read_modes(self._pseudo))
+        self._follow(are_added)
+        if not are_added:
             return data, data
         printed = memoryview(bytes(data).replace(b"\r\n", b"\n"))
         return printed, printed if adds_returns(read_modes(self._shown_on)) else data

@@ -72,14 +72,15 @@ class OwnTerminal:
 
     Args:
         watcher: restores it where we are killed.
+        alone: whether no other member of our job prints on it.
 
     Raises:
         OSError: it cannot be opened.
     """
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, *, alone: bool) -> None:
         self.fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._watcher = watcher
+        self._watcher, self._alone = watcher, alone
         self._saved: Modes | None = None
         self._raw: Modes | None = None
 
@@ -95,9 +96,19 @@ class OwnTerminal:
         modes = read_modes(self.fd)
         if modes is None or (self._raw is not None and is_same(modes, self._raw)):
             return
-        self._saved, self._raw = modes, raw(modes)
-        self._watcher.lend(self.fd, self._saved, self._raw)
-        set_modes(self.fd, self._raw)
+        self._set(modes, raw(modes, adds_returns=not self._alone))
+
+    def print_as(self, *, adds_returns: bool) -> None:
+        """Go on adding carriage returns for the others of our job as long as the command's terminal does it for the command."""
+        if self._saved is not None and not self._alone:
+            wanted = raw(self._saved, adds_returns=adds_returns)
+            if self._raw is not None and not is_same(wanted, self._raw):
+                self._set(self._saved, wanted)
+
+    def _set(self, saved: Modes, wanted: Modes) -> None:
+        self._saved, self._raw = saved, wanted
+        self._watcher.lend(self.fd, saved, wanted)
+        set_modes(self.fd, wanted)
 
     def give_back(self) -> None:
         """Set it as it was, unless somebody has set it since we did."""

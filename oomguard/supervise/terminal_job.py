@@ -58,7 +58,7 @@ class TerminalJob:
         self._watched: set[int] = set()
         if shown.controls:
             try:
-                self._own = OwnTerminal(watcher)
+                self._own = OwnTerminal(watcher, alone=shown.in_front)
             except OSError:
                 self._pseudo.close()
                 raise
@@ -79,7 +79,7 @@ class TerminalJob:
         """Pass on what is typed and printed, now that the command runs."""
         self._pseudo.close_theirs()
         source = os.fdopen(os.dup(self._pseudo.ours), "rb", buffering=0)
-        tee.add(source, self._shown.output, LineEnds(self._pseudo.ours, self._shown.output))
+        tee.add(source, self._shown.output, LineEnds(self._pseudo.ours, self._shown.output, self._print_as))
         self._tee = tee
         tee.watch(self._watcher.fileno(), selectors.EVENT_READ, self._answered)
         self._watched.add(self._watcher.fileno())
@@ -164,6 +164,10 @@ class TerminalJob:
         self._pseudo.copy_size()
         self._read_typed()
         self._watcher.go_on(in_front=True)
+
+    def _print_as(self, adds_returns: bool) -> None:
+        if self._holds and self._own is not None:
+            self._own.print_as(adds_returns=adds_returns)
 
     def _let_go(self) -> None:
         self._holds = False

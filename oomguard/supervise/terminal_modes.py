@@ -40,13 +40,13 @@ def set_modes(fd: int, modes: Modes) -> None:
         termios.tcsetattr(fd, termios.TCSANOW, modes)
 
 
-def raw(modes: Modes) -> Modes:
-    """Return modes in which every byte passes unchanged, both ways, and is no key."""
+def raw(modes: Modes, *, adds_returns: bool = False) -> Modes:
+    """Return modes in which every byte passes unchanged and is no key; what is printed is left to it with ``adds_returns``."""
     i, o, c, local, in_speed, out_speed, characters = modes
     c = (c & ~(termios.CSIZE | termios.PARENB)) | termios.CS8
     changed = list(characters)
     changed[termios.VMIN], changed[termios.VTIME] = 1, 0
-    return [i & ~_IN, o & ~termios.OPOST, c, local & ~_LOCAL, in_speed, out_speed, changed]
+    return [i & ~_IN, o if adds_returns else o & ~termios.OPOST, c, local & ~_LOCAL, in_speed, out_speed, changed]
 
 
 def is_same(one: Modes, other: Modes) -> bool:

@@ -234,6 +234,36 @@ def test_what_is_piped_in_and_what_is_typed_are_two(by):
         assert modes(terminal) == before
 
 
+@pytest.mark.parametrize("by", ["bare", "run"])
+def test_others_of_a_pipeline_print_as_always_while_the_command_asks(by):
+    code = "import sys\nfor _ in range(3):\n  print(input('name? '), 'answered', flush=True)\nprint('done', file=sys.stderr)"
+    with bash() as terminal:
+        before = modes(terminal)
+        begin(terminal, f"{'' if by == 'bare' else 'run '}{py(code)} | cat")
+        for name in (b"one", b"two", b"three"):
+            terminal.until(rb"name\? ")
+            time.sleep(0.3)  # what is typed before the command asks is shown once more
+            terminal.type(name + b"\r")
+            terminal.until(name + b"\r\n" + name + b" answered\r\n")
+        terminal.until(b"done\r\n.*PROMPT> ")
+        assert modes(terminal) == before
+
+
+def test_a_program_of_the_whole_screen_at_the_end_of_a_pipeline_prints_as_alone():
+    code = (
+        "import os, termios\nfd = os.open('/dev/tty', os.O_RDWR)\nm = termios.tcgetattr(fd)\nn = m[:]; n[1] &= ~termios.OPOST\n"
+        "termios.tcsetattr(fd, termios.TCSADRAIN, n)\nos.write(fd, b'one\\ntwo\\n')\n"
+        "os.read(fd, 99)\ntermios.tcsetattr(fd, termios.TCSADRAIN, m)\nos.write(fd, b'three\\nfour\\n')"
+    )
+    with bash() as terminal:
+        before = modes(terminal)
+        begin(terminal, f"echo | run {py(code)}")
+        terminal.until(b"one\ntwo\n")
+        terminal.type(b"\r")
+        terminal.until(b"three\r\nfour\r\n.*PROMPT> ")
+        assert modes(terminal) == before
+
+
 @pytest.mark.parametrize("where", ["{} | cat", "cat /dev/null | {}", "{}"])
 def test_ctrl_c_ends_the_command_once_in_a_pipeline_too(where):
     code = (
