@@ -236,7 +236,7 @@ def test_what_is_piped_in_and_what_is_typed_are_two(by):
 
 @pytest.mark.parametrize("by", ["bare", "run"])
 def test_others_of_a_pipeline_print_as_always_while_the_command_asks(by):
-    code = "import sys\nfor _ in range(3):\n  print(input('name? '), 'answered', flush=True)\nprint('done', file=sys.stderr)"
+    code = "for _ in range(3):\n  print(input('name? '), 'answered', flush=True)\nprint('done')"
     with bash() as terminal:
         before = modes(terminal)
         begin(terminal, f"{'' if by == 'bare' else 'run '}{py(code)} | cat")
