@@ -146,7 +146,8 @@ class TerminalJob:
         others = self._own_share if self._holds or number in _WANTS_IT else None
         self._let_go()
         self._stops_itself = True
-        stop_ourselves(number, others=others)
+        # Some programs stop themselves by STOP. That one would stop us also where no shell waits to continue us.
+        stop_ourselves(signal.SIGTSTP if number == signal.SIGSTOP else number, others=others)
         if own.is_foreground() and (self._wants or number in _WANTS_IT):
             self._hold(own)
         elif number not in _WANTS_IT:

@@ -239,12 +239,13 @@ class WatcherProcess:
     def _follow(self, status: int) -> None:
         """Tell oomguard that the command ended; stop and go on with it, so that a shell sees its job stopped."""
         if os.WIFSTOPPED(status):
-            if os.WSTOPSIG(status) not in JOB_STOPS or os.getppid() != self._parent:
+            number = os.WSTOPSIG(status)
+            if os.getppid() != self._parent:
                 return
             if self._terminal is not None and self._terminal.controls:
                 self._paused_parent = True  # it stops by itself, once it has set its terminal as it was
-                self._say("stopped", os.WSTOPSIG(status))
-            else:
+                self._say("stopped", number)
+            elif number in JOB_STOPS:
                 self._paused_parent = tree.send(self._parent, signal.SIGSTOP)
         elif os.WIFCONTINUED(status):
             if self._paused_parent and os.getppid() == self._parent:

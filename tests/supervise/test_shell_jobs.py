@@ -99,6 +99,21 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_the_command():
         assert terminal.shown.count(b"GOES ON\r\n") == 3
 
 
+@pytest.mark.parametrize("by", ["bare", "run"])
+def test_a_command_that_stops_itself_gives_the_shell_its_terminal(by):
+    """As nano does, by STOP to its group; no key of a raw terminal could continue it."""
+    code = "import os, signal, sys\nos.kill(0, signal.SIGSTOP)\nprint('GOES ON', sys.stdin.readline().strip(), flush=True)"
+    with bash() as terminal:
+        before = modes(terminal)
+        begin(terminal, f"{'' if by == 'bare' else 'run '}{py(code)}")
+        terminal.until(b"Stopped")
+        terminal.until(b"PROMPT> ")
+        assert modes(terminal) == before
+        begin(terminal, "fg")
+        terminal.type(b"x\r")
+        terminal.until(b"GOES ON x")
+
+
 def test_a_size_that_changed_while_it_was_stopped_is_the_commands_too():
     with bash() as terminal:
         begin(terminal, f"run {py(ANSWERS)}")
