@@ -12,6 +12,8 @@ from oomguard.supervise.terminal_modes import adds_returns, read_modes
 # A carriage return and its newline come within microseconds; a progress bar's stands alone.
 _PAIR_MS: Final = 2
 _RETURN: Final = ord("\r")
+# A terminal gives little at a time; so much is passed on together.
+_AT_ONCE_BYTES: Final = 1 << 16
 
 
 class LineEnds:
@@ -26,17 +28,20 @@ class LineEnds:
     def __init__(self, pseudo: int, shown_on: int, follow: Callable[[bool], None] = lambda _: None) -> None:
         self._pseudo, self._shown_on, self._follow = pseudo, shown_on, follow
 
-    def complete(self, fd: int, buffer: memoryview, count: int) -> int:
-        """Read on where a carriage return was read last and its newline may follow; return how much is in the buffer."""
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        while 0 < count < len(buffer) and buffer[count - 1] == _RETURN:
-            if not any(event & select.POLLIN for _, event in poll.poll(_PAIR_MS)):
-                break
+    def read_on(self, fd: int, buffer: memoryview, count: int) -> int:
+        """Read what else is there, and the newline that may follow a carriage return; return how much is in the buffer."""
+        while 0 < count < _AT_ONCE_BYTES:
             try:
-                count += os.readv(fd, [buffer[count : count + 1]])
+                more = os.readv(fd, [buffer[count:_AT_ONCE_BYTES]])
+            except BlockingIOError:
+                if buffer[count - 1] != _RETURN or not _comes(fd):
+                    break
+                continue
             except OSError:
                 break  # the end, which the next read meets
+            if not more:
+                break
+            count += more
         return count
 
     def split(self, data: memoryview) -> tuple[memoryview, memoryview]:
@@ -47,3 +52,9 @@ class LineEnds:
             return data, data
         printed = memoryview(bytes(data).replace(b"\r\n", b"\n"))
         return printed, printed if adds_returns(read_modes(self._shown_on)) else data
+
+
+def _comes(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return any(event & select.POLLIN for _, event in poll.poll(_PAIR_MS))

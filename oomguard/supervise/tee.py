@@ -179,7 +179,7 @@ class Tee:
             return
         ends = stream.line_ends
         if ends is not None:
-            count = ends.complete(stream.source.fileno(), self._buffer, count)
+            count = ends.read_on(stream.source.fileno(), self._buffer, count)
         self._moved(stream, count)
         data = self._buffer[:count]
         printed, data = ends.split(data) if ends is not None else (data, data)

@@ -102,7 +102,9 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_the_command():
 @pytest.mark.parametrize("by", ["bare", "run"])
 def test_a_command_that_stops_itself_gives_the_shell_its_terminal(by):
     """As nano does, by STOP to its group; no key of a raw terminal could continue it."""
-    code = "import os, signal, sys\nos.kill(0, signal.SIGSTOP)\nprint('GOES ON', sys.stdin.readline().strip(), flush=True)"
+    code = (
+        "import os, signal, sys\nos.kill(0, signal.SIGSTOP)\nprint('GOES ON', sys.stdin.readline().strip(), flush=True)"
+    )
     with bash() as terminal:
         before = modes(terminal)
         begin(terminal, f"{'' if by == 'bare' else 'run '}{py(code)}")
