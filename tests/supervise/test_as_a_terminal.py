@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.driving import transcript
-from support.supervising import QUIET
+from support.supervising import QUIET, RUN
 
 PY = sys.executable
 
@@ -150,7 +150,13 @@ def test_the_stream_that_is_no_terminal_stays_apart(stream, tmp_path):
     assert b"here\n" in ours[1]
 
 
-def test_without_pty_its_output_is_a_pipe():
+@pytest.mark.parametrize("by", ["a flag", "a variable", "the user's own file"])
+def test_without_pty_its_output_is_a_pipe(by, tmp_path, monkeypatch):
+    if by == "a variable":
+        monkeypatch.setenv("OOMGUARD_PTY", "0")
+    elif by != "a flag":
+        (tmp_path / "config" / "oomguard").mkdir(parents=True)
+        (tmp_path / "config" / "oomguard" / "config.toml").write_text("pty = false\n")
     code = "import os; print([os.isatty(n) for n in (0, 1, 2)])"
-    shown = transcript([*QUIET[:-1], "--no-pty", "--", PY, "-c", code])
-    assert shown == b"[True, False, False]\r\n"
+    flags = ["--no-pty"] if by == "a flag" else []
+    assert transcript([*RUN, "-q", *flags, "--", PY, "-c", code]) == b"[True, False, False]\r\n"
