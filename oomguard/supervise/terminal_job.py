@@ -78,6 +78,7 @@ class TerminalJob:
     def attach(self, tee: Tee) -> None:
         """Pass on what is typed and printed, now that the command runs."""
         self._pseudo.close_theirs()
+        self._pseudo.copy_size()  # a change since the beginning went to nobody
         source = os.fdopen(os.dup(self._pseudo.ours), "rb", buffering=0)
         tee.add(source, self._shown.output, LineEnds(self._pseudo.ours, self._shown.output, self._print_as))
         self._tee = tee
@@ -89,7 +90,7 @@ class TerminalJob:
     def tick(self) -> None:
         """Do what the command, the shell or the user has made due."""
         own = self._own
-        if own is None:
+        if own is None or self._watcher.exit_status(0) is not None:
             return
         self._stopped = self._watcher.stopped_by() or self._stopped
         in_front = own.is_foreground()

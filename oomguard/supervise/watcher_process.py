@@ -253,6 +253,9 @@ class WatcherProcess:
             self._paused_parent = False
         else:
             self._child = None
+            if self._paused_parent and os.getppid() == self._parent:
+                tree.send(self._parent, signal.SIGCONT)  # nothing is left that could be continued
+            self._paused_parent = False
             if self._terminal is not None:
                 self._terminal.close()
             self._say("exited", status)

@@ -100,6 +100,23 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_the_command():
 
 
 @pytest.mark.parametrize("by", ["bare", "run"])
+def test_a_stopped_command_that_is_killed_ends_the_job(by):
+    with bash() as terminal:
+        before = modes(terminal)
+        begin(terminal, f"{'' if by == 'bare' else 'run '}{py(ANSWERS)}")
+        child = int(terminal.until(rb"READY (\d+)").group(1))
+        if by == "run":
+            terminal.becomes_raw()
+        terminal.type(b"\x1a")
+        terminal.until(b"Stopped")
+        terminal.until(b"PROMPT> ")
+        job = oomguards(terminal)
+        os.kill(child, signal.SIGKILL)
+        assert wait_for(lambda: state(job.pid) in {"", "Z"})
+        assert modes(terminal) == before
+
+
+@pytest.mark.parametrize("by", ["bare", "run"])
 def test_a_command_that_stops_itself_gives_the_shell_its_terminal(by):
     """As nano does, by STOP to its group; no key of a raw terminal could continue it."""
     code = (
