@@ -41,12 +41,13 @@ OPTIONS: Final = (
     "quiet",
     "verbose",
     "grace",
+    "pty",
     "exit_code",
     "color",
     "log_format",
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
-_SWITCHES: Final = frozenset({"dry_run", "idempotent", "quiet", "verbose", "exit_code", "follow", "no_mask"})
+_SWITCHES: Final = frozenset({"dry_run", "idempotent", "pty", "quiet", "verbose", "exit_code", "follow", "no_mask"})
 _NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "deadline", "grace"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}

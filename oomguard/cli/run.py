@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import math
 import os
 import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import click
 
+from oomguard.cli.events import Errors, configure_log
 from oomguard.cli.options import (
     console,
     option,
@@ -114,6 +112,12 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     help="After a stop signal, time before the command is killed.",
 )
 @option(
+    "--pty/--no-pty",
+    default=True,
+    show_default=True,
+    help="On a terminal, give the command a terminal of its own, not pipes.",
+)
+@option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     default="console",
@@ -137,6 +141,7 @@ def command(
     report: str | None,
     journal: str | None,
     grace: float,
+    pty: bool,
     log_format: str,
     quiet: bool,
     verbose: bool,
@@ -182,11 +187,11 @@ def command(
 
                 first = diagnosis.first_cause
                 shown = Diagnosis("", (first,) if first else (), diagnosis.notes)
-                print_diagnosis(console(color, file=cast("TextIO", _Errors())), shown, commands)
+                print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
         launch, kept = Launch(tuple(argv)), _journal(journal)
         supervision = Supervision(
-            launch, policy, lambda: read_rules(rules), kept, dry_run, grace, on_failure, idempotent
+            launch, policy, lambda: read_rules(rules), kept, dry_run, grace, on_failure, idempotent, pty
         )
         outcome = supervision.run(signals)
         _tell(outcome, color, quiet=quiet)
@@ -203,7 +208,7 @@ def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
     from oomguard.report.attempts import attempts_table, reduced
     from oomguard.report.presentable import drawn
 
-    screen = console(color, file=cast("TextIO", _Errors()))
+    screen = console(color, file=cast("TextIO", Errors()))
     if not quiet:
         screen.print(attempts_table(outcome.attempts, columns=screen.width))
     if text := reduced(outcome.attempts):
@@ -223,62 +228,6 @@ def _journal(path: str | None) -> Journal | None:
     except InputError as error:
         get_logger().warning("no journal is kept", reason=str(error))
         return None
-
-
-class _Errors:
-    """Standard error that cannot fail: the run goes on when nobody reads it any more."""
-
-    encoding = getattr(sys.stderr, "encoding", "utf-8")
-
-    def write(self, text: str) -> int:
-        """Write what can be written."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush what can be flushed."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.flush()
-
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        return sys.stderr is not None and sys.stderr.isatty()
-
-    def fileno(self) -> int:
-        """Return the descriptor, for the terminal's width."""
-        return 2
-
-
-def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
-    """Send events to standard error, one line each; only the command line does, never the library."""
-    import logging
-
-    from oomguard.log import write_events
-    from oomguard.report.presentable import drawn
-
-    least = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
-    line, errors = _json_line if form == "json" else _console_line, _Errors()
-
-    def write(level: int, event: str, fields: dict[str, Any]) -> None:
-        if level >= least:
-            shown = {key: drawn(value) if isinstance(value, str) else value for key, value in fields.items()}
-            errors.write(f"{line(logging.getLevelName(level).lower(), event, shown)}\n")
-            errors.flush()
-
-    write_events(write)
-
-
-def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
-    extra = " ".join(f"{key}={value}" for key, value in fields.items()).replace("\n", "\\n")  # one line each
-    return f"oomguard: {event}" + (f": {extra}" if extra else "")
-
-
-def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:
-    from oomguard.report.json import json_line
-
-    now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
-    return json_line({**fields, "event": event, "level": level, "timestamp": now})
 
 
 def _write_report(path: Path, outcome: Outcome) -> None:

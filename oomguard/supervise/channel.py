@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 _HEADER: Final = struct.Struct("=I")
+# Standard streams and a pseudo-terminal.
+_MOST_DESCRIPTORS: Final = 4
 
 
 def send(channel: socket.socket, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
@@ -26,7 +28,7 @@ def send(channel: socket.socket, message: tuple[Any, ...], descriptors: Sequence
 def receive(channel: socket.socket) -> tuple[tuple[Any, ...] | None, list[int]]:
     """Read one message and the descriptors that came with it; None at the end."""
     try:
-        header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, 3)
+        header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, _MOST_DESCRIPTORS)
         for number in descriptors:
             os.set_inheritable(number, False)  # recv_fds leaves its flags argument out
         while header and len(header) < _HEADER.size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -16,11 +17,13 @@ from oomguard.errors import LaunchError
 from oomguard.log import get_logger
 from oomguard.supervise import nesting
 from oomguard.supervise.environment import inherited
+from oomguard.supervise.own_terminal import shown_on_terminal
 from oomguard.supervise.process_control import become_subreaper
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
 from oomguard.supervise.tee import Tee
+from oomguard.supervise.terminal_job import TerminalJob
 from oomguard.supervise.tree import KILL_WAIT_S
 from oomguard.supervise.watcher import Child
 
@@ -45,6 +48,7 @@ def run_once(
     *,
     grace_s: float = DEFAULT_GRACE_S,
     on_failing: Callable[[], None] = lambda: None,
+    pty: bool = True,
 ) -> Exit:
     """Run the command to its end, then end every process that it left.
 
@@ -55,6 +59,7 @@ def run_once(
         source: gives the command its standard input, from its beginning.
         grace_s: time that the command has after a stop signal; with 0 it is killed and never gets the signal.
         on_failing: called when the command has failed, before what it left running is ended.
+        pty: whether the command has a terminal of its own where our output is one.
 
     Raises:
         LaunchError: the command cannot be started.
@@ -62,20 +67,43 @@ def run_once(
     if signals.stopped_by is not None:
         return Exit(128 + signals.stopped_by, 0.0)
     started = time.monotonic()
-    process = _start(launch, signals, source)
-    signals.attach(grace_s=grace_s)
+    terminal = _terminal(signals) if pty else None
+    with contextlib.closing(terminal) if terminal is not None else contextlib.nullcontext():
+        status = _run(launch, recording, signals, source, terminal, grace_s, on_failing)
+    return Exit(status, time.monotonic() - started)
+
+
+def _run(
+    launch: Launch,
+    recording: Recording,
+    signals: Signals,
+    source: StandardInput,
+    terminal: TerminalJob | None,
+    grace_s: float,
+    on_failing: Callable[[], None],
+) -> int:
+    process = _start(launch, signals, source, terminal)
+    signals.attach(grace_s=grace_s, terminal=terminal)
     is_late = False
     try:
         tee = Tee(recording)
-        tee.add(process.stdout, 1)
-        tee.add(process.stderr, 2)
+        for number, pipe in process.outputs.items():
+            tee.add(pipe, number)
+        if terminal is not None:
+            terminal.attach(tee)
 
         def check_grace() -> None:
             nonlocal is_late
+            if terminal is not None:
+                terminal.tick()
             stopped_s = signals.stopped_at_s
-            if stopped_s is not None and time.monotonic() - stopped_s > grace_s and not is_late:
-                is_late = True
-                signals.watcher.kill()
+            if stopped_s is None or time.monotonic() - stopped_s <= grace_s or is_late:
+                return
+            if terminal is not None and terminal.is_edited():
+                signals.be_patient()
+                return
+            is_late = True
+            signals.watcher.kill()
 
         tee.pump(lambda: process.poll() is not None, check_grace, lambda: signals.stopped_by is not None)
         if tee.lost_bytes:
@@ -86,6 +114,8 @@ def run_once(
             check_grace()
     finally:
         source.end()
+        if terminal is not None:
+            terminal.give_back()
         if process.poll() is None:  # oomguard failed
             signals.watcher.kill()
         signals.detach()
@@ -95,17 +125,30 @@ def run_once(
         told = signals.watcher.end(0.0 if is_late else wait_s)
         signals.was_told(told=told)
         code = process.wait(KILL_WAIT_S)
-    status = 128 + 9 if code is None else 128 - code if code < 0 else code
-    return Exit(status, time.monotonic() - started)
+    return 128 + 9 if code is None else 128 - code if code < 0 else code
 
 
-def _start(launch: Launch, signals: Signals, source: StandardInput) -> Child:
+def _terminal(signals: Signals) -> TerminalJob | None:
+    """Return what makes the command a job on our terminal; None where no output is one, or there is no second one."""
+    shown = shown_on_terminal()
+    if shown is None:
+        return None
+    try:
+        return TerminalJob(shown, signals.watcher, signals.typed, signals.be_patient)
+    except OSError as error:
+        get_logger().warning("the command's output is no terminal", reason=error.strerror or str(error))
+        return None
+
+
+def _start(launch: Launch, signals: Signals, source: StandardInput, terminal: TerminalJob | None) -> Child:
     env = {**inherited(), **nesting.variables(), **launch.env}
     name = launch.argv[0]
     shown = shlex.quote(name)
+    place = terminal.begin() if terminal is not None else None
+    shares_group = has_terminal() and (place is None or not place.controls)
     given = source.for_child()
     try:
-        return signals.watcher.start(launch.argv, env, shares_group=has_terminal(), stdin=given)
+        return signals.watcher.start(launch.argv, env, shares_group=shares_group, stdin=given, terminal=place)
     except FileNotFoundError:
         why = "its interpreter is not there" if "/" in name and Path(name).is_file() else "command not found"
         raise LaunchError(f"{shown}: {why}", exit_status=127) from None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
 _SHELL: Final = b"/bin/sh"
 _LOOKED_AT_BYTES: Final = 256
+_STOPPED_MS: Final = 20
 
 
 def execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
@@ -27,6 +29,19 @@ def execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
         except PermissionError as error:
             failure = error
     raise failure
+
+
+def read_failure(told: int, pid: int) -> bytes:
+    """Wait until a child has become the command, and return nothing, or the number of the error that it told instead.
+
+    A child that is stopped on the way (Ctrl-Z) counts as the command: it goes on when it is continued.
+    """
+    poll = select.poll()
+    poll.register(told, select.POLLIN)
+    while not poll.poll(_STOPPED_MS):
+        if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+            return b""
+    return os.read(told, 16)  # nothing: the pipe closed because the command took over
 
 
 def _candidates(name: bytes, env: Mapping[bytes, bytes]) -> list[bytes]:

@@ -70,6 +70,7 @@ class Supervision:
         grace_s: time that the command has after a stop signal.
         on_failure: gets each diagnosis, and the commands to paste by setting.
         idempotent: run the command again also where it had written files or served requests.
+        pty: whether the command has a terminal of its own where our output is one.
     """
 
     launch: Launch
@@ -80,6 +81,7 @@ class Supervision:
     grace_s: float = DEFAULT_GRACE_S
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
     idempotent: bool = False
+    pty: bool = True
     _first: Launch = field(init=False)
     _engine: Launcher = field(init=False)
     _ledger: Ledger = field(init=False)
@@ -134,9 +136,8 @@ class Supervision:
         marker, cgroup = Marker(self._finder, witness.take), read_cgroup()
         try:
             with witness.watching(self.launch, signals.watcher.pid):
-                ended = run_once(
-                    self.launch, marker.recording, signals, self._stdin, grace_s=self.grace_s, on_failing=witness.look
-                )
+                run = partial(run_once, grace_s=self.grace_s, on_failing=witness.look, pty=self.pty)
+                ended = run(self.launch, marker.recording, signals, self._stdin)
         finally:
             marker.stop()
         heard = self._hear(marker.recording, ended.status)

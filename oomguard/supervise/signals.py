@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 from oomguard.supervise.signal_sets import IGNORED_BY_PYTHON, STOPS, handed_on, ignored
+from oomguard.supervise.terminal_job import TerminalJob
 from oomguard.supervise.watcher import Watcher
 from oomguard.supervise.watcher_process import Before
 
@@ -29,7 +30,7 @@ class Signals:
 
     Attributes:
         stopped_by: the first signal that asked to stop.
-        stopped_at_s: when it came, on the monotonic clock.
+        stopped_at_s: when it came, on the monotonic clock; None where its user then went on with the command.
         count: signals that asked to stop.
         stopped_between_runs: whether it came while no command was there to end of it.
         watcher: starts the command, and ends it where oomguard is killed; there while entered.
@@ -44,6 +45,8 @@ class Signals:
         self.stopped_between_runs = False
         self._closed = closed
         self._runs = False
+        self._terminal: TerminalJob | None = None
+        self._was_sent_one = False
         self._grace_s = 0.0
         self._lock = threading.Lock()
         self._numbers: frozenset[int] = frozenset()
@@ -73,17 +76,32 @@ class Signals:
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masked)
 
-    def attach(self, *, grace_s: float) -> None:
+    def attach(self, *, grace_s: float, terminal: TerminalJob | None = None) -> None:
         """Hand signals on from here on, as the command has started; a stop that came just before goes to it now."""
         with self._lock:
-            self._runs, self._grace_s = True, grace_s
+            self._runs, self._grace_s, self._terminal = True, grace_s, terminal
             if self.stopped_by is not None:
                 self._send(int(self.stopped_by), None, None)
 
     def detach(self) -> None:
         """Keep signals from here on: the command has ended."""
         with self._lock:
-            self._runs = False
+            self._runs, self._terminal = False, None
+
+    def typed(self, number: int) -> None:
+        """Note a stop that the command had at a key of its own terminal."""
+        with self._lock:
+            self._stop(number)
+            if self._runs and self._grace_s == 0:
+                self.watcher.kill()
+            elif self._runs:
+                self.watcher.told_to_stop(number)
+
+    def be_patient(self) -> None:
+        """Give the command all the time it takes: its user goes on with it after stops at a key. Nothing is remedied all the same."""
+        with self._lock:
+            if not self._was_sent_one:
+                self.stopped_at_s, self.count = None, 0
 
     def was_told(self, *, told: bool) -> None:
         """Say whether the command was told to stop while it lived, where a stop came at all."""
@@ -112,15 +130,23 @@ class Signals:
         if number == signal.SIGCONT and sender == self.watcher.pid:
             return  # the command goes on already; this one was for us
         with self._lock:
+            if self._terminal is not None and self._terminal.received(number, code, sender):
+                return
             if number in STOPS:
-                self.count += 1
-                if self.stopped_by is None:
-                    self.stopped_by, self.stopped_at_s = signal.Signals(number), time.monotonic()
-                    self.stopped_between_runs = not self._runs
-                if self.count >= IMPATIENT_COUNT:
-                    self.watcher.kill()
+                self._was_sent_one = True
+                self._stop(number)
             if self._runs:
                 self._send(number, code, sender)
+
+    def _stop(self, number: int) -> None:
+        self.count += 1
+        if self.stopped_at_s is None:
+            self.stopped_at_s = time.monotonic()
+        if self.stopped_by is None:
+            self.stopped_by = signal.Signals(number)
+            self.stopped_between_runs = not self._runs
+        if self.count >= IMPATIENT_COUNT:
+            self.watcher.kill()
 
     def _send(self, number: int, code: int | None, sender: int | None) -> None:
         if number in STOPS and self._grace_s == 0:

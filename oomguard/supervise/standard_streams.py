@@ -1,4 +1,4 @@
-"""The descriptors 0, 1 and 2 where oomguard was started without them: the next file opened would take their place."""
+"""The descriptors 0, 1 and 2 as oomguard was started: which are missing, and whether output and error are one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 
 
 def occupy() -> frozenset[int]:
-    """Put the null device in the place of each standard stream that is closed; return which ones were."""
+    """Put the null device in the place of each standard stream that is closed; return which ones were.
+
+    The next file opened would take their place.
+    """
     closed = set()
     for number in (0, 1, 2):
         try:
@@ -15,3 +18,11 @@ def occupy() -> frozenset[int]:
             closed.add(number)
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
     return frozenset(closed)
+
+
+def is_one_stream() -> bool:
+    """Return whether standard output and error go to the same place (``2>&1``)."""
+    try:
+        return os.path.samestat(os.fstat(1), os.fstat(2))
+    except OSError:
+        return False

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Final
 
+from oomguard.supervise.line_ends import LineEnds
 from oomguard.supervise.recording import Recording
 
 CHUNK_BYTES: Final = 1 << 20
@@ -42,6 +43,7 @@ class _Stream:
     between_pipes: bool
     discards: bool
     may_block: bool
+    line_ends: LineEnds | None = None
     pending: memoryview = field(default_factory=lambda: memoryview(b""))
     nobody_reads: bool = False
     lost_bytes: int = 0
@@ -59,8 +61,8 @@ class Tee:
         self._tee = _kernel_tee()
         self._stopping: Callable[[], bool] = lambda: False
 
-    def add(self, source: IO[bytes], sink_fd: int) -> None:
-        """Read ``source`` and write what comes, as it comes, to ``sink_fd``."""
+    def add(self, source: IO[bytes], sink_fd: int, line_ends: LineEnds | None = None) -> None:
+        """Read ``source`` and write what comes, as it comes, to ``sink_fd``; a terminal's line ends are recorded as printed."""
         fd = source.fileno()
         os.set_blocking(fd, False)
         from_pipe, to_pipe = _is(fd, stat.S_ISFIFO), _is(sink_fd, stat.S_ISFIFO)
@@ -68,9 +70,17 @@ class Tee:
             _widen(fd)
         between_pipes = from_pipe and to_pipe and self._tee is not None
         discards = from_pipe and _discards(sink_fd)
-        stream = _Stream(source, sink_fd, between_pipes, discards, not _is(sink_fd, stat.S_ISREG))
+        stream = _Stream(source, sink_fd, between_pipes, discards, not _is(sink_fd, stat.S_ISREG), line_ends)
         self._streams.append(stream)
         self._selector.register(fd, selectors.EVENT_READ, stream)
+
+    def watch(self, fd: int, events: int, serve: Callable[[], None]) -> None:
+        """Call ``serve`` between the copying whenever a descriptor is ready."""
+        self._selector.register(fd, events, serve)
+
+    def unwatch(self, fd: int) -> None:
+        """Look at a descriptor no more."""
+        self._selector.unregister(fd)
 
     @property
     def lost_bytes(self) -> dict[int, int]:
@@ -87,9 +97,12 @@ class Tee:
         """
         self._stopping = stopping
         ended_s: float | None = None
-        while self._selector.get_map():
+        while self._open():
             for key, _ in self._selector.select(POLL_S):
-                self._copy(key.data)
+                if isinstance(key.data, _Stream):
+                    self._copy(key.data)
+                else:
+                    key.data()
             tick()
             if stopping():
                 self._drop_what_waits()
@@ -104,7 +117,7 @@ class Tee:
         self._selector.close()
 
     def _open(self) -> list[_Stream]:
-        return [key.data for key in list(self._selector.get_map().values())]
+        return [key.data for key in list(self._selector.get_map().values()) if isinstance(key.data, _Stream)]
 
     def _owes(self) -> bool:
         """Whether bytes that the child printed still wait for their reader."""
@@ -163,9 +176,13 @@ class Tee:
         if not count:
             self._finish(stream)
             return
+        ends = stream.line_ends
+        if ends is not None:
+            count = ends.read_on(stream.source.fileno(), self._buffer, count)
         stream.owed_bytes -= count
         data = self._buffer[:count]
-        self._recording.write(stream.sink_fd, data)
+        printed, data = ends.split(data) if ends is not None else (data, data)
+        self._recording.write(stream.sink_fd, printed)
         left = self._write(stream, data) if not stream.nobody_reads else None
         if left:
             stream.pending = memoryview(bytes(left))

@@ -25,18 +25,23 @@ from typing import IO, Any, Final
 
 from oomguard.supervise import tree
 from oomguard.supervise.channel import receive, send
+from oomguard.supervise.standard_streams import is_one_stream
+from oomguard.supervise.terminal_modes import Modes
 from oomguard.supervise.watcher_process import Before, WatcherProcess
+from oomguard.supervise.watcher_terminal import Given
 
 _LOST: Final = 9  # the wait status of a command whose watcher was killed: it was killed with it
 
 
 @dataclass(slots=True)
 class Child:
-    """The command while it runs, as far as the watcher tells: ``returncode`` is None until it has ended."""
+    """The command while it runs, as far as the watcher tells: ``returncode`` is None until it has ended.
+
+    ``outputs`` are the pipes of its standard output (1) and error (2), but for those that are a terminal.
+    """
 
     pid: int
-    stdout: IO[bytes]
-    stderr: IO[bytes]
+    outputs: dict[int, IO[bytes]]
     watcher: Watcher
     returncode: int | None = None
 
@@ -73,13 +78,27 @@ class Watcher:
         self._channel = ours
         self._sending = threading.Lock()
         self._status: int | None = None
+        self._stopped_by: int | None = None
         self._lost = False
         self._adopted: set[int] = set()
 
     def start(
-        self, argv: Sequence[str], env: Mapping[str, str], *, shares_group: bool, stdin: int | None = None
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        shares_group: bool,
+        stdin: int | None = None,
+        terminal: Given | None = None,
     ) -> Child:
         """Start the command with its output in pipes, and with our own standard input where ``stdin`` is None.
+
+        Args:
+            argv: the command.
+            env: its whole environment.
+            shares_group: whether it is in our process group.
+            stdin: its standard input.
+            terminal: takes the place of the streams that it names.
 
         Raises:
             OSError: it cannot be started.
@@ -89,24 +108,33 @@ class Watcher:
         variables = [os.fsencode(f"{name}={value}") for name, value in env.items()]
         if any(b"\0" in text for text in (*words, *variables)):
             raise ValueError("embedded null byte")
-        given = () if stdin is None else (stdin,)
-        out_read, out_write = os.pipe()
-        error_read, error_write = os.pipe()
-        pipes = [os.fdopen(out_read, "rb", buffering=0), os.fdopen(error_read, "rb", buffering=0)]
+        of_terminal = terminal.streams if terminal is not None else frozenset()
+        is_one = not of_terminal and is_one_stream()
+        pipes = {number: os.pipe() for number in (1, 2) if number not in of_terminal and not (is_one and number == 2)}
+        targets = {number: writer for number, (_, writer) in pipes.items()}
+        if is_one:  # what is printed to both keeps its order
+            targets[2] = targets[1]
+        outputs: dict[int, IO[bytes]] = {
+            number: os.fdopen(reader, "rb", buffering=0) for number, (reader, _) in pipes.items()
+        }
+        if stdin is not None:
+            targets[0] = stdin
+        given = ((terminal.theirs,), terminal.words) if terminal is not None else ((), None)
         try:
-            self._status = None
-            self._say("start", words, variables, shares_group, descriptors=(out_write, error_write, *given))
+            self._status = self._stopped_by = None
+            message = ("start", words, variables, shares_group, tuple(targets), given[1])
+            self._say(*message, descriptors=(*targets.values(), *given[0]))
             answer = self._answer()
         finally:
-            os.close(out_write)
-            os.close(error_write)
+            for _, writer in pipes.values():
+                os.close(writer)
         if answer is None or answer[0] == "failed":
-            for pipe in pipes:
+            for pipe in outputs.values():
                 pipe.close()
             number = answer[1] if answer is not None else 0
             raise OSError(number, os.strerror(number) if number else "its watcher was killed")
         self._adopted.add(answer[1])
-        return Child(answer[1], pipes[0], pipes[1], self)
+        return Child(answer[1], outputs, self)
 
     def exit_status(self, timeout_s: float) -> int | None:
         """Return the command's wait status, None where it still runs after ``timeout_s``."""
@@ -119,6 +147,31 @@ class Watcher:
     def forward(self, number: int, code: int | None, sender: int | None) -> None:
         """Send a signal on to the command, unless it had the same one with its process group; None: unless nothing."""
         self._say("signal", number, code, sender)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is ready to be read when ``exit_status`` or ``stopped_by`` may have something new."""
+        return self._channel.fileno()
+
+    def stopped_by(self) -> int | None:
+        """Return, once, by which signal a command on a terminal of its own was stopped, where ``exit_status`` has met that."""
+        number, self._stopped_by = self._stopped_by, None
+        return number
+
+    def go_on(self, *, in_front: bool) -> None:
+        """Continue such a command where it is stopped, in the foreground of its terminal or behind it."""
+        self._say("go on", in_front)
+
+    def lend(self, terminal: int, saved: Modes, set_to: Modes) -> None:
+        """Tell what we are about to set on our terminal and what was before, to be restored where we are killed."""
+        self._say("lend", saved, set_to, descriptors=(terminal,))
+
+    def lend_nothing(self) -> None:
+        """Tell that our terminal is as it was."""
+        self._say("lend", None, None)
+
+    def told_to_stop(self, number: int) -> None:
+        """Tell that the command had a signal at a key of its own terminal."""
+        self._say("key", number)
 
     def kill(self) -> None:
         """Kill the whole tree now."""
@@ -164,6 +217,8 @@ class Watcher:
             self._lost = True  # it was killed, and the command with it
         elif answer[0] == "exited":
             self._status = answer[1]
+        elif answer[0] == "stopped":
+            self._stopped_by = answer[1]
         return answer
 
     def _readable(self, timeout_s: float) -> bool:

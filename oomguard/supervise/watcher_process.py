@@ -18,8 +18,9 @@ from typing import Any, Final, NoReturn
 from oomguard.supervise import tree
 from oomguard.supervise.channel import receive, send
 from oomguard.supervise.process_control import become_subreaper, die_with_parent, set_name
-from oomguard.supervise.program import execute
+from oomguard.supervise.program import execute, read_failure
 from oomguard.supervise.signal_sets import BY_KEY, JOB_STOPS, OF_TERMINAL, SI_KERNEL, STOPS
+from oomguard.supervise.watcher_terminal import Given, Lent, WatcherTerminal
 
 # The kernel and kill() reach the members of a group one after the other, within microseconds; a busy machine may part them.
 WITNESS_S: Final = 0.05
@@ -38,14 +39,16 @@ class Before:
 class WatcherProcess:
     """Serves oomguard until its end of the channel closes, then ends everything below.
 
-    On a terminal it stays in oomguard's process group, which the command shares, as a witness: a signal that it has too was
-    sent to the group, so that the command has it already. Otherwise it has a group of its own, which a kill of oomguard's
-    group does not reach.
+    Where the command has a terminal of its own it leads the session of it. Else, on a terminal, it stays in oomguard's process
+    group, which the command shares, as a witness: a signal that it has too was sent to the group, so that the command has it
+    already. Without one it has a group of its own. Only as a witness it goes with a kill of oomguard's group.
     """
 
     def __init__(self, channel: socket.socket, parent: int, before: Before) -> None:
         self._channel, self._parent, self._before = channel, parent, before
         self._child: int | None = None
+        self._terminal: WatcherTerminal | None = None
+        self._lent = Lent()
         self._told = False
         self._paused_parent = False
         self._hurried = False
@@ -100,10 +103,18 @@ class WatcherProcess:
     def _obey(self) -> None:
         message, descriptors = receive(self._channel)
         match message:
-            case ("start", words, variables, shares_group):
-                self._start(words, variables, descriptors, shares_group=shares_group)
+            case ("start", words, variables, shares_group, targets, terminal):
+                streams = dict(zip(targets, descriptors, strict=False))
+                self._terminal = _terminal(descriptors[len(targets) :], terminal)
+                self._start(words, variables, streams, shares_group=shares_group)
             case ("signal", number, code, sender):
                 self._forward(number, code, sender)
+            case ("lend", saved, set_to):
+                self._lent.note(descriptors, saved, set_to)
+            case ("go on", in_front):
+                self._go_on(in_front=in_front)
+            case ("key", number):
+                self._told = self._told or (number in STOPS and self._child is not None)
             case ("kill",):
                 self._hurried = True
                 self._told = self._told or self._child is not None
@@ -115,6 +126,7 @@ class WatcherProcess:
                 self._folders.append(path)
             case _:
                 self._gone = True
+                self._lent.restore()
 
     def _is_hurried(self) -> bool:
         """Read what came while the tree is ended: a kill, or the end of oomguard, which hurries nothing."""
@@ -124,26 +136,33 @@ class WatcherProcess:
             self._obey()
         return self._hurried
 
-    def _start(self, words: list[bytes], variables: list[bytes], descriptors: list[int], *, shares_group: bool) -> None:
+    def _start(
+        self, words: list[bytes], variables: list[bytes], streams: dict[int, int], *, shares_group: bool
+    ) -> None:
         self._told = self._hurried = False
-        with contextlib.suppress(OSError):
-            os.setpgid(0, os.getpgid(self._parent) if shares_group else 0)
         failed, told = os.pipe()
         own = os.getpid()
         try:
+            if self._terminal is not None and self._terminal.controls:
+                self._terminal.begin()
+            else:
+                with contextlib.suppress(OSError):
+                    os.setpgid(0, os.getpgid(self._parent) if shares_group else 0)
             pid = os.fork()
         except OSError as error:
             os.close(told)
             pid, answer = 0, str(error.errno or errno.EAGAIN).encode()
         else:
             if pid == 0:
-                self._become(words, variables, descriptors, told, own, shares_group=shares_group)
+                self._become(words, variables, streams, told, own, shares_group=shares_group)
             os.close(told)
-            answer = os.read(failed, 16)  # nothing: the pipe closed because the command took over
-        for number in (failed, *descriptors):
+            answer = read_failure(failed, pid)
+        for number in (failed, *streams.values()):
             os.close(number)
         if answer:
             self._reap()
+            if self._terminal is not None:
+                self._terminal.close()
             self._say("failed", int(answer))
         else:
             self._child = pid
@@ -153,7 +172,7 @@ class WatcherProcess:
         self,
         words: list[bytes],
         variables: list[bytes],
-        descriptors: list[int],
+        streams: dict[int, int],
         told: int,
         watcher: int,
         *,
@@ -161,9 +180,11 @@ class WatcherProcess:
     ) -> NoReturn:
         try:
             die_with_parent(watcher)
-            if not shares_group:
+            if self._terminal is not None:
+                streams = {**streams, **self._terminal.become()}
+            if not shares_group and os.getpgrp() != os.getpid():
                 os.setpgid(0, 0)
-            for target, number in zip((1, 2, 0), descriptors, strict=False):  # standard input may be ours
+            for target, number in streams.items():  # standard input may be ours
                 os.dup2(number, target)
             if 0 in self._before.closed:
                 os.close(0)
@@ -184,7 +205,8 @@ class WatcherProcess:
             return
         group = os.getpgid(self._child)
         if code is None or group != os.getpgrp() or not self._had(number, code, sender):
-            as_terminal = number in OF_TERMINAL and group == self._child
+            is_hangup = number == signal.SIGHUP and code == SI_KERNEL
+            as_terminal = (number in OF_TERMINAL or is_hangup) and group == self._child
             tree.send(-group if as_terminal else self._child, number)
         self._told = self._told or number in STOPS
         if number in STOPS and tree.is_stopped(self._child):
@@ -217,7 +239,13 @@ class WatcherProcess:
     def _follow(self, status: int) -> None:
         """Tell oomguard that the command ended; stop and go on with it, so that a shell sees its job stopped."""
         if os.WIFSTOPPED(status):
-            if os.WSTOPSIG(status) in JOB_STOPS and os.getppid() == self._parent:
+            number = os.WSTOPSIG(status)
+            if os.getppid() != self._parent:
+                return
+            if self._terminal is not None and self._terminal.controls:
+                self._paused_parent = True  # it stops by itself, once it has set its terminal as it was
+                self._say("stopped", number)
+            elif number in JOB_STOPS:
                 self._paused_parent = tree.send(self._parent, signal.SIGSTOP)
         elif os.WIFCONTINUED(status):
             if self._paused_parent and os.getppid() == self._parent:
@@ -225,8 +253,30 @@ class WatcherProcess:
             self._paused_parent = False
         else:
             self._child = None
+            if self._paused_parent and os.getppid() == self._parent:
+                tree.send(self._parent, signal.SIGCONT)  # nothing is left that could be continued
+            self._paused_parent = False
+            if self._terminal is not None:
+                self._terminal.close()
             self._say("exited", status)
+
+    def _go_on(self, *, in_front: bool) -> None:
+        """Bring the command to the foreground of its terminal, or behind it, and continue it where it is stopped."""
+        self._paused_parent = False
+        if self._child is None or self._terminal is None:
+            return
+        group = os.getpgid(self._child)
+        self._terminal.bring(group if in_front else os.getpgrp())
+        if tree.is_stopped(self._child):
+            tree.send(-group, signal.SIGCONT)
 
     def _say(self, *message: Any) -> None:
         with contextlib.suppress(OSError):
             send(self._channel, message)
+
+
+def _terminal(descriptors: list[int], words: tuple[tuple[int, ...], bool, bool] | None) -> WatcherTerminal | None:
+    if words is None:
+        return None
+    streams, controls, in_front = words
+    return WatcherTerminal(Given(descriptors[0], frozenset(streams), controls, in_front))

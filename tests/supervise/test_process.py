@@ -22,7 +22,8 @@ OOMGUARD = [sys.executable, "-m", "oomguard", "run", "-q", "--"]
 
 
 def run(*command: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*OOMGUARD, *command], capture_output=True, timeout=LIMIT_S, check=False, **options)
+    streams = {"capture_output": True, **options}
+    return subprocess.run([*OOMGUARD, *command], timeout=LIMIT_S, check=False, **streams)
 
 
 def start(*command: str, **options: object) -> subprocess.Popen[bytes]:
@@ -211,6 +212,12 @@ def test_an_orphan_that_prints_without_end_does_not_hold_us_up_either():
     ran = run("bash", "-c", "(while sleep .2; do echo tick; done) & sleep .3; exit 4")
     assert ran.returncode == 4
     assert b"tick" in ran.stdout
+
+
+def test_what_is_printed_to_both_streams_keeps_its_order_where_they_are_one():
+    code = "import os\nfor n in range(500):\n os.write(1 + n % 2, b'%d ' % n)"
+    ran = run(*py(code), capture_output=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert ran.stdout.split() == [b"%d" % n for n in range(500)]
 
 
 def test_a_locale_that_only_python_has_set_is_not_the_commands():

@@ -249,8 +249,8 @@ def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_th
         assert wait_for(lambda: child.poll() is not None)
         signals.detach()
         assert signals.watcher.end(0) is True
-    child.stdout.close()
-    child.stderr.close()
+    for pipe in child.outputs.values():
+        pipe.close()
     assert child.returncode == -signal.SIGTERM
 
 

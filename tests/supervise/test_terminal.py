@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.supervising import LIMIT_S, QUIET, state, wait_for
+from support.supervising import LIMIT_S, QUIET, RUN, state, wait_for
 
 HERE = Path(__file__).parent
 LISTENER = [sys.executable, str(HERE / "listener.py")]
@@ -196,7 +196,7 @@ def test_a_stopped_job_ends_by_term_and_cont_as_a_shell_sends_them():
 
 def test_a_command_in_a_session_of_its_own_gets_what_the_terminal_cannot_send_it():
     code = "import os; os.setsid(); os.execv(os.sys.executable, [os.sys.executable, *os.sys.argv[1:]])"
-    with terminal(*QUIET, sys.executable, "-c", code, *LISTENER[1:]) as (shown, job):
+    with terminal(*RUN, "-q", "--no-pty", "--", sys.executable, "-c", code, *LISTENER[1:]) as (shown, job):
         shown.until(r"READY (\d+)")
         shown.type(b"\x03")
         shown.until(r"GOT 2\b")

@@ -1,0 +1,64 @@
+"""The events of ``oomguard run`` on standard error, one line each, as text or as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import sys
+from typing import Any
+
+
+class Errors:
+    """Standard error that cannot fail: the run goes on when nobody reads it any more."""
+
+    encoding = getattr(sys.stderr, "encoding", "utf-8")
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return sys.stderr is not None and sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        """Return the descriptor, for the terminal's width."""
+        return 2
+
+
+def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
+    """Send events to standard error, one line each; only the command line does, never the library."""
+    import logging
+
+    from oomguard.log import write_events
+    from oomguard.report.presentable import drawn
+
+    least = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
+    line, errors = _json_line if form == "json" else _console_line, Errors()
+
+    def write(level: int, event: str, fields: dict[str, Any]) -> None:
+        if level >= least:
+            shown = {key: drawn(value) if isinstance(value, str) else value for key, value in fields.items()}
+            errors.write(f"{line(logging.getLevelName(level).lower(), event, shown)}\n")
+            errors.flush()
+
+    write_events(write)
+
+
+def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
+    extra = " ".join(f"{key}={value}" for key, value in fields.items()).replace("\n", "\\n")  # one line each
+    return f"oomguard: {event}" + (f": {extra}" if extra else "")
+
+
+def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:
+    from oomguard.report.json import json_line
+
+    now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+    return json_line({**fields, "event": event, "level": level, "timestamp": now})

@@ -1,0 +1,237 @@
+"""The command as a job on the user's terminal: what is typed goes to it, it stops and goes on with us, as it would alone.
+
+The user's terminal is raw exactly while the command is in the foreground of its own; what is printed then passes as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from oomguard.supervise.line_ends import LineEnds
+from oomguard.supervise.own_terminal import OwnTerminal, Shown, stop_ourselves
+from oomguard.supervise.pseudo_terminal import PseudoTerminal
+from oomguard.supervise.signal_sets import JOB_STOPS, SI_KERNEL
+from oomguard.supervise.tee import Tee
+from oomguard.supervise.terminal_modes import for_background, is_by_line, read_modes, stop_keys
+from oomguard.supervise.watcher import Watcher
+from oomguard.supervise.watcher_terminal import Given
+
+_TYPED_BYTES: Final = 4096
+# The command wants the terminal and is not in its foreground.
+_WANTS_IT: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
+
+
+class TerminalJob:
+    """One attempt on a terminal.
+
+    Args:
+        shown: which of our streams are the terminal.
+        watcher: starts and continues the command.
+        on_stop_key: is told each signal by which the user asks the command, at a key, to stop.
+        on_typed: is called when something else was typed.
+
+    Raises:
+        OSError: there is no pseudo-terminal.
+    """
+
+    def __init__(
+        self, shown: Shown, watcher: Watcher, on_stop_key: Callable[[int], None], on_typed: Callable[[], None]
+    ) -> None:
+        self._shown, self._watcher = shown, watcher
+        self._on_stop_key, self._on_typed = on_stop_key, on_typed
+        self._pseudo = PseudoTerminal(shown.output)
+        self._own: OwnTerminal | None = None
+        self._tee: Tee | None = None
+        self._holds = False
+        self._wants = shown.in_front
+        self._stopped: int | None = None
+        self._stops_itself = False
+        self._own_share = threading.Event()
+        self._was_continued = False
+        self._typed = b""
+        self._watched: set[int] = set()
+        if shown.controls:
+            try:
+                self._own = OwnTerminal(watcher, alone=shown.in_front)
+            except OSError:
+                self._pseudo.close()
+                raise
+
+    def begin(self) -> Given:
+        """Take the terminal where the command is to have it; return what it is started on."""
+        own = self._own
+        modes, pseudo = read_modes(self._shown.output), self._pseudo.modes
+        if modes is not None and pseudo is not None:
+            in_front = own is None or own.is_foreground()
+            self._pseudo.begin_as(modes if in_front else for_background(pseudo, modes))
+        if own is not None and own.is_foreground() and self._wants:
+            own.take()
+            self._holds = True
+        return Given(self._pseudo.theirs, self._shown.streams, self._shown.controls, self._holds)
+
+    def attach(self, tee: Tee) -> None:
+        """Pass on what is typed and printed, now that the command runs."""
+        self._pseudo.close_theirs()
+        self._pseudo.copy_size()  # a change since the beginning went to nobody
+        source = os.fdopen(os.dup(self._pseudo.ours), "rb", buffering=0)
+        tee.add(source, self._shown.output, LineEnds(self._pseudo.ours, self._shown.output, self._print_as))
+        self._tee = tee
+        tee.watch(self._watcher.fileno(), selectors.EVENT_READ, self._answered)
+        self._watched.add(self._watcher.fileno())
+        if self._holds:
+            self._read_typed()
+
+    def tick(self) -> None:
+        """Do what the command, the shell or the user has made due."""
+        own = self._own
+        if own is None or self._watcher.exit_status(0) is not None:
+            return
+        self._stopped = self._watcher.stopped_by() or self._stopped
+        in_front = own.is_foreground()
+        if self._stopped is not None:
+            self._follow(own, self._stopped, in_front=in_front)
+        elif self._holds and not in_front:
+            self._let_go()
+            self._watcher.go_on(in_front=False)
+        elif in_front and self._wants and not self._holds:  # ``fg`` of a job that runs tells nobody
+            self._hold(own)
+        elif self._holds:
+            if self._was_continued:  # who had stopped us may have set the terminal
+                self._was_continued = False
+                own.take()
+                self._pseudo.copy_size()
+            self._read_typed()
+
+    def received(self, number: int, code: int | None, sender: int | None) -> bool:
+        """Return whether a signal that we got is done with: the terminal's own, and those of our own stops."""
+        if number == signal.SIGWINCH:
+            is_other_size = self._pseudo.copy_size()
+            return self._holds and (is_other_size or code == SI_KERNEL)
+        if number == signal.SIGCONT:
+            self._was_continued = True
+            was_ours, self._stops_itself = self._stops_itself, False
+            return was_ours
+        if number in JOB_STOPS and sender == os.getpid():
+            self._own_share.set()
+            return True
+        return False
+
+    def is_edited(self) -> bool:
+        """Return whether the command reads its terminal key by key now: somebody is at work there."""
+        return self._holds and not is_by_line(self._pseudo.modes)
+
+    def give_back(self) -> None:
+        """Pass on nothing more; the user's terminal is as before."""
+        self._let_go()
+        self._tee = None
+
+    def close(self) -> None:
+        """Hang the command's terminal up."""
+        self.give_back()
+        self._pseudo.close()
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+    def _follow(self, own: OwnTerminal, number: int, *, in_front: bool) -> None:
+        """Stop as the command has, so that the shell takes over; it goes on when we do."""
+        if number in _WANTS_IT and in_front and not self._holds:
+            self._hold(own)  # it has asked for a terminal that nobody else of our job uses
+            return
+        others = self._own_share if self._holds or number in _WANTS_IT else None
+        self._let_go()
+        self._stops_itself = True
+        # Some programs stop themselves by STOP. That one would stop us also where no shell waits to continue us.
+        stop_ourselves(signal.SIGTSTP if number == signal.SIGSTOP else number, others=others)
+        if own.is_foreground() and (self._wants or number in _WANTS_IT):
+            self._hold(own)
+        elif number not in _WANTS_IT:
+            self._stopped = None
+            self._watcher.go_on(in_front=False)
+        # Else it stays stopped: it would only ask again.
+
+    def _hold(self, own: OwnTerminal) -> None:
+        """Have the command in the foreground, and the user's terminal raw."""
+        if (modes := read_modes(own.fd)) is not None:
+            self._pseudo.begin_as(modes)
+        own.take()
+        self._holds = self._wants = True
+        self._stopped = None
+        self._pseudo.copy_size()
+        self._read_typed()
+        self._watcher.go_on(in_front=True)
+
+    def _print_as(self, adds_returns: bool) -> None:
+        if self._holds and self._own is not None:
+            self._own.print_as(adds_returns=adds_returns)
+
+    def _let_go(self) -> None:
+        self._holds = False
+        if self._own is not None:
+            self._own.give_back()
+            self._unwatch(self._own.fd)
+
+    def _answered(self) -> None:
+        if self._watcher.exit_status(0) is not None:
+            self._unwatch(self._watcher.fileno())
+        else:
+            self.tick()
+
+    def _read_typed(self) -> None:
+        if self._own is not None and not self._typed:
+            self._watch(self._own.fd, selectors.EVENT_READ, self._type)
+
+    def _type(self) -> None:
+        if self._own is None:
+            return
+        try:
+            data = os.read(self._own.fd, _TYPED_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # hung up, or in the background since
+            data = b""
+        self._typed += data
+        if data:
+            self._write()
+        else:
+            self._unwatch(self._own.fd)
+
+    def _write(self) -> None:
+        """Type what waits; what the command's terminal does not take waits, and nothing more is read."""
+        modes = self._pseudo.modes
+        try:
+            count = os.write(self._pseudo.ours, self._typed)
+        except BlockingIOError:
+            count = 0
+        except OSError:
+            count = len(self._typed)
+        written, self._typed = self._typed[:count], self._typed[count:]
+        keys = stop_keys(written, modes)
+        if written and not keys:
+            self._on_typed()
+        for number in keys:
+            self._on_stop_key(number)
+        if self._typed and self._own is not None:
+            self._unwatch(self._own.fd)
+            self._watch(self._pseudo.ours, selectors.EVENT_WRITE, self._write)
+        else:
+            self._unwatch(self._pseudo.ours)
+            if self._holds:
+                self._read_typed()
+
+    def _watch(self, fd: int, events: int, serve: Callable[[], None]) -> None:
+        if self._tee is not None and fd not in self._watched:
+            self._watched.add(fd)
+            self._tee.watch(fd, events, serve)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._tee is not None and fd in self._watched:
+            self._watched.discard(fd)
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):  # the copying has ended
+                self._tee.unwatch(fd)

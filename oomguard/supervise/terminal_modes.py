@@ -1,0 +1,89 @@
+"""How a terminal treats what passes through it: as its user has it, or raw, where another terminal behind it does the work."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import termios
+from typing import Any, Final
+
+# As termios has them: iflag, oflag, cflag, lflag, two speeds, the characters.
+Modes = list[Any]
+
+_IN: Final = (
+    termios.IGNBRK
+    | termios.BRKINT
+    | termios.PARMRK
+    | termios.ISTRIP
+    | termios.INLCR
+    | termios.IGNCR
+    | termios.ICRNL
+    | termios.IXON
+)
+_LOCAL: Final = termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN
+_RETURNS: Final = termios.OPOST | termios.ONLCR
+_KEYS: Final = {termios.VINTR: signal.SIGINT, termios.VQUIT: signal.SIGQUIT}
+_NO_KEY: Final = b"\0"  # this character is turned off
+
+
+def read_modes(fd: int) -> Modes | None:
+    """Return a terminal's modes; None where it is gone, or none."""
+    try:
+        return termios.tcgetattr(fd)
+    except termios.error:
+        return None
+
+
+def set_modes(fd: int, modes: Modes) -> None:
+    """Set a terminal's modes at once; one that is gone keeps none."""
+    with contextlib.suppress(termios.error):
+        termios.tcsetattr(fd, termios.TCSANOW, modes)
+
+
+def raw(modes: Modes, *, adds_returns: bool = False) -> Modes:
+    """Return modes in which every byte passes unchanged and is no key; what is printed is left to it with ``adds_returns``."""
+    i, o, c, local, in_speed, out_speed, characters = modes
+    c = (c & ~(termios.CSIZE | termios.PARENB)) | termios.CS8
+    changed = list(characters)
+    changed[termios.VMIN], changed[termios.VTIME] = 1, 0
+    return [i & ~_IN, o if adds_returns else o & ~termios.OPOST, c, local & ~_LOCAL, in_speed, out_speed, changed]
+
+
+def is_same(one: Modes, other: Modes) -> bool:
+    """Return whether two modes treat what passes the same way."""
+    return one[:2] == other[:2] and one[3] == other[3]
+
+
+def adds_returns(modes: Modes | None) -> bool:
+    """Return whether a terminal puts a carriage return before each newline that is printed."""
+    return modes is not None and modes[1] & _RETURNS == _RETURNS
+
+
+def is_by_line(modes: Modes | None) -> bool:
+    """Return whether a terminal hands on whole lines, so that its keys are nobody else's."""
+    return modes is not None and bool(modes[3] & termios.ICANON)
+
+
+def for_background(modes: Modes, own: Modes) -> Modes:
+    """Return modes for a job behind a shell, which edits a line meanwhile: of its own only whether such a job may print."""
+    return [*modes[:3], (modes[3] & ~termios.TOSTOP) | (own[3] & termios.TOSTOP), *modes[4:]]
+
+
+def stop_keys(data: bytes, modes: Modes | None) -> list[int]:
+    """Return the signals that a terminal makes of typed bytes, of those that ask to stop.
+
+    A program that reads key by key (a line editor, a pager) means something of its own by them.
+    """
+    if not is_by_line(modes) or modes is None or not modes[3] & termios.ISIG:
+        return []
+    keys = {modes[6][at]: number for at, number in _KEYS.items() if modes[6][at] != _NO_KEY}
+    literal_next = modes[6][termios.VLNEXT] if modes[3] & termios.IEXTEN else _NO_KEY
+    found, is_literal = list[int](), False
+    for byte in (data[i : i + 1] for i in range(len(data))):
+        if is_literal:
+            is_literal = False
+        elif byte == literal_next != _NO_KEY:
+            is_literal = True
+        elif byte in keys:
+            found.append(int(keys[byte]))
+    return found

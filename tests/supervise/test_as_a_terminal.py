@@ -1,0 +1,162 @@
+"""On a terminal a command shows, byte for byte, what it shows without oomguard, and gets what is typed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.driving import transcript
+from support.supervising import QUIET, RUN
+
+PY = sys.executable
+
+
+def same(argv: list[str], *keys: tuple[bytes, bytes], folder: Path | None = None) -> bytes:
+    """What a command shows, which is the same with and without oomguard."""
+    bare = transcript(argv, keys, folder)
+    ours = transcript([*QUIET, *argv], keys, folder)
+    assert ours == bare
+    return ours
+
+
+def test_its_streams_are_a_terminal_of_the_users_size_and_modes():
+    code = (
+        "import os; print([os.isatty(n) for n in (0, 1, 2)], os.get_terminal_size(), flush=True); os.system('stty -a')"
+    )
+    assert b"[True, True, True] os.terminal_size(columns=80, lines=24)" in same([PY, "-c", code])
+
+
+def test_a_progress_bar_stays_in_its_line():
+    pytest.importorskip("tqdm")
+    code = (
+        "from tqdm import tqdm\n"
+        "for _ in tqdm(range(50), mininterval=0, miniters=1, bar_format='{l_bar}{bar}|{n_fmt}/{total_fmt}'): pass"
+    )
+    assert same([PY, "-c", code]).count(b"\r") > 50
+
+
+def test_input_asks_edits_its_line_and_sees_the_end():
+    code = "import sys\nprint(repr(input('name? ')))\nprint(repr(input('again? ')))\nprint(repr(sys.stdin.read()))"
+    keys = ((rb"name\? ", b"mx\x7fe\r"), (rb"again\? ", b"you\r"), (rb"'you'\r\n", b"rest\r\x04"))
+    shown = same([PY, "-c", code], *keys)
+    assert b"'me'" in shown
+    assert b"'rest\\n'" in shown
+
+
+def test_ctrl_d_ends_a_prompt():
+    code = "try: input('name? ')\nexcept EOFError: print('no more')"
+    assert b"no more" in same([PY, "-c", code], (rb"name\? ", b"\x04"))
+
+
+def test_a_password_is_not_shown():
+    code = "import getpass; print(len(getpass.getpass('secret: ')))"
+    shown = same([PY, "-c", code], (b"secret: ", b"hunter2\r"))
+    assert b"hunter2" not in shown
+    assert b"7" in shown
+
+
+def test_the_debugger_is_at_hand(tmp_path):
+    (tmp_path / "script.py").write_text("x = 40\nx += 2\nprint(x)\n")
+    keys = [(rb"\(Pdb\) ", typed) for typed in (b"n\r", b"n\r", b"p x\r", b"\x10\r", b"c\r", b"q\r")]
+    assert b"42" in same([PY, "-m", "pdb", "script.py"], *keys, folder=tmp_path)
+
+
+def test_ctrl_c_at_the_debuggers_prompt_costs_nothing(tmp_path):
+    """A line editor reads key by key: its Ctrl-C stops nothing, however often it comes, and no grace runs."""
+    (tmp_path / "script.py").write_text("x = 40\n")
+    keys = [(rb"\(Pdb\) ", typed) for typed in (b"\x03", b"\x03", b"\x03", b"\x03", b"p 6 * 7\r", b"q\r")]
+    assert b"42" in same([PY, "-m", "pdb", "script.py"], *keys, folder=tmp_path)
+
+
+CURSES = """
+import curses
+def main(screen):
+    screen.addstr(3, 5, f"size {curses.LINES} {curses.COLS}", curses.A_REVERSE)
+    screen.refresh()
+    key = screen.getch()
+    screen.addstr(4, 5, f"key {key}")
+    screen.refresh()
+    return screen.getch()
+print("left with", curses.wrapper(main))
+"""
+
+
+def test_a_curses_program_draws_its_screen_and_gets_keys():
+    shown = same([PY, "-c", CURSES], (b"size 24 80", b"\x1bOA"), (b"key 259", b"q"))
+    assert b"left with 113" in shown
+
+
+@pytest.mark.skipif(not shutil.which("vim"), reason="vim is not installed")
+def test_vim_edits_a_file(tmp_path):
+    keys = [(rb"empty", b"ihello\rworld"), (rb"world", b"\x1b"), (rb".", b":wq\r")]
+    plain = [
+        "-u",
+        "NONE",
+        "-i",
+        "NONE",
+        "-n",
+        "--cmd",
+        "set t_RK=",
+    ]  # it asks the terminal for its keys when it has time to
+    shown = []
+    for argv in (["vim"], [*QUIET, "vim"]):
+        (tmp_path / "empty").write_text("")
+        shown.append(transcript([*argv, *plain, "empty"], keys, tmp_path))
+        assert (tmp_path / "empty").read_text() == "hello\nworld\n"
+    assert shown[1] == shown[0]
+
+
+def test_bytes_of_every_kind_pass_both_ways():
+    code = "import os, tty; tty.setraw(0); os.write(1, b'go'); d = os.read(0, 512); os.write(1, bytes(range(256)) * 40 + d)"
+    typed = bytes(range(256))
+    assert same([PY, "-c", code], (b"go", typed)).endswith(typed)
+
+
+def test_a_long_output_passes_whole():
+    shown = same([PY, "-c", "for n in range(100_000): print('line', n)"])
+    assert shown == b"".join(b"line %d\r\n" % n for n in range(100_000))
+
+
+def test_what_the_command_does_to_its_terminal_stays_as_it_set_it():
+    code = (
+        "import os, termios, time\n"
+        "m = termios.tcgetattr(0); m[1] &= ~termios.OPOST; m[3] &= ~termios.ECHO; termios.tcsetattr(0, termios.TCSANOW, m)\n"
+        "print('one\\ntwo', flush=True); time.sleep(0.5); print(termios.tcgetattr(0)[:4] == m[:4])"
+    )
+    assert same([PY, "-c", code]).endswith(b"one\ntwo\nTrue\n")
+
+
+def test_a_paste_that_the_command_takes_its_time_for_arrives_whole():
+    code = (
+        "import os, tty, time\ntty.setraw(0)\nos.write(1, b'go')\ntime.sleep(1)\nn = 0\n"
+        "while n < 60000: n += len(os.read(0, 4096))\nprint('got', n)"
+    )
+    with_keys = [(b"go", b"x" * 4000), *[(b"", b"x" * 4000) for _ in range(14)]]
+    assert b"got 60000" in same([PY, "-c", code], *with_keys)
+
+
+@pytest.mark.parametrize("stream", ["out", "error"])
+def test_the_stream_that_is_no_terminal_stays_apart(stream, tmp_path):
+    number, other = (1, 2) if stream == "out" else (2, 1)
+    code = f"import os; os.write({number}, b'here\\n'); os.write({other}, b'there\\n'); print([os.isatty(n) for n in (0, 1, 2)])"
+    path = tmp_path / "kept"
+    shell = ["sh", "-c", f'exec "$@" {number}>{path}', "sh"]
+    bare = transcript([*shell, PY, "-c", code]), path.read_bytes()
+    ours = transcript([*shell, *QUIET, PY, "-c", code]), path.read_bytes()
+    assert ours == bare
+    assert b"here\n" in ours[1]
+
+
+@pytest.mark.parametrize("by", ["a flag", "a variable", "the user's own file"])
+def test_without_pty_its_output_is_a_pipe(by, tmp_path, monkeypatch):
+    if by == "a variable":
+        monkeypatch.setenv("OOMGUARD_PTY", "0")
+    elif by != "a flag":
+        (tmp_path / "config" / "oomguard").mkdir(parents=True)
+        (tmp_path / "config" / "oomguard" / "config.toml").write_text("pty = false\n")
+    code = "import os; print([os.isatty(n) for n in (0, 1, 2)])"
+    flags = ["--no-pty"] if by == "a flag" else []
+    assert transcript([*RUN, "-q", *flags, "--", PY, "-c", code]) == b"[True, False, False]\r\n"

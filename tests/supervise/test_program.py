@@ -1,0 +1,40 @@
+"""Becoming the command, and what the watcher hears of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from oomguard.supervise.program import read_failure
+
+
+def child(last: bytes | None, *, stops: bool) -> tuple[int, int]:
+    """Fork a child that stops itself or not, then tells a failure, or becomes something else."""
+    told, tells = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        if stops:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if last is not None:
+            os.write(tells, last)
+        os._exit(0)
+    os.close(tells)
+    return told, pid
+
+
+@pytest.mark.parametrize("last", [b"2", None])
+def test_a_failure_is_read_and_the_closed_pipe_is_none(last):
+    told, pid = child(last, stops=False)
+    assert read_failure(told, pid) == (last or b"")
+    os.waitpid(pid, 0)
+    os.close(told)
+
+
+def test_a_child_that_is_stopped_before_it_is_the_command_holds_nobody_up():
+    told, pid = child(None, stops=True)
+    assert read_failure(told, pid) == b""
+    os.kill(pid, signal.SIGCONT)
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(told)
