@@ -197,6 +197,15 @@ def test_a_smaller_step_and_a_length_together_keep_more_than_the_length_alone(to
     assert smaller.number("kv_cache_needed_blocks") * smaller.number("kv_cache_block_bytes") <= 4_000_000
 
 
+def test_what_keeps_more_together_is_also_what_is_shown_where_it_needs_permission(too_small):
+    user = {"kv_cache_memory_bytes": 4_000_000, "max_model_len": 32768}
+    incident = too_small(MIXED, user, max_num_batched_tokens=8192)
+    found = planned(replace(incident, settings={n: SettingInForce(n, v, True, "printed") for n, v in user.items()}))
+    group = {patch.setting: patch.new for patch in found.plan if patch.group is not None}
+    assert group.keys() == {"max_num_batched_tokens", "max_model_len"}
+    assert not any(patch.applicable for patch in found.plan)
+
+
 def test_a_floor_on_the_step_leaves_the_length_alone_the_remedy(too_small):
     incident = too_small(MIXED, {"kv_cache_memory_bytes": 4_000_000}, max_num_batched_tokens=8192)
     policy = make_policy("reduces-capacity", ["max_num_batched_tokens"])
