@@ -52,7 +52,7 @@ def failed_allocation(
     start = _start(incident, model) if reads_models else None
     numbers = _numbers(incident, start)
     slack = incident.slack("tried_bytes")
-    named = name_allocation(int(tried), slack, numbers, incident.phase)
+    named = name_allocation(int(tried), slack, numbers, incident.phase, on_host=incident.kind == "host_oom")
     told = allocation_told_by(tried, numbers, (incident.kind, incident.phase))
     if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
         return FailedAllocation(named, start)
