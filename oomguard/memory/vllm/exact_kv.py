@@ -170,6 +170,8 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         "kv_cache_block_bytes": found.block_bytes,
         "image_tokens": found.image_tokens,
     }
+    if (incident.number("max_model_len_tokens") or 0) <= 0:  # "auto": the need is that of the model's own length
+        new["max_model_len_tokens"] = found.settings.max_model_len
     if incident.kind == TOO_SMALL and pool is not None:
         if chunks_prompts(incident):
             new["fitting_step_tokens"] = found.step_tokens(pool)

@@ -129,6 +129,12 @@ def test_a_step_is_not_made_smaller_than_the_rows_nor_where_prompts_are_not_chun
     assert "max_num_batched_tokens" not in values(planned(whole))
 
 
+def test_a_length_that_the_engine_is_to_fit_is_told_as_the_model_s_own(too_small):
+    incident = too_small(user={"kv_cache_memory_bytes": 1000}, max_model_len_tokens=-1)
+    found = with_exact_need(replace(incident, kind="kv_cache_none_left"))
+    assert found.number("max_model_len_tokens") == 32768
+
+
 def test_a_smaller_step_is_no_remedy_where_every_layer_keeps_all_tokens(too_small):
     found = planned(too_small(user={"kv_cache_memory_bytes": 1_000_000}, max_num_batched_tokens=2048))
     assert "max_num_batched_tokens" not in {patch.setting for patch in found.plan}
