@@ -135,6 +135,17 @@ def test_a_length_that_the_engine_is_to_fit_is_told_as_the_model_s_own(too_small
     assert found.number("max_model_len_tokens") == 32768
 
 
+def test_a_step_has_room_for_the_rows_that_vllm_fills_in(too_small):
+    """256 for LLM on the CPU backend, 128 for a server; a log does not say which it was."""
+    pool = 7 * CPU_BLOCK_TOKENS * TOKEN_BYTES
+    facts = {"max_num_batched_tokens": 4096, "max_num_seqs": 0}
+    assert (
+        values(planned(too_small(WINDOWED, {"kv_cache_memory_bytes": pool}, **facts)))["max_num_batched_tokens"] == 512
+    )
+    four_blocks = {"kv_cache_memory_bytes": 4 * CPU_BLOCK_TOKENS * TOKEN_BYTES}
+    assert "max_num_batched_tokens" not in values(planned(too_small(WINDOWED, four_blocks, **facts)))
+
+
 def test_a_smaller_step_is_no_remedy_where_every_layer_keeps_all_tokens(too_small):
     found = planned(too_small(user={"kv_cache_memory_bytes": 1_000_000}, max_num_batched_tokens=2048))
     assert "max_num_batched_tokens" not in {patch.setting for patch in found.plan}
