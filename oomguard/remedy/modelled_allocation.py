@@ -48,7 +48,7 @@ class AllocationModel:
         if lever is None or isinstance(value, (str, bool)) or value is None or value <= lever["least"]:
             return None
         now_value, room = int(value), self._room(incident)
-        if room is None:
+        if room is None or room >= self._need(setting, now_value):  # a limit that no figure shows refused it
             return self._without_room(setting, now_value, lever, incident)
         fits = self._largest(setting, now_value, lever, room)
         useful = self._useful(setting, incident)
@@ -180,11 +180,11 @@ class AllocationModel:
         what = self.failed.named.product.allocation.what
         smaller = max(self._least(setting, lever), now // _PART_OF_UNKNOWN // lever["step"] * lever["step"])
         if effect_of(setting, now, smaller) is Effect.OUTPUT_PRESERVING and smaller < now:
-            return Solution(smaller, f"{what}: what is free is not printed, an eighth of what failed is tried")
+            return Solution(smaller, f"{what}: what is free is not known, an eighth of what failed is tried")
         default = default_value(setting, "vllm", incident.framework_version, device_size=_device_size(self.failed))
         if isinstance(default, int) and default < now:
-            return Solution(default, f"{what}: what is free is not printed, the engine's own default is tried")
-        return Solution(None, f"{what}: what is free is not printed", unknown=("free memory: not printed",))
+            return Solution(default, f"{what}: what is free is not known, the engine's own default is tried")
+        return Solution(None, f"{what}: what is free is not known", unknown=("free memory: not printed",))
 
 
 def _device_size(failed: FailedAllocation) -> str:

@@ -77,6 +77,13 @@ class StartModel:
             name, ranks = "tensor_parallel_size", found.tensor_parallel_size
             why = f"no setting fits on this device; over {ranks} devices of its size the model does"
             others.append(Alternative(name, ranks, why, as_flag(name, ranks, _ENGINE), as_kwarg(name, ranks, _ENGINE)))
+        if found.cpu_offload_bytes is not None:
+            name, part = "cpu_offload_bytes", found.cpu_offload_bytes
+            why = (
+                f"no setting fits on this device; with {format_gib(part)} of the weights in the host's memory one does"
+            )
+            flag, in_python = as_flag(name, part, _ENGINE), as_kwarg(name, part, _ENGINE)
+            others.append(Alternative(name, part, why, flag, in_python, "Every step reads that part over the bus."))
         if found.gpu_total_bytes is not None:
             size = format_gib(found.gpu_total_bytes)
             others.append(Alternative("device", None, f"no setting fits on this device; one of {size} would do"))

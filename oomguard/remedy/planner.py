@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from oomguard.errors import SettingError
@@ -96,12 +96,13 @@ def _add_modelled(
     together = model.solve_together(incident, policy)
     if together and not any((patch.setting, patch.new) in tried for patch in together):
         # What may be applied takes the place of what may not; what may not does not hide a value that the engine printed.
+        keeps_more = _keeps_more(together, patches)
         for patch in together:
             if patch.blocked_by == HARD_LIMIT:
                 alternatives.setdefault(patch.setting, _alternative(patch))
                 continue
             known = patches.get(patch.setting)
-            if patch.applicable or known is None or known.new is None:
+            if patch.applicable or keeps_more or known is None or known.new is None:
                 patches[patch.setting] = patch
     elif not together:
         for other in model.smallest_that_fits(incident):
@@ -115,10 +116,13 @@ def _keep_more(
     together = model.solve_together(incident, policy)
     if any((patch.setting, patch.new) in tried or not patch.applicable for patch in together):
         return
-    alone = {patch.setting: patches[patch.setting].new for patch in together if patch.setting in patches}
-    values = {patch.setting: patch.new for patch in together}
-    if any(_exceeds(value, alone.get(name)) for name, value in values.items()):
+    if _keeps_more(together, patches):
         patches.update({patch.setting: patch for patch in together})
+
+
+def _keeps_more(together: Iterable[Patch], patches: Mapping[str, Patch]) -> bool:
+    """Return whether a group keeps more of a setting than the patch that changes it alone."""
+    return any(patch.setting in patches and _exceeds(patch.new, patches[patch.setting].new) for patch in together)
 
 
 def _exceeds(one: FactValue | None, other: FactValue | None) -> bool:

@@ -83,6 +83,13 @@ def test_where_nothing_tells_what_is_free_an_eighth_is_tried(failed, monkeypatch
     assert found.plan[0].applicable
 
 
+def test_a_limit_that_no_figure_shows_is_not_taken_for_room(failed, free_host):
+    """200 GiB are free, and 2 GiB were refused: by a limit of the process, say."""
+    free_host(200 * GIB)
+    found = planned(failed(8190 * VOCAB * 2, user={"kv_cache_memory_bytes": GIB}))
+    assert value(found, "max_num_batched_tokens") == 1024
+
+
 def test_a_step_is_not_made_smaller_than_the_rows(failed, monkeypatch):
     monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
     found = planned(failed(8190 * VOCAB * 2, user={"max_num_seqs": 2048}))

@@ -140,6 +140,9 @@ def test_where_nothing_fits_the_smallest_device_and_ranks_are_named(model):
     assert next_patches(found, lambda _name: True) == ()
     others = {other.setting: other for other in found.alternatives}
     assert others["tensor_parallel_size"].new >= 2
+    # 14.96 GiB of weights, 10 GiB lack, and 8 GiB more than 0.9 of the device cannot be had.
+    assert others["cpu_offload_bytes"].new in {part * GIB for part in range(10, 14)}
+    assert others["cpu_offload_bytes"].as_flag == f"--cpu-offload-gb {others['cpu_offload_bytes'].new // GIB}"
     assert "one of" in others["device"].why_not
 
 

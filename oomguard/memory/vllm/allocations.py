@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.facts import MIB
+from oomguard.facts import GIB, MIB
 from oomguard.user_files import read_tables
 
 _FILE: Final = Path(__file__).with_name("allocations.toml")
@@ -25,6 +25,8 @@ _VOCABULARY_MULTIPLE: Final = 64
 _GRANULE_BYTES: Final = 2 * MIB
 # More matches than this by chance, and a match says nothing.
 _MOST_BY_CHANCE: Final = 0.5
+# A size whose odd part is not well above this is too round to tell anything, unless it is larger than tensors mostly are.
+_ROUND_BELOW: Final = 4
 MOST_SURE: Final = 0.99
 _FLOAT32_BYTES: Final = 4
 
@@ -40,6 +42,7 @@ class Allocation:
     element: tuple[Any, ...]
     together: int | None
     phases: frozenset[str]
+    only_on_host: bool
     told_by: frozenset[str]
     levers: Mapping[str, Mapping[str, int]]
     needs: str | None
@@ -88,6 +91,12 @@ class _Search:
         """How many sizes would be printed as this one."""
         return 1.0 if not self.slack_bytes else 2 * self.slack_bytes + _GRANULE_BYTES
 
+    def take(self, product: Product, size: int) -> None:
+        """Take a product that matches; a round size is matched by chance: settings and widths are mostly powers of two."""
+        odd = size // (size & -size)
+        self.chance = max(self.chance, min(1.0, _ROUND_BELOW / odd) * min(1.0, GIB / size))
+        self.found.append(product)
+
     def is_it(self, size: float) -> bool:
         """Whether a tensor of this size is printed as what was asked for."""
         if not self.slack_bytes:
@@ -108,6 +117,7 @@ def allocations() -> tuple[Allocation, ...]:
             tuple(row["element"]),
             row.get("together"),
             frozenset(row["phases"]),
+            row.get("on") == "host",
             frozenset(row.get("told_by", ())),
             row.get("levers", {}),
             row.get("needs"),
@@ -118,7 +128,12 @@ def allocations() -> tuple[Allocation, ...]:
 
 
 def name_allocation(
-    tried_bytes: int, slack_bytes: float, numbers: Mapping[str, int], phase: str = "unknown"
+    tried_bytes: int,
+    slack_bytes: float,
+    numbers: Mapping[str, int],
+    phase: str = "unknown",
+    *,
+    on_host: bool = True,
 ) -> Named | None:
     """Return the one allocation that has the bytes asked for, None where none or too many may have them.
 
@@ -127,10 +142,11 @@ def name_allocation(
         slack_bytes: half of its last printed digit; 0 where the bytes are exact.
         numbers: the settings in force and the model's numbers by name; ``ranks`` for those that share a matrix.
         phase: what the engine was doing; it decides where several rows have the same bytes.
+        on_host: whether the host's memory ran out; what is only there is never named for a device.
     """
     search = _Search(tried_bytes, slack_bytes, numbers)
     for row in allocations():
-        if row.needs is None or row.needs in numbers:
+        if (row.needs is None or row.needs in numbers) and (on_host or not row.only_on_host):
             _try(row, search)
     there = [product for product in search.found if phase in product.allocation.phases] or search.found
     if not there or search.chance > _MOST_BY_CHANCE:
@@ -175,7 +191,7 @@ def _match(row: Allocation, known: dict[str, int], unit_bytes: int, element: int
     if row.up_to is None:
         search.chance += search.window_bytes / search.tried_bytes
         if search.is_it(unit_bytes):
-            search.found.append(Product(row, known, element))
+            search.take(Product(row, known, element), unit_bytes)
         return
     most = search.numbers.get(row.up_to)
     if most is None:
@@ -183,12 +199,12 @@ def _match(row: Allocation, known: dict[str, int], unit_bytes: int, element: int
     if search.slack_bytes:  # of a rounded figure only the full step can be told
         search.chance += search.window_bytes / search.tried_bytes
         if search.is_it(unit_bytes * most):
-            search.found.append(Product(row, {"tokens": most, **known}, element))
+            search.take(Product(row, {"tokens": most, **known}, element), unit_bytes * most)
         return
     search.chance += 1 / unit_bytes
     tokens, rest = divmod(search.tried_bytes, unit_bytes)
     if rest == 0 and 0 < tokens <= most:
-        search.found.append(Product(row, {"tokens": tokens, **known}, element))
+        search.take(Product(row, {"tokens": tokens, **known}, element), search.tried_bytes)
 
 
 def _values(name: str, numbers: Mapping[str, int]) -> Iterator[int]:

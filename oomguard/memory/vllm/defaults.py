@@ -33,3 +33,13 @@ def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str])
     if "max_num_seqs" in changes:
         filled = replace(filled, max_num_seqs=min(filled.max_num_seqs or 1, filled.max_num_batched_tokens or 1))
     return filled
+
+
+def most_default_rows(given: VllmSettings, filled: VllmSettings) -> int:
+    """Return the requests that may run: those given, else the most that vLLM fills in on a device of this kind.
+
+    On the CPU backend ``LLM`` takes twice the rows of a server, and a log does not say which of the two it was.
+    """
+    rows = filled.max_num_seqs or 1
+    on_cpu = given.device == "cpu" and given.max_num_seqs is None
+    return 2 * rows if on_cpu and rows < (filled.max_num_batched_tokens or 0) else rows

@@ -15,7 +15,7 @@ from oomguard.errors import OomguardError, SettingError
 from oomguard.facts import GIB, Fact, format_gib, format_rounded
 from oomguard.incident import Incident
 from oomguard.memory.model.model import Model
-from oomguard.memory.vllm.defaults import with_defaults
+from oomguard.memory.vllm.defaults import most_default_rows, with_defaults
 from oomguard.memory.vllm.encoder_profile import images_per_prompt
 from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
 from oomguard.memory.vllm.kv_layout import KvLayout
@@ -36,11 +36,13 @@ class ExactKv:
         model: the model.
         settings: vLLM's settings, filled in.
         caches: the layout and the layers of each stage.
+        fewest_step_tokens: what a step holds at least: a token for every request that may run.
     """
 
     model: Model
     settings: VllmSettings
     caches: StartCaches
+    fewest_step_tokens: int
 
     @property
     def layout(self) -> KvLayout:
@@ -110,12 +112,11 @@ class ExactKv:
 
     @property
     def _least_step(self) -> int:
-        rows = self.settings.max_num_seqs or 1
-        return -(-max(_FEWEST_STEP_TOKENS, rows) // _FEWEST_STEP_TOKENS) * _FEWEST_STEP_TOKENS
+        return -(-max(_FEWEST_STEP_TOKENS, self.fewest_step_tokens) // _FEWEST_STEP_TOKENS) * _FEWEST_STEP_TOKENS
 
     def _longest_with_step(self, tokens: int, blocks: int) -> int:
         settings = replace(self.settings, max_num_batched_tokens=tokens)
-        return ExactKv(self.model, settings, start_caches(self.model, settings)).longest(blocks)
+        return replace(self, settings=settings, caches=start_caches(self.model, settings)).longest(blocks)
 
     @property
     def _widest(self) -> frozenset[int]:
@@ -133,7 +134,9 @@ def exact_kv(start: FailedStart) -> ExactKv | None:
     settings = with_defaults(start.settings, start.model.shape, [])
     try:
         refuse_impossible(settings, start.model.shape)
-        found = ExactKv(start.model, settings, start_caches(start.model, settings))
+        found = ExactKv(
+            start.model, settings, start_caches(start.model, settings), most_default_rows(start.settings, settings)
+        )
     except OomguardError:
         return None
     return found if found.block_bytes > 0 and found.layout.request_blocks() > 0 else None
@@ -170,6 +173,8 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         "kv_cache_block_bytes": found.block_bytes,
         "image_tokens": found.image_tokens,
     }
+    if (incident.number("max_model_len_tokens") or 0) <= 0:  # "auto": the need is that of the model's own length
+        new["max_model_len_tokens"] = found.settings.max_model_len
     if incident.kind == TOO_SMALL and pool is not None:
         if chunks_prompts(incident):
             new["fitting_step_tokens"] = found.step_tokens(pool)

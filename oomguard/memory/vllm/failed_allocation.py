@@ -52,7 +52,7 @@ def failed_allocation(
     start = _start(incident, model) if reads_models else None
     numbers = _numbers(incident, start)
     slack = incident.slack("tried_bytes")
-    named = name_allocation(int(tried), slack, numbers, incident.phase)
+    named = name_allocation(int(tried), slack, numbers, incident.phase, on_host=incident.kind == "host_oom")
     told = allocation_told_by(tried, numbers, (incident.kind, incident.phase))
     if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
         return FailedAllocation(named, start)
@@ -61,11 +61,14 @@ def failed_allocation(
 
 def _start(incident: Incident, model: str | None) -> FailedStart | None:
     """Return the start behind a failure with its settings filled in, None where its model cannot be read here."""
-    from oomguard.memory.vllm.defaults import with_defaults
+    from oomguard.memory.vllm.defaults import most_default_rows, with_defaults
     from oomguard.memory.vllm.failed_start import read_failed_start
 
     start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
-    return start and replace(start, settings=with_defaults(start.settings, start.model.shape, []))
+    if start is None:
+        return None
+    settings = with_defaults(start.settings, start.model.shape, [])
+    return replace(start, settings=replace(settings, max_num_seqs=most_default_rows(start.settings, settings)))
 
 
 def with_allocation(incident: Incident, model: str | None = None, *, local: bool = False) -> Incident:

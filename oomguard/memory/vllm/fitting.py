@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from oomguard.errors import SettingError
-from oomguard.facts import MIB
+from oomguard.facts import GIB, MIB
 from oomguard.memory.model.model import Model
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.encoder_profile import NO_IMAGES, images_per_prompt
@@ -36,6 +36,7 @@ class Fit:
         tensor_parallel_size: where no setting helps, the fewest ranks that would; None where none would.
         gpu_total_bytes: likewise the smallest device.
         without_images: likewise whether it would fit where no prompt has images.
+        cpu_offload_bytes: likewise the least of the weights that would have to stay in the host's memory, in whole GiB.
     """
 
     budget: StartBudget | None
@@ -43,6 +44,7 @@ class Fit:
     tensor_parallel_size: int | None = None
     gpu_total_bytes: int | None = None
     without_images: bool = False
+    cpu_offload_bytes: int | None = None
 
 
 Permits = Callable[[str, Any, Any], bool]
@@ -68,7 +70,8 @@ def fit(model: Model, settings: VllmSettings, permits: Permits = _anything) -> F
     if found is not None:
         return found
     # On another device the engine has other defaults: the search starts from what the user gave, not from what was filled in.
-    return Fit(None, (), _ranks(model, settings), _gpu(model, settings), _without_images(model, settings))
+    ranks, gpu, offload = _ranks(model, settings), _gpu(model, settings), _offload(model, settings)
+    return Fit(None, (), ranks, gpu, _without_images(model, settings), offload)
 
 
 def _solved(model: Model, settings: VllmSettings, permits: Permits) -> Fit | None:
@@ -248,6 +251,21 @@ def _ranks(model: Model, settings: VllmSettings) -> int | None:
                 return ranks
         ranks *= 2
     return None
+
+
+def _offload(model: Model, settings: VllmSettings) -> int | None:
+    """Return the least offload to the host, in whole GiB, with which the same settings would fit; None where none does."""
+    if settings.device == "cpu":
+        return None
+    most = -(-max(stage.weights_bytes for stage in budget_start(model, settings).stages) // GIB)
+    low, high = settings.cpu_offload_bytes // GIB + 1, most
+    if high < low or not _fits_somehow(model, replace(settings, cpu_offload_bytes=high * GIB)):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        fits = _fits_somehow(model, replace(settings, cpu_offload_bytes=middle * GIB))
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return low * GIB
 
 
 def _gpu(model: Model, settings: VllmSettings) -> int | None:

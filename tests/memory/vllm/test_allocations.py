@@ -65,7 +65,7 @@ def test_a_vocabulary_is_also_tried_as_vllm_pads_it():
 
 
 def test_a_rank_s_share_of_a_matrix_is_tried():
-    found = named(8192 * 14336 // 4 * 2, phase="profile_run", ranks=4)
+    found = named(8192 * 18944 // 4 * 2, phase="profile_run", ranks=4, mlp=18944)
     assert found is not None
     assert found.product.allocation.name == "step_activations"
 
@@ -129,3 +129,22 @@ def test_a_sampler_s_warm_up_tells_the_allocation_where_its_bytes_are_rounded():
     assert told is not None
     assert told.allocation.name == "sampler_rows"
     assert allocation_told_by(1.9 * GIB, NUMBERS, ("cuda_oom", "decode")) is None
+
+
+@pytest.mark.parametrize("tried", [32 * MIB, 64 * MIB, 256 * MIB, GIB, 8192 * 28672 * 2])
+def test_a_round_size_tells_nothing(tried):
+    """256 rows of 32768 tokens are 32 MiB, and so is much else: all their factors are powers of two."""
+    assert named(tried) is None
+    assert named(tried, 0.005 * MIB) is None
+
+
+def test_a_round_size_that_is_larger_than_tensors_are_is_told():
+    found = named(65536 * 131072 * 4, max_num_seqs=65536, max_model_len=131072)
+    assert found is not None
+    assert found.product.allocation.name == "request_rows"
+
+
+def test_what_is_only_on_the_host_is_not_named_for_a_device():
+    rows = NUMBERS | {"max_num_seqs": 1_000_000}
+    assert name_allocation(1_000_000 * 32768 * 4, 0.0, rows) is not None
+    assert name_allocation(1_000_000 * 32768 * 4, 0.0, rows, on_host=False) is None

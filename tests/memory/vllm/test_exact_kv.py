@@ -129,6 +129,23 @@ def test_a_step_is_not_made_smaller_than_the_rows_nor_where_prompts_are_not_chun
     assert "max_num_batched_tokens" not in values(planned(whole))
 
 
+def test_a_length_that_the_engine_is_to_fit_is_told_as_the_model_s_own(too_small):
+    incident = too_small(user={"kv_cache_memory_bytes": 1000}, max_model_len_tokens=-1)
+    found = with_exact_need(replace(incident, kind="kv_cache_none_left"))
+    assert found.number("max_model_len_tokens") == 32768
+
+
+def test_a_step_has_room_for_the_rows_that_vllm_fills_in(too_small):
+    """256 for LLM on the CPU backend, 128 for a server; a log does not say which it was."""
+    pool = 7 * CPU_BLOCK_TOKENS * TOKEN_BYTES
+    facts = {"max_num_batched_tokens": 4096, "max_num_seqs": 0}
+    assert (
+        values(planned(too_small(WINDOWED, {"kv_cache_memory_bytes": pool}, **facts)))["max_num_batched_tokens"] == 512
+    )
+    four_blocks = {"kv_cache_memory_bytes": 4 * CPU_BLOCK_TOKENS * TOKEN_BYTES}
+    assert "max_num_batched_tokens" not in values(planned(too_small(WINDOWED, four_blocks, **facts)))
+
+
 def test_a_smaller_step_is_no_remedy_where_every_layer_keeps_all_tokens(too_small):
     found = planned(too_small(user={"kv_cache_memory_bytes": 1_000_000}, max_num_batched_tokens=2048))
     assert "max_num_batched_tokens" not in {patch.setting for patch in found.plan}
@@ -195,6 +212,15 @@ def test_a_smaller_step_and_a_length_together_keep_more_than_the_length_alone(to
     again = {**incident.facts, **{f"{name}{end}": Fact(name, group[name]) for name, end in TOLD}}
     smaller = with_exact_need(replace(incident, facts=again, settings={}))
     assert smaller.number("kv_cache_needed_blocks") * smaller.number("kv_cache_block_bytes") <= 4_000_000
+
+
+def test_what_keeps_more_together_is_also_what_is_shown_where_it_needs_permission(too_small):
+    user = {"kv_cache_memory_bytes": 4_000_000, "max_model_len": 32768}
+    incident = too_small(MIXED, user, max_num_batched_tokens=8192)
+    found = planned(replace(incident, settings={n: SettingInForce(n, v, True, "printed") for n, v in user.items()}))
+    group = {patch.setting: patch.new for patch in found.plan if patch.group is not None}
+    assert group.keys() == {"max_num_batched_tokens", "max_model_len"}
+    assert not any(patch.applicable for patch in found.plan)
 
 
 def test_a_floor_on_the_step_leaves_the_length_alone_the_remedy(too_small):

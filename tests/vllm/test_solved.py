@@ -1,0 +1,79 @@
+"""Failures whose right knob is none that the engine's message names, on the real engine: one relaunch, the outputs kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import vllm_configs
+from oomguard.journal.store import Journal
+
+MODELS = json.loads(vllm_configs.MODELS.read_text())
+# One small layer with the vocabulary of Llama 3.
+SCORED = MODELS["llama-3.1-8b"] | {
+    "vocab_size": 128256,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+# What the process may map: room for the engine and for the logits of some 2500 tokens with their copies.
+LIMIT_KIB = 7_000_000
+
+
+@pytest.mark.usefixtures("vllm_env")
+@pytest.mark.parametrize(
+    ("model", "flags", "changed"),
+    [
+        (
+            "llama-3.1-8b",
+            ["--max-model-len", "32768", "--num-gpu-blocks-override", "8", "--gpu-memory-utilization", "0.2"],
+            {"num_gpu_blocks_override": 257},
+        ),
+        (
+            "mistral-7b-v0.1",
+            ["--max-model-len", "32768", "--kv-cache-memory-bytes", "48000000", "--max-num-batched-tokens", "8192"],
+            {"max_num_batched_tokens": 1408},
+        ),
+    ],
+    ids=["blocks", "windows"],
+)
+def test_the_full_length_is_kept(tmp_path, model, flags, changed):
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[model]))
+    command = [str(vllm_configs.PYTHON), str(vllm_configs.START), "--model", str(tmp_path), *flags]
+    journal = tmp_path / "journal.sqlite3"
+    ran = subprocess.run(
+        ["oomguard", "run", "--journal", str(journal), "--", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert "STARTED" in ran.stdout, ran.stderr
+    records = Journal(journal).records()
+    assert len(records) == 2
+    assert dict(records[-1].settings) == changed
+
+
+def test_log_probabilities_of_a_prompt_are_scored_in_smaller_steps(folder: Path, vllm_env, tmp_path):
+    """The seed's failure: 8190 x 128256 logits in float32 do not fit, and steps that do are found at once."""
+    (folder / "scored").mkdir()
+    (folder / "scored" / "config.json").write_text(json.dumps(SCORED))
+    journal = tmp_path / "journal.sqlite3"
+    ran = subprocess.run(
+        ["bash", "-c", f"ulimit -v {LIMIT_KIB}; exec oomguard run --journal {journal} -- python score.py"],
+        cwd=folder,
+        env=vllm_env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert "SCORED 8191" in ran.stdout, ran.stderr
+    first, last = Journal(journal).records()
+    assert first.incident["facts"]["allocation"] == "prompt_logprobs"
+    assert set(last.settings) == {"max_num_batched_tokens"}
