@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.engines.command import Launch
+from oomguard.engines.known import insight_of
 from oomguard.engines.protocol import Launcher
 from oomguard.engines.started import StartedEngine, failed_engine, failed_model
 from oomguard.facts import REGISTRY, Fact, FactValue
@@ -43,7 +44,11 @@ def as_it_ran(
         changed: all that was changed so far; for every engine, where it is not known for which.
     """
     patched = _with_patched(incident, first, engine.settings_in_force(first), changed) if changed else incident
-    found = {name: over for name in SETTINGS if (over := engine.beaten_by(launch, name, incident.facts)) is not None}
+    found = {
+        name: over
+        for name in SETTINGS
+        if (over := insight_of(engine).beaten_by(launch, name, incident.facts)) is not None
+    }
     if not found:
         return patched
     facts = dict(patched.facts)
@@ -77,7 +82,7 @@ def _with_patched(
 
 def tell_unheeded(attempt: Attempt, incident: Incident, engine: Launcher, launch: Launch) -> bool:
     """Say which change of an attempt did not take effect, and why; return whether there is one."""
-    over = unheeded(attempt, incident, engine, launch, engine.started(launch))
+    over = unheeded(attempt, incident, engine, launch, insight_of(engine).started(launch))
     if over is not None:
         told = {"setting": over.setting, "wanted": over.wanted, "in_force": over.shown}
         get_logger().warning("the change did not take effect: nothing is run again", **told, because=over.why)
@@ -106,7 +111,7 @@ def unheeded(
         fact = Fact(patch.setting, shown) if shown is not None else _requested(patch.setting, incident)
         if fact is None or _is(patch.new, fact) or not (patch.old is None or _is(patch.old, fact)):
             continue
-        over = engine.beaten_by(launch, patch.setting, incident.facts)
+        over = insight_of(engine).beaten_by(launch, patch.setting, incident.facts)
         if over is not None:
             why = f"{over.source} in the environment sets it over flags and arguments"
         elif engine.is_own_command(launch.argv):

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
-from oomguard.engines.known import launcher_of
-from oomguard.engines.protocol import Launcher
+from oomguard.engines.known import insight_of, launcher_of
+from oomguard.engines.protocol import Insight, Launcher
 from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident
 from oomguard.journal.store import Journal
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
-from oomguard.remedy.policy import Policy, is_out_of_question, with_needed
+from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.mask import mask_command
 from oomguard.report.wording import arrow
 from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.memory_wait import free_by_device, wait_until_free
+from oomguard.supervise.pasting import commands_to_paste
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
@@ -78,6 +79,7 @@ class Supervision:
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
     _first: Launch = field(init=False)
     _engine: Launcher = field(init=False)
+    _insight: Insight = field(init=False)
     _ledger: Ledger = field(init=False)
     _rules: RuleSet | None = field(init=False, default=None)
     _keeper: Keeper = field(init=False)
@@ -86,7 +88,8 @@ class Supervision:
 
     def __post_init__(self) -> None:
         self._first, self._engine = self.launch, launcher_of(self.launch)
-        policy = with_needed(self.policy, self._engine.asked_length(self.launch))
+        self._insight = insight_of(self._engine)
+        policy = with_needed(self.policy, self._insight.asked_length(self.launch))
         self._ledger, self._keeper = Ledger(policy), Keeper(self.journal)
 
     def run(self, signals: Signals) -> Outcome:
@@ -98,7 +101,7 @@ class Supervision:
         ledger = self._ledger
         keeps = self.policy.max_relaunches > 0 and not self.dry_run
         with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
-            self.launch = self._engine.watched(self._first, folder)
+            self.launch = self._insight.watched(self._first, folder)
             for number in ledger.rounds():
                 if ledger.patches:
                     self._apply(folder)
@@ -173,7 +176,7 @@ class Supervision:
             return hear(recording, status, self.rules)
 
     def _diagnose(self, heard: Heard, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
-        needed = self._engine.refused_length(heard.tail, self._ledger.settings) if status else {}
+        needed = self._insight.refused_length(heard.tail, self._ledger.settings) if status else {}
         self._refused = "request refused" if needed else ""
         if needed:
             self._first = without_changes(self._first, needed)
@@ -186,7 +189,7 @@ class Supervision:
         if heard.ended_of is not None:
             get_logger().info("the command ended of something else", exception=heard.ended_of)
             return Diagnosis("", notes=(f"the command ended of {heard.ended_of}",))
-        settings = given_settings(self._engine, self.launch, self._engine.started(self.launch))
+        settings = given_settings(self._engine, self.launch, self._insight.started(self.launch))
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
         if death is not None:  # what an earlier start or a request failed of did not end the run
@@ -213,7 +216,7 @@ class Supervision:
             get_logger().debug("what the start measured is not kept", reason=str(error))
 
     def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
-        log, started = get_logger(), self._engine.started(self.launch)
+        log, started = get_logger(), self._insight.started(self.launch)
         log.warning(
             "out of memory" if incident.is_oom else "failed",
             kind=incident.kind,
@@ -227,7 +230,8 @@ class Supervision:
             not self._refused and tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
         )
         self._first = with_failed_engine(self._first, incident)
-        self.on_failure(diagnosis, self._commands(incident))
+        changed = self._ledger.settings
+        self.on_failure(diagnosis, commands_to_paste(self._first, self._engine, changed, incident, started))
         wanted = self._ledger.wanted(incident, self._engine.carries)
         if not heeded:
             self._ledger.stop()
@@ -241,24 +245,6 @@ class Supervision:
         elif signals.stopped_by is None:
             chosen = self._ledger.choose(incident, self._engine.carries)
             self._first = with_change(self._first, incident, started, chosen)
-
-    def _commands(self, incident: Incident) -> dict[str, str]:
-        """Return the full command with each solved patch and alternative applied, to paste, its secrets masked."""
-        first = replace(self._first, argv=tuple(mask_command(self._first.argv)), env={})
-        solved = {patch.setting: patch.new for patch in incident.plan if not is_out_of_question(patch)}
-        solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
-        groups = {
-            patch.setting: {p.setting: p.new for p in incident.plan if p.group == patch.group and p.new is not None}
-            for patch in incident.plan
-            if patch.group is not None
-        }
-        commands = {}
-        for key, value in solved.items():
-            name = key.removeprefix("alternative:")
-            if value is not None and self._engine.carries(name):
-                together = groups.get(key, {})
-                commands[key] = self._engine.shown(first, {**self._ledger.settings, **together, name: value})
-        return commands
 
     def _shown(self) -> str:
         """Return the attempt as a line to read and paste, without what only this run needs."""
