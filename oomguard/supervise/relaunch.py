@@ -218,7 +218,7 @@ class Supervision:
     def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
         log, started = get_logger(), self._insight.started(self.launch)
         log.warning(
-            "out of memory" if incident.is_oom else "failed",
+            "planned again" if self._refused else "out of memory" if incident.is_oom else "failed",
             kind=incident.kind,
             what=incident.headline,
             cause=incident.causes[0].id,
