@@ -17,6 +17,7 @@ import logging
 import math
 import os
 import stat
+import sys
 from typing import Any
 
 # A JSON object: engine arguments and the values that they get.

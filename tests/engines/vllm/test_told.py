@@ -57,6 +57,14 @@ def test_only_arguments_that_differ_from_their_defaults_are_told_and_no_others(t
     assert told.arguments == {"max_model_len": 9, "cpu_offload_bytes": 2 * 2**30}
 
 
+def test_a_process_that_makes_no_engine_imports_nothing_for_the_report(tmp_path):
+    launch = insight.watched(Launch(("python", "s.py")), tmp_path)
+    code = "import sys; from oomguard.engines.vllm.plugin import register; register(); print('vllm' in sys.modules)"
+    env = {**os.environ, **launch.env, "PYTHONPATH": str(FAKE.parents[3])}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert (ran.stdout.strip(), ran.stderr) == ("False", "")
+
+
 def test_the_plugin_is_asked_for_known_settings_and_no_others():
     assert "max_model_len" in arguments_told()
     assert not {"hf_token", "api_key", "hf_overrides"} & set(arguments_told())
