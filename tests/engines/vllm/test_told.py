@@ -105,6 +105,25 @@ def test_a_report_that_is_asked_for_wrongly_tells_little_and_raises_nothing(raw,
     assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["model"] == "a"
 
 
+@pytest.mark.parametrize("raw", ["x", "{}", "[" * 9000])
+def test_a_report_that_cannot_be_read_loses_no_change(raw, tmp_path):
+    launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
+    assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["max_model_len"] == 7
+
+
+def test_an_argument_that_cannot_be_compared_loses_no_change(tmp_path):
+    code = (
+        "import fake_vllm; fake_vllm.install(); from oomguard.engines.vllm.plugin import register; register()\n"
+        "class Odd:\n    def __ne__(self, other): raise RuntimeError\n"
+        "args = fake_vllm.EngineArgs(enforce_eager=Odd()); print(args.create_engine_config()['max_model_len'])"
+    )
+    launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
+    path = os.pathsep.join([str(FAKE.parent), str(FAKE.parents[3])])
+    env = {**os.environ, **launch.env, "PYTHONPATH": path}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["7"]
+
+
 def test_lines_that_are_none_are_left_out(tmp_path):
     path = tmp_path / "told.jsonl"
     rows = [
