@@ -101,6 +101,7 @@ def test_flags_and_files_are_read_as_the_engine_s_own_parser_reads_them(vllm_env
 
     for words, engine in zip(LINES, found, strict=True):
         ours = settings_in_force(Launch(("vllm", "serve", "m", *words)))
+        assert ours.pop("model").value == engine["model_tag"]
         for name, setting in ours.items():
             kwarg = surface(name, "vllm").kwarg or name
             if setting.value is None:  # found by the engine itself
