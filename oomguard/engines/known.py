@@ -8,8 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+from oomguard.engines import no_insight
 from oomguard.engines.command import Launch
-from oomguard.engines.protocol import Handler, Launcher
+from oomguard.engines.protocol import Handler, Insight, Launcher
 
 
 @functools.cache
@@ -22,6 +23,15 @@ def _modules(name: str) -> tuple[ModuleType, ...]:
 def launchers() -> tuple[Launcher, ...]:
     """Return the engines that a command can start: their module ``launch``."""
     return cast("tuple[Launcher, ...]", _modules("launch"))
+
+
+def insight_of(engine: Launcher) -> Insight:
+    """Return what is known of an engine beyond its command; nothing, of one that has no module ``insight``."""
+    package = getattr(engine, "__name__", "").rpartition(".")[0]
+    found = next(
+        (module for module in _modules("insight") if module.__name__.rpartition(".")[0] == package), no_insight
+    )
+    return cast("Insight", found)
 
 
 def watch_calls(handler: Handler) -> None:

@@ -5,6 +5,7 @@ An engine is a folder here, and what lies in it says what it can do:
 - ``settings.toml``: how it spells each setting, and its defaults (read by surfaces.py).
 - ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
 - ``effects.toml``: its servers, caches, and how it tells of requests (read by effects.py); an engine may have none.
+- ``insight.py``: the functions of ``Insight``, for an engine that tells more of itself than its log does.
 - ``calls.py``: ``watch(handler)``, for an engine that is called inside the process; a call of it answers to ``WatchedCall``.
 
 How its log tells a failure, and its end, stands in rules/signatures.
@@ -47,6 +48,22 @@ class Launcher(Protocol):
     def carries(self, name: str) -> bool:
         """Return whether a launch can be changed by this setting."""
 
+    def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
+        """Return the launch with these settings; ``session`` is a folder of this run, for what has to lie in a file."""
+
+    def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
+        """Return a line to paste that runs the launch with these settings, without ``oomguard run`` around it."""
+
+    def took_effect(self, launch: Launch, session: Path) -> bool:
+        """Return whether the settings of ``apply`` reached the engine, as far as can be told."""
+
+    def keep_measured(self, starts: tuple[EngineStart, ...], source: str) -> bool:
+        """Keep what a start measured for the plans to come; return whether there was anything to keep."""
+
+
+class Insight(Protocol):
+    """The module ``insight`` of an engine: what is known of engines beyond their command. No engine needs one."""
+
     def watched(self, launch: Launch, session: Path) -> Launch:
         """Return the launch with what makes it tell which engines it starts, and nothing else changed."""
 
@@ -61,18 +78,6 @@ class Launcher(Protocol):
 
     def refused_length(self, text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
         """Return what a request needs that the engine refused under one of these settings, by setting; empty where it refused none."""
-
-    def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
-        """Return the launch with these settings; ``session`` is a folder of this run, for what has to lie in a file."""
-
-    def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
-        """Return a line to paste that runs the launch with these settings, without ``oomguard run`` around it."""
-
-    def took_effect(self, launch: Launch, session: Path) -> bool:
-        """Return whether the settings of ``apply`` reached the engine, as far as can be told."""
-
-    def keep_measured(self, starts: tuple[EngineStart, ...], source: str) -> bool:
-        """Keep what a start measured for the plans to come; return whether there was anything to keep."""
 
 
 class WatchedCall(Protocol):

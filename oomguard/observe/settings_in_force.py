@@ -14,7 +14,9 @@ from oomguard.settings import SETTING_FACTS
 SCRIPT: Final = "script"
 # The source of all that a program gave its engine, as what runs inside the engine told it.
 ARGUMENTS: Final = "arguments"
-_COMPLETE: Final = frozenset({"command", ARGUMENTS})
+# How the source of a setting begins that the engine's own file gives; the file is read beside the command.
+CONFIG_FILE: Final = "config file"
+_COMPLETE: Final = ("command", ARGUMENTS, CONFIG_FILE)
 SHARE: Final = "gpu_memory_utilization"
 # A host's total moves between the line that prints it and the start; a share that a script ignores is further off.
 AGREES_RATIO: Final = 0.05
@@ -36,7 +38,7 @@ def merged_settings(
     """
     stated = {name: setting for name, setting in given.items() if setting.source != SCRIPT}
     settings = {**echoed, **stated}
-    complete = echo_complete or any(setting.source in _COMPLETE for setting in settings.values())
+    complete = echo_complete or any(setting.source.startswith(_COMPLETE) for setting in settings.values())
     if not complete:
         settings = {**{name: flag for name, flag in given.items() if flag.source == SCRIPT}, **settings}
     return settings, complete

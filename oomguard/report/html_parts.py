@@ -16,6 +16,7 @@ from oomguard.report.wording import (
     change,
     confidence,
     echoes,
+    instead,
     pastes,
     place,
     settings_of_note,
@@ -150,9 +151,9 @@ def _patch(patch: Patch) -> str:
 
 
 def _alternative(alternative: Alternative) -> str:
-    value, cost = amount(alternative.setting, alternative.new), tradeoff(alternative)
+    cost = tradeoff(alternative)
     parts = [
-        f"<li><strong>{escaped(alternative.setting)} = {escaped(value)}</strong> ({escaped(alternative.why_not)})\n",
+        f"<li><strong>{escaped(instead(alternative))}</strong> ({escaped(alternative.why_not)})\n",
         element("p", f"Cost: {cost}", "dim") if cost else "",
         _pastes(alternative),
     ]

@@ -11,11 +11,11 @@ from oomguard.report.bar import percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.wording import (
     Shown,
-    amount,
     blocked,
     capacity,
     change,
     echoes,
+    instead,
     pastes,
     place,
     settings_of_note,
@@ -88,7 +88,7 @@ def _incident(shown: Shown, source: str) -> str:
     for other in incident.alternatives:
         paste = " or ".join(code(text) for text in pastes(other))
         cost = f" Cost: {inline(tradeoff(other))}" if tradeoff(other) else ""
-        what = paste or inline(f"{other.setting} = {amount(other.setting, other.new)}")
+        what = paste or inline(instead(other))
         lines.append(f"- instead: {what} ({inline(other.why_not)}){cost}")
     if incident.unknown:
         lines.append(f"- unknown: {'; '.join(inline(text) for text in incident.unknown)}")

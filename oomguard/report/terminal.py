@@ -11,12 +11,12 @@ from oomguard.report.presentable import drawn, plain
 from oomguard.report.terminal_bar import BudgetBar
 from oomguard.report.wording import (
     Shown,
-    amount,
     blocked,
     capacity,
     change,
     confidence,
     echoes,
+    instead,
     pastes,
     place,
     settings_of_note,
@@ -170,7 +170,7 @@ def _alternative(alternative: Alternative) -> RenderableType:
     from rich.padding import Padding
     from rich.text import Text
 
-    first = Text(f"{alternative.setting} = {amount(alternative.setting, alternative.new)} ({alternative.why_not})")
+    first = Text(f"{instead(alternative)} ({alternative.why_not})")
     lines: list[RenderableType] = []
     if cost := tradeoff(alternative):
         lines.append(_indented(f"Cost: {cost}", 3, "dim"))

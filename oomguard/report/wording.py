@@ -105,6 +105,12 @@ def change(patch: Patch) -> str:
     return new if patch.old is None else f"{amount(patch.setting, patch.old)} -> {new}"
 
 
+def instead(alternative: Alternative) -> str:
+    """Return ``max_num_seqs = 8``; the setting alone where no value of it would do: a device, another checkpoint."""
+    name, value = alternative.setting, alternative.new
+    return name if value is None else f"{name} = {amount(name, value)}"
+
+
 def arrow(patch: Patch) -> str:
     """Return ``40960 -> 26624`` as ``change`` does, byte counts as they are given to the engine."""
     return str(patch.new) if patch.old is None else f"{patch.old} -> {patch.new}"

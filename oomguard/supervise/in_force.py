@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.engines.command import Launch
+from oomguard.engines.known import insight_of
 from oomguard.engines.protocol import Launcher
 from oomguard.engines.started import StartedEngine, failed_engine, failed_model
-from oomguard.facts import REGISTRY, Fact, FactValue
+from oomguard.facts import REGISTRY, Fact, FactValue, is_of_type
 from oomguard.incident import Attempt, Incident, SettingInForce
 from oomguard.log import get_logger
-from oomguard.observe.settings_in_force import ARGUMENTS, SCRIPT, requested_share
+from oomguard.observe.settings_in_force import ARGUMENTS, SCRIPT, SHARE, requested_share
 from oomguard.settings import SETTING_FACTS, SETTINGS
 
 # Facts in which a failure prints what was asked for, where it is not the setting's own.
 _REQUESTS: Final = {"kv_cache_memory_bytes": "kv_cache_requested_bytes"}
-_PRINTED: Final = frozenset({"printed", "solved"})
 _SMALLEST: Final = 1e-9
 
 
@@ -43,7 +43,11 @@ def as_it_ran(
         changed: all that was changed so far; for every engine, where it is not known for which.
     """
     patched = _with_patched(incident, first, engine.settings_in_force(first), changed) if changed else incident
-    found = {name: over for name in SETTINGS if (over := engine.beaten_by(launch, name, incident.facts)) is not None}
+    found = {
+        name: over
+        for name in SETTINGS
+        if (over := insight_of(engine).beaten_by(launch, name, incident.facts)) is not None
+    }
     if not found:
         return patched
     facts = dict(patched.facts)
@@ -64,7 +68,7 @@ def _with_patched(
     if launch.engine_changes:
         meant = [change.settings for change in launch.engine_changes if change.reaches(failed_model(incident), None)]
         changed = {name: value for one in meant for name, value in one.items()}
-    found = dict(incident.settings)
+    found, facts = dict(incident.settings), dict(incident.facts)
     for name, value in changed.items():
         chosen, echoed = first.get(name), found.get(name)
         if chosen is not None and not (chosen.source == SCRIPT and incident.settings_complete):
@@ -72,12 +76,15 @@ def _with_patched(
         else:  # a flag that only the changed command has is ours
             by_user = echoed.set_by_user if echoed is not None and echoed.source != "command" else False
         found[name] = SettingInForce(name, value, by_user, "patched")
-    return replace(incident, settings=found)
+        fact = SETTING_FACTS.get(name, "")
+        if fact in facts and not _is_of_a_line(facts[fact]) and is_of_type(fact, value):
+            facts[fact] = Fact(fact, value, "patched")  # listed as it was before the change
+    return replace(incident, settings=found, facts=facts)
 
 
 def tell_unheeded(attempt: Attempt, incident: Incident, engine: Launcher, launch: Launch) -> bool:
     """Say which change of an attempt did not take effect, and why; return whether there is one."""
-    over = unheeded(attempt, incident, engine, launch, engine.started(launch))
+    over = unheeded(attempt, incident, engine, launch, insight_of(engine).started(launch))
     if over is not None:
         told = {"setting": over.setting, "wanted": over.wanted, "in_force": over.shown}
         get_logger().warning("the change did not take effect: nothing is run again", **told, because=over.why)
@@ -106,7 +113,7 @@ def unheeded(
         fact = Fact(patch.setting, shown) if shown is not None else _requested(patch.setting, incident)
         if fact is None or _is(patch.new, fact) or not (patch.old is None or _is(patch.old, fact)):
             continue
-        over = engine.beaten_by(launch, patch.setting, incident.facts)
+        over = insight_of(engine).beaten_by(launch, patch.setting, incident.facts)
         if over is not None:
             why = f"{over.source} in the environment sets it over flags and arguments"
         elif engine.is_own_command(launch.argv):
@@ -120,9 +127,14 @@ def unheeded(
 def _requested(name: str, incident: Incident) -> Fact | None:
     """Return what a failure itself prints of a setting that was asked for."""
     fact = incident.facts.get(_REQUESTS.get(name, SETTING_FACTS.get(name, "")))
-    if name == "gpu_memory_utilization":
-        fact = requested_share(incident.facts) or fact
-    return fact if fact is not None and fact.source in _PRINTED else None
+    if name == SHARE and _is_of_a_line(incident.facts.get("desired_bytes")):
+        return requested_share(incident.facts)
+    return fact if _is_of_a_line(fact) else None
+
+
+def _is_of_a_line(fact: Fact | None) -> bool:
+    """Return whether a line of the log prints a fact; what the program gave is listed before it is changed for us."""
+    return fact is not None and fact.line is not None
 
 
 def _is(value: FactValue, fact: Fact) -> bool:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
-from oomguard.engines.known import launcher_of
-from oomguard.engines.protocol import Launcher
-from oomguard.incident import Attempt, Diagnosis, Effect, Evidence, Incident
+from oomguard.engines.known import insight_of, launcher_of
+from oomguard.engines.protocol import Insight, Launcher
+from oomguard.incident import Attempt, Diagnosis, Effect, Incident
 from oomguard.journal.store import Journal
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
@@ -24,8 +24,9 @@ from oomguard.report.wording import arrow
 from oomguard.supervise.between import Between
 from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
 from oomguard.supervise.keeping import Keeper
+from oomguard.supervise.kernel_kill import killed_by_kernel
 from oomguard.supervise.marking import Marker
-from oomguard.supervise.pasted import commands_to_paste, to_paste
+from oomguard.supervise.pasting import commands_to_paste, to_paste
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.side_effects import Witness
@@ -84,6 +85,7 @@ class Supervision:
     pty: bool = True
     _first: Launch = field(init=False)
     _engine: Launcher = field(init=False)
+    _insight: Insight = field(init=False)
     _ledger: Ledger = field(init=False)
     _rules: RuleSet | None = field(init=False, default=None)
     _between: Between = field(init=False)
@@ -94,7 +96,8 @@ class Supervision:
 
     def __post_init__(self) -> None:
         self._first, self._engine = self.launch, launcher_of(self.launch)
-        policy = with_needed(self.policy, self._engine.asked_length(self.launch))
+        self._insight = insight_of(self._engine)
+        policy = with_needed(self.policy, self._insight.asked_length(self.launch))
         self._ledger, self._keeper = Ledger(policy), Keeper(self.journal)
         self._witness = Witness(self.journal, idempotent=self.idempotent)
 
@@ -109,7 +112,7 @@ class Supervision:
         keeps = self.policy.max_relaunches > 0 and not self.dry_run
         with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
             if _cannot_make(folder) is None:
-                self.launch = self._engine.watched(self._first, folder)
+                self.launch = self._insight.watched(self._first, folder)
             for number in ledger.rounds():
                 if ledger.patches:
                     self._apply(folder)
@@ -187,7 +190,7 @@ class Supervision:
             return hear(recording, status, self.rules)
 
     def _diagnose(self, heard: Heard, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
-        needed = self._engine.refused_length(heard.tail, self._ledger.settings) if status else {}
+        needed = self._insight.refused_length(heard.tail, self._ledger.settings) if status else {}
         self._refused = "request refused" if needed else ""
         if needed:
             self._first = without_changes(self._first, needed)
@@ -200,7 +203,7 @@ class Supervision:
         if heard.ended_of is not None:
             get_logger().debug("the command ended of something else", exception=heard.ended_of)
             return Diagnosis("", notes=(f"the command ended of {heard.ended_of}",))
-        settings = given_settings(self._engine, self.launch, self._engine.started(self.launch))
+        settings = given_settings(self._engine, self.launch, self._insight.started(self.launch))
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
         if death is not None:  # what an earlier start or a request failed of did not end the run
@@ -208,7 +211,7 @@ class Supervision:
             scanned = replace(scanned, incidents=own or (death,))
         ended = status if death is None else SIGKILL_STATUS
         if not any(i.is_oom for i in scanned.incidents) and killed_for_memory(ended, cgroup, read_cgroup()):
-            scanned = replace(scanned, incidents=(*scanned.incidents, _killed_by_kernel(status, death)))
+            scanned = replace(scanned, incidents=(*scanned.incidents, killed_by_kernel(status, death)))
         settled = partial(as_it_ran, engine=self._engine, first=self._first, launch=self.launch)
         scanned = replace(
             scanned, incidents=tuple(settled(i, changed=self._ledger.settings) for i in scanned.incidents)
@@ -227,9 +230,9 @@ class Supervision:
             get_logger().debug("what the start measured is not kept", reason=str(error))
 
     def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
-        log, started = get_logger(), self._engine.started(self.launch)
+        log, started = get_logger(), self._insight.started(self.launch)
         log.warning(
-            "out of memory" if incident.is_oom else "failed",
+            "planned again" if self._refused else "out of memory" if incident.is_oom else "failed",
             kind=incident.kind,
             what=incident.headline,
             cause=incident.causes[0].id,
@@ -241,7 +244,7 @@ class Supervision:
             not self._refused and tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
         )
         self._first = with_failed_engine(self._first, incident)
-        commands = commands_to_paste(self._engine, self._first, self._ledger.settings, incident)
+        commands = commands_to_paste(self._first, self._engine, self._ledger.settings, incident, started)
         self.on_failure(diagnosis, commands)
         wanted = self._ledger.wanted(incident, self._engine.carries)
         if not heeded:
@@ -265,7 +268,7 @@ class Supervision:
     def _shown(self) -> str:
         """Return the attempt, the next one where it is chosen, as a line to read and paste, without what only this run needs."""
         chosen = {patch.setting: patch.new for patch in self._ledger.pending if patch.new is not None}
-        return to_paste(self._engine, self._first, {**self._ledger.settings, **chosen})
+        return to_paste(self._first, self._engine, {**self._ledger.settings, **chosen})
 
     def _apply(self, folder: Path) -> None:
         """Carry the settings changed so far into the command of the attempt that begins."""
@@ -290,10 +293,3 @@ def _cannot_make(folder: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def _killed_by_kernel(status: int, death: Incident | None) -> Incident:
-    """Return the kernel's kill for memory: SIGKILL says nothing by itself, the cgroup's own count does."""
-    whom, why = ("the command", f"exit status {status}") if death is None else ("its engine", death.message)
-    text = f"the kernel ended {whom} for memory: {why}, and its cgroup counts one oom_kill more"
-    return Incident("host_oom", text, framework="host", evidence=(Evidence(text),))

@@ -226,3 +226,17 @@ def test_the_starts_of_a_failed_log_are_in_the_json(diagnosis_of_all):
     assert start["settings"]["max_model_len"] == {"value": 8192, "set_by_user": True, "source": "printed"}
     assert start["facts"]["kv_cache_capacity_tokens"] == 29040
     assert [part["name"] for part in start["budget"]["parts"]] == ["weights", "KV cache", "free"]
+
+
+def _on_a_terminal(diagnosis: Diagnosis) -> str:
+    console = Console(width=100, file=io.StringIO())
+    print_diagnosis(console, diagnosis)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("form", [to_markdown, to_html, _on_a_terminal])
+def test_an_alternative_that_no_value_of_a_setting_makes_names_the_setting_alone(form):
+    other = Alternative("device", None, "one of 24 GiB would do")
+    told = form(Diagnosis("", (Incident("cuda_oom", "boom", alternatives=(other,)),)))
+    assert "one of 24 GiB would do" in told
+    assert "None" not in told

@@ -57,7 +57,7 @@ def test_what_an_engine_does_not_print_the_plugin_tells():
 
 
 def incident(kind="kv_cache_too_small_for_max_len", phase="kv_cache_init", **facts):
-    return Incident(kind, "", "vllm", phase=phase, facts={n: Fact(n, v) for n, v in facts.items()})
+    return Incident(kind, "", "vllm", phase=phase, facts={n: Fact(n, v, line=9) for n, v in facts.items()})
 
 
 def attempt(setting, old, new):
@@ -89,12 +89,20 @@ def test_the_variable_that_beats_a_change_is_named(monkeypatch):
 
 def test_a_request_that_is_printed_rounded_contradicts_only_what_is_further_off():
     desired, total = (
-        Fact("desired_bytes", round(0.5 * 80 * GIB), slack=0.005 * GIB),
+        Fact("desired_bytes", round(0.5 * 80 * GIB), slack=0.005 * GIB, line=9),
         Fact("device_total_bytes", 80 * GIB),
     )
     failed = Incident("cuda_oom", "", "vllm", facts={"desired_bytes": desired, "device_total_bytes": total})
     assert unheeded(attempt("gpu_memory_utilization", 0.5, 0.7), failed, vllm, SERVE, ()) is not None
     assert unheeded(attempt("gpu_memory_utilization", 0.9, 0.50001), failed, vllm, SERVE, ()) is None
+
+
+def test_what_the_program_gave_is_listed_before_the_change_and_contradicts_nothing():
+    listed = {"max_model_len_tokens": Fact("max_model_len_tokens", 32768)}
+    failed = Incident("cuda_oom", "", "vllm", facts=listed)
+    assert unheeded(attempt("max_model_len", 32768, 7), failed, vllm, SCRIPT, ()) is None
+    ran = as_it_ran(failed, engine=vllm, first=SCRIPT, launch=SCRIPT, changed={"max_model_len": 7})
+    assert ran.facts["max_model_len_tokens"].value == 7
 
 
 def test_a_byte_count_in_the_environment_is_the_setting_in_force(monkeypatch):

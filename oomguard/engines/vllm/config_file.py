@@ -13,6 +13,7 @@ from oomguard.engines.flags import Flag
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import SettingInForce
+from oomguard.observe.settings_in_force import CONFIG_FILE
 from oomguard.regular_file import read_regular
 from oomguard.surfaces import surfaces
 
@@ -49,10 +50,14 @@ def read_config_file(path: str, engine: str) -> ConfigFile | None:
     repeated = tuple(dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i]))
     names = _names(engine)
     found: dict[str, SettingInForce] = {}
+    source = f"{CONFIG_FILE} {path}"
     for key, raw in whole.items():
+        told = f"{source}, where it stands twice: the last one counts"
         name = names.get(str(key).replace("_", "-"))
         if name is not None and (given := _as_words(raw)) is not None:
-            found[name] = SettingInForce(name, _value(name, raw, given, engine), True, f"config file {path}")
+            found[name] = SettingInForce(
+                name, _value(name, raw, given, engine), True, told if key in repeated else source
+            )
     return ConfigFile(path, found, repeated)
 
 

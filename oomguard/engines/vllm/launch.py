@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +12,18 @@ from typing import Final
 
 from oomguard._version import __version__
 from oomguard.engines.command import Launch, settings_given
-from oomguard.engines.started import StartedEngine
-from oomguard.engines.vllm import lengths, plugin
-from oomguard.engines.vllm.environment import set_by_variable, with_plugin, without_variables
+from oomguard.engines.vllm import plugin
+from oomguard.engines.vllm.environment import with_plugin, without_variables
+from oomguard.engines.vllm.insight import started, watched
 from oomguard.engines.vllm.own_command import own_command
-from oomguard.engines.vllm.told import arguments_told, told_engines
-from oomguard.facts import Fact, FactValue
+from oomguard.facts import FactValue
 from oomguard.incident import EngineStart, SettingInForce
 from oomguard.observe.settings_in_force import SCRIPT
-from oomguard.remedy.policy import Need
 from oomguard.surfaces import surface, surfaces
 
 NAME: Final = "vllm"
 SPEAKS: Final = ("vllm", "llm engine", "llmengine", "engine core", "enginecore")
 _PLUGIN_MODULE: Final = "oomguard_vllm_plugin"
-_ACKNOWLEDGED: Final = "acknowledged.jsonl"
-_ATTEMPT: Final = "attempt-"
 
 
 def is_own_command(argv: tuple[str, ...]) -> bool:
@@ -50,17 +45,6 @@ def carries(name: str) -> bool:
     return own is not None and bool(own.flags) and own.kwarg is not None
 
 
-def watched(launch: Launch, session: Path) -> Launch:
-    """Return the launch with what makes a plugin that is installed tell the arguments of the engines that a program starts.
-
-    Nothing else is changed: where the program's Python has no oomguard nobody tells. The engine's own commands tell by themselves.
-    """
-    if own_command(launch.argv) is not None:
-        return launch
-    told = str(_begin_attempt(session) / _ACKNOWLEDGED)
-    return replace(launch, env={**launch.env, plugin.REPORT: json.dumps(arguments_told()), plugin.ACKNOWLEDGE: told})
-
-
 def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
     """Return the launch with these settings: as flags on vLLM's own command, else as overrides for the plugin.
 
@@ -78,9 +62,7 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
     env[plugin.OVERRIDES] = json.dumps(_overrides(settings, launch.engine_version))
     if launch.engine_models:
         env[plugin.MODELS] = json.dumps(launch.engine_models)
-    if len(launch.engine_changes) > 1 or any(change.order is not None for change in launch.engine_changes):
-        rows = [(c.model, c.order, _overrides(c.settings, launch.engine_version)) for c in launch.engine_changes]
-        env[plugin.ENGINES] = json.dumps([{"model": m, "order": o, "overrides": values} for m, o, values in rows])
+    env |= _meant_for(launch)
     return with_plugin(launch, env, _carry(session), os.environ)
 
 
@@ -91,7 +73,7 @@ def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
     if own is not None:
         return replace(launch, argv=own.changed(settings, launch.engine_version)).shell()
     overrides = _overrides(settings, launch.engine_version)
-    env = {plugin.OVERRIDES: json.dumps(overrides)} if overrides else {}
+    env = {plugin.OVERRIDES: json.dumps(overrides), **_meant_for(launch)} if overrides else {}
     return with_plugin(replace(launch, env={}), env, None, os.environ).shell() if env else Launch(launch.argv).shell()
 
 
@@ -100,30 +82,9 @@ def took_effect(launch: Launch, session: Path) -> bool:
     return is_own_command(launch.argv) or any(engine.changed for engine in started(launch))
 
 
-def started(launch: Launch) -> tuple[StartedEngine, ...]:
-    """Return the engines that the launch's program started, as far as the plugin told them."""
-    told = launch.env.get(plugin.ACKNOWLEDGE)
-    return () if told is None else told_engines(Path(told))
-
-
-def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
-    """Return the variable of the environment that sets a setting over flag and argument, as a setting in force; None without one."""
-    return set_by_variable(launch, name, facts, os.environ)
-
-
 def reaches_scripts() -> bool:
     """Return True: the plugin changes the engine arguments of an unchanged script."""
     return True
-
-
-def asked_length(launch: Launch) -> Mapping[str, Need]:
-    """Return the least length of a request that the command itself asks for, by the setting that limits it."""
-    return lengths.asked_length(launch)
-
-
-def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
-    """Return the length that the engine refused under one of these settings, by setting; empty where it refused none."""
-    return lengths.refused_length(text, settings)
 
 
 def keep_measured(starts: tuple[EngineStart, ...], source: str) -> bool:
@@ -137,17 +98,19 @@ def keep_measured(starts: tuple[EngineStart, ...], source: str) -> bool:
     return keep_measured(measured_start(starts), source, Calibrations())
 
 
+def _meant_for(launch: Launch) -> dict[str, str]:
+    """Return the variable that gives each engine its own change, where there are several engines; else none."""
+    changes = launch.engine_changes
+    if len(changes) < 2 and all(change.order is None for change in changes):
+        return {}
+    rows = [(change.model, change.order, _overrides(change.settings, launch.engine_version)) for change in changes]
+    return {plugin.ENGINES: json.dumps([{"model": m, "order": o, "overrides": values} for m, o, values in rows])}
+
+
 def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[str, FactValue]:
     """Return the settings as the arguments of this version of vLLM, in vLLM's units."""
     spelled = ((surface(name, NAME, version), value) for name, value in settings.items())
     return {own.kwarg: own.own(value) for own, value in spelled if own.kwarg}
-
-
-def _begin_attempt(session: Path) -> Path:
-    """Make the folder of the attempt that begins, and end those before it: what they left running is changed no more."""
-    for ended in session.glob(f"{_ATTEMPT}*"):
-        shutil.rmtree(ended, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=_ATTEMPT, dir=session))
 
 
 def _carry(session: Path) -> Path:

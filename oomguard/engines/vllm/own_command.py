@@ -49,7 +49,7 @@ class ByFlags:
 
     def settings(self) -> dict[str, SettingInForce]:
         """Return the settings that it gives; a flag beats its file."""
-        given = settings_given(self.command.args, NAME, own=True)
+        given = {**self._model(), **settings_given(self.command.args, NAME, own=True)}
         if self.command.has_unread:
             given = {name: replace(setting, source="given") for name, setting in given.items()}
         if self._config_path() is None:
@@ -66,6 +66,15 @@ class ByFlags:
         for name, value in settings.items():
             edits += flag_edits(args, name, value, NAME, version, own=True, at_end=at_end)
         return self.command.change(_joined(edits))
+
+    def _model(self) -> dict[str, SettingInForce]:
+        """Return the model that is named, which also tells that a command without any other setting gives none."""
+        args, flag = self.command.args, table()["model"]
+        named = [after for before, after in itertools.pairwise(args) if before == flag and not after.startswith("-")]
+        named += [word.partition("=")[2] for word in args if word.startswith(f"{flag}=")]
+        if args[:1] == (table()["with_model"],) and len(args) > 1 and not args[1].startswith("-"):
+            named.append(args[1])
+        return {"model": SettingInForce("model", named[-1], True, "command")} if named else {}
 
     def _config_path(self) -> str | None:
         args, flag = self.command.args, table()["config"]

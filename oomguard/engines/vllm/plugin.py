@@ -12,11 +12,13 @@ an engine was started with, by the names it was given and no others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import stat
+import sys
 from typing import Any
 
 # A JSON object: engine arguments and the values that they get.
@@ -46,10 +48,9 @@ def register() -> None:
         raw, asked = os.environ.get(OVERRIDES), os.environ.get(REPORT)
         if not (raw or asked) or os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on"):
             return
-        _hook(
-            _parsed(raw, dict) if raw else {},
-            [name for name in _parsed(asked, list) if _is_name(name)] if asked else [],
-        )
+        if not raw and "vllm.engine.arg_utils" not in sys.modules:
+            return  # a process that is given its configuration: nothing to tell, and nothing to import for it
+        _hook(_parsed(raw, dict) if raw else {}, _names(asked))
     except Exception as error:  # noqa: BLE001 - whatever goes wrong with us, the engine starts
         _say(error)
 
@@ -72,6 +73,14 @@ def _parsed(raw: str, kind: type) -> Any:
     return found
 
 
+def _names(asked: str | None) -> list[str]:
+    """Return the arguments that are to be told; none where they cannot be read: a report is no reason to lose a change."""
+    try:
+        return [name for name in _parsed(asked, list) if _is_name(name)] if asked else []
+    except (ValueError, TypeError, RecursionError):
+        return []
+
+
 def _is_name(name: object) -> bool:
     return isinstance(name, str) and name.isidentifier() and not name.startswith("_")
 
@@ -92,7 +101,8 @@ def _hook(overrides: dict[str, object], reported: list[str]) -> None:
         order, model = _calls, None
         try:
             model = getattr(self, "model", None)
-            _report(self, reported, "arguments", order, model)
+            with contextlib.suppress(Exception):
+                _report(self, reported, "arguments", order, model)
             _change(self, overrides, order)
         except Exception as error:  # noqa: BLE001 - as in register
             _say(error)

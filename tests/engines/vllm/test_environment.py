@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from oomguard.engines.command import Launch
+from oomguard.engines.vllm import insight
 from oomguard.engines.vllm import launch as vllm
 from oomguard.facts import Fact
 
@@ -26,14 +27,14 @@ def launch(line):
 
 def test_a_variable_that_beats_a_flag_is_the_setting_in_force(monkeypatch):
     monkeypatch.setenv(SPACE, "2")
-    found = vllm.beaten_by(launch("vllm serve m --kv-cache-memory-bytes 5"), "kv_cache_memory_bytes", ON_CPU)
+    found = insight.beaten_by(launch("vllm serve m --kv-cache-memory-bytes 5"), "kv_cache_memory_bytes", ON_CPU)
     assert (found.value, found.set_by_user, found.source) == (2 * 2**30, True, f"{SPACE}=2")
 
 
 def test_it_counts_on_the_cpu_alone(monkeypatch):
     monkeypatch.setenv(SPACE, "2")
-    assert vllm.beaten_by(launch("vllm serve m"), "kv_cache_memory_bytes", {}) is None
-    assert vllm.beaten_by(launch("vllm serve m"), "max_model_len", ON_CPU) is None
+    assert insight.beaten_by(launch("vllm serve m"), "kv_cache_memory_bytes", {}) is None
+    assert insight.beaten_by(launch("vllm serve m"), "max_model_len", ON_CPU) is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_it_counts_on_the_cpu_alone(monkeypatch):
 )
 def test_what_a_wrapper_sets_counts_over_what_is_inherited(line, value, monkeypatch):
     monkeypatch.setenv(SPACE, "2")
-    found = vllm.beaten_by(launch(line), "kv_cache_memory_bytes", ON_CPU)
+    found = insight.beaten_by(launch(line), "kv_cache_memory_bytes", ON_CPU)
     assert (None if found is None else found.value) == value
 
 

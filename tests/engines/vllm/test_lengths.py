@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from oomguard.engines.command import Launch
-from oomguard.engines.vllm.launch import asked_length, refused_length
+from oomguard.engines.vllm.insight import asked_length, refused_length
 
 
 def asked(line):

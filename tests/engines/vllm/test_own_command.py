@@ -42,7 +42,8 @@ OTHERS = (
 
 
 def values(line):
-    return {name: found.value for name, found in settings_in_force(Launch(tuple(shlex.split(line)))).items()}
+    found = settings_in_force(Launch(tuple(shlex.split(line))))
+    return {name: one.value for name, one in found.items() if name != "model"}
 
 
 def changed(line, **settings):
@@ -57,6 +58,12 @@ def test_flags_of_every_command_of_vllm_are_read_and_changed(line):
         given.replace("--max_model_len=9", "--max-model-len 7")
     )
     assert values(changed(line, max_model_len=7)) == {"max_model_len": 7}
+
+
+@pytest.mark.parametrize("line", OWN)
+def test_a_command_of_vllm_lists_all_that_the_user_set(line):
+    model = settings_in_force(Launch(tuple(shlex.split(line))))["model"]
+    assert (model.value, model.source) == ("m", "command")
 
 
 @pytest.mark.parametrize("line", OTHERS)

@@ -12,8 +12,8 @@ import pytest
 
 from oomguard.engines.command import Launch
 from oomguard.engines.started import EngineChange
+from oomguard.engines.vllm import insight, plugin
 from oomguard.engines.vllm import launch as vllm
-from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.told import arguments_told, told_engines
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -29,11 +29,11 @@ def start(launch, *models):
 
 
 def test_a_watched_program_tells_what_it_gave_its_engines_and_nothing_is_changed(tmp_path):
-    launch = vllm.watched(Launch(("python", "s.py")), tmp_path)
+    launch = insight.watched(Launch(("python", "s.py")), tmp_path)
     plain = start(Launch(("python", "s.py")), "a", "b")
 
     assert start(launch, "a", "b") == plain
-    told = vllm.started(launch)
+    told = insight.started(launch)
     assert [(one.model, one.order, one.changed) for one in told] == [("a", 1, {}), ("b", 2, {})]
     assert told[0].arguments == {}
 
@@ -41,20 +41,28 @@ def test_a_watched_program_tells_what_it_gave_its_engines_and_nothing_is_changed
 def test_what_was_changed_is_told_by_its_name_here_and_in_our_units(tmp_path):
     changed = vllm.apply(Launch(("python", "s.py")), {"cpu_offload_bytes": 2**30}, tmp_path)
     start(changed, "a")
-    (told,) = vllm.started(changed)
+    (told,) = insight.started(changed)
     assert told.changed == {"cpu_offload_bytes": 2**30}
 
 
 def test_only_arguments_that_differ_from_their_defaults_are_told_and_no_others(tmp_path):
-    launch = vllm.watched(Launch(("python", "s.py")), tmp_path)
+    launch = insight.watched(Launch(("python", "s.py")), tmp_path)
     code = (
         "import fake_vllm; fake_vllm.install(); from oomguard.engines.vllm.plugin import register; register();"
         "fake_vllm.AsyncEngineArgs(model='a', max_model_len=9, cpu_offload_gb=2, enable_log_requests=True).create_engine_config()"
     )
     path = os.pathsep.join([str(FAKE.parent), str(FAKE.parents[3])])
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **launch.env, "PYTHONPATH": path}, check=True)
-    (told,) = vllm.started(launch)
+    (told,) = insight.started(launch)
     assert told.arguments == {"max_model_len": 9, "cpu_offload_bytes": 2 * 2**30}
+
+
+def test_a_process_that_makes_no_engine_imports_nothing_for_the_report(tmp_path):
+    launch = insight.watched(Launch(("python", "s.py")), tmp_path)
+    code = "import sys; from oomguard.engines.vllm.plugin import register; register(); print('vllm' in sys.modules)"
+    env = {**os.environ, **launch.env, "PYTHONPATH": str(FAKE.parents[3])}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert (ran.stdout.strip(), ran.stderr) == ("False", "")
 
 
 def test_the_plugin_is_asked_for_known_settings_and_no_others():
@@ -64,7 +72,7 @@ def test_the_plugin_is_asked_for_known_settings_and_no_others():
 
 def test_the_engine_s_own_command_is_not_watched(tmp_path):
     launch = Launch(("env", "A=1", "vllm", "serve", "m"))
-    assert vllm.watched(launch, tmp_path) is launch
+    assert insight.watched(launch, tmp_path) is launch
 
 
 def test_one_of_two_engines_of_one_model_is_told_apart_by_its_order(tmp_path):
@@ -93,8 +101,27 @@ def test_changes_that_cannot_be_read_change_nothing_and_raise_nothing(raw, tmp_p
 
 @pytest.mark.parametrize("raw", ["", "{}", "x", '["a b", "_x", 1, "model"]'])
 def test_a_report_that_is_asked_for_wrongly_tells_little_and_raises_nothing(raw, tmp_path):
-    launch = vllm.watched(Launch(("python", "s.py")), tmp_path)
+    launch = insight.watched(Launch(("python", "s.py")), tmp_path)
     assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["model"] == "a"
+
+
+@pytest.mark.parametrize("raw", ["x", "{}", "[" * 9000])
+def test_a_report_that_cannot_be_read_loses_no_change(raw, tmp_path):
+    launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
+    assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["max_model_len"] == 7
+
+
+def test_an_argument_that_cannot_be_compared_loses_no_change(tmp_path):
+    code = (
+        "import fake_vllm; fake_vllm.install(); from oomguard.engines.vllm.plugin import register; register()\n"
+        "class Odd:\n    def __ne__(self, other): raise RuntimeError\n"
+        "args = fake_vllm.EngineArgs(enforce_eager=Odd()); print(args.create_engine_config()['max_model_len'])"
+    )
+    launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
+    path = os.pathsep.join([str(FAKE.parent), str(FAKE.parents[3])])
+    env = {**os.environ, **launch.env, "PYTHONPATH": path}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["7"]
 
 
 def test_lines_that_are_none_are_left_out(tmp_path):

@@ -1,34 +1,41 @@
-"""The commands that a run shows to be pasted: the user's own with values changed, and its secrets masked."""
+"""The commands to paste after a failure: the user's own, with each solved patch and alternative applied."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
+from oomguard.engines.started import StartedEngine, changes_with
 from oomguard.facts import FactValue
 from oomguard.incident import Incident
 from oomguard.remedy.policy import is_out_of_question
 from oomguard.report.mask import mask_command
 
 
-def to_paste(engine: Launcher, launch: Launch, settings: Mapping[str, FactValue]) -> str:
+def to_paste(launch: Launch, engine: Launcher, settings: Mapping[str, FactValue]) -> str:
     """Return a launch with these settings as a line to read and paste, without what only this run needs."""
     return engine.shown(replace(launch, argv=tuple(mask_command(launch.argv)), env={}), settings)
 
 
 def commands_to_paste(
-    engine: Launcher, launch: Launch, settings: Mapping[str, FactValue], incident: Incident
+    launch: Launch,
+    engine: Launcher,
+    changed: Mapping[str, FactValue],
+    incident: Incident,
+    started: Sequence[StartedEngine],
 ) -> dict[str, str]:
-    """Return the full command with each solved patch and alternative applied, by setting.
+    """Return the full command with each solved patch and alternative applied, its secrets masked.
 
     Args:
-        engine: what carries settings into the command.
         launch: the command as the user gave it.
-        settings: the values changed so far.
-        incident: the failure with its plan and alternatives.
+        engine: how it is started.
+        changed: what was changed so far.
+        incident: the failure, planned for; what is pinned in it is no command.
+        started: the engines that the command started, as far as they were told.
     """
+    first = replace(launch, argv=tuple(mask_command(launch.argv)), env={})
     solved = {patch.setting: patch.new for patch in incident.plan if not is_out_of_question(patch)}
     solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
     groups = {
@@ -40,5 +47,7 @@ def commands_to_paste(
     for key, value in solved.items():
         name = key.removeprefix("alternative:")
         if value is not None and engine.carries(name):
-            commands[key] = to_paste(engine, launch, {**settings, **groups.get(key, {}), name: value})
+            new = {**groups.get(key, {}), name: value}
+            meant = replace(first, engine_changes=changes_with(first.engine_changes, incident, started, new))
+            commands[key] = engine.shown(meant, {**changed, **new})
     return commands

@@ -1,0 +1,37 @@
+"""What is known of an engine that has no module ``insight``: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from oomguard.engines.command import Launch
+from oomguard.engines.started import StartedEngine
+from oomguard.facts import Fact, FactValue
+from oomguard.incident import SettingInForce
+from oomguard.remedy.policy import Need
+
+
+def watched(launch: Launch, _session: Path) -> Launch:
+    """Return the launch as it is."""
+    return launch
+
+
+def started(_launch: Launch) -> tuple[StartedEngine, ...]:
+    """Return none."""
+    return ()
+
+
+def beaten_by(_launch: Launch, _name: str, _facts: Mapping[str, Fact]) -> SettingInForce | None:
+    """Return None."""
+    return None
+
+
+def asked_length(_launch: Launch) -> Mapping[str, Need]:
+    """Return none."""
+    return {}
+
+
+def refused_length(_text: str, _settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
+    """Return none."""
+    return {}

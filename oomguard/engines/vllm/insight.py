@@ -1,0 +1,64 @@
+"""What is known of vLLM engines beyond their command: what their programs gave them, what beats a change, how long requests are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from oomguard.engines.command import Launch
+from oomguard.engines.started import StartedEngine
+from oomguard.engines.vllm import lengths, plugin
+from oomguard.engines.vllm.environment import set_by_variable
+from oomguard.engines.vllm.own_command import own_command
+from oomguard.engines.vllm.told import arguments_told, told_engines
+from oomguard.facts import Fact, FactValue
+from oomguard.incident import SettingInForce
+from oomguard.remedy.policy import Need
+
+_ACKNOWLEDGED: Final = "acknowledged.jsonl"
+_ATTEMPT: Final = "attempt-"
+
+
+def watched(launch: Launch, session: Path) -> Launch:
+    """Return the launch with what makes a plugin that is installed tell the arguments of the engines that a program starts.
+
+    Nothing else is changed: where the program's Python has no oomguard nobody tells. The engine's own commands tell by themselves.
+    """
+    if own_command(launch.argv) is not None:
+        return launch
+    told = str(_begin_attempt(session) / _ACKNOWLEDGED)
+    return replace(launch, env={**launch.env, plugin.REPORT: json.dumps(arguments_told()), plugin.ACKNOWLEDGE: told})
+
+
+def started(launch: Launch) -> tuple[StartedEngine, ...]:
+    """Return the engines that the launch's program started, as far as the plugin told them."""
+    told = launch.env.get(plugin.ACKNOWLEDGE)
+    return () if told is None else told_engines(Path(told))
+
+
+def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
+    """Return the variable of the environment that sets a setting over flag and argument, as a setting in force; None without one."""
+    return set_by_variable(launch, name, facts, os.environ)
+
+
+def asked_length(launch: Launch) -> Mapping[str, Need]:
+    """Return the least length of a request that the command itself asks for, by the setting that limits it."""
+    return lengths.asked_length(launch)
+
+
+def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
+    """Return the length that the engine refused under one of these settings, by setting; empty where it refused none."""
+    return lengths.refused_length(text, settings)
+
+
+def _begin_attempt(session: Path) -> Path:
+    """Make the folder of the attempt that begins, and end those before it: what they left running is changed no more."""
+    for ended in session.glob(f"{_ATTEMPT}*"):
+        shutil.rmtree(ended, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_ATTEMPT, dir=session))
