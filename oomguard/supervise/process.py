@@ -101,6 +101,8 @@ def _run(
             signals.watcher.kill()
 
         tee.pump(lambda: process.poll() is not None, check_grace, lambda: signals.stopped_by is not None)
+        if terminal is not None:
+            terminal.give_back()  # before anything of ours is printed
         if tee.lost_bytes:
             lost = {f"descriptor_{number}": count for number, count in tee.lost_bytes.items()}
             get_logger().warning("a full disk did not take all of the output", **lost)
