@@ -106,6 +106,8 @@ def _run(
             signals.watcher.kill()
 
         tee.pump(lambda: process.poll() is not None, check_grace, lambda: signals.stopped_by is not None)
+        if terminal is not None:
+            terminal.give_back()  # before anything of ours is printed
         if tee.lost_bytes:
             for number, count in tee.lost_bytes.items():
                 name = "standard output" if number == 1 else "standard error"

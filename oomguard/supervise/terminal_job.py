@@ -90,7 +90,7 @@ class TerminalJob:
     def tick(self) -> None:
         """Do what the command, the shell or the user has made due."""
         own = self._own
-        if own is None or self._watcher.exit_status(0) is not None:
+        if own is None or self._tee is None or self._watcher.exit_status(0) is not None:
             return
         self._stopped = self._watcher.stopped_by() or self._stopped
         in_front = own.is_foreground()

@@ -121,6 +121,14 @@ def test_a_failure_of_our_own_leaves_the_terminal_as_it_was(tmp_path):
         assert terminal.modes == before
 
 
+def test_what_is_told_of_a_run_comes_when_the_terminal_is_back():
+    command = [*RUN, "--", "sh", "-c", "echo lost; echo shown >&2"]
+    shown = transcript(["sh", "-c", 'exec "$@" >/dev/full', "sh", *command])
+    assert b"shown\r\n" in shown
+    assert b"full" in shown
+    assert shown.count(b"\n") == shown.count(b"\r\n")
+
+
 def test_a_terminal_that_goes_away_is_one_hangup(tmp_path):
     """All of the job has it, not its first process alone."""
     notes = tmp_path / "notes"
