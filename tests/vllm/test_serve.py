@@ -71,15 +71,16 @@ def test_the_childs_cause_is_shown_once(refused):
 def test_each_command_that_would_work_is_given(refused):
     text = " ".join(line.strip("│ ") for line in refused.stderr.splitlines())
     assert "vllm serve ./tiny --max-model-len 1792 --kv-cache-memory-bytes 1000000" in text
-    assert "--max-model-len 32768 --kv-cache-memory-bytes 18285715" in text
+    assert "--max-model-len 32768 --kv-cache-memory-bytes 16842752" in text
     assert "you set it: --allow reduces-capacity permits it" in text
 
 
 def test_the_given_values_do_start_the_real_engine_and_the_failing_ones_do_not(folder, vllm_env, refused):
     settings = [
         {"max_model_len": 1792, "kv_cache_memory_bytes": 1000000},
-        {"max_model_len": 32768, "kv_cache_memory_bytes": 18285715},
+        {"max_model_len": 32768, "kv_cache_memory_bytes": 16842752},
         {"max_model_len": 1920, "kv_cache_memory_bytes": 1000000},
+        {"max_model_len": 32768, "kv_cache_memory_bytes": 16842751},
     ]
     ran = subprocess.run(
         ["python", "feasible.py", *map(json.dumps, settings)],
@@ -91,7 +92,7 @@ def test_the_given_values_do_start_the_real_engine_and_the_failing_ones_do_not(f
         check=True,
     )
     answers = [json.loads(line.split(" ", 1)[1]) for line in ran.stdout.splitlines() if line.startswith("STARTS")]
-    assert [answer["starts"] for answer in answers] == [True, True, False]
+    assert [answer["starts"] for answer in answers] == [True, True, False, False]
 
 
 def test_with_permission_the_length_is_solved_and_the_server_answers_until_term(folder, vllm_env, tmp_path):
