@@ -40,11 +40,17 @@ def read_echo(text: str) -> Echo | None:
     body = text[start + len(ECHO_ANCHOR) - 1 :]
     end = _closing_brace(body)
     entries = _ENTRY.findall(body[:end] if end else body)
-    found = {name: SettingInForce(name, _literal(raw), True, "printed") for name, raw in entries}
+    values = {name: _literal(raw) for name, raw in entries}
+    found = {name: SettingInForce(name, _own_choice(name, value), True, "printed") for name, value in values.items()}
     if limits := _LIMITS.search(body[:end] if end else body):
         name = "limit_mm_per_prompt"
         found[name] = SettingInForce(name, limits.group(1).replace("'", '"'), True, "printed")
     return Echo(found, end is not None)
+
+
+def _own_choice(name: str, value: FactValue | None) -> FactValue | None:
+    """Return a value, None for one below zero of a known number: by it the engine is told to find the value itself."""
+    return None if name in SETTINGS and isinstance(value, (int, float)) and value < 0 else value
 
 
 def _closing_brace(body: str) -> int | None:

@@ -18,6 +18,8 @@ from oomguard.settings import SETTING_FACTS, SETTINGS
 
 # Facts in which a failure prints what was asked for, where it is not the setting's own.
 _REQUESTS: Final = {"kv_cache_memory_bytes": "kv_cache_requested_bytes"}
+# The source of a value that the engine itself tells once it has made its configuration.
+IN_EFFECT: Final = "in effect"
 _SMALLEST: Final = 1e-9
 
 
@@ -43,21 +45,33 @@ def as_it_ran(
         changed: all that was changed so far; for every engine, where it is not known for which.
     """
     patched = _with_patched(incident, first, engine.settings_in_force(first), changed) if changed else incident
-    found = {
-        name: over
-        for name in SETTINGS
-        if (over := insight_of(engine).beaten_by(launch, name, incident.facts)) is not None
-    }
-    if not found:
-        return patched
+    insight = insight_of(engine)
+    told = failed_engine(incident, insight.started(launch))
+    found = {} if told is None else _contradicted(patched.settings, told.in_effect)
+    found |= {name: over for name in SETTINGS if (over := insight.beaten_by(launch, name, incident.facts)) is not None}
     facts = dict(patched.facts)
     for name, over in found.items():
-        asked = f"{name}_set"
-        if over.value is not None and name in SETTING_FACTS:
-            facts[SETTING_FACTS[name]] = Fact(SETTING_FACTS[name], over.value, over.source)
+        fact, asked = SETTING_FACTS.get(name), f"{name}_set"
+        if fact is not None and over.value is not None and not _is_of_a_line(facts.get(fact)):
+            facts[fact] = Fact(fact, over.value, over.source)
         if asked in REGISTRY:
             facts[asked] = Fact(asked, True, over.source)
-    return replace(patched, settings={**patched.settings, **found}, facts=facts)
+    return replace(patched, settings={**patched.settings, **found}, facts=facts) if found else patched
+
+
+def _contradicted(
+    settings: Mapping[str, SettingInForce], in_effect: Mapping[str, FactValue]
+) -> dict[str, SettingInForce]:
+    """Return the numbers for which the engine goes on with another one than it was given, and limits that nobody listed."""
+    found = {}
+    for name, value in in_effect.items():
+        if isinstance(value, (bool, str)):  # one thing may have two names: awq, awq_marlin
+            continue
+        given = settings.get(name)
+        differs = given is not None and given.source != "patched" and given.value not in {None, value}
+        if differs or (given is None and name in SETTINGS and SETTINGS[name].hard_limit):
+            found[name] = SettingInForce(name, value, True, IN_EFFECT)
+    return found
 
 
 def _with_patched(

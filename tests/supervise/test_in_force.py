@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ import pytest
 from oomguard.engines.command import Launch
 from oomguard.engines.started import EngineChange, StartedEngine, changes_with, failed_engine
 from oomguard.engines.vllm import launch as vllm
+from oomguard.engines.vllm import plugin
 from oomguard.facts import GIB, Fact
-from oomguard.incident import Attempt, Effect, Incident, Patch
+from oomguard.incident import Attempt, Effect, Incident, Patch, SettingInForce
 from oomguard.supervise.in_force import as_it_ran, given_settings, unheeded
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -113,6 +116,27 @@ def test_a_byte_count_in_the_environment_is_the_setting_in_force(monkeypatch):
         f"{SPACE}=1",
     )
     assert ran.facts["kv_cache_memory_bytes_set"].value is True
+
+
+def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):
+    told = tmp_path / "told.jsonl"
+    rows = [
+        {"arguments": {"kv_cache_memory_bytes": 5}},
+        {"config": {"kv_cache_memory_bytes": GIB, "max_num_seqs": 128}},
+    ]
+    told.write_text("\n".join(json.dumps({"pid": 1, "order": 1, "model": "m", **row}) for row in rows))
+    launch = Launch(("python", "s.py"), {plugin.ACKNOWLEDGE: str(told)})
+    given = incident()
+    given = replace(
+        given, settings={"kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", 5, True, "printed")}
+    )
+    ran = as_it_ran(given, engine=vllm, first=SCRIPT, launch=launch, changed={})
+    assert (ran.settings["kv_cache_memory_bytes"].value, ran.settings["kv_cache_memory_bytes"].source) == (
+        GIB,
+        "in effect",
+    )
+    assert ran.facts["kv_cache_memory_bytes"].value == GIB
+    assert "max_num_seqs" not in ran.settings
 
 
 def test_a_change_of_another_engine_is_not_in_force_for_this_one():

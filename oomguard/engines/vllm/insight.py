@@ -28,10 +28,16 @@ _ATTEMPT: Final = "attempt-"
 def watched(launch: Launch, session: Path) -> Launch:
     """Return the launch with what makes a plugin that is installed tell the arguments of the engines that a program starts.
 
-    Nothing else is changed: where the program's Python has no oomguard nobody tells. The engine's own commands tell by themselves.
+    Nothing else is changed: where the program's Python has no oomguard nobody tells. The engine's own commands tell by themselves, and
+    inside another run the outer one is told.
     """
-    if own_command(launch.argv) is not None:
+    if own_command(launch.argv) is not None or plugin.ACKNOWLEDGE in os.environ:
         return launch
+    return telling(launch, session)
+
+
+def telling(launch: Launch, session: Path) -> Launch:
+    """Return the launch of a new attempt, whose engines the plugin tells."""
     told = str(_begin_attempt(session) / _ACKNOWLEDGED)
     return replace(launch, env={**launch.env, plugin.REPORT: json.dumps(arguments_told()), plugin.ACKNOWLEDGE: told})
 

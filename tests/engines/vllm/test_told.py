@@ -75,6 +75,12 @@ def test_the_engine_s_own_command_is_not_watched(tmp_path):
     assert insight.watched(launch, tmp_path) is launch
 
 
+def test_inside_another_run_the_outer_one_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv(plugin.ACKNOWLEDGE, str(tmp_path / "outer.jsonl"))
+    launch = Launch(("python", "s.py"))
+    assert insight.watched(launch, tmp_path) is launch
+
+
 def test_one_of_two_engines_of_one_model_is_told_apart_by_its_order(tmp_path):
     first = Launch(
         ("python", "s.py"), engine_models=("a",), engine_changes=(EngineChange("a", 2, {"max_model_len": 7}),)
