@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -88,6 +89,14 @@ def test_a_limit_that_no_figure_shows_is_not_taken_for_room(failed, free_host):
     free_host(200 * GIB)
     found = planned(failed(8190 * VOCAB * 2, user={"kv_cache_memory_bytes": GIB}))
     assert value(found, "max_num_batched_tokens") == 1024
+
+
+def test_what_was_solved_once_and_failed_again_is_not_cut_by_a_little(failed, free_host):
+    free_host(10 * GIB)
+    incident = failed(4000 * VOCAB * 4, user={"max_num_batched_tokens": 4160, "kv_cache_memory_bytes": GIB})
+    patched = SettingInForce("max_num_batched_tokens", 4160, False, "patched")
+    again = replace(incident, settings={**incident.settings, patched.name: patched})
+    assert value(planned(again), "max_num_batched_tokens") == 512
 
 
 def test_a_step_is_not_made_smaller_than_the_rows(failed, monkeypatch):
