@@ -133,7 +133,10 @@ def test_a_table_of_all_requests_is_solved_by_fewer_of_them(failed, free_host):
     assert (found.causes[0].id, found.causes[0].rule) == ("batch_too_large", "OG341")
     # 1 GiB in blocks of 128 tokens of 512 bytes, one of them the engine's own: each request takes one at least.
     assert value(found, "max_num_seqs") == GIB // (128 * 2 * 2 * 2 * 32 * 2) - 1
-    blocked = planned(incident)
+    left_alone = {name: one for name, one in incident.settings.items() if name != "max_model_len"}
+    length = Fact("max_model_len_tokens", 32768)
+    blocked = planned(replace(incident, settings=left_alone, facts={**incident.facts, length.name: length}))
+    assert "max_model_len" in {other.setting for other in blocked.alternatives}  # no shorter requests for idle rows
     assert all(not patch.applicable for patch in blocked.plan)  # the user set it, and it reduces the capacity
 
 
