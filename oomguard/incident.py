@@ -42,6 +42,8 @@ CAUSES: Final = (
     "native_crash",
     "unknown",
 )
+# The source of a setting that an earlier attempt changed.
+PATCHED: Final = "patched"
 PHASES: Final = (
     "load_weights",
     "profile_run",

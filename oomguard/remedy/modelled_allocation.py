@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oomguard.facts import GIB, format_gib
-from oomguard.incident import Alternative, Effect, Incident, Patch
+from oomguard.incident import PATCHED, Alternative, Effect, Incident, Patch
 from oomguard.memory.vllm.activations import peak_activation
 from oomguard.memory.vllm.exact_kv import exact_kv
 from oomguard.memory.vllm.failed_allocation import FailedAllocation
@@ -48,7 +48,9 @@ class AllocationModel:
         if lever is None or isinstance(value, (str, bool)) or value is None or value <= lever["least"]:
             return None
         now_value, room = int(value), self._room(incident)
-        if room is None or room >= self._need(setting, now_value):  # a limit that no figure shows refused it
+        # A limit that no figure shows refused it, now or after it was solved once.
+        solved = now is not None and now[1] == PATCHED
+        if room is None or solved or room >= self._need(setting, now_value):
             return self._without_room(setting, now_value, lever, incident)
         fits = self._largest(setting, now_value, lever, room)
         useful = self._useful(setting, incident)

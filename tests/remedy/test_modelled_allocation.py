@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -90,6 +91,14 @@ def test_a_limit_that_no_figure_shows_is_not_taken_for_room(failed, free_host):
     assert value(found, "max_num_batched_tokens") == 1024
 
 
+def test_what_was_solved_once_and_failed_again_is_not_cut_by_a_little(failed, free_host):
+    free_host(10 * GIB)
+    incident = failed(4000 * VOCAB * 4, user={"max_num_batched_tokens": 4160, "kv_cache_memory_bytes": GIB})
+    patched = SettingInForce("max_num_batched_tokens", 4160, False, "patched")
+    again = replace(incident, settings={**incident.settings, patched.name: patched})
+    assert value(planned(again), "max_num_batched_tokens") == 512
+
+
 def test_a_step_is_not_made_smaller_than_the_rows(failed, monkeypatch):
     monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
     found = planned(failed(8190 * VOCAB * 2, user={"max_num_seqs": 2048}))
@@ -124,7 +133,10 @@ def test_a_table_of_all_requests_is_solved_by_fewer_of_them(failed, free_host):
     assert (found.causes[0].id, found.causes[0].rule) == ("batch_too_large", "OG341")
     # 1 GiB in blocks of 128 tokens of 512 bytes, one of them the engine's own: each request takes one at least.
     assert value(found, "max_num_seqs") == GIB // (128 * 2 * 2 * 2 * 32 * 2) - 1
-    blocked = planned(incident)
+    left_alone = {name: one for name, one in incident.settings.items() if name != "max_model_len"}
+    length = Fact("max_model_len_tokens", 32768)
+    blocked = planned(replace(incident, settings=left_alone, facts={**incident.facts, length.name: length}))
+    assert "max_model_len" in {other.setting for other in blocked.alternatives}  # no shorter requests for idle rows
     assert all(not patch.applicable for patch in blocked.plan)  # the user set it, and it reduces the capacity
 
 

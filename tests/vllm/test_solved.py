@@ -45,16 +45,8 @@ LIMIT_KIB = 7_000_000
 def test_the_full_length_is_kept(tmp_path, model, flags, changed):
     (tmp_path / "config.json").write_text(json.dumps(MODELS[model]))
     command = [str(vllm_configs.PYTHON), str(vllm_configs.START), "--model", str(tmp_path), *flags]
-    journal = tmp_path / "journal.sqlite3"
-    ran = subprocess.run(
-        ["oomguard", "run", "--journal", str(journal), "--", *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    ran, records = vllm_configs.with_oomguard(command, tmp_path / "journal.sqlite3")
     assert "STARTED" in ran.stdout, ran.stderr
-    records = Journal(journal).records()
     assert len(records) == 2
     assert dict(records[-1].settings) == changed
 
