@@ -16,6 +16,7 @@ from oomguard.supervise.process import become_subreaper
 from oomguard.supervise.relaunch import Supervision
 from oomguard.supervise.signals import Signals
 from support.figure import conclude
+from support.supervising import wait_for
 
 SCRIPT = Path(__file__)
 # Leaves an orphan in a session of its own, and a zombie.
@@ -61,6 +62,7 @@ def measured(count: int) -> dict[str, int]:
         if number == 0:  # what is loaded once is open from here on
             before = (before[0], descriptors(), *before[2:])
     took_s = time.perf_counter() - began
+    wait_for(lambda: threading.active_count() <= before[2], limit_s=5)  # a last look at open files may be under way
     now = (children(), descriptors(), threading.active_count(), folders())
     kinds = ("processes", "descriptors", "threads", "folders")
     print(f"{count} runs, {took_s / count * 1000:.0f} ms each", file=sys.stderr)

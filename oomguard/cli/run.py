@@ -170,7 +170,7 @@ def command(
         tell_configuration(ctx, get_logger().warning, get_logger().debug)
         outer = outer_run()
         if outer is not None:
-            get_logger().info("the outer run changes and runs again", outer_pid=outer)
+            get_logger().debug("the outer run changes and runs again", outer_pid=outer)
         relaunches = max_relaunches if outer is None else 0
         limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
         policy = read_policy(allow, pinned, floors, **limits)
@@ -198,6 +198,8 @@ def command(
         if report is not None:
             _write_report(Path(report), outcome)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
+    if signals.was_typed and outcome.status == 128 + signal.SIGINT:
+        os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
     return outcome.status
 
 

@@ -112,6 +112,9 @@ def _word(text: str, start: int) -> ShellWord:
         elif text[at] == "\\" and at + 1 < len(text):
             parts.append("" if text[at + 1] == "\n" else text[at + 1])
             at += 2
+        elif text[at] == "\\":  # the last character stands for itself
+            parts.append(text[at])
+            at += 1
         elif expanded := _EXPANDED.match(text, at):
             at, expands = expanded.end(), True
         elif text[at] in "()`$" or (text[at] == "#" and at == start):

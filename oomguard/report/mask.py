@@ -15,6 +15,7 @@ from oomguard.report.values import ValueSpan, value_at
 
 HOME: Final = "~"
 _MASKING: Final[ContextVar[bool]] = ContextVar("oomguard_masking", default=True)
+_KEEPS_HOMES: Final[ContextVar[bool]] = ContextVar("oomguard_keeps_homes", default=False)
 _MAX_PASSES: Final = 8
 _NO_TEXT: Final = frozenset({"none", "null", "true", "false"})
 _HEADERS: Final = re.compile(r"(?i)(?:authorization|proxy-authorization|cookie|set-cookie)\Z")
@@ -64,16 +65,25 @@ def mask(text: str) -> str:
     return text
 
 
-def mask_command(argv: Sequence[str]) -> list[str]:
-    """Return a command with its secrets and prompts replaced by ``***`` and home folders by ``~``."""
+def mask_command(argv: Sequence[str], *, keep_homes: bool = False) -> list[str]:
+    """Return a command with its secrets and prompts replaced by ``***`` and home folders by ``~``.
+
+    Args:
+        argv: the command.
+        keep_homes: leave home folders, so that the command can be pasted into the user's own terminal.
+    """
     if not _MASKING.get():
         return list(argv)
     words = list(argv)
-    for _ in range(_MAX_PASSES):
-        hidden = _pass_words(words)
-        if hidden == words:
-            break
-        words = hidden
+    token = _KEEPS_HOMES.set(keep_homes)
+    try:
+        for _ in range(_MAX_PASSES):
+            hidden = _pass_words(words)
+            if hidden == words:
+                break
+            words = hidden
+    finally:
+        _KEEPS_HOMES.reset(token)
     return words
 
 
@@ -118,7 +128,7 @@ def _pass_words(words: Sequence[str]) -> list[str]:
 
 def _pass(text: str) -> str:
     text = _mask_fields(hide_in_text(hide_shapes(text)))
-    for pattern in _HOMES:
+    for pattern in () if _KEEPS_HOMES.get() else _HOMES:
         text = pattern.sub(HOME, text)
     return text
 

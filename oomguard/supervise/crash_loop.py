@@ -56,7 +56,8 @@ class CrashLoop:
             began_s: when it began.
             took_effect: whether what it changed reached the engine.
         """
-        assert attempt.incident is not None  # noqa: S101 - it failed
+        if attempt.incident is None:  # a request refused by our own change: no failure of memory, and it is taken back
+            return
         failure = Failure(attempt.incident, attempt.patches, began_s, began_s + attempt.seconds)
         goes_on = bool(self._alike) and took_effect and failure.cause == self._alike[-1].cause
         kept = self._alike if goes_on and failure.seconds < QUICK_S else []

@@ -16,7 +16,7 @@ from oomguard.report.mask import mask_command
 
 def to_paste(launch: Launch, engine: Launcher, settings: Mapping[str, FactValue]) -> str:
     """Return a launch with these settings as a line to read and paste, without what only this run needs."""
-    return engine.shown(replace(launch, argv=tuple(mask_command(launch.argv)), env={}), settings)
+    return engine.shown(replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={}), settings)
 
 
 def commands_to_paste(
@@ -35,7 +35,7 @@ def commands_to_paste(
         incident: the failure, planned for; what is pinned in it is no command.
         started: the engines that the command started, as far as they were told.
     """
-    first = replace(launch, argv=tuple(mask_command(launch.argv)), env={})
+    first = replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={})
     solved = {patch.setting: patch.new for patch in incident.plan if not is_out_of_question(patch)}
     solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
     groups = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import struct
 import termios
 import threading
@@ -41,6 +42,12 @@ class PseudoTerminal:
     def modes(self) -> Modes | None:
         """The modes that the command sees, and may have set."""
         return read_modes(self.ours)
+
+    def has_output(self) -> bool:
+        """Return whether something was printed that nobody has read."""
+        poll = select.poll()
+        poll.register(self.ours, select.POLLIN)
+        return any(events & select.POLLIN for _, events in poll.poll(0))
 
     def begin_as(self, modes: Modes) -> None:
         """Set the modes, unless the command has set its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -9,7 +10,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from oomguard.supervise.signal_sets import IGNORED_BY_PYTHON, STOPS, handed_on, ignored
+from oomguard.supervise.signal_sets import IGNORED_BY_PYTHON, SI_KERNEL, STOPS, handed_on, ignored
 from oomguard.supervise.terminal_job import TerminalJob
 from oomguard.supervise.watcher import Watcher
 from oomguard.supervise.watcher_process import Before
@@ -33,6 +34,7 @@ class Signals:
         stopped_at_s: when it came, on the monotonic clock; None where its user then went on with the command.
         count: signals that asked to stop.
         stopped_between_runs: whether it came while no command was there to end of it.
+        was_typed: whether a stop came from a key of the terminal.
         watcher: starts the command, and ends it where oomguard is killed; there while entered.
     """
 
@@ -43,6 +45,7 @@ class Signals:
         self.stopped_at_s: float | None = None
         self.count = 0
         self.stopped_between_runs = False
+        self.was_typed = False
         self._closed = closed
         self._runs = False
         self._terminal: TerminalJob | None = None
@@ -89,8 +92,11 @@ class Signals:
             self._runs, self._terminal = False, None
 
     def typed(self, number: int) -> None:
-        """Note a stop that the command had at a key of its own terminal."""
+        """Note a stop that the command had at a key of its own terminal; the others of our job have it too."""
         with self._lock:
+            self.was_typed = True
+            with contextlib.suppress(OSError):
+                os.killpg(os.getpgrp(), number)
             self._stop(number)
             if self._runs and self._grace_s == 0:
                 self.watcher.kill()
@@ -129,6 +135,10 @@ class Signals:
     def _received(self, number: int, code: int | None, sender: int | None) -> None:
         if number == signal.SIGCONT and sender == self.watcher.pid:
             return  # the command goes on already; this one was for us
+        if number in STOPS and sender == os.getpid():
+            return  # our own share of a key that was typed
+        if number in STOPS and code == SI_KERNEL:
+            self.was_typed = True
         with self._lock:
             if self._terminal is not None and self._terminal.received(number, code, sender):
                 return

@@ -119,6 +119,10 @@ class Tee:
     def _open(self) -> list[_Stream]:
         return [key.data for key in list(self._selector.get_map().values()) if isinstance(key.data, _Stream)]
 
+    def has_pending(self) -> bool:
+        """Return whether something was read that a slow reader has not taken yet."""
+        return any(stream.pending for stream in self._open())
+
     def _owes(self) -> bool:
         """Whether bytes that the child printed still wait for their reader."""
         return any(stream.pending or stream.owed_bytes > 0 for stream in self._open())

@@ -10,6 +10,7 @@ import os
 import selectors
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -23,6 +24,8 @@ from oomguard.supervise.watcher import Watcher
 from oomguard.supervise.watcher_terminal import Given
 
 _TYPED_BYTES: Final = 4096
+# What was printed before a stop is shown first, for so long at most.
+_SHOW_S: Final = 1.0
 # The command wants the terminal and is not in its foreground.
 _WANTS_IT: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
 
@@ -51,6 +54,7 @@ class TerminalJob:
         self._holds = False
         self._wants = shown.in_front
         self._stopped: int | None = None
+        self._stopped_s = 0.0
         self._stops_itself = False
         self._own_share = threading.Event()
         self._was_continued = False
@@ -92,10 +96,13 @@ class TerminalJob:
         own = self._own
         if own is None or self._tee is None or self._watcher.exit_status(0) is not None:
             return
-        self._stopped = self._watcher.stopped_by() or self._stopped
+        if (stopped := self._watcher.stopped_by()) is not None:
+            self._stopped, self._stopped_s = stopped, time.monotonic()
         in_front = own.is_foreground()
         if self._stopped is not None:
-            self._follow(own, self._stopped, in_front=in_front)
+            is_shown = not (self._pseudo.has_output() or self._tee.has_pending())
+            if is_shown or time.monotonic() - self._stopped_s > _SHOW_S:
+                self._follow(own, self._stopped, in_front=in_front)
         elif self._holds and not in_front:
             self._let_go()
             self._watcher.go_on(in_front=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import shlex
@@ -114,7 +115,8 @@ def test_ctrl_c_ends_all_processes_at_once_without_a_traceback(long_log, jobs):
         else:
             reader_of(long_log, watched)
         for each in [watched, *watched.children(recursive=True)]:  # as a terminal does
-            each.send_signal(signal.SIGINT)
+            with contextlib.suppress(psutil.NoSuchProcess):  # the first signal may have ended the others
+                each.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()

@@ -308,3 +308,9 @@ def test_a_long_line_takes_no_long_time(piece):
     mask(piece * (6000 // len(piece)))
 
     assert time.process_time() - began < 2
+
+
+def test_a_command_to_paste_keeps_its_home_folders_and_no_secret():
+    command = ["python", "/home/alice/job.py", "--api-key", "sk-abcdefghijklmnopqrstuvwx"]
+    assert mask_command(command, keep_homes=True) == ["python", "/home/alice/job.py", "--api-key", "***"]
+    assert mask_command(command)[1] == "~/job.py"

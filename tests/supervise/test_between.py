@@ -211,7 +211,7 @@ def test_the_socket_of_another_server_stays_and_ends_the_run(tmp_path, engine, u
 def test_the_inner_of_two_runs_waits_for_nothing_and_leaves_the_port_to_the_outer_one(tmp_path, engine):
     port = int(engine[-1])
     with socket.socket() as held:
-        words = [*RUN, *OPTIONS, "--", *engine]
+        words = [*RUN, "-v", *OPTIONS, "--", *engine]
         status, errors = held_while_it_fails(tmp_path, words, held, ("127.0.0.1", port))
     assert status == 1
     assert event(errors, "the outer run changes and runs again")["outer_pid"]

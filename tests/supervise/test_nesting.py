@@ -17,7 +17,7 @@ OURS = (sys.executable, "-m", "oomguard", "run")
 
 def test_the_inner_run_leaves_the_ladder_to_the_outer_one(tmp_path):
     count = tmp_path / "count.log"
-    command = [*OURS, "--", *OURS, "--", sys.executable, str(ENGINE), "--count", str(count)]
+    command = [*OURS, "--", *OURS, "-v", "--", sys.executable, str(ENGINE), "--count", str(count)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert ran.returncode == 0, ran.stderr

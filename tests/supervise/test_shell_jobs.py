@@ -120,7 +120,8 @@ def test_a_stopped_command_that_is_killed_ends_the_job(by):
 def test_a_command_that_stops_itself_gives_the_shell_its_terminal(by):
     """As nano does, by STOP to its group; no key of a raw terminal could continue it."""
     code = (
-        "import os, signal, sys\nos.kill(0, signal.SIGSTOP)\nprint('GOES ON', sys.stdin.readline().strip(), flush=True)"
+        "import os, signal, sys\nos.kill(0, signal.SIGSTOP)\nprint('AGAIN', flush=True)\n"
+        "print('GOES ON', sys.stdin.readline().strip(), flush=True)"
     )
     with bash() as terminal:
         before = modes(terminal)
@@ -129,6 +130,7 @@ def test_a_command_that_stops_itself_gives_the_shell_its_terminal(by):
         terminal.until(b"PROMPT> ")
         assert modes(terminal) == before
         begin(terminal, "fg")
+        terminal.until(b"AGAIN")
         terminal.type(b"x\r")
         terminal.until(b"GOES ON x")
 
@@ -278,7 +280,7 @@ def test_others_of_a_pipeline_print_as_always_while_the_command_asks(by):
             terminal.until(rb"name\? ")
             time.sleep(0.3)  # what is typed before the command asks is shown once more
             terminal.type(name + b"\r")
-            terminal.until(name + b"\r\n" + name + b" answered\r\n")
+            terminal.until(name + b" answered\r\n")
         terminal.until(b"done\r\n.*PROMPT> ")
         assert modes(terminal) == before
 
@@ -346,3 +348,24 @@ def test_a_stop_of_oomguard_by_a_debugger_and_fg():
         terminal.type(b"\x04")
         terminal.until(b"PROMPT> ")
         assert modes(terminal) == before
+
+
+@pytest.mark.parametrize("by", ["bare", "run"])
+def test_ctrl_c_ends_a_loop_around_it(by):
+    with bash() as terminal:
+        begin(terminal, f"for n in 1 2 3; do {'' if by == 'bare' else 'run '}{py(ANSWERS)}; done")
+        terminal.until(b"READY")
+        terminal.type(b"\x03")
+        terminal.until(b"PROMPT> ")
+        assert terminal.shown.count(b"READY") == 1
+
+
+@pytest.mark.parametrize("by", ["bare", "run"])
+def test_ctrl_c_ends_a_script_around_it(by):
+    words = [*([] if by == "bare" else QUIET), PY, str(RUNS_HEX), ANSWERS.encode().hex()]
+    with bash() as terminal:
+        begin(terminal, f"bash -c {shlex.quote(shlex.join(words) + '; echo GOES-$((1 + 1))')}")
+        terminal.until(b"READY")
+        terminal.type(b"\x03")
+        terminal.until(b"PROMPT> ")
+        assert b"GOES-2" not in terminal.shown

@@ -25,8 +25,7 @@ MOMENTS_S = [number / 5 for number in range(16)]
 @pytest.mark.parametrize("moment_s", MOMENTS_S)
 def test_a_stop_at_any_moment_is_a_stop(moment_s, number, tmp_path):
     mark = f"stop-{os.getpid()}-{time.monotonic_ns()}"
-    own = ["-v", "--journal", str(tmp_path / "journal")]
-    command = [*RUN, *own, "--", sys.executable, str(ENGINE), "--mode", "wait"]
+    command = [*RUN, "--journal", str(tmp_path / "journal"), "--", sys.executable, str(ENGINE), "--mode", "wait"]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -51,7 +50,8 @@ def test_a_stop_at_any_moment_is_a_stop(moment_s, number, tmp_path):
 def test_a_stop_at_each_event_is_a_stop(event, number, tmp_path):
     """Between the attempts nothing has the last word but the stop."""
     mark = f"event-{os.getpid()}-{time.monotonic_ns()}"
-    command = [*RUN, "--journal", str(tmp_path / "journal"), "--", sys.executable, str(ENGINE), "--mode", "wait"]
+    own = ["-v", "--journal", str(tmp_path / "journal")]
+    command = [*RUN, *own, "--", sys.executable, str(ENGINE), "--mode", "wait"]
     with subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,

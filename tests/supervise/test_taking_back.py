@@ -19,9 +19,9 @@ def said(text):
 
 
 def test_a_length_that_the_command_itself_asks_for_stays(tmp_path):
-    ran = run("--input-len", "3000", "--count", str(tmp_path / "count"), options=("--allow", "reduces-capacity"))
+    ran = run("--input-len", "3000", "--count", str(tmp_path / "count.log"), options=("--allow", "reduces-capacity"))
     assert ran.returncode == 1
-    assert (tmp_path / "count").read_text().split() == ["32768"]
+    assert (tmp_path / "count.log").read_text().split() == ["32768"]
     assert "below the 3000 that the command asks for (--input-len 3000)" in said(ran.stderr)
     assert '"max_model_len": 1792' not in ran.stderr
 
@@ -31,9 +31,9 @@ def test_a_length_that_is_long_enough_for_the_command_is_lowered():
 
 
 def test_a_change_that_refused_a_request_is_taken_back_and_told(tmp_path):
-    ran = run("--mode", "prompt", "--count", str(tmp_path / "count"))
+    ran = run("--mode", "prompt", "--count", str(tmp_path / "count.log"))
     assert ran.returncode == 1
-    assert (tmp_path / "count").read_text().split() == ["32768", "1792"]
+    assert (tmp_path / "count.log").read_text().split() == ["32768", "1792"]
     assert (
         "our own change refused a request: it is taken back: setting=max_model_len changed_to=1792 needed=3001"
         in ran.stderr
