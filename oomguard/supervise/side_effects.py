@@ -135,7 +135,7 @@ class Witness:
             would = "dry run: it would not be run again" if dry_run else "not run again"
             tell(f"{would}: it would repeat from the beginning what it did", **failed)
         else:
-            begins = "dry run: it would run again from the beginning" if dry_run else "runs again from the beginning"
+            begins = "dry run: it would run again from the beginning" if dry_run else "may run again from the beginning"
             tell(f"{begins}; {self._excuse(seen)}", **failed)
         for event, fields in seen.told():
             tell(event, **fields)
