@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
 
 
 def oomguard_command() -> list[str]:

@@ -16,6 +16,11 @@ from oomguard.supervise.recording import Recording
 # An anchor that begins in one slot and ends in the next is found with so much of the one before.
 _SEAM_BYTES: Final = 4096
 _COUNTED_BYTES: Final = 1 << 16
+# Output that comes faster than this cannot be looked through in time, and looking would only slow it down: then most of the
+# time is rest. What waits when the command ends is looked through then.
+_FLOOD_BYTES_A_S: Final = 256 << 20
+_REST_RATIO: Final = 12
+_REST_S: Final = 0.05
 # The copying thread waits so long at most for one that loads the rules.
 _SWITCH_S: Final = 0.0005
 _NICE: Final = 10
@@ -65,6 +70,7 @@ class Marker:
                 if self.recording.unmarked() is None:
                     self._waiting.wait()
                 continue
+            began_s, came = time.monotonic(), self.recording.came
             parts = self.recording.read(slot)
             anchored = any(
                 finder.holds(data) or finder.holds(seams.get(stream, b"") + data[:_SEAM_BYTES])
@@ -73,6 +79,9 @@ class Marker:
             seams |= {stream: data[-_SEAM_BYTES:] for stream, data in parts.items()}
             self._also(slot.number, parts)
             self.recording.mark(slot, anchored=anchored, newlines={s: _newlines(data) for s, data in parts.items()})
+            took_s = time.monotonic() - began_s
+            if self.recording.came - came > _FLOOD_BYTES_A_S * took_s:
+                time.sleep(min(_REST_RATIO * took_s, _REST_S))
 
 
 def _newlines(data: bytes) -> int:
