@@ -1,6 +1,7 @@
 """Figure: latency of requests to the real `vllm serve` under `oomguard run`, each paired with one to the same server started bare.
 
-Both serve at once, so that a noisy machine slows both; who is asked first alternates, and each round starts both anew. The figure is
+Both serve at once, so that a noisy machine slows both, each on a core of its own; who is asked first alternates, and each round
+starts both anew, on the other's core. The figure is
 the mean logarithm of the ratios, the middle 80 % of the pairs, with a 95 % interval by bootstrap. Needs .venv-vllm.
 """
 
@@ -104,13 +105,14 @@ def main() -> None:
     environment |= {"PATH": f"{binaries}{os.pathsep}{environment['PATH']}", "HF_HUB_OFFLINE": "1"}
     prefix = [] if options.control else [*oomguard_command(), "run", "--"]
     logs: list[float] = []
-    for _ in range(options.rounds):
+    for number in range(options.rounds):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             env = {**environment, "XDG_STATE_HOME": str(folder / "state")}
+            own = [{**env, "VLLM_CPU_OMP_THREADS_BIND": str(core)} for core in ((0, 1) if number % 2 else (1, 0))]
             maker = ["python", str(ROOT / "examples" / "make_tiny_model.py"), "tiny"]
             subprocess.run(maker, cwd=folder, env=env, check=True, capture_output=True)
-            with server([], folder, "bare", env) as bare, server(prefix, folder, "under", env) as under:
+            with server([], folder, "bare", own[0]) as bare, server(prefix, folder, "under", own[1]) as under:
                 for i in range(WARM_UP + options.pairs):
                     order = (bare, under) if i % 2 else (under, bare)
                     took = {id(connection): latency_s(connection) for connection in order}
