@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.report.mask import mask_command
+from oomguard.supervise.tree import pids
 
 _PROC: Final = Path("/proc")
 _SHOWN_CHARS: Final = 120
@@ -25,10 +26,10 @@ def named(pid: int) -> str:
     return f"pid {pid} ({command if len(command) <= _SHOWN_CHARS else command[:_SHOWN_CHARS] + '…'})"
 
 
-def listed(pids: Collection[int]) -> str:
+def listed(numbers: Collection[int]) -> str:
     """Return several processes named, the first few of them."""
-    shown = [named(pid) for pid in sorted(pids)[:_SHOWN_HOLDERS]]
-    more = len(pids) - len(shown)
+    shown = [named(pid) for pid in sorted(numbers)[:_SHOWN_HOLDERS]]
+    more = len(numbers) - len(shown)
     return ", ".join([*shown, *([f"{more} more"] if more else [])])
 
 
@@ -44,7 +45,7 @@ def in_use(paths: Iterable[str]) -> set[str]:
     """Return those of some files that a process, as far as it may be read, has open or mapped."""
     wanted = set(paths)
     found = {target for _, target in _open_files() if target in wanted}
-    for pid in _pids():
+    for pid in pids():
         try:
             lines = (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -54,15 +55,8 @@ def in_use(paths: Iterable[str]) -> set[str]:
     return found
 
 
-def _pids() -> list[int]:
-    try:
-        return [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()]
-    except OSError:
-        return []
-
-
 def _open_files() -> Iterator[tuple[int, str]]:
-    for pid in _pids():
+    for pid in pids():
         try:
             for link in (_PROC / str(pid) / "fd").iterdir():
                 yield pid, str(link.readlink())

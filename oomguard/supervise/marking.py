@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import threading
 import time
@@ -11,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from oomguard.observe.anchors import Finder
+from oomguard.supervise.process_control import stand_back
 from oomguard.supervise.recording import Recording
 
 # An anchor that begins in one slot and ends in the next is found with so much of the one before.
@@ -23,7 +22,6 @@ _REST_RATIO: Final = 12
 _REST_S: Final = 0.05
 # The copying thread waits so long at most for one that loads the rules.
 _SWITCH_S: Final = 0.0005
-_NICE: Final = 10
 
 
 class Marker:
@@ -60,8 +58,7 @@ class Marker:
 
     def _run(self) -> None:
         sys.setswitchinterval(_SWITCH_S)
-        with contextlib.suppress(OSError, AttributeError):  # the command and the copying come first
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        stand_back()
         finder, seams = self._make_finder(), dict[int, bytes]()
         while not self._stopped:
             slot = self.recording.unmarked()

@@ -1,13 +1,16 @@
-"""What Linux offers a supervisor through prctl: adopting orphans, dying with the parent, a name."""
+"""What Linux offers a supervisor: adopting orphans, dying with the parent, a name, threads that stand back."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+import threading
 from typing import Any, Final
 
+_NICE: Final = 10
 # linux/prctl.h
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
@@ -29,6 +32,12 @@ def die_with_parent(parent: int) -> None:
 def set_name(name: str) -> None:
     """Set the name that ps and top show for this process."""
     _prctl(_PR_SET_NAME, name.encode())
+
+
+def stand_back() -> None:
+    """Give this thread a low priority: the command and the copying come first."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _prctl(option: int, value: int | bytes) -> bool:

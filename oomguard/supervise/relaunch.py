@@ -240,9 +240,8 @@ class Supervision:
         heeded = not self._ledger.settings or self._engine.took_effect(self.launch, folder)
         if not heeded:
             log.warning("the change did not reach the engine: no engine in the command's Python took it")
-        heeded = heeded and not (
-            not self._refused and tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
-        )
+        elif not self._refused:
+            heeded = not tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
         self._first = with_failed_engine(self._first, incident)
         commands = commands_to_paste(self._first, self._engine, self._ledger.settings, incident, started)
         self.on_failure(diagnosis, commands)

@@ -15,14 +15,18 @@ _PROC: Final = Path("/proc")
 _GONE: Final = b"ZX"  # has ended; its entry stays until its parent asks for its status
 
 
+def pids() -> list[int]:
+    """Return all processes that may be seen; empty where /proc says nothing."""
+    try:
+        return [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()]
+    except OSError:
+        return []
+
+
 def descendants(root: int) -> list[int]:
     """Return the processes below ``root`` that have not ended, in the order of the tree; empty where /proc says nothing."""
     children: dict[int, list[tuple[int, bool]]] = {}
-    try:
-        numbers = [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()]
-    except OSError:
-        return []
-    for pid in numbers:
+    for pid in pids():
         state, parent = _state(pid)
         if state:
             children.setdefault(parent, []).append((pid, state in _GONE))

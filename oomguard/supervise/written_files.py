@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from oomguard.supervise import tree
+from oomguard.supervise.process_control import stand_back
 
 # The first look is early, for commands that end soon; from then on the looks, and what wakes them, take less than one per
 # cent of a core.
 FIRST_S: Final = 0.05
 LEAST_S: Final = 0.25
 SHARE: Final = 0.008
-_NICE: Final = 10
 # The kernel stamps files by this clock, a few milliseconds behind the other: what changes from now on has no earlier stamp.
 _CLOCK_REALTIME_COARSE: Final = 5
 MOST_ENTRIES: Final = 10_000
@@ -104,8 +104,7 @@ class OpenFiles:
         return found
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # the command and the copying come first
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        stand_back()
         wait_s = FIRST_S
         while not self._stopped.wait(wait_s):
             wait_s = max(LEAST_S, self.look() / SHARE)
