@@ -14,6 +14,7 @@ EVERY = 8 if os.environ.get("CI") else 32
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "healthy_logs.py"
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(900)
 def test_what_healthy_programs_print_holds_no_incident(tmp_path):
     ran = subprocess.run(

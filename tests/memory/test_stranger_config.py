@@ -29,7 +29,12 @@ EVIL = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil.
 
 # transformers has no causal model of the second type, and asks whether the named class may run.
 @pytest.mark.parametrize(
-    ("model_type", "call"), [("llama", ()), ("vit", ()), ("vit", CALL)], ids=["known", "start", "call"]
+    ("model_type", "call"),
+    [
+        pytest.param("llama", (), marks=pytest.mark.breadth, id="known"),
+        pytest.param("vit", (), id="start"),
+        pytest.param("vit", CALL, marks=pytest.mark.breadth, id="call"),
+    ],
 )
 def test_a_class_that_a_configuration_names_is_not_loaded(model_type, call, stranger, tmp_path):
     config = {**SIZES, "model_type": model_type, "name_or_path": str(stranger.folder), "auto_map": EVIL}

@@ -161,6 +161,7 @@ def test_the_command_inherits_the_descriptors_that_were_given_to_us_and_no_other
     assert ours == bare
 
 
+@pytest.mark.breadth
 def test_30_kills_at_random_moments_leave_no_process_no_folder_and_an_intact_journal(tmp_path):
     for number in range(30):
         assert killed_round(number, tmp_path) == []

@@ -127,7 +127,8 @@ def test_the_engine_s_own_layout_is_the_closed_form_s(name, vllm_env, tmp_path):
     agrees(tmp_path, vllm_env)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(("-tp", "2"), marks=pytest.mark.breadth), ("-pp", "2")], ids=" ".join)
+@pytest.mark.breadth
+@pytest.mark.parametrize("ranks", [("-tp", "2"), ("-pp", "2")], ids=" ".join)
 def test_so_it_is_over_ranks_and_stages_with_a_draft_model(ranks, vllm_env, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MODELS["gemma-3-1b"]))
     (tmp_path / "draft").mkdir()
@@ -142,6 +143,7 @@ def test_so_it_is_where_a_hybrid_model_drafts_with_its_own_layers(vllm_env, tmp_
     agrees(tmp_path, vllm_env, "--speculative-config", MTP)
 
 
+@pytest.mark.breadth
 def test_a_length_that_does_not_fit_is_said_with_the_one_that_does(vllm_env, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**MODELS["llama-3.1-8b"], "max_position_embeddings": 262144}))
     found = planned(tmp_path, vllm_env, "--ask-engine", "--max-model-len", "262144")

@@ -9,12 +9,14 @@ import pytest
 import vllm_configs
 
 
+@pytest.mark.breadth
 @pytest.mark.usefixtures("vllm_env")
 @pytest.mark.parametrize(
     "name",
     [
         "nothing left, 4 GiB needed",
-        *(pytest.param(n, marks=pytest.mark.breadth) for n in ("hybrid of states, length", "two settings at once")),
+        "hybrid of states, length",
+        "two settings at once",
     ],
 )
 def test_one_relaunch_and_nearly_the_best_value(tmp_path, name):

@@ -57,6 +57,7 @@ def run_while_the_node_stands_still(
     return ran, journal, abs(total_after - total)
 
 
+@pytest.mark.breadth
 def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(folder, vllm_env, tmp_path):
     ran, journal, moved = run_while_the_node_stands_still("low_utilization.py", folder, vllm_env, tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -77,6 +78,7 @@ def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(folder,
     )
 
 
+@pytest.mark.breadth
 def test_a_share_that_only_the_command_line_names_is_raised_by_what_is_missing(folder, vllm_env, tmp_path):
     """AsyncEngineArgs prints no arguments: the present value is the command line's, or requested through total."""
     script = "async_engine.py --model ./tiny --gpu-memory-utilization 0.02 --enforce-eager"
@@ -89,6 +91,7 @@ def test_a_share_that_only_the_command_line_names_is_raised_by_what_is_missing(f
     assert 0.02 < second.settings["gpu_memory_utilization"] < 0.3
 
 
+@pytest.mark.breadth
 def test_the_messages_own_advice_is_not_the_fix(folder, vllm_env, tmp_path):
     report = tmp_path / "report.json"
     run("low_utilization.py", folder, vllm_env, tmp_path / "j.sqlite3", "--dry-run", "--report", str(report))
@@ -114,6 +117,7 @@ def ballast() -> Iterator[None]:
             process.kill()
 
 
+@pytest.mark.breadth
 def test_a_default_that_a_neighbour_leaves_no_room_for_is_lowered_to_what_is_free(folder, vllm_env, tmp_path):
     ran, journal, _ = run_while_the_node_stands_still("default_utilization.py", folder, vllm_env, tmp_path, ballast)
     assert ran.returncode == 0, ran.stderr
@@ -131,6 +135,7 @@ def test_a_default_that_a_neighbour_leaves_no_room_for_is_lowered_to_what_is_fre
     assert "Ran with reduced settings: gpu_memory_utilization 0.92" in ran.stderr
 
 
+@pytest.mark.breadth
 def test_logs_of_the_real_engine_are_diagnosed_alike_when_saved(folder, vllm_env, tmp_path):
     log = tmp_path / "run.log"
     with log.open("wb") as file:

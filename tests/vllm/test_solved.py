@@ -25,6 +25,7 @@ SCORED = MODELS["llama-3.1-8b"] | {
 LIMIT_KIB = 7_000_000
 
 
+@pytest.mark.breadth
 @pytest.mark.usefixtures("vllm_env")
 @pytest.mark.parametrize(
     ("model", "flags", "changed"),
@@ -51,6 +52,7 @@ def test_the_full_length_is_kept(tmp_path, model, flags, changed):
     assert dict(records[-1].settings) == changed
 
 
+@pytest.mark.breadth
 def test_log_probabilities_of_a_prompt_are_scored_in_smaller_steps(folder: Path, vllm_env, tmp_path):
     """The seed's failure: 8190 x 128256 logits in float32 do not fit, and steps that do are found at once."""
     (folder / "scored").mkdir()

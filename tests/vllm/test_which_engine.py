@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
 
+
+@pytest.mark.breadth
 def test_only_the_engine_that_failed_is_changed(folder, vllm_env, tmp_path):
     command = [
         "oomguard",

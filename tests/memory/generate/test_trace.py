@@ -29,10 +29,15 @@ TINY = {
     "numbers",
     [
         {"batch_size": 4, "prompt_tokens": 128, "max_new_tokens": 6},
-        {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 3, "attn_implementation": "eager"},
-        {"batch_size": 2, "prompt_tokens": 64, "max_new_tokens": 6, "num_beams": 3},
-        {"batch_size": 8, "prompt_tokens": 8, "max_new_tokens": 60},
-        {"batch_size": 2, "prompt_tokens": 64, "max_new_tokens": 6, "cache_implementation": "static"},
+        *(
+            pytest.param(numbers, marks=pytest.mark.breadth)
+            for numbers in (
+                {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 3, "attn_implementation": "eager"},
+                {"batch_size": 2, "prompt_tokens": 64, "max_new_tokens": 6, "num_beams": 3},
+                {"batch_size": 8, "prompt_tokens": 8, "max_new_tokens": 60},
+                {"batch_size": 2, "prompt_tokens": 64, "max_new_tokens": 6, "cache_implementation": "static"},
+            )
+        ),
     ],
     ids=str,
 )
