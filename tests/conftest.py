@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -40,6 +41,16 @@ def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.getbasetemp().parent / "oomguard-cache")
     yield
     os.environ.pop("XDG_CACHE_HOME") if before is None else os.environ.update(XDG_CACHE_HOME=before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Temporary files of tests and of what they start lie in pytest's folder: what a killed run cannot remove goes with it."""
+    before, tempfile.tempdir = os.environ.get("TMPDIR"), None
+    os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("t"))
+    yield
+    os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+    tempfile.tempdir = None
 
 
 @pytest.fixture(autouse=True, scope="session")
