@@ -19,8 +19,11 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
     """
     cache, allocation = kv_of(incident, model), failed_allocation(incident, model)
     start = start_model(incident, model)
+    if start is not None and fails_while_profiling(incident):
+        return Models(
+            (start,)
+        )  # a smaller step shrinks all of its tensors, and what is left for the KV cache counts too
     found = (
-        start if fails_while_profiling(incident) else None,  # what is left for the KV cache counts too
         None if allocation is None else AllocationModel(allocation),
         None if cache is None else KvModel(cache),
         start,
