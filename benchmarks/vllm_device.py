@@ -198,7 +198,7 @@ def environment(device: dict[str, int]) -> dict[str, str]:
 
 def better_fails(command: list[str], settings: dict[str, Any], before: dict[str, Any]) -> bool | None:
     """Whether a start with the lowered value 3 % higher fails; None where nothing was lowered."""
-    lowered = {k: v for k, v in settings.items() if type(v) in (int, float) and before.get(k, 0) and v < before[k]}
+    lowered = {k: v for k, v in settings.items() if type(v) in (int, float) and v < (before.get(k) or 0)}
     if len(lowered) != 1:
         return None
     ((name, value),) = lowered.items()
@@ -222,7 +222,7 @@ def run_case(asked: dict[str, Any]) -> dict[str, Any]:
         runs = ran.returncode == 0 and "STARTED" in ran.stdout
         first = records[0].incident or {}
         settings = dict(records[-1].settings)
-        before = {name: known["value"] for name, known in first.get("settings", {}).items()}
+        before = {patch["setting"]: patch["from"] for patch in first.get("plan", [])}
         return {
             "runs": runs,
             "relaunches": len(records) - 1,

@@ -25,8 +25,10 @@ from oomguard.surfaces import default_value
 # Read apart, or of another form in a log than in a plan: a share, an object that prints no value, a request's own parameter.
 _READ_APART: Final = frozenset({"gpu_memory_utilization", "speculative_config", "prompt_logprobs"})
 _ON_DEVICE: Final = frozenset({"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "sampler_warmup_oom", "pooler_warmup_oom"})
-# The tensor that did not fit is seldom the last of its step.
+# The tensor that did not fit is seldom the last. After the sampler's sort (18 bytes a logit by then) come a softmax and two masks
+# (24): vllm/v1/sample/ops/topk_topp_sampler.py apply_top_k_top_p_pytorch, 0.32.
 _LATER_RATIO: Final = 1.1
+_LATER_IN_SAMPLER_RATIO: Final = 24 / 18
 _TYPES: Final = {"int": int, "bool": bool, "str": str}
 
 
@@ -163,10 +165,11 @@ def _with_peak(model: Model, settings: VllmSettings, incident: Incident) -> Vllm
     predicted = budget_start(model, settings)
     weights = incident.number("model_weights_bytes") or max(stage.weights_bytes for stage in predicted.stages)
     ratio = (alive - weights + tried) / max(1, predicted.peak_activation_bytes)
+    later = _LATER_IN_SAMPLER_RATIO if incident.phase == "sampling_logits" else _LATER_RATIO
     beyond = incident.number("non_torch_bytes")
     correction = Correction(
         "what this start asked for",
-        peak_activation_ratio=max(1.0, ratio * _LATER_RATIO),
+        peak_activation_ratio=max(1.0, ratio * later),
         non_torch_bytes=0 if beyond is None else round(beyond) - predicted.non_torch_bytes,
     )
     return replace(settings, correction=correction)
