@@ -137,6 +137,8 @@ def _specs() -> dict[str, FactSpec]:
         ("phase", "str", "what the engine was doing"),
         ("framework", "str", "the engine that hosts the failed code"),
         ("multimodal_frames", "bool", "the traceback goes through an encoder of images, audio or video"),
+        ("profiling_frames", "bool", "the traceback goes through the engine's profile run: there is no KV cache yet"),
+        ("before_kv_cache", "bool", "the allocation failed before the engine had a KV cache"),
         ("attention_frames", "bool", "the traceback goes through attention"),
         ("logits_frames", "bool", "the traceback goes through the output layer"),
         ("forward_frames", "bool", "the traceback goes through a model's forward"),

@@ -36,7 +36,7 @@ class Setting:
         hard_limit: a value that the user wrote is never raised by itself.
         env: the environment variable that every engine reads, None where there is none.
         values: effects of a change to one of these texts, where it differs.
-        moot_by: the fact under which the setting does nothing, None where there is none.
+        moot_by: the facts under which the setting does nothing.
         moot_but_in: the kinds of failure in which it counts all the same.
     """
 
@@ -48,13 +48,13 @@ class Setting:
     hard_limit: bool = False
     env: str | None = None
     values: Mapping[str, Effect] = field(default_factory=dict)
-    moot_by: str | None = None
+    moot_by: frozenset[str] = frozenset()
     moot_but_in: frozenset[str] = frozenset()
 
     def is_moot(self, kind: str, facts: Mapping[str, Fact]) -> bool:
         """Return whether changing it does nothing in a failure of this kind, by what else is set."""
-        by = facts.get(self.moot_by or "")
-        return by is not None and by.value is True and kind not in self.moot_but_in
+        holds = any(facts[name].value is True for name in self.moot_by if name in facts)
+        return holds and kind not in self.moot_but_in
 
     @property
     def unit(self) -> Unit:
@@ -71,7 +71,7 @@ def _read() -> Mapping[str, Setting]:
         values = {text: Effect.parse(effect) for text, effect in row.get("values", {}).items()}
         is_hard, moot = row.get("limit") == "hard", row.get("moot", {})
         own = Setting(name, row["type"], raised, lowered, row.get("fact"), is_hard, row.get("env"), values)
-        rows[name] = replace(own, moot_by=moot.get("by"), moot_but_in=frozenset(moot.get("but_in", ())))
+        rows[name] = replace(own, moot_by=frozenset(moot.get("by", ())), moot_but_in=frozenset(moot.get("but_in", ())))
     return MappingProxyType(rows)
 
 

@@ -72,6 +72,9 @@ def derive(incident: Incident) -> Incident:
         facts["kv_cache_pool_bytes"] = Fact("kv_cache_pool_bytes", int(pool), facts["kv_cache_memory_bytes"].source)
     if pool is not None or ("num_gpu_blocks_override" in facts and incident.kind != "cpu_node_memory"):
         facts.setdefault("kv_cache_is_fixed", Fact("kv_cache_is_fixed", True, "solved"))  # no share decides its size
+    early = "profiling_frames" in facts or incident.phase == "load_weights"
+    if early and "tried_bytes" in facts and incident.framework == "vllm":
+        facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
     facts["phase"] = Fact("phase", incident.phase, "solved")
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from oomguard.facts import Fact
 from oomguard.incident import Evidence, Incident, Location
-from oomguard.observe.context import Context, Near, related, role
+from oomguard.observe.context import NEAR_AFTER_LINES, Context, Near, related, role
 from oomguard.observe.hits import Hit
 
 MAX_INCIDENTS = 1000
@@ -150,8 +150,13 @@ class ScannedIncidents:
         )
 
     def _wrap(self, inner: ScannedIncident, hit: Hit, facts: dict[str, Fact], evidence: Evidence, line: int) -> None:
-        """Take the kind from the outer message; the inner one came first and holds the figures."""
+        """Take the kind from the outer message; the inner one came first and holds the figures.
+
+        The frames between the two lead to the inner one: an exception's cause is printed before it.
+        """
         incident = inner.incident
+        between = (n for n in inner.context.near if inner.last_line + NEAR_AFTER_LINES < n.line <= line)
+        inner.near.extend(n for n in between if n.of(inner.process))
         inner.own = {**facts, **inner.own}
         inner.kinds.add(hit.kind or "other")
         inner.becomes, inner.phase_is_told = dict(hit.signature.becomes), True

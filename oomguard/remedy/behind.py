@@ -5,6 +5,7 @@ from __future__ import annotations
 from oomguard.incident import Incident
 from oomguard.memory.vllm.exact_kv import kv_of
 from oomguard.memory.vllm.failed_allocation import failed_allocation
+from oomguard.memory.vllm.failed_start import fails_while_profiling
 from oomguard.remedy.modelled import FailureModel, Models
 from oomguard.remedy.modelled_allocation import AllocationModel
 from oomguard.remedy.modelled_kv import KvModel
@@ -17,10 +18,15 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
     ``model`` is the folder or hub name to read in place of the one that the log names.
     """
     cache, allocation = kv_of(incident, model), failed_allocation(incident, model)
+    start = start_model(incident, model)
+    if start is not None and fails_while_profiling(incident):
+        return Models(
+            (start,)
+        )  # a smaller step shrinks all of its tensors, and what is left for the KV cache counts too
     found = (
         None if allocation is None else AllocationModel(allocation),
         None if cache is None else KvModel(cache),
-        start_model(incident, model),
+        start,
     )
     models = tuple(one for one in found if one is not None)
     return Models(models) if models else None

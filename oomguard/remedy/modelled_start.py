@@ -11,7 +11,7 @@ from oomguard.errors import OomguardError
 from oomguard.facts import format_gib
 from oomguard.incident import Alternative, Incident, Patch
 from oomguard.memory.vllm.encoder_profile import NO_IMAGES
-from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
+from oomguard.memory.vllm.failed_start import FailedStart, fails_while_profiling, read_failed_start
 from oomguard.memory.vllm.fitting import Fit, fit, solve
 from oomguard.memory.vllm.start import StartBudget
 from oomguard.remedy.permitted import assumed, why_blocked
@@ -96,7 +96,7 @@ class StartModel:
     def _decides(self, incident: Incident) -> bool:
         """Return whether the memory equation decides this failure: not where the pool was set and its size is not known."""
         is_fixed = "kv_cache_is_fixed" in incident.facts and self.start.settings.kv_cache_memory_bytes is None
-        return incident.kind in STARTS and not is_fixed
+        return (incident.kind in STARTS or fails_while_profiling(incident)) and not is_fixed
 
     def _fit(self, incident: Incident, permits: Callable[[str, Any, Any], bool] | None = None) -> Fit | None:
         """Return the least change with which the start fits; None where the model does not decide this failure."""

@@ -547,3 +547,24 @@ def test_a_line_behind_a_gap_does_not_continue_what_stood_before_it():
 
     assert tried() == 12
     assert tried(Gap()) is None
+
+
+def test_the_frames_between_a_cause_and_what_wraps_it_lead_to_both():
+    """The sampler's failure is printed first, with few frames; those above it say that the engine was profiling."""
+    found = only(
+        look(
+            "[rank0]: Traceback (most recent call last):",
+            '[rank0]:   File "vllm/v1/sample/sampler.py", line 289, in sample',
+            f"[rank0]: {CUDA}",
+            "[rank0]: ",
+            "[rank0]: The above exception was the direct cause of the following exception:",
+            "[rank0]: Traceback (most recent call last):",
+            *['[rank0]:   File "vllm/v1/executor/abstract.py", line 163, in collective_rpc'] * 20,
+            '[rank0]:   File "vllm/v1/worker/gpu_worker.py", line 693, in determine_available_memory',
+            *['[rank0]:   File "vllm/v1/worker/gpu_model_runner.py", line 6220, in call'] * 20,
+            "[rank0]: RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please "
+            "try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
+        )
+    )
+    assert found.kind == "sampler_warmup_oom"
+    assert values(found)["profiling_frames"] is True

@@ -163,8 +163,6 @@ def test_a_name_that_is_no_path_here_reads_no_model(name):
 
 
 def test_a_failure_that_the_model_does_not_plan_is_not_solved_by_it(model):
-    from dataclasses import replace
-
     found = planned(
         replace(none_left(model, total=80 * GIB, left=50 * GIB, max_num_seqs=256), kind="sampler_warmup_oom")
     )
@@ -177,3 +175,70 @@ def test_a_pool_that_was_set_by_something_unseen_is_not_put_down_to_the_share(mo
     found = planned(replace(incident, kind="kv_cache_too_small_for_max_len"), make_policy("reduces-capacity"))
     assert "gpu_memory_utilization" not in by_setting(found)
     assert not any(other.setting in {"device", "tensor_parallel_size"} for other in found.alternatives)
+
+
+def profiling(model, kind="cuda_oom", phase="profile_run", *, total=24 * GIB, **facts):
+    """An allocation that failed while the engine profiled: 15 GiB of weights, and all the rest taken by one step."""
+    values = {
+        "device_total_bytes": total,
+        "device_free_bytes": GIB // 4,
+        "process_in_use_bytes": total - GIB // 4,
+        "allocated_bytes": total - GIB,
+        "reserved_unallocated_bytes": 0,
+        "tried_bytes": 7 * GIB // 2,
+        "gpu_memory_utilization_ratio": 0.9,
+        "profiling_frames": True,
+        "model": model,
+        "max_model_len_tokens": 8192,
+        "max_num_seqs": 64,
+        **facts,
+    }
+    known = {name: Fact(name, value) for name, value in values.items()}
+    given = {
+        name: SettingInForce(name, values[fact], True, "command")
+        for name, fact in (("gpu_memory_utilization", "gpu_memory_utilization_ratio"), ("max_num_seqs", "max_num_seqs"))
+    }
+    return Incident(
+        kind,
+        "boom",
+        framework="vllm",
+        framework_version="0.19.0",
+        phase=phase,
+        facts=known,
+        settings=given,
+        settings_complete=True,
+    )
+
+
+def test_a_step_that_did_not_fit_beside_the_weights_is_made_smaller(model):
+    """The peak scales with the step's tokens, and one request's KV cache has to fit beside it."""
+    found = planned(profiling(model, max_num_batched_tokens=65536))
+    (patch,) = next_patches(found, lambda _name: True)
+    assert patch.setting == "max_num_batched_tokens"
+    assert patch.effect is Effect.OUTPUT_PRESERVING
+    assert 8192 <= patch.new < 65536
+    start = read_failed_start(found)
+    after = budget_start(start.model, replace(start.settings, max_num_batched_tokens=patch.new))
+    assert after.fits
+    assert after.peak_activation_bytes <= (24 - 15) * GIB
+
+
+def test_where_the_sampler_did_not_fit_fewer_requests_run(model):
+    found = planned(
+        profiling(model, "sampler_warmup_oom", "sampling_logits", max_num_batched_tokens=8192, max_num_seqs=4096),
+        make_policy("reduces-capacity"),
+    )
+    (patch,) = next_patches(found, lambda _name: True)
+    assert patch.setting == "max_num_seqs"
+    assert 256 <= patch.new < 4096
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "rows"), [("cuda_oom", "profile_run", 64), ("sampler_warmup_oom", "sampling_logits", 4096)]
+)
+def test_before_there_is_a_kv_cache_no_share_is_lowered(model, kind, phase, rows):
+    """vLLM's own message advises it; the share holds nothing yet that could be given back."""
+    found = planned(
+        profiling(model, kind, phase, max_num_batched_tokens=8192, max_num_seqs=rows), make_policy("reduces-capacity")
+    )
+    assert "gpu_memory_utilization" not in by_setting(found)

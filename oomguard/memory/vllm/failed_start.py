@@ -24,6 +24,11 @@ from oomguard.surfaces import default_value
 
 # Read apart, or of another form in a log than in a plan: a share, an object that prints no value, a request's own parameter.
 _READ_APART: Final = frozenset({"gpu_memory_utilization", "speculative_config", "prompt_logprobs"})
+_ON_DEVICE: Final = frozenset({"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "sampler_warmup_oom", "pooler_warmup_oom"})
+# The tensor that did not fit is seldom the last. After the sampler's sort (18 bytes a logit by then) come a softmax and two masks
+# (24): vllm/v1/sample/ops/topk_topp_sampler.py apply_top_k_top_p_pytorch, 0.32.
+_LATER_RATIO: Final = 1.1
+_LATER_IN_SAMPLER_RATIO: Final = 24 / 18
 _TYPES: Final = {"int": int, "bool": bool, "str": str}
 
 
@@ -107,7 +112,7 @@ def settings_of(
     ratio = _value(in_force, facts, "gpu_memory_utilization")
     if not isinstance(ratio, float):
         ratio = float(default_value("gpu_memory_utilization", "vllm", str(version)) or 0)
-    free = facts.get("device_free_bytes")
+    free = _free_at_start(facts)
     left = most_free_ratio() * total_bytes
     if free is not None and isinstance(free.value, (int, float)):
         left = float(free.value) - free.slack - others_margin_ratio() * total_bytes
@@ -123,8 +128,24 @@ def settings_of(
     )
 
 
+def fails_while_profiling(incident: Incident) -> bool:
+    """Return whether an allocation failed in the engine's profile run: on a device, before there was a KV cache."""
+    on_device = incident.kind in _ON_DEVICE and incident.number("tried_bytes") is not None
+    return on_device and "profiling_frames" in incident.facts and not incident.facts.get("multimodal_frames")
+
+
+def _free_at_start(facts: Mapping[str, Fact]) -> Fact | None:
+    """Return what was free when the engine started: where an allocation failed, what is free and what it held by then."""
+    free, own = facts.get("device_free_bytes"), facts.get("own_bytes")
+    if free is None or "tried_bytes" not in facts:
+        return free
+    return None if own is None else replace(free, value=float(free.value) + float(own.value))
+
+
 def _corrected(model: Model, settings: VllmSettings, incident: Incident) -> VllmSettings:
     """Correct the settings by all that the start held, where its log tells that; else they keep what was free."""
+    if fails_while_profiling(incident):
+        return _with_peak(model, settings, incident)
     left = incident.number("kv_cache_available_bytes")
     if left is None or settings.kv_cache_memory_bytes is not None or settings.pipeline_parallel_size > 1:
         return settings
@@ -132,6 +153,25 @@ def _corrected(model: Model, settings: VllmSettings, incident: Incident) -> Vllm
     beyond = predicted.kv_cache_pool_bytes - round(left)
     slack = incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
     correction = Correction("what this start held", non_torch_bytes=beyond, uncertainty_bytes=round(slack))
+    return replace(settings, correction=correction)
+
+
+def _with_peak(model: Model, settings: VllmSettings, incident: Incident) -> VllmSettings:
+    """Correct the peak of a start that failed before it was measured: what was alive beside the weights, and what was tried."""
+    tried = incident.number("tried_bytes") or 0
+    alive = incident.number("allocated_bytes") or incident.number("own_bytes")
+    if alive is None:
+        return settings
+    predicted = budget_start(model, settings)
+    weights = incident.number("model_weights_bytes") or max(stage.weights_bytes for stage in predicted.stages)
+    ratio = (alive - weights + tried) / max(1, predicted.peak_activation_bytes)
+    later = _LATER_IN_SAMPLER_RATIO if incident.phase == "sampling_logits" else _LATER_RATIO
+    beyond = incident.number("non_torch_bytes")
+    correction = Correction(
+        "what this start asked for",
+        peak_activation_ratio=max(1.0, ratio * later),
+        non_torch_bytes=0 if beyond is None else round(beyond) - predicted.non_torch_bytes,
+    )
     return replace(settings, correction=correction)
 
 

@@ -13,6 +13,7 @@ from oomguard.records import Record
 class Correction:
     """What a start of this model measured beyond the model's own sum, in bytes, part by part.
 
+    ``peak_activation_ratio`` is by how much its peak was larger at least, where it failed before the peak was measured.
     ``source`` names the start. ``uncertainty_bytes`` is what its printed figures leave open; it takes the place of the priors'
     own for a start with the rows, tokens and graphs that were measured.
     """
@@ -20,6 +21,7 @@ class Correction:
     source: str
     weights_bytes: int = 0
     peak_activation_bytes: int = 0
+    peak_activation_ratio: float = 1.0
     non_torch_bytes: int = 0
     cudagraph_bytes: int = 0
     uncertainty_bytes: int = 0

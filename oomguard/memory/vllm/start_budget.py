@@ -146,7 +146,8 @@ def _peak(parts: _Parts, number: int) -> Peak:
         uncertainty = images.uncertainty_bytes if larger == images.peak_bytes else peak.uncertainty_bytes
         peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
     if settings.correction is not None:
-        peak = replace(peak, bytes=max(0, peak.bytes + settings.correction.peak_activation_bytes))
+        corrected = peak.bytes * settings.correction.peak_activation_ratio + settings.correction.peak_activation_bytes
+        peak = replace(peak, bytes=max(0, round(corrected)))
     return peak
 
 
