@@ -149,8 +149,8 @@ def command(
 ) -> int:
     """Run a command; when it dies of memory, say why with numbers, change the least that fits, and run it again.
 
-    The exit status is the command's own, or 1 where that is 0 though the engine's log says that it died; 128+n after a signal;
-    125 when oomguard itself failed; 126 and 127 as a shell.
+    The exit status is the command's own, or 1 where that is 0 though the engine's log says that it died, or a full disk did not
+    take its output; 128+n after a signal; 125 when oomguard itself failed; 126 and 127 as a shell.
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")

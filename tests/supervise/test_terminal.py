@@ -220,3 +220,33 @@ def test_the_watcher_is_where_a_kill_of_the_job_reaches_it():
         os.killpg(job, signal.SIGKILL)
         shown.until("STATUS 137")
         assert wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in tree))
+
+
+IDLE = """
+from oomguard.supervise.signals import Signals
+with Signals():
+    print("READY", flush=True)
+    print("TYPED", input(), flush=True)
+"""
+
+
+def test_ctrl_z_before_the_command_is_there_and_between_attempts_stops_the_job():
+    with terminal(sys.executable, "-c", IDLE) as (shown, job):
+        shown.until("READY")
+        for _ in range(2):
+            shown.type(b"\x1a")
+            shown.until("STOPPED")
+            os.kill(shown.shell, signal.SIGUSR1)
+            assert wait_for(lambda: state(job) != "T")
+        shown.type(b"on\n")
+        shown.until("TYPED on")
+        shown.until("STATUS 0")
+
+
+@pytest.mark.parametrize("command", [[], QUIET, [*RUN, "-q", "--no-pty", "--"]], ids=["bare", "pty", "no pty"])
+def test_a_command_that_stops_itself_is_a_stopped_job_on_a_pipe_too(command):
+    with terminal(*(command or ["/usr/bin/env"]), "bash", "-c", "kill -STOP $$; echo WENT ON") as (shown, _):
+        shown.until("STOPPED")
+        os.kill(shown.shell, signal.SIGUSR1)
+        shown.until("WENT ON")
+        shown.until("STATUS 0")
