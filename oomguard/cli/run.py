@@ -197,7 +197,8 @@ def command(
         _tell(outcome, color, quiet=quiet)
         if report is not None:
             _write_report(Path(report), outcome)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
     if signals.was_typed and outcome.status == 128 + signal.SIGINT:
         os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
     return outcome.status

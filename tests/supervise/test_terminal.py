@@ -250,3 +250,14 @@ def test_a_command_that_stops_itself_is_a_stopped_job_on_a_pipe_too(command):
         os.kill(shown.shell, signal.SIGUSR1)
         shown.until("WENT ON")
         shown.until("STATUS 0")
+
+
+@pytest.mark.parametrize("by", [["/usr/bin/env"], QUIET, [*RUN, "-q", "--no-pty", "--"]], ids=["bare", "pty", "no pty"])
+def test_ctrl_c_reaches_once_a_command_behind_a_script_that_handles_it(by):
+    """Behind ``&`` a script starts it with INT ignored, and the terminal sends INT to it all the same."""
+    script = 'trap : INT; "$@" & wait; wait'
+    with terminal("/bin/bash", "-c", script, "bash", *by, *LISTENER) as (shown, _):
+        child = int(shown.until(r"READY (\d+)").group(1))
+        shown.type(b"\x03")
+        shown.until(r"GOT 2\b")
+        assert shown.heard(child) == []
