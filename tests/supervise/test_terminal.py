@@ -10,6 +10,7 @@ import select
 import signal
 import struct
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Iterator
@@ -62,20 +63,22 @@ class Terminal:
 @contextmanager
 def terminal(*command: str) -> Iterator[tuple[Terminal, int]]:
     """A terminal, and the number of the job that runs in it."""
-    shell, master = pty.fork()
-    if shell == 0:
-        os.execv(sys.executable, [*SHELL, *command])
-    shown = Terminal(master, shell)
-    try:
-        job = int(shown.until(r"JOB (\d+)").group(1))
-        yield shown, job
-    finally:
-        for process in psutil.Process(shell).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        os.kill(shell, signal.SIGKILL)
-        os.waitpid(shell, 0)
-        os.close(master)
+    with tempfile.TemporaryDirectory() as folder:  # who kills oomguard and its watcher leaves the run's own
+        shell, master = pty.fork()
+        if shell == 0:
+            os.environ["TMPDIR"] = folder
+            os.execv(sys.executable, [*SHELL, *command])
+        shown = Terminal(master, shell)
+        try:
+            job = int(shown.until(r"JOB (\d+)").group(1))
+            yield shown, job
+        finally:
+            for process in psutil.Process(shell).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            os.kill(shell, signal.SIGKILL)
+            os.waitpid(shell, 0)
+            os.close(master)
 
 
 @contextmanager
