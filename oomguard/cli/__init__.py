@@ -108,10 +108,12 @@ def become(command: list[str]) -> int:
 
 def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
+    from oomguard.report.mask import homes_kept
     from oomguard.report.presentable import drawn  # what it quotes may be a command's secret, or a stranger's path
 
     hint = getattr(error, "hint", None)
     with contextlib.suppress(OSError, AttributeError):  # nobody reads it: the exit status still tells
         click.echo(drawn(f"oomguard: {error}"), err=True)
         if hint:
-            click.echo(drawn(f"  {hint}"), err=True)
+            with homes_kept():  # it may be a command to paste
+                click.echo(drawn(f"  {hint}"), err=True)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import sys
-from typing import Any
+from typing import Any, Final
+
+# What is pasted into the user's own terminal: in quotes, a shell leaves ``~`` as it is.
+_TO_PASTE: Final = frozenset({"command", "path", "remove"})
 
 
 class Errors:
@@ -38,6 +41,7 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     import logging
 
     from oomguard.log import write_events
+    from oomguard.report.mask import homes_kept
     from oomguard.report.presentable import drawn
 
     least = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
@@ -45,7 +49,10 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
 
     def write(level: int, event: str, fields: dict[str, Any]) -> None:
         if level >= least:
-            shown = {key: drawn(value) if isinstance(value, str) else value for key, value in fields.items()}
+            shown = {}
+            for key, value in fields.items():
+                with homes_kept() if key in _TO_PASTE else contextlib.nullcontext():
+                    shown[key] = drawn(value) if isinstance(value, str) else value
             errors.write(f"{line(logging.getLevelName(level).lower(), event, shown)}\n")
             errors.flush()
 

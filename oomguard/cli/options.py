@@ -115,7 +115,6 @@ def console(color: str, *, file: TextIO | None = None) -> Console:
 
     return Console(
         file=file,
-        force_terminal=True if color == "always" else None,
-        no_color=True if color == "never" else None,
+        force_terminal={"always": True, "never": False}.get(color),  # bold and its like are escapes too
         highlight=False,
     )

@@ -149,8 +149,8 @@ def command(
 ) -> int:
     """Run a command; when it dies of memory, say why with numbers, change the least that fits, and run it again.
 
-    The exit status is the command's own, or 1 where that is 0 though the engine's log says that it died; 128+n after a signal;
-    125 when oomguard itself failed; 126 and 127 as a shell.
+    The exit status is the command's own, or 1 where that is 0 though the engine's log says that it died, or a full disk did not
+    take its output; 128+n after a signal; 125 when oomguard itself failed; 126 and 127 as a shell.
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
@@ -197,7 +197,8 @@ def command(
         _tell(outcome, color, quiet=quiet)
         if report is not None:
             _write_report(Path(report), outcome)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
     if signals.was_typed and outcome.status == 128 + signal.SIGINT:
         os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
     return outcome.status

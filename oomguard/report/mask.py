@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Final
 
@@ -48,6 +48,16 @@ def unmasked() -> Iterator[None]:
         _MASKING.reset(token)
 
 
+@contextmanager
+def homes_kept() -> Iterator[None]:
+    """Leave home folders inside the ``with`` block: for what is pasted into the user's own terminal, where ``~`` may stand in quotes."""
+    token = _KEEPS_HOMES.set(True)
+    try:
+        yield
+    finally:
+        _KEEPS_HOMES.reset(token)
+
+
 def is_masking() -> bool:
     """Return whether texts are masked in this thread or task."""
     return _MASKING.get()
@@ -75,15 +85,12 @@ def mask_command(argv: Sequence[str], *, keep_homes: bool = False) -> list[str]:
     if not _MASKING.get():
         return list(argv)
     words = list(argv)
-    token = _KEEPS_HOMES.set(keep_homes)
-    try:
+    with homes_kept() if keep_homes else nullcontext():
         for _ in range(_MAX_PASSES):
             hidden = _pass_words(words)
             if hidden == words:
                 break
             words = hidden
-    finally:
-        _KEEPS_HOMES.reset(token)
     return words
 
 

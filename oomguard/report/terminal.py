@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from oomguard.incident import Alternative, Cause, Diagnosis, EngineStart, Patch
-from oomguard.report.mask import mask
+from oomguard.report.mask import homes_kept, mask
 from oomguard.report.presentable import drawn, plain
 from oomguard.report.terminal_bar import BudgetBar
 from oomguard.report.wording import (
@@ -46,7 +46,8 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands |
         commands: by setting, the full command with its patch applied; printed below the panel.
     """
     shown = drawn(diagnosis)
-    pasted = {setting: mask(plain(command)) for setting, command in (commands or {}).items()}
+    with homes_kept():
+        pasted = {setting: mask(plain(command)) for setting, command in (commands or {}).items()}
     if (console.encoding or "").lower().startswith("utf"):
         _print(console, shown, pasted, ascii_only=False)
         return

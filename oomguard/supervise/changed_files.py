@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Final
 
 from oomguard.supervise.places import Places
 from oomguard.supervise.written_files import MOST_ENTRIES, Identity, identity, is_written, open_for_writing
 
+LIMIT_S: Final = 2.0  # a network's file system answers slowly
 _PROC: Final = "/proc"
 
 
@@ -20,51 +23,49 @@ def changed_files(places: Places, since_ns: int, known: Collection[Identity]) ->
     """Return the files that count, changed since then, and that the command could have written.
 
     Args:
-        places: says which files count, and where to look: the files that the command names, the entries of its folder, of the
-            folders it names, and of the folders in these that had an entry added, replaced or removed.
+        places: says which files count, and where to look: the files that the command names, its folder and the folders it
+            names, and what lies below them.
         since_ns: when the command started.
         known: files left out: known already, or our own.
     """
     found: dict[Identity, str] = {}
-    for name in _candidates(places, since_ns):
+    for name in _candidates(places):
         with contextlib.suppress(OSError):
-            status, path = os.stat(name), os.path.realpath(name)
-            if (
-                is_written(status, since_ns)
-                and identity(status) not in known
-                and places.counts(path)
-                and (path in places.named or not places.may_be_changed_by_others(path))
-                and os.access(path, os.W_OK)
-            ):
+            status = os.stat(name)
+            if not is_written(status, since_ns) or identity(status) in known:
+                continue
+            path = os.path.realpath(name)
+            is_theirs = path not in places.named and places.may_be_changed_by_others(path)
+            if places.counts(path) and not is_theirs and os.access(path, os.W_OK):
                 found[identity(status)] = path
     others = _open_now() if found else frozenset()
     return tuple(sorted(path for file, path in found.items() if file not in others))
 
 
-def _candidates(places: Places, since_ns: int) -> Iterator[str]:
-    """Yield the paths to look at, in all at most ``MOST_ENTRIES`` of folders."""
+def _candidates(places: Places) -> Iterator[str]:
+    """Yield the paths to look at: of folders the nearest first, in all at most ``MOST_ENTRIES``, and for ``LIMIT_S``."""
     yield from (path for path in places.named if not os.path.isdir(path))
-    folders = [path for path in places.named if os.path.isdir(path)]
+    roots = [path for path in places.named if os.path.isdir(path)]
     if places.folder is not None:
-        folders.insert(0, places.folder)
-    left = MOST_ENTRIES
-    changed = []
-    for folder in dict.fromkeys(folders):
+        roots.insert(0, places.folder)
+    folders, seen, left = deque(roots), set(roots), MOST_ENTRIES
+    end_s = time.monotonic() + LIMIT_S
+    while folders and left > 0 and time.monotonic() < end_s:
+        folder = folders.popleft()
         for entry in _entries(folder, left):
             left -= 1
             with contextlib.suppress(OSError):
                 if not entry.is_dir():
                     yield entry.path
-                elif (
-                    folder not in places.shared
-                    and entry.stat().st_ctime_ns >= since_ns
-                    and not places.may_be_changed_by_others(entry.path)
-                ):
-                    changed.append(entry.path)
-    for folder in changed:
-        for entry in _entries(folder, left):
-            left -= 1
-            yield entry.path
+                    continue
+                path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+                if path not in seen and _is_looked_into(path, folder, places):
+                    seen.add(path)
+                    folders.append(path)
+
+
+def _is_looked_into(path: str, folder: str, places: Places) -> bool:
+    return folder not in places.shared and not places.may_be_changed_by_others(path) and places.counts(path)
 
 
 def _entries(folder: str, most: int) -> Iterator[os.DirEntry[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from oomguard.supervise.tree import pids
 
 _PROC: Final = Path("/proc")
 _SHOWN_CHARS: Final = 120
-_SHOWN_HOLDERS: Final = 4
+_SHOWN_HOLDERS: Final = 3
 
 
 def named(pid: int) -> str:
@@ -26,9 +26,9 @@ def named(pid: int) -> str:
     return f"pid {pid} ({command if len(command) <= _SHOWN_CHARS else command[:_SHOWN_CHARS] + '…'})"
 
 
-def listed(numbers: Collection[int]) -> str:
-    """Return several processes named, the first few of them."""
-    shown = [named(pid) for pid in sorted(numbers)[:_SHOWN_HOLDERS]]
+def listed(numbers: Sequence[int], has: Callable[[int], str] = lambda _: "") -> str:
+    """Return several processes named, the first few of them, each with what it has."""
+    shown = [f"{named(pid)}{has(pid)}" for pid in numbers[:_SHOWN_HOLDERS]]
     more = len(numbers) - len(shown)
     return ", ".join([*shown, *([f"{more} more"] if more else [])])
 

@@ -37,7 +37,7 @@ def holders(address: Address) -> str:
     sockets = {f"socket:[{listener.inode}]" for listener in found}
     pids = with_open(sockets.__contains__)
     if pids:
-        return listed(pids)
+        return listed(sorted(pids))
     others = sorted({_user(listener.uid) for listener in found if listener.uid not in {None, os.geteuid()}})
     return f"a process of {', '.join(others)}, not ours to read" if others else "a process that is not ours to read"
 

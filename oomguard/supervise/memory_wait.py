@@ -13,7 +13,6 @@ from oomguard.observe.nvml import Device
 LIMIT_S: Final = 60.0
 POLL_S: Final = 0.5
 TOLERANCE_RATIO: Final = 0.01
-_SHOWN_HOLDERS: Final = 3
 
 
 def devices_by_index() -> dict[int, Device]:
@@ -75,12 +74,10 @@ def _holders(was: Device, now: Device, *, is_told: bool | None) -> str:
             if len(grown) > 1
             else "by a process outside this container's view"
         )
-    from oomguard.supervise.holders import named
+    from oomguard.supervise.holders import listed
 
     by_growth = sorted(grown, key=lambda pid: -grown[pid][1])
-    shown = [f"{named(pid)}{_has(grown[pid][0])}" for pid in by_growth[:_SHOWN_HOLDERS]]
-    more = len(grown) - len(shown)
-    return "by " + ", ".join([*shown, *([f"{more} more"] if more else [])])
+    return f"by {listed(by_growth, lambda pid: _has(grown[pid][0]))}"
 
 
 def _has(size_bytes: int | None) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Final
+
+from oomguard.supervise import tree
 
 OUTER: Final = "OOMGUARD_OUTER_RUN"
 
@@ -19,13 +21,7 @@ def outer_run() -> int | None:
     named = os.environ.get(OUTER, "")
     pid = os.getpid()
     while pid > 1:
-        try:
-            # The name in brackets may hold anything; the parent is the second field behind it.
-            pid = int(
-                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
-            )
-        except (OSError, ValueError, IndexError):
-            return None
+        pid = tree.parent(pid) or 0
         if str(pid) == named:
             return pid
     return None

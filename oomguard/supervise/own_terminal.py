@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oomguard.supervise.terminal_modes import Modes, is_same, raw, read_modes, set_modes
+from oomguard.supervise.typed_ahead import typed_ahead
 from oomguard.supervise.watcher import Watcher
 
 _OWN_SHARE_S: Final = 1.0
@@ -91,12 +92,14 @@ class OwnTerminal:
         except OSError:
             return False
 
-    def take(self) -> None:
-        """Make it raw, also where somebody has set it since we did."""
+    def take(self, end: bytes) -> bytes:
+        """Make it raw, also where somebody has set it since we did; return the lines typed before, ``end`` for each Ctrl-D."""
         modes = read_modes(self.fd)
         if modes is None or (self._raw is not None and is_same(modes, self._raw)):
-            return
+            return b""
+        typed = typed_ahead(self.fd, modes, end)
         self._set(modes, raw(modes, adds_returns=not self._alone))
+        return typed
 
     def print_as(self, *, adds_returns: bool) -> None:
         """Go on adding carriage returns for the others of our job as long as the command's terminal does it for the command."""

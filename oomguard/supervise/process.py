@@ -34,10 +34,17 @@ DEFAULT_GRACE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a run ended: ``status`` as a shell reports it (128 + n for a signal), and how long it ran."""
+    """How a run ended.
+
+    Attributes:
+        status: as a shell reports it (128 + n for a signal).
+        seconds: how long it ran.
+        is_cut: whether some of its output is lost, as a full disk did not take it.
+    """
 
     status: int
     seconds: float
+    is_cut: bool = False
 
 
 def run_once(
@@ -69,8 +76,8 @@ def run_once(
     started = time.monotonic()
     terminal = _terminal(signals) if pty else None
     with contextlib.closing(terminal) if terminal is not None else contextlib.nullcontext():
-        status = _run(launch, recording, signals, source, terminal, grace_s, on_failing)
-    return Exit(status, time.monotonic() - started)
+        status, is_cut = _run(launch, recording, signals, source, terminal, grace_s, on_failing)
+    return Exit(status, time.monotonic() - started, is_cut)
 
 
 def _run(
@@ -81,7 +88,7 @@ def _run(
     terminal: TerminalJob | None,
     grace_s: float,
     on_failing: Callable[[], None],
-) -> int:
+) -> tuple[int, bool]:
     process = _start(launch, signals, source, terminal)
     signals.attach(grace_s=grace_s, terminal=terminal)
     is_late = False
@@ -108,10 +115,9 @@ def _run(
         tee.pump(lambda: process.poll() is not None, check_grace, lambda: signals.stopped_by is not None)
         if terminal is not None:
             terminal.give_back()  # before anything of ours is printed
-        if tee.lost_bytes:
-            for number, count in tee.lost_bytes.items():
-                name = "standard output" if number == 1 else "standard error"
-                get_logger().error("output is lost: what it goes to is full", stream=name, bytes=count)
+        for number, count in tee.lost_bytes.items():
+            name = "standard output" if number == 1 else "standard error"
+            get_logger().error("output is lost: what it goes to is full", stream=name, bytes=count)
         while process.wait(0.05) is None:  # it closed its output and goes on
             check_grace()
     finally:
@@ -127,7 +133,7 @@ def _run(
         told = signals.watcher.end(0.0 if is_late else wait_s)
         signals.was_told(told=told)
         code = process.wait(KILL_WAIT_S)
-    return 128 + 9 if code is None else 128 - code if code < 0 else code
+    return 128 + 9 if code is None else 128 - code if code < 0 else code, bool(tee.lost_bytes)
 
 
 def _terminal(signals: Signals) -> TerminalJob | None:

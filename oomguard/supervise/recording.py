@@ -46,7 +46,7 @@ class Recording:
     """
 
     def __init__(self, on_waiting: Callable[[], None] = lambda: None) -> None:
-        self._fd = _unlinked_file()
+        self._fd = unlinked_file()
         self._on_waiting = on_waiting
         self._lock = threading.Lock()
         self._free = list(range(CAP_BYTES - SLOT_BYTES, -1, -SLOT_BYTES))
@@ -248,7 +248,7 @@ class Recording:
             return [*self._sealed, self._open]
 
 
-def _unlinked_file() -> int:
+def unlinked_file() -> int:
     """Open a file without a name; in memory where no temporary folder can be written."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(prefix="oomguard-") as file:
         return os.dup(file.fileno())

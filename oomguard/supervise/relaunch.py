@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 # A failure last printed longer ago than this before the end did not end the run: a server that recovered an hour ago
 # and dies of something else is not run again for it.
 RECENT_S: Final = 300.0
-# The run's own status where the command ends with 0 though its engine died.
-DIED_STATUS: Final = 1
+# The run's own status where the command ends with 0 though its engine died, or its output did not arrive, as tee has it.
+FAILED_STATUS: Final = 1
 SIGKILL_STATUS: Final = 137
 
 
@@ -93,6 +93,7 @@ class Supervision:
     _stdin: StandardInput = field(init=False)
     _witness: Witness = field(init=False)
     _refused: str = field(init=False, default="")
+    _is_cut: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._first, self._engine = self.launch, launcher_of(self.launch)
@@ -123,8 +124,8 @@ class Supervision:
             get_logger().warning("no relaunch is left", **left, **deadline)
         last = ledger.attempts[-1]
         status = last.exit_status if last.exit_status is not None else 125
-        if status == 0 and not last.succeeded:
-            status = DIED_STATUS
+        if status == 0 and (self._is_cut or not last.succeeded):
+            status = FAILED_STATUS
         if signals.stopped_between_runs and signals.stopped_by is not None:
             status = 128 + signals.stopped_by
         return Outcome(status, tuple(ledger.attempts), ledger.diagnosis)
@@ -143,6 +144,7 @@ class Supervision:
                 ended = run(self.launch, marker.recording, signals, self._stdin)
         finally:
             marker.stop()
+        self._is_cut = self._is_cut or ended.is_cut
         heard = self._hear(marker.recording, ended.status)
         diagnosis = self._diagnose(heard, ended.status, cgroup, signals) if heard is not None else Diagnosis("")
         incident = diagnosis.first_cause

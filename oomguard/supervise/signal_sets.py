@@ -33,9 +33,8 @@ IGNORED_BY_PYTHON: Final = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 
 def handed_on() -> frozenset[int]:
-    """Return the signals that go on to the command: all that another process may send, but those ignored at our start."""
-    known = {int(number) for number in signal.valid_signals()} - {int(number) for number in _NOT_HANDED_ON}
-    return frozenset(known - ignored())
+    """Return the signals that go on to the command: all that another process may send."""
+    return frozenset(int(number) for number in signal.valid_signals() - _NOT_HANDED_ON)
 
 
 def ignored() -> frozenset[int]:

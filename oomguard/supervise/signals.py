@@ -10,6 +10,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+from oomguard.supervise import tree
 from oomguard.supervise.signal_sets import IGNORED_BY_PYTHON, SI_KERNEL, STOPS, handed_on, ignored
 from oomguard.supervise.terminal_job import TerminalJob
 from oomguard.supervise.watcher import Watcher
@@ -23,7 +24,8 @@ class Signals:
     """While entered, every signal that another process sends is read by a thread of its own and handed on.
 
     They are blocked rather than handled: only so is told who sent them, and that needs no main loop that comes round in
-    time. On a terminal the command shares oomguard's process group, so that the terminal's Ctrl-C reaches it by itself;
+    time. Those that are ignored at our start are read as well: blocked ones wait, and the command may have a handler of its
+    own. On a terminal the command shares oomguard's process group, so that the terminal's Ctrl-C reaches it by itself;
     the watcher, a member too, knows whether the group had a signal or oomguard alone.
 
     Args:
@@ -55,16 +57,19 @@ class Signals:
         self._numbers: frozenset[int] = frozenset()
         self._before: dict[int, Any] = {}
         self._masked: set[int] = set()
+        self._ignored: frozenset[int] = frozenset()
         self._strays: list[int] = []
         self._leaving = False
         self._thread = threading.Thread(target=self._listen, name="oomguard-signals", daemon=True)
 
     def __enter__(self) -> Signals:
-        self._numbers = handed_on()
+        self._numbers, self._ignored = handed_on(), ignored()
         self._masked = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)}
-        self.watcher = Watcher(Before(frozenset(self._masked), ignored(), self._closed))
+        self.watcher = Watcher(Before(frozenset(self._masked), self._ignored, self._closed))
         self._thread.start()
-        for number in self._numbers - IGNORED_BY_PYTHON:  # for a thread that somebody started before, unmasked
+        self._stops_us(does=True)
+        left_alone = IGNORED_BY_PYTHON | self._ignored | {signal.SIGTSTP}
+        for number in self._numbers - left_alone:  # for a thread that somebody started before, unmasked
             self._before[number] = signal.signal(number, self._stray)
         return self
 
@@ -79,17 +84,23 @@ class Signals:
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masked)
 
+    def _stops_us(self, *, does: bool) -> None:
+        """Let Ctrl-Z stop us as any program, while no command is there that it would stop first."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK if does else signal.SIG_BLOCK, {signal.SIGTSTP} - self._masked)
+
     def attach(self, *, grace_s: float, terminal: TerminalJob | None = None) -> None:
         """Hand signals on from here on, as the command has started; a stop that came just before goes to it now."""
+        self._stops_us(does=False)
         with self._lock:
             self._runs, self._grace_s, self._terminal = True, grace_s, terminal
             if self.stopped_by is not None:
-                self._send(int(self.stopped_by), None, None)
+                self._send(int(self.stopped_by), None, None, is_stop=True)
 
     def detach(self) -> None:
         """Keep signals from here on: the command has ended."""
         with self._lock:
             self._runs, self._terminal = False, None
+        self._stops_us(does=True)
 
     def typed(self, number: int) -> None:
         """Note a stop that the command had at a key of its own terminal; the others of our job have it too."""
@@ -142,11 +153,12 @@ class Signals:
         with self._lock:
             if self._terminal is not None and self._terminal.received(number, code, sender):
                 return
-            if number in STOPS:
+            is_stop = number in STOPS and (number not in self._ignored or self._is_heeded(number))
+            if is_stop:
                 self._was_sent_one = True
                 self._stop(number)
             if self._runs:
-                self._send(number, code, sender)
+                self._send(number, code, sender, is_stop=is_stop)
 
     def _stop(self, number: int) -> None:
         self.count += 1
@@ -158,8 +170,13 @@ class Signals:
         if self.count >= IMPATIENT_COUNT:
             self.watcher.kill()
 
-    def _send(self, number: int, code: int | None, sender: int | None) -> None:
-        if number in STOPS and self._grace_s == 0:
+    def _send(self, number: int, code: int | None, sender: int | None, *, is_stop: bool) -> None:
+        if is_stop and self._grace_s == 0:
             self.watcher.kill()
         else:
             self.watcher.forward(number, code, sender)
+
+    def _is_heeded(self, number: int) -> bool:
+        """Whether the command has made a signal its own that was ignored when we started."""
+        pid = self.watcher.command_pid
+        return self._runs and pid is not None and tree.heeds(pid, number)

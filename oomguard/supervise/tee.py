@@ -6,20 +6,17 @@ writes do. Each stream waits for its own reader only.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import os
 import selectors
 import stat
-import struct
-import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Final
 
 from oomguard.supervise.line_ends import LineEnds
+from oomguard.supervise.pipes import kernel_tee, resize, waiting_bytes
 from oomguard.supervise.recording import Recording
 
 CHUNK_BYTES: Final = 1 << 20
@@ -29,7 +26,6 @@ POLL_S: Final = 0.1
 # An orphan that holds the pipe's other end keeps end-of-file away for ever, printing or silent: once the child has ended and
 # what it printed is passed on, reading stops after so long.
 DRAIN_S: Final = 2.0
-_SPLICE_F_NONBLOCK: Final = 2  # linux/splice.h
 # What a full disk, a quota or a limit of size says: the command goes on.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -58,7 +54,7 @@ class Tee:
         self._selector = selectors.DefaultSelector()
         self._streams: list[_Stream] = []
         self._buffer = memoryview(bytearray())
-        self._tee = _kernel_tee()
+        self._tee = kernel_tee()
         self._stopping: Callable[[], bool] = lambda: False
 
     def add(self, source: IO[bytes], sink_fd: int, line_ends: LineEnds | None = None) -> None:
@@ -67,7 +63,7 @@ class Tee:
         os.set_blocking(fd, False)
         from_pipe, to_pipe = _is(fd, stat.S_ISFIFO), _is(sink_fd, stat.S_ISFIFO)
         if from_pipe:
-            _widen(fd)
+            resize(fd, CHUNK_BYTES)  # the child waits for us less often
         between_pipes = from_pipe and to_pipe and self._tee is not None
         discards = from_pipe and _discards(sink_fd)
         stream = _Stream(source, sink_fd, between_pipes, discards, not _is(sink_fd, stat.S_ISREG), line_ends)
@@ -109,7 +105,7 @@ class Tee:
             if ended_s is None and ended():
                 ended_s = time.monotonic()
                 for stream in self._open():
-                    stream.owed_bytes = _waiting_bytes(stream.source)
+                    stream.owed_bytes = waiting_bytes(stream.source.fileno())
             if ended_s is not None and not self._owes() and time.monotonic() - ended_s > DRAIN_S:
                 break
         for stream in self._open():
@@ -155,7 +151,7 @@ class Tee:
         try:
             count = self._tee(source, stream.sink_fd, self._recording.room)
         except BlockingIOError:
-            if _waiting_bytes(stream.source):
+            if waiting_bytes(stream.source.fileno()):
                 self._wait_for_sink(stream)
             return
         if not count:
@@ -166,7 +162,7 @@ class Tee:
         self._wait_for_source(stream)
 
     def _only_keep(self, stream: _Stream) -> None:
-        count = min(_waiting_bytes(stream.source), self._recording.room)
+        count = min(waiting_bytes(stream.source.fileno()), self._recording.room)
         if count:
             self._recording.take(stream.sink_fd, stream.source.fileno(), count)
             stream.owed_bytes -= count
@@ -240,25 +236,6 @@ class Tee:
         stream.source.close()
 
 
-def _kernel_tee() -> Callable[[int, int, int], int] | None:
-    """Return tee(2), which doubles what waits in a pipe into another one; None where there is none."""
-    try:
-        function = ctypes.CDLL(None, use_errno=True).tee
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
-    function.restype = ctypes.c_ssize_t
-
-    def tee(source: int, sink: int, count: int) -> int:
-        found = int(function(source, sink, count, _SPLICE_F_NONBLOCK))
-        if found < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return found
-
-    return tee
-
-
 def _discards(fd: int) -> bool:
     """Return whether what is written to a descriptor is gone (/dev/null)."""
     try:
@@ -272,18 +249,6 @@ def _is(fd: int, kind: Callable[[int], bool]) -> bool:
         return kind(os.fstat(fd).st_mode)
     except OSError:
         return False
-
-
-def _widen(pipe: int) -> None:
-    """Let a pipe of ours hold more, so that the child waits for us less often; leave it where the system refuses."""
-    try:
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
-    except OSError:
-        return
-
-
-def _waiting_bytes(source: IO[bytes]) -> int:
-    return int(struct.unpack("i", fcntl.ioctl(source.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])
 
 
 def _is_ready(fd: int) -> bool:

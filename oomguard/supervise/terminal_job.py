@@ -20,6 +20,7 @@ from oomguard.supervise.pseudo_terminal import PseudoTerminal
 from oomguard.supervise.signal_sets import JOB_STOPS, SI_KERNEL
 from oomguard.supervise.tee import Tee
 from oomguard.supervise.terminal_modes import for_background, is_by_line, read_modes, stop_keys
+from oomguard.supervise.typed_ahead import end_of_file
 from oomguard.supervise.watcher import Watcher
 from oomguard.supervise.watcher_terminal import Given
 
@@ -74,9 +75,7 @@ class TerminalJob:
         if modes is not None and pseudo is not None:
             in_front = own is None or own.is_foreground()
             self._pseudo.begin_as(modes if in_front else for_background(pseudo, modes))
-        if own is not None and own.is_foreground() and self._wants:
-            own.take()
-            self._holds = True
+        self._holds = own is not None and own.is_foreground() and self._wants
         return Given(self._pseudo.theirs, self._shown.streams, self._shown.controls, self._holds)
 
     def attach(self, tee: Tee) -> None:
@@ -88,8 +87,9 @@ class TerminalJob:
         self._tee = tee
         tee.watch(self._watcher.fileno(), selectors.EVENT_READ, self._answered)
         self._watched.add(self._watcher.fileno())
-        if self._holds:
-            self._read_typed()
+        if self._holds and self._own is not None and self._own.is_foreground():
+            self._take(self._own)  # not before: what was typed is the shell's where the command cannot be started
+            self._go_on_typing()
 
     def tick(self) -> None:
         """Do what the command, the shell or the user has made due."""
@@ -111,9 +111,9 @@ class TerminalJob:
         elif self._holds:
             if self._was_continued:  # who had stopped us may have set the terminal
                 self._was_continued = False
-                own.take()
+                self._take(own)
                 self._pseudo.copy_size()
-            self._read_typed()
+            self._go_on_typing()
 
     def received(self, number: int, code: int | None, sender: int | None) -> bool:
         """Return whether a signal that we got is done with: the terminal's own, and those of our own stops."""
@@ -167,11 +167,11 @@ class TerminalJob:
         """Have the command in the foreground, and the user's terminal raw."""
         if (modes := read_modes(own.fd)) is not None:
             self._pseudo.begin_as(modes)
-        own.take()
+        self._take(own)
         self._holds = self._wants = True
         self._stopped = None
         self._pseudo.copy_size()
-        self._read_typed()
+        self._go_on_typing()
         self._watcher.go_on(in_front=True)
 
     def _print_as(self, adds_returns: bool) -> None:
@@ -189,6 +189,15 @@ class TerminalJob:
             self._unwatch(self._watcher.fileno())
         else:
             self.tick()
+
+    def _take(self, own: OwnTerminal) -> None:
+        self._typed += own.take(end_of_file(self._pseudo.modes))
+
+    def _go_on_typing(self) -> None:
+        if self._typed and self._pseudo.ours not in self._watched:
+            self._write()
+        else:
+            self._read_typed()
 
     def _read_typed(self) -> None:
         if self._own is not None and not self._typed:

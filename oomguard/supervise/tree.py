@@ -44,6 +44,21 @@ def is_stopped(pid: int) -> bool:
     return _state(pid)[0] == b"T"
 
 
+def heeds(pid: int, number: int) -> bool:
+    """Return whether a process acts on a signal, by its own handler or by ending; False where it ignores it or is gone."""
+    try:
+        text = (_PROC / str(pid) / "status").read_bytes()
+        return not int(text.partition(b"\nSigIgn:")[2].split(None, 1)[0], 16) >> number - 1 & 1
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def parent(pid: int) -> int | None:
+    """Return a process's parent; None where it is gone or its entry cannot be read."""
+    state, number = _state(pid)
+    return number if state else None
+
+
 def _state(pid: int) -> tuple[bytes, int]:
     """Return a process's state and its parent; an empty state where it is gone."""
     try:

@@ -61,6 +61,9 @@ class Watcher:
 
     Args:
         before: what the command starts with.
+
+    Attributes:
+        command_pid: the command that was started last.
     """
 
     def __init__(self, before: Before) -> None:
@@ -81,6 +84,7 @@ class Watcher:
         self._stopped_by: int | None = None
         self._lost = False
         self._adopted: set[int] = set()
+        self.command_pid: int | None = None
 
     def start(
         self,
@@ -133,6 +137,7 @@ class Watcher:
                 pipe.close()
             number = answer[1] if answer is not None else 0
             raise OSError(number, os.strerror(number) if number else "its watcher was killed")
+        self.command_pid = answer[1]
         self._adopted.add(answer[1])
         return Child(answer[1], outputs, self)
 

@@ -51,6 +51,7 @@ class WatcherProcess:
         self._lent = Lent()
         self._told = False
         self._paused_parent = False
+        self._shares_group = False
         self._hurried = False
         self._folders: list[str] = []
         self._gone = False
@@ -140,6 +141,7 @@ class WatcherProcess:
         self, words: list[bytes], variables: list[bytes], streams: dict[int, int], *, shares_group: bool
     ) -> None:
         self._told = self._hurried = False
+        self._shares_group = shares_group
         failed, told = os.pipe()
         own = os.getpid()
         try:
@@ -209,7 +211,7 @@ class WatcherProcess:
             as_terminal = (number in OF_TERMINAL or is_hangup) and group == self._child
             tree.send(-group if as_terminal else self._child, number)
         self._told = self._told or number in STOPS
-        if number in STOPS and tree.is_stopped(self._child):
+        if number in STOPS and tree.is_stopped(self._child) and tree.heeds(self._child, number):
             tree.send(self._child, signal.SIGCONT)
 
     @staticmethod
@@ -245,7 +247,7 @@ class WatcherProcess:
             if self._terminal is not None and self._terminal.controls:
                 self._paused_parent = True  # it stops by itself, once it has set its terminal as it was
                 self._say("stopped", number)
-            elif number in JOB_STOPS:
+            elif number in JOB_STOPS or (number == signal.SIGSTOP and self._shares_group):  # a shell watches the group
                 self._paused_parent = tree.send(self._parent, signal.SIGSTOP)
         elif os.WIFCONTINUED(status):
             if self._paused_parent and os.getppid() == self._parent:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from support.driving import transcript
+from support.supervising import RUN
+
 
 def oomguard(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -116,6 +119,30 @@ def test_no_secret_and_no_escape_of_a_command_line_reaches_the_screen_the_report
         assert "a1B2" not in text
         assert "\x1b[" not in text
         assert "\x1b]" not in text
+
+
+def test_a_home_folder_stays_in_what_there_is_to_paste(tmp_path):
+    """In quotes a shell leaves ``~`` as it is."""
+    engine = str(Path(__file__).parents[1] / "supervise" / "fake_engine.py")
+    words = ("--", sys.executable, engine, "--count", "/dev/null", "/home/alice/my job")
+    ran = oomguard("run", "--dry-run", "-v", *words)
+    assert ran.stderr.count("'/home/alice/my job'") >= 2  # below the panel, and of the attempt
+    assert "~/my job" not in ran.stderr
+
+
+def test_a_home_folder_stays_in_the_hint_that_adds_the_dashes():
+    assert "-- python '/home/alice/my job.py'" in oomguard("run", "python", "/home/alice/my job.py").stderr
+
+
+def test_without_colour_no_escape_reaches_a_terminal():
+    engine = str(Path(__file__).parents[1] / "supervise" / "fake_engine.py")
+    shown = {}
+    for color in ("always", "never"):
+        options = ["--color", color, "--journal", "/dev/null/none"]
+        shown[color] = transcript([*RUN, *options, "--", sys.executable, engine, "--count", "/dev/null"])
+    assert b"\x1b[" in shown["always"]
+    assert b"\x1b" not in shown["never"]
+    assert "╭".encode() in shown["never"]
 
 
 def test_a_command_to_paste_where_the_dashes_are_missing_has_no_secret():

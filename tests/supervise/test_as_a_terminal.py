@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from support.driving import transcript
-from support.supervising import QUIET, RUN
+from support.driving import sitting_at, transcript
+from support.supervising import QUIET, RUN, state, wait_for
 
 PY = sys.executable
 
@@ -69,6 +72,37 @@ def test_ctrl_c_at_the_debuggers_prompt_costs_nothing(tmp_path):
     (tmp_path / "script.py").write_text("x = 40\n")
     keys = [(rb"\(Pdb\) ", typed) for typed in (b"\x03", b"\x03", b"\x03", b"\x03", b"p 6 * 7\r", b"q\r")]
     assert b"42" in same([PY, "-m", "pdb", "script.py"], *keys, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        (b"hello\n\x04", "'hello\\n'"),
+        (b"\x04", "''"),
+        (b"hello\x04\x04", "'hello'"),
+        (b"hel\x04lo\n\x04", "'hello\\n'"),
+    ],
+)
+@pytest.mark.parametrize("by", [["env"], QUIET], ids=["bare", "oomguard"])
+def test_ctrl_d_typed_before_the_command_is_there_is_its_end_of_file(typed, read, by):
+    waiting = ["sh", "-c", 'echo GO; kill -STOP $$; exec "$@"', "sh"]
+    with sitting_at([*waiting, *by, PY, "-c", "import sys; print('READ', repr(sys.stdin.read()))"]) as terminal:
+        terminal.until(b"GO")
+        assert wait_for(lambda: state(terminal.leader) == "T")
+        terminal.type(typed)
+        os.kill(terminal.leader, signal.SIGCONT)
+        terminal.until(f"READ {re.escape(read)}".encode())
+
+
+def test_lines_typed_ahead_are_the_shells_where_the_command_cannot_be_started():
+    with sitting_at(
+        ["sh", "-c", 'echo GO; kill -STOP $$; "$@"; read x; echo "READ $x"', "sh", *QUIET, "no-such"]
+    ) as terminal:
+        terminal.until(b"GO")
+        assert wait_for(lambda: state(terminal.leader) == "T")
+        terminal.type(b"hello\n")
+        os.kill(terminal.leader, signal.SIGCONT)
+        terminal.until(b"READ hello")
 
 
 CURSES = """

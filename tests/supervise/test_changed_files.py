@@ -64,14 +64,55 @@ def test_a_time_in_the_future_is_no_change(work):
     assert found(work, later()) == []
 
 
-def test_a_folder_in_which_a_name_changed_is_looked_into_and_another_is_not(work):
+def test_results_further_down_are_found_in_new_folders_and_old_ones(work):
+    (work / "runs" / "old").mkdir(parents=True)
+    (work / "runs" / "old" / "all.jsonl").write_text("before")
     since_ns = later()
-    with (work / "sub" / "old.jsonl").open("a") as file:
+    (work / "runs" / "new" / "today").mkdir(parents=True)
+    (work / "runs" / "new" / "today" / "out.jsonl").write_text("1")
+    with (work / "runs" / "old" / "all.jsonl").open("a") as file:
         file.write("1")
+
+    assert found(work, since_ns) == ["runs/new/today/out.jsonl", "runs/old/all.jsonl"]
+
+
+def test_hidden_folders_and_caches_are_not_looked_into(work):
+    since_ns = later()
+    for name in (".git/x", "sub/.venv/x", "sub/__pycache__/x", "sub/models--a/x"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text("1")
+
     assert found(work, since_ns) == []
 
+
+def test_a_link_to_a_folder_is_followed_and_none_is_looked_into_twice(work):
+    since_ns = later()
+    (work / "sub" / "round").symlink_to(work)
+    (work / ".kept" / "out").mkdir(parents=True)
+    (work / ".kept" / "out" / "new.jsonl").write_text("1")
+    (work / "sub" / "out").symlink_to(work / ".kept" / "out")
+
+    assert found(work, since_ns) == [".kept/out/new.jsonl"]
+
+
+def test_the_nearest_are_looked_at_first(work, monkeypatch):
+    since_ns = later()
+    for folder in ("a", "b", "c"):
+        (work / folder / "deep").mkdir(parents=True)
+        for number in range(20):
+            (work / folder / "deep" / f"{number}.jsonl").write_text("1")
+        (work / folder / "near.jsonl").write_text("1")
+    monkeypatch.setattr(module, "MOST_ENTRIES", 12)
+
+    assert found(work, since_ns) == ["a/near.jsonl", "b/near.jsonl", "c/near.jsonl"]
+
+
+def test_a_slow_file_system_is_looked_at_for_a_moment_only(work, monkeypatch):
+    since_ns = later()
     (work / "sub" / "new.jsonl").write_text("1")
-    assert found(work, since_ns) == ["sub/new.jsonl", "sub/old.jsonl"]
+    monkeypatch.setattr(module, "LIMIT_S", 0.0)
+
+    assert found(work, since_ns) == []
 
 
 def test_of_a_home_only_its_own_entries_are_looked_at(work):

@@ -26,6 +26,11 @@ def test_the_inner_run_leaves_the_ladder_to_the_outer_one(tmp_path):
     assert "the outer run changes and runs again" in ran.stderr
 
 
+def test_a_command_ends_its_run_by_the_variable_that_names_it():
+    command = [*OURS, "-q", "--", "sh", "-c", f'kill -TERM "${OUTER}"; exec sleep 600']
+    assert subprocess.run(command, check=False).returncode == 143
+
+
 def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
     monkeypatch.setenv(OUTER, "999999999")
     assert outer_run() is None

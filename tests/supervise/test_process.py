@@ -125,6 +125,17 @@ def test_a_paused_reader_does_not_hold_up_a_stop():
         assert process.returncode == 143
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize(("code", "status"), [("seq 3; seq 3 >&2", 1), ("seq 3; seq 3 >&2; exit 3", 3), ("exit 0", 0)])
+def test_lost_output_is_no_success_and_the_commands_own_failure_stays(code, status, stream):
+    with open("/dev/full", "wb") as full:
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: full}
+        bare = subprocess.run(["bash", "-e", "-c", code], **streams, check=False)
+        ours = run("bash", "-c", code, capture_output=False, **streams)
+    assert ours.returncode == status
+    assert (bare.returncode == 0) == (status == 0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_a_signal_that_was_ignored_when_we_started_stays_ignored(number):
     """``nohup oomguard …`` for a hangup; a script's ``oomguard … &`` for Ctrl-C."""

@@ -56,6 +56,7 @@ def test_what_wrote_nothing_is_run_again_and_that_is_said(work):
 WRITES = {
     "appends": "open('results.jsonl', 'a').write('one\\n')",
     "in its own folder": "import os; os.mkdir('out'); open('out/results.jsonl', 'w').write('one\\n')",
+    "two folders down": "import os; os.makedirs('out/today'); open('out/today/results.jsonl', 'w').write('one\\n')",
     "puts it in place": "import os; open('partial.tmp', 'w').write('one\\n'); os.replace('partial.tmp', 'results.jsonl')",
     "puts it into a folder": "import os; os.mkdir('out'); open('x.tmp', 'w').write('1'); os.replace('x.tmp', 'out/results.jsonl')",
     "sqlite": "import sqlite3; db = sqlite3.connect('results.jsonl'); db.execute('create table t (x)'); db.close()",

@@ -36,6 +36,8 @@ REAL_TIME = [int(signal.SIGRTMIN), int(signal.SIGRTMIN) + 5, int(signal.SIGRTMAX
 def supervised(by: str) -> list[str]:
     if by == "oomguard":
         return QUIET
+    if by == "nothing":
+        return []
     path = shutil.which("tini")
     if path is None:
         pytest.skip("tini is not installed")
@@ -220,10 +222,30 @@ def test_the_command_starts_with_the_signals_that_oomguard_was_started_with(opti
     assert ours.stdout == bare.stdout
 
 
-def test_a_signal_that_was_ignored_when_oomguard_started_does_not_reach_the_command():
-    with listening(prefix=("env", "--ignore-signal=HUP")) as (process, _):
+@pytest.mark.parametrize("by", ["nothing", "oomguard"])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_that_was_ignored_at_the_start_reaches_a_command_that_handles_it(number, by):
+    """``nohup`` ignores HUP, ``&`` in a script INT: a server sets its own handler all the same."""
+    with listening(by=by, prefix=("env", f"--ignore-signal={signal.Signals(number).name[3:]}")) as (process, _):
+        process.send_signal(number)
+        assert heard(process) == [number]
+
+
+@pytest.mark.parametrize("handles", [True, False])
+def test_a_signal_that_was_ignored_at_the_start_is_a_stop_where_the_command_handles_it(handles):
+    """With a grace of 0 a stop kills; another signal does nothing, as it does nothing to the command."""
+    code = (
+        "import signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        f"if {handles}: signal.signal(signal.SIGHUP, lambda *_: None)\n"
+        "print('ready', flush=True)\nsignal.sigwait([signal.SIGUSR1])"
+    )
+    command = [*RUN, "-q", "--grace", "0", "--", sys.executable, "-c", code]
+    with subprocess.Popen(["env", "--ignore-signal=HUP", *command], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
         process.send_signal(signal.SIGHUP)
-        assert heard(process) == []
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(LIMIT_S) == (137 if handles else 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -239,10 +261,15 @@ def test_timeout_ends_the_command_as_it_would_without_us(number):
     assert b"Traceback" not in ran.stderr
 
 
+def stop_us() -> None:
+    """A stop that another process sends: our own are our share of a key."""
+    subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
+
+
 def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_then():
     with Signals() as signals:
         child = signals.watcher.start(["sleep", "3600"], os.environ, shares_group=False)
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop_us()
         assert wait_for(lambda: signals.stopped_by is not None)
         assert child.poll() is None
         signals.attach(grace_s=100)
@@ -256,7 +283,7 @@ def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_th
 
 def test_after_a_stop_nothing_is_started():
     with Signals() as signals:
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop_us()
         assert wait_for(lambda: signals.stopped_by is not None)
         ended = run_once(Launch(("no-such-command",)), Recording(), signals, StandardInput())
     assert ended.status == 143

@@ -1,16 +1,20 @@
-"""Standard input of a command that is run again: all of it, from its beginning."""
+"""Standard input: a command that is run again reads all of it, and what it does not read stays for the next reader."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import socket
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
-from oomguard.supervise import standard_input as module
+from oomguard.supervise import kept_input as module
 from oomguard.supervise.standard_input import StandardInput
+from support.supervising import LIMIT_S, QUIET
 
 
 @pytest.fixture
@@ -84,6 +88,63 @@ def test_more_than_is_kept_is_passed_on_and_told(pipe, monkeypatch):
         assert read_all(source.for_child()) == b"x" * 5000
         source.end()
         assert source.lost == "more than 0 MiB of standard input have been read"
+
+
+@pytest.mark.parametrize("read_bytes", [0, 4, 4096, 5000, 100_000])
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_what_no_attempt_has_read_stays_for_the_next_reader(kind, read_bytes):
+    data = os.urandom(150_000)
+    ends = os.pipe() if kind == "pipe" else tuple(end.detach() for end in socket.socketpair())
+    writing = threading.Thread(target=lambda: (_write(ends[1], data), os.close(ends[1])))
+    writing.start()
+    with StandardInput(ends[0]) as source:
+        first = source.for_child()
+        got = b""
+        while len(got) < read_bytes:
+            got += os.read(first, read_bytes - len(got))
+        os.close(first)
+        source.end()
+        second = source.for_child()
+        again = b""
+        while len(again) < read_bytes:
+            again += os.read(second, read_bytes - len(again))
+        os.close(second)
+    assert (got, again) == (data[:read_bytes], data[:read_bytes])
+    assert read_all(ends[0]) == data[read_bytes:]
+    writing.join()
+
+
+def test_another_reader_of_the_same_pipe_holds_nobody_up(pipe):
+    reader, writer = pipe
+    os.write(writer, b"one\n")
+    with StandardInput(reader) as source:
+        first = source.for_child()
+        assert os.read(first, 2) == b"on"
+        assert os.read(reader, 100) == b"one\n"
+        assert os.read(first, 2) == b"e\n"
+        os.close(first)
+        source.end()
+
+
+LOOPS = [
+    "printf 'a\nb\nc\n' | while read l; do {} true; echo $l; done",
+    "printf 'a\nb\nc\nd\n' | while read l; do echo $l; {} bash -c 'read x; echo read $x'; done",
+    "printf 'a\nb\nc\n' > list; while read l; do {} true; echo $l; done < list",
+    "printf 'a\nb\nc\n' | {{ {} head -c 2; cat; }}",
+    "printf 'a\nb\n' | {} bash -c 'while read l; do echo $l; done'",
+    "seq 30000 | {{ {} true; wc; }}",
+]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_in_a_shells_loop_it_takes_from_the_input_what_the_command_takes(loop, tmp_path):
+    def shown(command: list[str]) -> bytes:
+        line = loop.format(shlex.join(command))
+        ran = subprocess.run(["bash", "-c", line], capture_output=True, timeout=LIMIT_S, check=False, cwd=tmp_path)
+        assert ran.stderr == b""
+        return ran.stdout
+
+    assert shown(QUIET) == shown(["env"])
 
 
 def test_a_file_is_read_again_from_where_it_stood(tmp_path):

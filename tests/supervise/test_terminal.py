@@ -10,6 +10,7 @@ import select
 import signal
 import struct
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Iterator
@@ -62,20 +63,22 @@ class Terminal:
 @contextmanager
 def terminal(*command: str) -> Iterator[tuple[Terminal, int]]:
     """A terminal, and the number of the job that runs in it."""
-    shell, master = pty.fork()
-    if shell == 0:
-        os.execv(sys.executable, [*SHELL, *command])
-    shown = Terminal(master, shell)
-    try:
-        job = int(shown.until(r"JOB (\d+)").group(1))
-        yield shown, job
-    finally:
-        for process in psutil.Process(shell).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        os.kill(shell, signal.SIGKILL)
-        os.waitpid(shell, 0)
-        os.close(master)
+    with tempfile.TemporaryDirectory() as folder:  # who kills oomguard and its watcher leaves the run's own
+        shell, master = pty.fork()
+        if shell == 0:
+            os.environ["TMPDIR"] = folder
+            os.execv(sys.executable, [*SHELL, *command])
+        shown = Terminal(master, shell)
+        try:
+            job = int(shown.until(r"JOB (\d+)").group(1))
+            yield shown, job
+        finally:
+            for process in psutil.Process(shell).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            os.kill(shell, signal.SIGKILL)
+            os.waitpid(shell, 0)
+            os.close(master)
 
 
 @contextmanager
@@ -220,3 +223,44 @@ def test_the_watcher_is_where_a_kill_of_the_job_reaches_it():
         os.killpg(job, signal.SIGKILL)
         shown.until("STATUS 137")
         assert wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in tree))
+
+
+IDLE = """
+from oomguard.supervise.signals import Signals
+with Signals():
+    print("READY", flush=True)
+    print("TYPED", input(), flush=True)
+"""
+
+
+def test_ctrl_z_before_the_command_is_there_and_between_attempts_stops_the_job():
+    with terminal(sys.executable, "-c", IDLE) as (shown, job):
+        shown.until("READY")
+        for _ in range(2):
+            shown.type(b"\x1a")
+            shown.until("STOPPED")
+            os.kill(shown.shell, signal.SIGUSR1)
+            assert wait_for(lambda: state(job) != "T")
+        shown.type(b"on\n")
+        shown.until("TYPED on")
+        shown.until("STATUS 0")
+
+
+@pytest.mark.parametrize("command", [[], QUIET, [*RUN, "-q", "--no-pty", "--"]], ids=["bare", "pty", "no pty"])
+def test_a_command_that_stops_itself_is_a_stopped_job_on_a_pipe_too(command):
+    with terminal(*(command or ["/usr/bin/env"]), "bash", "-c", "kill -STOP $$; echo WENT ON") as (shown, _):
+        shown.until("STOPPED")
+        os.kill(shown.shell, signal.SIGUSR1)
+        shown.until("WENT ON")
+        shown.until("STATUS 0")
+
+
+@pytest.mark.parametrize("by", [["/usr/bin/env"], QUIET, [*RUN, "-q", "--no-pty", "--"]], ids=["bare", "pty", "no pty"])
+def test_ctrl_c_reaches_once_a_command_behind_a_script_that_handles_it(by):
+    """Behind ``&`` a script starts it with INT ignored, and the terminal sends INT to it all the same."""
+    script = 'trap : INT; "$@" & wait; wait'
+    with terminal("/bin/bash", "-c", script, "bash", *by, *LISTENER) as (shown, _):
+        child = int(shown.until(r"READY (\d+)").group(1))
+        shown.type(b"\x03")
+        shown.until(r"GOT 2\b")
+        assert shown.heard(child) == []
