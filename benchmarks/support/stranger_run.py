@@ -41,7 +41,7 @@ def observe(case: dict[str, Any]) -> dict[str, Any]:
         seen |= _journalled(journal)
         lines = stdout.splitlines()
         seen["printed"] = [line[:200] for line in lines if re.match(r"[A-Z-]+ \d+$", line)]  # what scripts tell
-        seen["error"] = "" if seen["runs"] else stderr[-1500:]
+        seen["error"] = "" if seen["runs"] else (stdout + stderr)[-1500:]
         return seen
 
 
