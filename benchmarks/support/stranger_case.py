@@ -1,0 +1,53 @@
+"""The cases of data/strangers_40: what the tester wrote, and the folder in which each runs."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from support.byte_tokenizer import write_tokenizer
+
+DATA = Path(__file__).parents[1] / "data" / "strangers_40"
+
+
+def read_cases() -> list[dict[str, Any]]:
+    """Return the cases as the tester wrote them, in the tester's order."""
+    return [json.loads(line) for line in (DATA / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def read_models() -> dict[str, dict[str, Any]]:
+    """Return each model's ``config``, what its ``tokenizer`` has, and the files ``beside`` it."""
+    return json.loads((DATA / "models.json").read_text(encoding="utf-8"))
+
+
+def read_reading() -> dict[str, dict[str, Any]]:
+    """Return how the tester's words are read: causes.toml, which was added afterwards."""
+    return tomllib.loads((DATA / "causes.toml").read_text(encoding="utf-8"))
+
+
+def make_folder(case: dict[str, Any], folder: Path) -> None:
+    """Write the case's files and models; weights are dummies that the engine makes."""
+    files = DATA / case["files"]
+    if files.is_dir():  # git keeps no empty folders
+        shutil.copytree(files, folder)
+    folder.mkdir(exist_ok=True)
+    models = read_models()
+    for name, model in case["models"].items():
+        write_model(models[model], folder / name)
+
+
+def write_model(model: dict[str, Any], folder: Path) -> None:
+    """Write one model's folder."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(model["config"]))
+    write_tokenizer(folder, **model.get("tokenizer", {}))
+    for name, content in model.get("beside", {}).items():
+        (folder / name).write_text(json.dumps(content))
+
+
+def written_text(case: dict[str, Any]) -> str:
+    """Return all that the user of a case wrote: the command, its variables and its files."""
+    files = DATA / case["files"]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(files.rglob("*")) if path.is_file()]
+    return "\n".join([*case["command"], *case["env"], *texts])

@@ -1,0 +1,96 @@
+"""What the tester of data/strangers_40 says of a run: the cause, the share kept, and what was changed that must not be."""
+
+import re
+from typing import Any
+
+from support.stranger_case import written_text
+
+EFFECTS = ("output-preserving", "reduces-capacity", "changes-outputs")  # each permits those before it
+
+
+def can_run(case: dict[str, Any]) -> bool:
+    """Tell whether the tester says that some change makes it run."""
+    return "unfixable" not in case["causes"]
+
+
+def is_broken_here(seen: dict[str, Any]) -> bool:
+    """Tell whether it failed at first: what asks for 32 GiB starts where there are 64."""
+    return not seen["runs"] or seen["relaunches"] > 0
+
+
+def has_right_cause(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) -> bool:
+    """Tell whether the first failure's first cause is one that counts; where none does, whether no memory was named."""
+    right = reading["causes"][case["name"]]
+    return seen["cause"] in right if right else not seen["is_oom"]
+
+
+def kept(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) -> float:
+    """Return the share of the tester's best value that the last attempt kept, 0 where it does not run or broke a word.
+
+    Where the tester names an interval, its inside is 1. Where another setting was changed, and none that must not be, it is 1 too.
+    """
+    if not seen["runs"] or forbidden(case, seen, reading):
+        return 0.0
+    best, last = case["best"], (seen["attempts"] or [{}])[-1]
+    shares = [
+        _share(best, _before(setting, seen), float(last[setting]))
+        for setting in judged(case, reading)
+        if last.get(setting) is not None
+    ]
+    return min(shares, default=1.0)
+
+
+def is_exact(best: dict[str, Any]) -> bool:
+    """Tell whether the tester names one value rather than an interval around it."""
+    return isinstance(best["value"], int | float) and (best["low"] is None or best["value"] == best["high"])
+
+
+def judged(case: dict[str, Any], reading: dict[str, Any]) -> list[str]:
+    """Return the settings whose value the tester judges, none where there is nothing to change."""
+    named = (case["best"]["setting"] or "").split(" or ")
+    return [reading["settings"].get(name, name) for name in named if name]
+
+
+def forbidden(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) -> list[str]:
+    """Return what any attempt changed that must not be, or that was not permitted."""
+    found = [text for text in case["must_not_change"] if _is_broken_word(text, seen, reading["must_not_change"])]
+    permitted = EFFECTS.index(next((word for word in case["allow"] if word in EFFECTS), EFFECTS[0]))
+    text = written_text(case)
+    for patch in seen["patches"]:
+        setting = patch["setting"]
+        # Capacity may be taken unasked from what the user left alone (docs/run.md), outputs never.
+        limit = permitted if setting in text or setting.replace("_", "-") in text else max(permitted, 1)
+        if EFFECTS.index(patch["effect"]) > limit:
+            found.append(f"{setting} ({patch['effect']})")
+    return list(dict.fromkeys(found))
+
+
+def _is_broken_word(text: str, seen: dict[str, Any], readings: dict[str, Any]) -> bool:
+    reading = readings.get(text, {"setting": text})
+    if "no_setting" in reading:
+        return False
+    if "any_setting" in reading:
+        return seen["relaunches"] > 0 or any(seen["attempts"])
+    if "printed" in reading:
+        told = [found[1] for line in seen["printed"] if (found := re.match(reading["printed"], line))]
+        return any(value != reading["as"] for value in told)
+    values = [settings[reading["setting"]] for settings in seen["attempts"] if reading["setting"] in settings]
+    return any("least" not in reading or value < reading["least"] for value in values)
+
+
+def _before(setting: str, seen: dict[str, Any]) -> float | None:
+    """Return the value that the user's own command had, None where nobody told."""
+    values = [patch["from"] for patch in seen["patches"] if patch["setting"] == setting]
+    return float(values[0]) if values and isinstance(values[0], int | float) else None
+
+
+def _share(best: dict[str, Any], old: float | None, new: float) -> float:
+    """Compare with the value, else with the interval's edge on the side of what was lost."""
+    raised = old is not None and new > old
+    if is_exact(best):
+        edge = float(best["value"])
+    elif best["low"] is None:
+        return 1.0  # no number to compare with: what must not change did not
+    else:
+        edge = float(best["high"] if raised else best["low"])
+    return min(1.0, edge / new if raised else new / edge)

@@ -1,0 +1,171 @@
+"""The tester's 40 cases are whole, and judged as the tester wrote; `python benchmarks/strangers_vllm.py` runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+import strangers_vllm
+from oomguard.rules.load import load_rules
+from oomguard.settings import SETTINGS
+from support import stranger_judge as judge
+from support.stranger_case import DATA, make_folder, read_cases, read_models, read_reading
+
+CASES = {case["name"]: case for case in read_cases()}
+READING = read_reading()
+
+
+def ran(name: str, old: float | None = None, effect: str = "reduces-capacity", **changed: float) -> dict[str, Any]:
+    """What a run looks like that changed these settings in one relaunch."""
+    patches = [{"setting": setting, "from": old, "to": new, "effect": effect} for setting, new in changed.items()]
+    return {
+        "runs": True,
+        "relaunches": 1,
+        "attempts": [{}, changed],
+        "patches": patches,
+        "printed": [],
+        "cause": READING["causes"][name][0] if READING["causes"][name] else None,
+        "is_oom": True,
+    }
+
+
+def test_forty_cases_of_different_names_and_ports():
+    ports = [case["port"] for case in CASES.values() if case["port"]]
+
+    assert len(CASES) == len(read_cases()) == 40
+    assert len(set(ports)) == len(ports)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_files_that_a_command_names_are_there(name, tmp_path):
+    case = CASES[name]
+    made_by_it = {case["healthy"].get("file")}
+    make_folder(case | {"models": {}}, tmp_path / "work")
+
+    named = {word for word in case["command"] if re.search(r"\.(py|ya?ml|jsonl?|sh)$", word)} - made_by_it
+    assert all((tmp_path / "work" / word).is_file() for word in named), named
+    assert set(case["models"].values()) <= set(read_models())
+
+
+def test_every_file_and_model_belongs_to_a_case():
+    assert {path.name for path in (DATA / "files").iterdir()} <= set(CASES)
+    assert set(read_models()) == {model for case in CASES.values() for model in case["models"].values()}
+
+
+def test_a_model_has_a_tokenizer_with_a_token_for_every_byte(tmp_path):
+    make_folder(CASES["c13_yaml_mm_profile"], tmp_path / "work")
+
+    tokens = json.loads((tmp_path / "work" / "blip" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert len(tokens) == 256 + 5  # <image> is the fifth special one
+    assert (tmp_path / "work" / "blip" / "preprocessor_config.json").is_file()
+
+
+def test_no_data_names_a_place_on_the_testers_machine():
+    texts = [path.read_text(encoding="utf-8") for path in DATA.rglob("*") if path.is_file()]
+
+    assert not [found for text in texts for found in re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users)\b", text)]
+
+
+def test_every_case_has_its_causes_and_the_rules_know_them():
+    known = {rule.cause for rule in load_rules().rules}
+
+    assert set(READING["causes"]) == set(CASES)
+    assert {cause for right in READING["causes"].values() for cause in right} <= known
+
+
+def test_every_setting_that_is_judged_is_one_of_oomguard():
+    texts = {text for case in CASES.values() for text in case["must_not_change"]}
+    judged = {setting for case in CASES.values() for setting in judge.judged(case, READING)}
+    read = READING["must_not_change"]
+
+    assert judged <= set(SETTINGS)
+    assert texts - set(read) <= set(SETTINGS)
+    assert set(read) <= texts
+    assert {row["setting"] for row in read.values() if "setting" in row} <= set(SETTINGS)
+    assert not {text for text, row in read.items() if "no_setting" in row} & set(SETTINGS)
+
+
+def test_permissions_are_effects_that_oomguard_has():
+    given = {tuple(case["allow"]) for case in CASES.values()}
+
+    assert given == {(), ("--idempotent",), ("--allow", judge.EFFECTS[1])}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "changed", "share"),
+    [
+        ("s01_serve_qwen3_32k", 32000, {"max_model_len": 13696}, 1.0),
+        ("s01_serve_qwen3_32k", 32000, {"max_model_len": 6848}, 0.5),
+        ("s06_serve_gemma_blocks", 150, {"num_gpu_blocks_override": 468}, 0.5),
+        ("s04_serve_util_low", 0.015, {"gpu_memory_utilization": 0.05}, 1.0),
+        ("s04_serve_util_low", 0.015, {"gpu_memory_utilization": 1.0}, 0.9),
+        ("s07_serve_lora_slots", 256, {"max_loras": 60}, 1.0),
+        ("c14_yaml_gemma_step", 16384, {"max_num_batched_tokens": 4225}, 1.0),
+        ("c14_yaml_gemma_step", 16384, {"max_model_len": 9344}, 0.0),
+        ("b20_latency_env_flag", 262144, {"kv_cache_memory_bytes": 2**32}, 1.0),
+    ],
+)
+def test_the_share_kept_is_measured_against_the_testers_value(name, old, changed, share):
+    assert judge.kept(CASES[name], ran(name, old, "output-preserving", **changed), READING) == share
+
+
+def test_what_does_not_run_keeps_nothing():
+    seen = ran("s01_serve_qwen3_32k", 32000, max_model_len=13696) | {"runs": False}
+
+    assert judge.kept(CASES["s01_serve_qwen3_32k"], seen, READING) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "found"),
+    [
+        ("s01_serve_qwen3_32k", {"kv_cache_memory_bytes": 2**28}, ["kv_cache_memory_bytes"]),
+        ("p45_no_permission", {"max_model_len": 8064}, ["max_model_len", "max_model_len (reduces-capacity)"]),
+        ("b17_latency_needs_it", {"max_model_len": 3968}, ["max_model_len below 6200"]),
+        ("b17_latency_needs_it", {"max_model_len": 6208}, []),
+        ("c12_yaml_hf_overrides", {"max_model_len": 24448}, []),  # the user left the length alone
+        ("p44_not_memory_keyerror", {}, ["everything"]),
+    ],
+)
+def test_what_must_not_change_is_found_in_any_attempt(name, seen, found):
+    assert judge.forbidden(CASES[name], ran(name, **seen), READING) == found
+
+
+def test_the_first_of_two_engines_has_to_keep_its_length():
+    case = CASES["p37_two_engines_second"]
+    seen = ran(case["name"], 32768, max_model_len=4992)
+
+    assert not judge.forbidden(case, seen | {"printed": ["WRITER 2048", "JUDGE 4992"]}, READING)
+    assert judge.forbidden(case, seen | {"printed": ["WRITER 2048", "WRITER 1024"]}, READING)
+
+
+def test_a_cause_is_right_if_it_is_among_those_and_none_may_be_named_where_memory_did_not_fail():
+    case, other = CASES["s07_serve_lora_slots"], CASES["r23_runbatch_not_memory"]
+
+    assert judge.has_right_cause(case, ran(case["name"]), READING)
+    assert not judge.has_right_cause(case, ran(case["name"]) | {"cause": "unknown"}, READING)
+    assert not judge.has_right_cause(other, ran(other["name"]), READING)
+    assert judge.has_right_cause(other, ran(other["name"]) | {"is_oom": False}, READING)
+
+
+def test_a_case_that_starts_as_it_is_counts_nowhere(capsys):
+    broken, whole = CASES["s01_serve_qwen3_32k"], CASES["s03_serve_abbrev_dup"]
+    good = ran(broken["name"], 32000, max_model_len=13696) | {"timed_out": False}
+    started = good | {"relaunches": 0, "attempts": [{}], "patches": [], "cause": None}
+
+    text, met = strangers_vllm.figures([broken, whole], [good, started], READING)
+
+    assert met, text
+    assert text.startswith("1 of 1 run after one relaunch, 100.0 % kept in 1")
+    assert "1 start as they are" in capsys.readouterr().out
+
+
+def test_one_change_without_permission_misses_the_goal():
+    case = CASES["s01_serve_qwen3_32k"]
+    good = ran(case["name"], 32000, max_model_len=13696) | {"timed_out": False}
+    bad = good | {"attempts": [{}, {"kv_cache_memory_bytes": 2**28}, {"max_model_len": 13696}]}
+
+    assert strangers_vllm.figures([case], [good], READING)[1]
+    assert not strangers_vllm.figures([case], [bad], READING)[1]
