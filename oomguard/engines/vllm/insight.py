@@ -17,6 +17,7 @@ from oomguard.engines.vllm import lengths, plugin
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.own_command import own_command
 from oomguard.engines.vllm.told import arguments_told, told_engines
+from oomguard.engines.vllm.verified import may_carry
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import SettingInForce
 from oomguard.remedy.policy import Need
@@ -51,6 +52,11 @@ def started(launch: Launch) -> tuple[StartedEngine, ...]:
 def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
     """Return the variable of the environment that sets a setting over flag and argument, as a setting in force; None without one."""
     return set_by_variable(launch, name, facts, os.environ)
+
+
+def carries(launch: Launch, name: str) -> bool:
+    """Return whether a setting may be carried into the engine of the launch: its version has it, or its own sources show it."""
+    return may_carry(launch, name)
 
 
 def asked_length(launch: Launch) -> Mapping[str, Need]:

@@ -71,6 +71,11 @@ def test_the_flags_are_named():
             5000,
         ),
         ("ValueError: Input length (2000) exceeds model's maximum context length (1792).", 2001),
+        (  # 0.18 and later, of a text that is too long to be worth its tokens
+            "This model's maximum context length is 1792 tokens. However, your prompt contains 99999 characters (more than 57344 "
+            "characters, which is the upper bound for 1792 input tokens). Please reduce the length of the input prompt.",
+            math.inf,
+        ),
         (
             "AssertionError: Please ensure that max_model_len is greater than the sum of input_len and output_len.",
             math.inf,
