@@ -12,7 +12,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .cache/fuzz
 
-.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm vllm-versions fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -68,6 +68,9 @@ bench: .venv/ready-bench       ## the figures, each beside its goal; ends with t
 
 bench-vllm: .venv/ready-bench .venv-vllm/ready   ## those that need the real vLLM
 	@scripts/bench $(BIN)/python $(VLLM_BENCHMARKS)
+
+vllm-versions: .venv/ready-dev ## what oomguard relies on in vLLM beside the sources of its wheels, and what moved; VERSIONS=table reads all
+	@$(TIMED) 'vLLM versions' 3 $(BIN)/python benchmarks/vllm_versions.py $(VERSIONS)
 
 fuzz: .venv/ready-dev          ## hostile rule files, and 100,000 spoiled logs and rule files
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -q -n $(XDIST) tests/fuzz
