@@ -17,7 +17,6 @@ from oomguard.engines.vllm import lengths, plugin
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.own_command import own_command
 from oomguard.engines.vllm.told import arguments_told, told_engines
-from oomguard.engines.vllm.verified import may_carry
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import SettingInForce
 from oomguard.remedy.policy import Need
@@ -56,6 +55,8 @@ def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingIn
 
 def carries(launch: Launch, name: str) -> bool:
     """Return whether a setting may be carried into the engine of the launch: its version has it, or its own sources show it."""
+    from oomguard.engines.vllm.verified import may_carry  # reads sources: only a relaunch asks
+
     return may_carry(launch, name)
 
 

@@ -1,6 +1,7 @@
-"""Where the vLLM lies that a command runs: the package of the Python that the command names, or that its ``vllm`` program names.
+"""Where the vLLM lies that a command runs: what the Python finds that the command names, or that its ``vllm`` program names.
 
-Only what stands on this machine is found: behind ``docker run``, ``ssh`` or ``uv run`` another Python may run than the one on PATH.
+That Python is asked for the place and imports nothing of it. Only what stands on this machine is found: behind ``docker run``,
+``ssh`` or ``uv run`` another Python may run than the one on PATH.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Final
@@ -19,9 +21,15 @@ from oomguard.regular_file import open_regular
 _MOST_BYTES: Final = 4096
 _PYTHON: Final = re.compile(r"python[\d.]*")
 _PROGRAM: Final = "vllm"
-# How a script names its interpreter; the second form is pip's, for a path that is too long for the first.
-_NAMED: Final = re.compile(rb"#!(/[^\s]*/python[\d.]*)\s|#!/bin/sh\n'''exec' \"?(/[^\"\n]*/python[\d.]*)\"? ")
-_PACKAGES: Final = ("lib*/python3*/site-packages/vllm", "lib*/python3*/dist-packages/vllm")
+# How a script names its interpreter: in its first line; as pip does where that is too long; as one that may be moved does, beside it.
+_NAMED: Final = re.compile(rb"#!(/\S*/python[\d.]*)\s|#!/bin/sh\n'''exec' \"?(/[^\"\n]*/python[\d.]*)\"? ")
+_BESIDE: Final = re.compile(rb"#!/bin/sh\n'''exec' \"\$\(dirname [^\n]*?/'?(python[\d.]*)['\"]")
+# The current folder is left out: a program of the command's own lies elsewhere.
+_ASK: Final = (
+    "import sys; sys.path = [path for path in sys.path if path]; from importlib.util import find_spec; "
+    "found = find_spec('vllm'); print(found.origin if found else '')"
+)
+_LIMIT_S: Final = 30
 
 
 def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None:
@@ -36,9 +44,20 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
     python = _python_of(Path(found)) if found else None
     if python is None:
         return None
-    # The environment is where the interpreter is named, not where a link of it leads: that would be the base of a venv.
-    packages = {package.resolve() for part in _PACKAGES for package in python.parent.parent.glob(part)}
-    return packages.pop() if len(packages) == 1 else None
+    try:
+        ran = subprocess.run(
+            [python, "-c", _ASK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=True,
+            env={**environ, **launch.env},
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    told = Path(ran.stdout.strip())
+    return told.parent if told.name == "__init__.py" and told.is_absolute() else None
 
 
 def _interpreter_word(argv: Sequence[str]) -> str | None:
@@ -62,7 +81,10 @@ def _python_of(program: Path) -> Path | None:
         return program
     try:
         with open_regular(program) as stream:
-            found = _NAMED.match(stream.read(_MOST_BYTES))
+            begin = stream.read(_MOST_BYTES)
     except OSError:
         return None
-    return Path(os.fsdecode(found[1] or found[2])) if found else None
+    if found := _NAMED.match(begin):
+        return Path(os.fsdecode(found[1] or found[2]))
+    found = _BESIDE.match(begin)
+    return program.resolve().with_name(os.fsdecode(found[1])) if found else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +41,7 @@ class EngineArgs:
         return VllmConfig()
 '''
 TREE = {
+    "__init__.py": "raise ImportError('the sources are read, not run')\n",
     "engine/arg_utils.py": ARGUMENTS,
     "plugins/__init__.py": 'DEFAULT_PLUGINS_GROUP = "vllm.general_plugins"\n\ndef load_general_plugins():\n    pass\n',
     "config.py": (
@@ -63,3 +66,24 @@ def vllm_tree(tmp_path: Path) -> Callable[..., Path]:
         return package
 
     return write
+
+
+@pytest.fixture
+def vllm_environment(tmp_path: Path, vllm_tree) -> Callable[..., Path]:
+    """Make a virtual environment whose vLLM is the tree, and its program this text; return the environment's folder."""
+
+    def make(program: str = "", old: str = "", new: str = "", *, sources: bool = True) -> Path:
+        folder = tmp_path / "venv"
+        scripts, site = folder / "bin", f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+        scripts.mkdir(parents=True)
+        (folder / site).mkdir(parents=True)
+        real = Path(sys.executable).resolve()
+        (folder / "pyvenv.cfg").write_text(f"home = {real.parent}\ninclude-system-site-packages = false\n")
+        (scripts / "python3").symlink_to(real)
+        (scripts / "vllm").write_text(f"#!{scripts}/python3\n{program}")
+        (scripts / "vllm").chmod(stat.S_IRWXU)
+        if sources:
+            vllm_tree(old, new, at=folder / site)
+        return folder
+
+    return make

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -27,28 +25,19 @@ print("RESULT", length)
 
 
 @pytest.fixture
-def run(tmp_path: Path, vllm_tree) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the engine of an environment; what is given is left out of its sources, or has no sources at all."""
+def run(vllm_environment) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the engine of an environment; what is given is replaced in its sources, or it has none at all."""
 
     def start(old: str = "", new: str = "", *, sources: bool = True) -> subprocess.CompletedProcess[str]:
-        scripts = tmp_path / "venv" / "bin"
-        scripts.mkdir(parents=True)
-        (scripts / "python3").symlink_to(sys.executable)
-        (scripts / "vllm").write_text(f"#!{scripts}/python3\n{ENGINE}")
-        (scripts / "vllm").chmod(stat.S_IRWXU)
-        if sources:
-            vllm_tree(old, new, at=tmp_path / "venv" / "lib" / "python3.11" / "site-packages")
+        scripts = vllm_environment(ENGINE, old, new, sources=sources) / "bin"
+        path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(
             [sys.executable, "-m", "oomguard", "run", "--", "vllm", "serve", "m"],
             capture_output=True,
             text=True,
             timeout=200,
             check=False,
-            env={
-                **os.environ,
-                "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-                "PYTHONPATH": str(Path(__file__).parents[3]),
-            },
+            env={**os.environ, "PATH": path},
         )
 
     return start

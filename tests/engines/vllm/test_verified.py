@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import stat
+import os
 from pathlib import Path
 
 import pytest
@@ -24,17 +24,16 @@ def _said_anew():
 
 
 @pytest.fixture
-def environment(tmp_path: Path, vllm_tree, monkeypatch) -> Path:
-    """A virtual environment with a vllm program on PATH; its package is the small tree."""
-    scripts = tmp_path / "venv" / "bin"
-    scripts.mkdir(parents=True)
-    for name, text in (("vllm", f"#!{scripts}/python3\n"), ("python3", "#!/bin/sh\n")):
-        (scripts / name).write_text(text)
-        (scripts / name).chmod(stat.S_IRWXU)
-    monkeypatch.setenv("PATH", str(scripts))
-    site = tmp_path / "venv" / "lib" / "python3.11" / "site-packages"
-    vllm_tree(at=site)
-    return site / "vllm"
+def environment(vllm_environment, monkeypatch) -> Path:
+    """The package of an environment whose vllm program is on PATH."""
+    folder = vllm_environment()
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.defpath}")
+    (package,) = folder.glob("lib/*/site-packages/vllm")
+    return package
+
+
+def scripts_of(package: Path) -> Path:
+    return package.parents[3] / "bin"
 
 
 @pytest.mark.parametrize("version", [*verified_versions(), "0.32.7", "0.20.2.dev3+g1a2b", "0.12.0.post2"])
@@ -130,11 +129,11 @@ def test_the_package_is_found_behind_what_keeps_the_python(before, environment):
     if before == ("python3",):
         argv = ("python3", "script.py", "--model", "m")
 
-    assert installed_package(Launch(argv), {"PATH": str(environment.parents[3] / "bin")}) == environment
+    assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) == environment
 
 
 def test_the_interpreter_of_a_path_that_is_too_long_for_a_first_line_is_found(environment):
-    scripts = environment.parents[3] / "bin"
+    scripts = scripts_of(environment)
     (scripts / "vllm").write_text(f"#!/bin/sh\n'''exec' {scripts}/python3 \"$0\" \"$@\"\n' '''\n")
 
     assert installed_package(Launch(SERVE), {"PATH": str(scripts)}) == environment
@@ -144,12 +143,10 @@ def test_the_interpreter_of_a_path_that_is_too_long_for_a_first_line_is_found(en
     "argv", [("uv", "run", *SERVE), ("conda", "run", "-n", "x", *SERVE), ("bash", "-c", "vllm serve m")]
 )
 def test_no_package_is_named_where_another_python_may_run(argv, environment):
-    assert installed_package(Launch(argv), {"PATH": str(environment.parents[3] / "bin")}) is None
+    assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) is None
 
 
 def test_neither_a_folder_nor_a_fifo_in_the_program_s_place_is_waited_for(tmp_path):
-    import os
-
     os.mkfifo(tmp_path / "vllm", 0o700)
 
     assert installed_package(Launch(SERVE), {"PATH": str(tmp_path)}) is None
