@@ -4,10 +4,11 @@ import ast
 import functools
 import itertools
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from oomguard.engines.vllm.own_command import table as commands
+from oomguard.engines.vllm import own_command
 from oomguard.engines.vllm.sources import added_arguments, parsed
 from oomguard.memory import constants
 from oomguard.memory.vllm import allocations, engine_child
@@ -67,6 +68,15 @@ def _defines(package: Path, module: str, name: str) -> bool:
     return name in bound or any(_defines(package, other, name) for other in inside)
 
 
+def endpoint_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the endpoints whose requests do not count, since they only look or tell the server what to do."""
+    text = "".join(path.read_text(encoding="utf-8") for path in package.glob("entrypoints/**/*.py"))
+    for path in tomllib.loads(Path(own_command.__file__).with_name("effects.toml").read_text(encoding="utf-8"))[
+        "not_requests"
+    ]:
+        yield presence("endpoint", path, stated=is_in(only_in.get(path), version), found=f'"{path}"' in text)
+
+
 def cited_rows(package: Path, version: str) -> Iterator[Row]:
     """Yield where the named allocations are made, of those whose row cites this version."""
     for cited in dict.fromkeys(
@@ -83,7 +93,7 @@ def cited_rows(package: Path, version: str) -> Iterator[Row]:
 
 def command_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Iterator[Row]:
     """Yield the subcommands and modules that hand settings to the engine, and the flags by which a benchmark's length is read."""
-    own = commands()
+    own = own_command.table()
     for words in own["own"]:
         if words[0] == "vllm":
             said = " ".join(words)

@@ -1,6 +1,7 @@
 """What oomguard reads of a vLLM's output, tried on what its sources can print: signatures, refusals, lines of requests, the log's form."""
 
 import ast
+import json
 import logging
 import re
 import tomllib
@@ -110,6 +111,7 @@ def log_rows(package: Path, _version: str) -> Iterator[Row]:
     )
     line = logging.Formatter(form, "%m-%d %H:%M:%S").format(record) if form else ""
     yield Row("log", "a line's words", words, peel(line).text, "vllm/logger.py")
+    yield from _json_rows(package, words)
     inside = "(%(vllm_process_name)s pid=%(process)d)" in (form or "")
     prefixes = [text for text in printed_texts(package, {"pid="}) if "(\0 pid=\0)" in text.literal]
     named = line if inside else f"(EngineCore pid=7) {line}"
@@ -117,6 +119,15 @@ def log_rows(package: Path, _version: str) -> Iterator[Row]:
     yield Row(
         "log", "a line's process", "EngineCore pid=7", (peel(named).process or _ABSENT) if place else _ABSENT, place
     )
+
+
+def _json_rows(package: Path, words: str) -> Iterator[Row]:
+    """Yield whether a line that is written as JSON, where a version can, is read as its words."""
+    path = package / "logging_utils" / "formatter.py"
+    named = [node.value for node in parsed(path).body if isinstance(node, ast.Assign)] if path.is_file() else []
+    for form in (node.value for node in named if isinstance(node, ast.Constant) and "%(message)s" in str(node.value)):
+        record = {name: words if name == "message" else "7" for name in re.findall(r"%\((\w+)\)s", form)}
+        yield Row("log", "a JSON line's words", words, peel(json.dumps(record)).text, "vllm/logging_utils/formatter.py")
 
 
 def _format_of(path: Path) -> str | None:
