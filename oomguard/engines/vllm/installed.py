@@ -20,7 +20,6 @@ from oomguard.regular_file import open_regular
 
 _MOST_BYTES: Final = 4096
 _PYTHON: Final = re.compile(r"python[\d.]*")
-_PROGRAM: Final = "vllm"
 # How a script names its interpreter: in its first line; as pip does where that is too long; as one that may be moved does, beside it.
 _NAMED: Final = re.compile(rb"#!(/\S*/python[\d.]*)\s|#!/bin/sh\n'''exec' \"?(/[^\"\n]*/python[\d.]*)\"? ")
 _BESIDE: Final = re.compile(rb"#!/bin/sh\n'''exec' \"\$\(dirname [^\n]*?/'?(python[\d.]*)['\"]")
@@ -39,9 +38,10 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
         launch: the command.
         environ: the inherited environment.
     """
-    word = _interpreter_word(launch.argv)
-    found = word and shutil.which(word, path=launch.env.get("PATH", environ.get("PATH", os.defpath)))
-    python = _python_of(Path(found)) if found else None
+    path = launch.env.get("PATH", environ.get("PATH", os.defpath))
+    programs = (shutil.which(word, path=path) for word in _programs(launch.argv))
+    pythons = (_python_of(Path(program)) for program in programs if program is not None)
+    python = next((found for found in pythons if found is not None), None)
     if python is None:
         return None
     try:
@@ -60,19 +60,18 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
     return told.parent if told.name == "__init__.py" and told.is_absolute() else None
 
 
-def _interpreter_word(argv: Sequence[str]) -> str | None:
-    """Return the word that names the Python, or the program of vLLM, that the command line runs in the end."""
+def _programs(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that may name the Python of what a command line runs in the end, the likeliest first; none where it is not known.
+
+    A Python that is named runs whatever stands behind it; else it is what the last program, or a launcher before it, begins with.
+    """
     commands = inner_commands(argv)
-    if len(commands) != 1:
-        return None
-    at = len(argv) - len(commands[0].args)
-    if tuple(argv[at:]) != commands[0].args:  # in a shell's text
-        return None
-    names = [PurePath(word).name for word in argv[:at]]
-    if environment_tools() & set(names):
-        return None
-    last = max((i for i, name in enumerate(names) if name == _PROGRAM or _PYTHON.fullmatch(name)), default=None)
-    return None if last is None else argv[last]
+    at = len(argv) - len(commands[0].args) if len(commands) == 1 else 0
+    in_a_text = at == 0 or tuple(argv[at:]) != commands[0].args
+    words = tuple(reversed(argv[:at]))
+    if in_a_text or environment_tools() & {PurePath(word).name for word in words}:
+        return ()
+    return tuple(word for word in words if _PYTHON.fullmatch(PurePath(word).name))[:1] or words
 
 
 def _python_of(program: Path) -> Path | None:

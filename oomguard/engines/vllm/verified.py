@@ -62,7 +62,7 @@ def _why_not(launch: Launch, name: str) -> str | None:
         return f"{unknown}, and its sources are not found on this machine"
     if by_flag:
         return None if own.flags and own.flags[0] in found.flags else f"{unknown}, and it shows no flag for {name}"
-    if found.hook_problem is not None:
+    if carrier is None and found.hook_problem is not None:
         return f"{unknown}, and {found.hook_problem}"
     return None if own.kwarg in found.arguments else f"{unknown}, and it shows no argument {name}"
 

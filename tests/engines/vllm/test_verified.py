@@ -132,6 +132,35 @@ def test_the_package_is_found_behind_what_keeps_the_python(before, environment):
     assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) == environment
 
 
+@pytest.mark.parametrize("program", ["lm_eval", "torchrun"])
+def test_the_package_of_another_program_s_python_is_found(program, environment):
+    scripts = scripts_of(environment)
+    (scripts / "vllm").rename(scripts / program)
+    words = (
+        ("--model", "vllm", "--model_args", "pretrained=m")
+        if program == "lm_eval"
+        else ("--nproc-per-node", "2", "s.py")
+    )
+
+    assert installed_package(Launch((program, *words)), {"PATH": str(scripts)}) == environment
+
+
+def test_a_python_that_is_named_runs_a_script_whatever_the_script_begins_with(environment, tmp_path):
+    (tmp_path / "s.py").write_text("#!/usr/bin/python3\n")
+    (tmp_path / "s.py").chmod(0o700)
+    python = scripts_of(environment) / "python3"
+
+    assert installed_package(Launch((str(python), str(tmp_path / "s.py"))), {}) == environment
+
+
+def test_arguments_that_a_command_takes_need_no_hook(environment, vllm_tree):
+    vllm_tree("def create_engine_config", "def make_engine_config", at=environment.parent)
+    (scripts_of(environment) / "vllm").rename(scripts_of(environment) / "lm_eval")
+    launch = Launch(("lm_eval", "--model", "vllm", "--model_args", "pretrained=m"), engine_version=UNKNOWN)
+
+    assert may_carry(launch, "max_model_len")
+
+
 def test_the_interpreter_of_a_path_that_is_too_long_for_a_first_line_is_found(environment):
     scripts = scripts_of(environment)
     (scripts / "vllm").write_text(f"#!/bin/sh\n'''exec' {scripts}/python3 \"$0\" \"$@\"\n' '''\n")
