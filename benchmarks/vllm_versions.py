@@ -19,7 +19,7 @@ from support.figure import conclude, skip
 from support.vllm_names import cited_rows, command_rows, endpoint_rows, import_rows, variable_rows
 from support.vllm_printed import log_rows, printed_rows
 from support.vllm_rows import Row, argument_rows, caller_rows, server_rows
-from support.vllm_wheels import cached, newest, package_of
+from support.vllm_wheels import newest, package_of
 
 HERE = Path(__file__).parent
 CACHE = HERE.parent / ".cache" / "vllm"
@@ -65,7 +65,7 @@ def asked_versions(asked: list[str], sampled: list[str]) -> list[str]:
     try:
         latest = [newest(CACHE)]
     except subprocess.CalledProcessError as error:
-        print(f"the newest version is not known: {error.stderr.strip().splitlines()[-1]}")
+        print(f"the newest version is not known: {_last_line(error)}")
         latest = []
     return sorted({*sampled, *latest}, key=Version)
 
@@ -77,14 +77,13 @@ def main() -> None:
     )
     asked, data = parser.parse_args().versions, stated()
     versions = list(verified_versions()) if asked == ["table"] else asked_versions(asked, data["sampled"])
-    problems, count, last, before = 0, 0, "", list[Row]()
+    problems, count, read, before = 0, 0, list[str](), list[Row]()
     for version in versions:
         try:
             package = package_of(version, CACHE)
         except subprocess.CalledProcessError as error:
-            if not cached(CACHE):
-                skip(f"no wheel can be had: {error.stderr.strip().splitlines()[-1]}")
-            raise
+            print(f"\n{version}: no wheel can be had: {_last_line(error)}")
+            continue
         rows = list(relied_on(package, version, data))
         wrong = [row for row in rows if not row.holds]
         print(f"\n{version}: {len(rows) - len(wrong)} of {len(rows)} as stated")
@@ -98,13 +97,20 @@ def main() -> None:
             )
             wrong.append(rows[0])
         for line in moved(before, rows) if before else ():
-            print(f"  moved since {last}  {line}")
+            print(f"  moved since {read[-1]}  {line}")
         sys.stdout.flush()
-        problems, count, last, before = problems + len(wrong), count + len(rows), version, rows
+        problems, count, before = problems + len(wrong), count + len(rows), rows
+        read.append(version)
+    if not read:
+        skip("no wheel can be had")
     conclude(
-        f"vLLM {versions[0]} to {versions[-1]}, {len(versions)} versions: {count - problems} of {count} as stated (goal: all)",
-        met=not problems,
+        f"vLLM {read[0]} to {read[-1]}, {len(read)} of {len(versions)} versions: {count - problems} of {count} as stated (goal: all)",
+        met=not problems and read == versions,
     )
+
+
+def _last_line(error: subprocess.CalledProcessError) -> str:
+    return (error.stderr or str(error)).strip().splitlines()[-1]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,37 @@ def test_the_target_is_red_for_what_is_not_as_stated_and_for_a_version_that_nobo
     monkeypatch.setattr(vllm_versions, "package_of", lambda *_: Path("vllm"))
     monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, found)]))
     monkeypatch.setattr("sys.argv", ["vllm_versions.py", version])
+
+    with pytest.raises(SystemExit) as ended:
+        vllm_versions.main()
+
+    assert ended.value.code == status
+    assert said in capsys.readouterr().out
+
+
+def no_registry(*_: object) -> str:
+    raise subprocess.CalledProcessError(1, "pip", stderr="WARNING: x\nERROR: no registry is reached\n")
+
+
+def test_the_newest_of_the_registry_is_read_too_where_it_is_reached(monkeypatch, capsys):
+    monkeypatch.setattr(vllm_versions, "newest", lambda _cache: "0.9.1")
+    assert vllm_versions.asked_versions([], ["0.8.5", "0.10.0"]) == ["0.8.5", "0.9.1", "0.10.0"]
+    assert vllm_versions.asked_versions(["0.10.0"], ["0.8.5"]) == ["0.10.0"]
+
+    monkeypatch.setattr(vllm_versions, "newest", no_registry)
+    assert vllm_versions.asked_versions([], ["0.8.5"]) == ["0.8.5"]
+    assert capsys.readouterr().out == "the newest version is not known: ERROR: no registry is reached\n"
+
+
+@pytest.mark.parametrize(
+    ("kept", "status", "said"), [({}, 77, "skipped: no wheel can be had"), ({"0.32.0"}, 1, "1 of 2 versions")]
+)
+def test_without_all_wheels_the_target_is_not_green(kept, status, said, monkeypatch, capsys):
+    monkeypatch.setattr(
+        vllm_versions, "package_of", lambda version, _cache: Path() if version in kept else no_registry()
+    )
+    monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, THERE)]))
+    monkeypatch.setattr("sys.argv", ["vllm_versions.py", "0.14.0", "0.32.0"])
 
     with pytest.raises(SystemExit) as ended:
         vllm_versions.main()
