@@ -12,7 +12,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .cache/fuzz
 
-.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm bench-strangers fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm bench-strangers vllm-versions fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -71,6 +71,9 @@ bench-vllm: .venv/ready-bench .venv-vllm/ready   ## those that need the real vLL
 
 bench-strangers: .venv/ready-bench .venv-vllm/ready   ## 40 configurations that a tester broke; BENCH_RESUME=FOLDER goes on where it stopped
 	@scripts/bench $(BIN)/python strangers_vllm:60
+
+vllm-versions: .venv/ready-dev ## what oomguard relies on in vLLM beside the sources of its wheels, and what moved; VERSIONS=table reads all
+	@$(TIMED) 'vLLM versions' 3 $(BIN)/python benchmarks/vllm_versions.py $(VERSIONS)
 
 fuzz: .venv/ready-dev          ## hostile rule files, and 100,000 spoiled logs and rule files
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -q -n $(XDIST) tests/fuzz

@@ -56,7 +56,7 @@ class Surface:
         variables: variables of the environment that set it over the flag, each a row of ``name``, ``unit_bytes`` and ``where``.
         suffixes: what a number may end with in the engine's flags, and the factor.
         defaults: rows of ``value``, each with the ``versions`` and the ``device_size`` for which it holds.
-        versions: the engine's versions that spell it so (PEP 440), None for all that ``others`` leave.
+        versions: the engine's versions that spell it so (PEP 440), None for all that ``others`` leave; the rest has none of it.
         others: how it is spelled in other versions.
     """
 
@@ -80,8 +80,11 @@ class Surface:
         return f"--{_OFF}{self.flags[0].removeprefix('--')}" if self.flags else None
 
     def in_version(self, version: str | None) -> Surface:
-        """Return how a version spells the setting; the newest spelling where the version is not known."""
-        return next((own for own in self.others if _holds(own.versions or "", version)), self)
+        """Return how a version spells the setting, empty where it has none; the newest spelling where the version is not known."""
+        other = next((own for own in self.others if _holds(own.versions or "", version)), None)
+        if other is not None or self.versions is None or version is None:
+            return other or self
+        return self if _holds(self.versions, version) else Surface()
 
     def own(self, value: FactValue) -> FactValue:
         """Return a value of ours in the engine's unit."""
@@ -240,10 +243,11 @@ def _holds(versions: str, version: str | None) -> bool:
         return False
 
 
-def device_size(engine: str, total_bytes: int, name: str | None) -> str:
-    """Return how an engine's defaults class a device: ``small``, ``large`` or ``huge``, by its bytes and its name."""
+def device_size(engine: str, total_bytes: int, name: str | None, version: str | None = None) -> str:
+    """Return how a version's defaults class a device: ``small``, ``large`` or ``huge``, by its bytes and its name."""
     known = _tables()[engine]["device_size"]
-    if name is not None and any(word in name.lower() for word in known["small_names"]):
+    by_name = version is None or _holds(known["small_versions"], version)
+    if by_name and name is not None and any(word in name.lower() for word in known["small_names"]):
         return "small"
     if total_bytes >= known["huge_bytes"]:
         return "huge"

@@ -169,6 +169,43 @@ def test_a_device_is_classed_as_vllm_classes_it(total_bytes, name, size):
     assert device_size("vllm", total_bytes, name) == size
 
 
+def test_before_0_9_an_a100_was_a_large_device():
+    assert device_size("vllm", 80 * GIB, "NVIDIA A100-SXM4-80GB", "0.8.5") == "large"
+    assert device_size("vllm", 80 * GIB, "NVIDIA A100-SXM4-80GB", "0.9.2") == "small"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "size", "value"),
+    [
+        ("max_num_seqs", "0.8.5", "cpu", 256),
+        ("max_num_seqs", "0.9.2", "cpu", 32),
+        ("max_num_seqs", "0.10.0", "cpu", 128),
+        ("max_num_batched_tokens", "0.27.1", "huge", 8192),
+        ("max_num_batched_tokens", "0.28.0", "huge", 16384),
+        ("max_num_batched_tokens", None, "huge", 16384),  # the newest where the version is not known
+    ],
+)
+def test_a_default_is_that_of_the_version(name, version, size, value):
+    assert default_value(name, "vllm", version, device_size=size) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "flags"),
+    [
+        ("kv_cache_memory_bytes", "0.10.1.1", ()),
+        ("kv_cache_memory_bytes", "0.10.2", ("--kv-cache-memory-bytes",)),
+        ("kv_cache_memory_bytes", None, ("--kv-cache-memory-bytes",)),
+        ("mamba_ssm_cache_dtype", "0.10.0", ()),
+        ("cudagraph_capture_sizes", "0.11.0", ()),
+        ("num_speculative_tokens", "0.8.5", ()),
+        ("num_speculative_tokens", "0.8.2", ("--num-speculative-tokens",)),
+    ],
+)
+def test_a_version_without_a_setting_has_no_flag_for_it(name, version, flags):
+    assert surface(name, "vllm", version).flags == flags
+    assert (as_kwarg(name, 1, "vllm", version) is None) is (not flags or name == "cudagraph_capture_sizes")
+
+
 def test_a_default_by_size_of_device_needs_the_size():
     assert default_value("max_num_seqs", "vllm", "0.32.0") is None
     assert default_value("max_num_seqs", "vllm", "0.32.0", device_size="large") == 1024

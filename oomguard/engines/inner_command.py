@@ -77,6 +77,11 @@ def _tables() -> Mapping[str, Any]:
     return next(iter(read_tables("wrappers", [_FILE]).values()))
 
 
+def environment_tools() -> frozenset[str]:
+    """Return the wrappers that run a command in an environment of their own choice."""
+    return frozenset(_tables()["environments"]["names"])
+
+
 def inner_commands(argv: Sequence[str]) -> tuple[InnerCommand, ...]:
     """Return the commands that a command line runs in the end: one, or those of a shell's text."""
     whole = InnerCommand("", tuple(argv), functools.partial(replaced, tuple(argv)))
@@ -99,7 +104,7 @@ def _opened(command: InnerCommand, deep: int) -> Iterator[InnerCommand]:
             yield replace(_behind(command, 1), program=name)
     elif _PYTHON.fullmatch(name):
         yield from _in_python(command, 1, deep)
-    elif name in table and name not in {"modules", "shells", "python"}:
+    elif name in table and name not in {"modules", "shells", "python", "environments"}:
         yield from _in_wrapper(command, 1, table[name], name, deep)
     else:
         yield replace(_behind(command, 1), program=name.removesuffix(".py"))

@@ -27,6 +27,11 @@ def beaten_by(_launch: Launch, _name: str, _facts: Mapping[str, Fact]) -> Settin
     return None
 
 
+def carries(_launch: Launch, _name: str) -> bool:
+    """Return True: what the engine carries it carries into every version."""
+    return True
+
+
 def asked_length(_launch: Launch) -> Mapping[str, Need]:
     """Return none."""
     return {}

@@ -73,6 +73,9 @@ class Insight(Protocol):
     def beaten_by(self, launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
         """Return what sets a setting over all that can be carried, named by its source; None where nothing does."""
 
+    def carries(self, launch: Launch, name: str) -> bool:
+        """Return whether a setting that the engine carries may be carried into this one, by its version; say why where it may not."""
+
     def asked_length(self, launch: Launch) -> Mapping[str, Need]:
         """Return what the command's own requests need, by setting; empty where it does not tell."""
 

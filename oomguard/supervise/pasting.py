@@ -12,6 +12,7 @@ from oomguard.facts import FactValue
 from oomguard.incident import Incident
 from oomguard.remedy.policy import is_out_of_question
 from oomguard.report.mask import mask_command
+from oomguard.surfaces import surface
 
 
 def to_paste(launch: Launch, engine: Launcher, settings: Mapping[str, FactValue]) -> str:
@@ -45,9 +46,16 @@ def commands_to_paste(
     }
     commands = {}
     for key, value in solved.items():
-        name = key.removeprefix("alternative:")
-        if value is not None and engine.carries(name):
-            new = {**groups.get(key, {}), name: value}
+        if value is None:
+            continue
+        new = {**groups.get(key, {}), key.removeprefix("alternative:"): value}
+        if all(_has(engine, name, launch) for name in new):
             meant = replace(first, engine_changes=changes_with(first.engine_changes, incident, started, new))
             commands[key] = engine.shown(meant, {**changed, **new})
     return commands
+
+
+def _has(engine: Launcher, name: str, launch: Launch) -> bool:
+    """Return whether the engine has a setting, in the version of this launch."""
+    own = surface(name, engine.NAME, launch.engine_version)
+    return engine.carries(name) and bool(own.flags or own.kwarg)

@@ -247,7 +247,7 @@ class Supervision:
         self._first = with_failed_engine(self._first, incident)
         commands = commands_to_paste(self._first, self._engine, self._ledger.settings, incident, started)
         self.on_failure(diagnosis, commands)
-        wanted = self._ledger.wanted(incident, self._engine.carries)
+        wanted = self._ledger.wanted(incident, self._carries)
         if not heeded:
             self._ledger.stop()
         elif not wanted:
@@ -261,10 +261,13 @@ class Supervision:
         elif (missing := _cannot_make(folder)) is not None:
             log.warning("not run again: it needs a temporary folder", reason=missing)
         elif signals.stopped_by is None:
-            chosen = self._ledger.choose(incident, self._engine.carries)
+            chosen = self._ledger.choose(incident, self._carries)
             if chosen and not self._witness.permits_another(incident, commands[chosen[0].setting]):
                 self._ledger.refuse(self._witness.refusal)
             self._first = with_change(self._first, incident, started, chosen)
+
+    def _carries(self, name: str) -> bool:
+        return self._engine.carries(name) and self._insight.carries(self._first, name)
 
     def _shown(self) -> str:
         """Return the attempt, the next one where it is chosen, as a line to read and paste, without what only this run needs."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Final
 
+from oomguard.engines.vllm.plugin import GROUP
 from oomguard.observe.check import Check
 
-_GROUP: Final = "vllm.general_plugins"
 _ALLOWED: Final = "VLLM_PLUGINS"
 _REINSTALL: Final = "pip install --force-reinstall --no-deps oomguard"
 
@@ -28,13 +28,13 @@ def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _registered_check() -> Check:
-    found = next((entry for entry in metadata.entry_points(group=_GROUP) if entry.name == "oomguard"), None)
+    found = next((entry for entry in metadata.entry_points(group=GROUP) if entry.name == "oomguard"), None)
     if found is None:
-        text = f"the vLLM plugin is not registered in {_GROUP} of this environment"
+        text = f"the vLLM plugin is not registered in {GROUP} of this environment"
         return Check("vllm_plugin", "problem", text, _REINSTALL)
     try:
         found.load()
     except Exception as error:  # noqa: BLE001 - whatever loading raises is the answer
         text = f"the vLLM plugin does not load: {type(error).__name__}: {error}"
         return Check("vllm_plugin", "problem", text, _REINSTALL)
-    return Check("vllm_plugin", "ok", f"the vLLM plugin is registered in {_GROUP}")
+    return Check("vllm_plugin", "ok", f"the vLLM plugin is registered in {GROUP}")

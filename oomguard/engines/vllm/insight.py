@@ -53,6 +53,13 @@ def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingIn
     return set_by_variable(launch, name, facts, os.environ)
 
 
+def carries(launch: Launch, name: str) -> bool:
+    """Return whether a setting may be carried into the engine of the launch: its version has it, or its own sources show it."""
+    from oomguard.engines.vllm.verified import may_carry  # reads sources: only a relaunch asks
+
+    return may_carry(launch, name)
+
+
 def asked_length(launch: Launch) -> Mapping[str, Need]:
     """Return the least length of a request that the command itself asks for, by the setting that limits it."""
     return lengths.asked_length(launch)

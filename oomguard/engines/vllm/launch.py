@@ -124,6 +124,6 @@ def _carry(session: Path) -> Path:
             f"Metadata-Version: 2.1\nName: {_PLUGIN_MODULE}\nVersion: {__version__}\n", encoding="utf-8"
         )
         (info / "entry_points.txt").write_text(
-            f"[vllm.general_plugins]\noomguard = {_PLUGIN_MODULE}:register\n", encoding="utf-8"
+            f"[{plugin.GROUP}]\noomguard = {_PLUGIN_MODULE}:register\n", encoding="utf-8"
         )
     return folder

@@ -2,8 +2,8 @@
 
 vLLM calls ``register`` through the entry-point group ``vllm.general_plugins`` in every process it starts, in every
 environment where oomguard is installed. So: standard library only, nothing at all unless our variable is set, and no
-exception ever (vLLM does not guard the call). The hook, ``EngineArgs.create_engine_config``, is where every front end
-turns arguments into a configuration (vLLM 0.8.5 to 0.33).
+exception ever (vLLM does not guard the call). The hook is where every front end turns arguments into a configuration
+(0.8.5 to 0.32; `make vllm-versions` looks); where another version has something else in its place nothing is hooked.
 
 Variables reach all that the command starts, and stay with what outlives it. So a change is made only while its attempt
 lasts, and only to the engines that it was computed for, where those are known. Where it is asked to, it tells which arguments
@@ -21,6 +21,9 @@ import stat
 import sys
 from typing import Any
 
+# The entry points that vLLM loads, and what is hooked: a module, its class of engine arguments, and a method of that.
+GROUP = "vllm.general_plugins"
+HOOK = ("vllm.engine.arg_utils", "EngineArgs", "create_engine_config")
 # A JSON object: engine arguments and the values that they get.
 OVERRIDES = "OOMGUARD_VLLM_OVERRIDES"
 # A JSON list: the models whose engines are changed, as the engine printed them; every engine where it is not set.
@@ -48,11 +51,12 @@ def register() -> None:
         raw, asked = os.environ.get(OVERRIDES), os.environ.get(REPORT)
         if not (raw or asked) or os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on"):
             return
-        if not raw and "vllm.engine.arg_utils" not in sys.modules:
+        if not raw and HOOK[0] not in sys.modules:
             return  # a process that is given its configuration: nothing to tell, and nothing to import for it
         _hook(_parsed(raw, dict) if raw else {}, _names(asked))
     except Exception as error:  # noqa: BLE001 - whatever goes wrong with us, the engine starts
-        _say(error)
+        if raw:  # what was only to be told of is no matter of the user's
+            _say(error)
 
 
 def _say(error: Exception) -> None:
@@ -87,10 +91,10 @@ def _is_name(name: object) -> bool:
 
 def _hook(overrides: dict[str, object], reported: list[str]) -> None:
     import functools
+    import importlib
 
-    from vllm.engine.arg_utils import EngineArgs
-
-    original = EngineArgs.create_engine_config
+    owner = getattr(importlib.import_module(HOOK[0]), HOOK[1])
+    original = _hookable(owner)
     if getattr(original, "_oomguard", False):
         return
 
@@ -114,7 +118,20 @@ def _hook(overrides: dict[str, object], reported: list[str]) -> None:
         return config
 
     create_engine_config._oomguard = True  # type: ignore[attr-defined]
-    EngineArgs.create_engine_config = create_engine_config
+    setattr(owner, HOOK[2], create_engine_config)
+
+
+def _hookable(owner: type) -> Any:
+    """Return the method to hook; raises TypeError for what another version, or another plugin, has put in its place."""
+    import inspect
+
+    found = inspect.getattr_static(owner, HOOK[2], None)
+    if not inspect.isfunction(found) or inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+        raise TypeError(f"{HOOK[1]}.{HOOK[2]} is no plain method here")
+    parameters = [*inspect.signature(found, follow_wrapped=False).parameters.values()]
+    if not parameters or parameters[0].kind in {parameters[0].KEYWORD_ONLY, parameters[0].VAR_KEYWORD}:
+        raise TypeError(f"{HOOK[1]}.{HOOK[2]} takes no engine arguments here")
+    return found
 
 
 def _report(holder: object, names: list[str], what: str, order: int, model: object) -> None:

@@ -14,12 +14,13 @@ from oomguard.surfaces import default_value, device_size
 def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str]) -> VllmSettings:
     """Return the settings as the engine would fill them in; add a line to ``assumed`` for each."""
     on_cpu = settings.device == "cpu"
-    size = "cpu" if on_cpu else device_size("vllm", settings.gpu_total_bytes, settings.gpu_name)
+    version = str(settings.version)
+    size = "cpu" if on_cpu else device_size("vllm", settings.gpu_total_bytes, settings.gpu_name, version)
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size if on_cpu else 1
     changes: dict[str, Any] = {}
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if getattr(settings, name) is None:
-            default = default_value(name, "vllm", str(settings.version), device_size=size)
+            default = default_value(name, "vllm", version, device_size=size)
             changes[name] = int(default or 1) * ranks
             assumed.append(f"{name} {changes[name]}: vllm serve's default on a device of this size")
     if settings.max_model_len is None:

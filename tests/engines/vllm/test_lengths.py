@@ -71,6 +71,31 @@ def test_the_flags_are_named():
             5000,
         ),
         ("ValueError: Input length (2000) exceeds model's maximum context length (1792).", 2001),
+        (  # 0.18 to 0.31
+            (
+                "This model's maximum context length is 1792 tokens. However, you requested 128 output tokens and your prompt contains "
+                "1700 input tokens, for a total of 1828 tokens. Please reduce the length of the input prompt or the"
+            ),
+            1828,
+        ),
+        (
+            (
+                "This model's maximum context length is 1792 tokens. However, you requested 128 output tokens and your prompt contains "
+                "at least 1665 input tokens, for a total of at least 1793 tokens."
+            ),
+            1793,
+        ),
+        (
+            (
+                "This model's maximum context length is 1792 tokens. However, you requested 9 output tokens and your prompt contains "
+                "99999 characters (more than 57056 characters, which"
+            ),
+            math.inf,
+        ),
+        (  # 0.18 and later, of a text that is too long to be worth its tokens
+            "This model's maximum context length is 1792 tokens. However, your prompt contains 99999 characters (more than 57344 characters)",
+            math.inf,
+        ),
         (
             "AssertionError: Please ensure that max_model_len is greater than the sum of input_len and output_len.",
             math.inf,

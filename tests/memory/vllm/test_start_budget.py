@@ -113,9 +113,17 @@ def test_prompt_logprobs_are_a_need_that_no_start_reserves():
     assert budget(prompt_logprobs=True, version=Version("0.30")).prompt_logprobs_bytes == 1024 * 128256 * 2
 
 
-@pytest.mark.parametrize(("gib", "seqs", "tokens"), [(24, 256, 2048), (80, 1024, 8192), (180, 1024, 16384)])
-def test_the_defaults_follow_the_device_and_are_said(gib, seqs, tokens):
-    found = budget(gpu_total_bytes=gib * GIB)
+@pytest.mark.parametrize(
+    ("version", "gib", "seqs", "tokens"),
+    [
+        ("0.19", 24, 256, 2048),
+        ("0.19", 80, 1024, 8192),
+        ("0.27", 180, 1024, 8192),
+        ("0.28", 180, 1024, 16384),
+    ],
+)
+def test_the_defaults_follow_the_version_and_the_device_and_are_said(version, gib, seqs, tokens):
+    found = budget(version=Version(version), gpu_total_bytes=gib * GIB)
     assert (found.settings.max_num_seqs, found.settings.max_num_batched_tokens) == (seqs, tokens)
     assert any(str(seqs) in line for line in found.assumptions)
 

@@ -1,0 +1,273 @@
+"""`make vllm-versions`: what is stated of a version and not borne out by its sources is told, and turns the target red."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import vllm_versions
+from support.vllm_defaults import batch_defaults
+from support.vllm_printed import Looked, _text_row, log_rows, printed_rows
+from support.vllm_rows import ABSENT, THERE, Row, argument_rows, caller_rows
+from support.vllm_texts import printed_texts, traced_lines
+from support.vllm_wheels import cached
+
+VERSION = "0.32.0"
+HOOK = ("hook", "EngineArgs.create_engine_config")
+
+
+def rows(package: Path, version: str = VERSION, **only_in: str) -> dict[tuple[str, str], Row]:
+    return {(row.kind, row.name): row for row in argument_rows(package, version, only_in)}
+
+
+def test_what_the_sources_have_as_stated_holds(vllm_tree):
+    found = rows(vllm_tree())
+
+    assert found[HOOK].holds
+    assert found["flag", "--max-model-len"].holds
+    assert found["default", "gpu_memory_utilization"] == Row("default", "gpu_memory_utilization", "0.92", "0.92")
+
+
+def test_a_hook_that_is_removed_is_told(vllm_tree):
+    found = rows(vllm_tree("def create_engine_config", "def make_engine_config"))[HOOK]
+
+    assert (found.holds, found.found) == (False, "its EngineArgs has no create_engine_config")
+
+
+def test_a_default_that_differs_is_told(vllm_tree):
+    found = rows(vllm_tree("default=0.92", "default=0.93"))["default", "gpu_memory_utilization"]
+
+    assert (found.holds, found.stated, found.found) == (False, "0.92", "0.93")
+
+
+def test_a_default_is_that_of_the_version(vllm_tree):
+    assert rows(vllm_tree("default=0.92", "default=0.9"), "0.14.0")["default", "gpu_memory_utilization"].holds
+
+
+def test_a_flag_that_is_gone_and_one_that_comes_early_are_told(vllm_tree):
+    gone = rows(vllm_tree("--max-model-len", "--max-length"))["flag", "--max-model-len"]
+    early = rows(vllm_tree(), "0.14.0", **{"--device-memory-utilization": ">=0.31"})[
+        "flag", "--device-memory-utilization"
+    ]
+
+    assert (gone.stated, gone.found) == (THERE, ABSENT)
+    assert (early.stated, early.found) == (ABSENT, THERE)
+
+
+def test_a_flag_of_some_versions_is_stated_absent_in_the_others(vllm_tree):
+    package = vllm_tree()
+
+    assert rows(package, "0.9.2")["flag", "--kv-cache-memory-bytes"].holds
+    assert not rows(package, "0.10.2")["flag", "--kv-cache-memory-bytes"].holds
+
+
+def test_a_module_that_no_longer_reaches_the_hook_is_told(vllm_tree):
+    package = vllm_tree()
+    (package / "llm.py").write_text("config = engine_args.create_engine_config(context)\n")
+    (package / "server.py").write_text("config = engine_args.create_model_config()\n")
+
+    found = list(caller_rows(package, VERSION, {"vllm/llm.py": "", "vllm/server.py": "", "vllm/gone.py": "<0.20"}))
+
+    assert [row.holds for row in found] == [True, False, True]
+
+
+BATCH = """
+class EngineArgs:
+    def get_batch_defaults(cls, world_size):
+        if device_memory >= 70 * GiB_bytes and "a100" not in device_name:
+            default_max_num_seqs = {UsageContext.LLM_CLASS: 2048, UsageContext.OPENAI_API_SERVER: 1024}
+        else:
+            default_max_num_seqs = {UsageContext.LLM_CLASS: 512, UsageContext.OPENAI_API_SERVER: 256}
+        if current_platform.is_cpu():
+            default_max_num_seqs = {UsageContext.OPENAI_API_SERVER: 128 * world_size}
+"""
+
+
+def test_defaults_by_size_of_device_are_read_from_the_branches(tmp_path):
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "arg_utils.py").write_text(BATCH)
+
+    values = {"large": 1024, "huge": 1024, "small": 256, "cpu": 128}
+    assert batch_defaults(tmp_path) == {("max_num_seqs", size): value for size, value in values.items()}
+
+
+PRINTS = '''
+"""No available memory, says a docstring."""
+logger.info("KV cache size: %s tokens, " "at %.2fx", tokens, share)
+raise ValueError(f"length {length} is more than {format_gib(free)} GiB" + (" here" if here else ""))
+message = "Free {:.2f} of {total}".format(free, total=total)
+parts = ["prompt %.1f tokens/s", "generation %.1f tokens/s"]
+@dataclass
+class Output:
+    blocks: list[int]
+def load():
+    logger.info("Loading %s", model)
+for item in tqdm(items, desc="Loading shards"):
+    output = self.visual(item)
+'''
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"KV cache size: [\d,]+ tokens, at \d\.\d+x",
+        r"length \d+ is more than \d\.\d+ GiB here",
+        r"Free \d\.\d\d of \d+",
+        r"prompt \d\.\d+ tokens/s, generation \d\.\d+ tokens/s",
+        r"Output\(blocks=\[\d",
+        r"Loading \w+$",
+        r"Loading shards:",
+    ],
+)
+def test_a_text_is_found_however_it_is_put_together(pattern, tmp_path):
+    assert text_row(pattern, tmp_path).found == THERE
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        (r"No available memory", ABSENT),  # a docstring prints nothing
+        (r"KV cache size: \d+ blocks", "its words are there, the pattern matches none of them"),
+        (r"something else", ABSENT),
+    ],
+)
+def test_a_text_that_is_not_printed_so_is_told(pattern, found, tmp_path):
+    assert text_row(pattern, tmp_path).found == found
+
+
+def text_row(pattern: str, folder: Path) -> Row:
+    package = folder / "vllm"
+    package.mkdir()
+    (package / "prints.py").write_text(PRINTS)
+    anchor = re.split(r"[\\(\[]", pattern)[0].removesuffix("\\").removesuffix("=")
+    return _text_row(
+        Looked("x", (anchor,), None, re.compile(pattern).search), printed_texts(package, [anchor]), stated=True
+    )
+
+
+def test_a_traceback_shows_functions_and_lines(tmp_path):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "prints.py").write_text(PRINTS)
+
+    shown = [line.strip() for _module, line in traced_lines(tmp_path / "vllm", {"self.visual(", "in load"})]
+
+    assert shown == ['File "vllm/prints.py", line 1, in load', "output = self.visual(item)"]
+
+
+@pytest.mark.parametrize(
+    ("form", "holds"),
+    [
+        ('_FORMAT = (f"{PREFIX}%(levelname)s %(asctime)s " "[%(fileinfo)s:%(lineno)d] %(message)s")', True),
+        ('_FORMAT = (f"{PREFIX}(%(vllm_process_name)s " "pid=%(process)d) %(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] %(message)s")', True),
+        ('_FORMAT = f"{PREFIX}<<%(levelname)s>> %(message)s"', False),
+    ],
+)  # fmt: skip
+def test_another_form_of_a_log_line_is_told(form, holds, tmp_path):
+    package = tmp_path / "vllm"
+    package.mkdir()
+    (package / "logger.py").write_text(form + "\n")
+    (package / "prefix.py").write_text('prefix = f"{CYAN}({worker_name} pid={pid}){RESET} "\n')
+
+    assert [row.holds for row in log_rows(package, VERSION)] == [holds, True]
+
+
+def test_what_moved_is_told_and_what_stayed_is_not():
+    before = [
+        Row("flag", "--a", THERE, ABSENT),
+        Row("text", "b", THERE, THERE, "vllm/old.py"),
+        Row("flag", "--c", THERE, THERE),
+    ]
+    after = [
+        Row("flag", "--a", THERE, THERE),
+        Row("text", "b", THERE, THERE, "vllm/new.py"),
+        Row("flag", "--c", THERE, THERE),
+    ]
+
+    assert list(vllm_versions.moved(before, after)) == [
+        "flag --a: absent -> there",
+        "text b: vllm/old.py -> vllm/new.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "found", "status", "said"),
+    [
+        ("0.32.0", THERE, 0, "1 of 1 as stated (goal: all): met"),
+        ("0.32.0", ABSENT, 1, "NOT AS STATED  flag --a: stated there, found absent"),
+        ("9.9.9", THERE, 1, "NOT IN THE TABLE"),
+    ],
+)
+def test_the_target_is_red_for_what_is_not_as_stated_and_for_a_version_that_nobody_read(
+    version, found, status, said, monkeypatch, capsys
+):
+    monkeypatch.setattr(vllm_versions, "package_of", lambda *_: Path("vllm"))
+    monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, found)]))
+    monkeypatch.setattr("sys.argv", ["vllm_versions.py", version])
+
+    with pytest.raises(SystemExit) as ended:
+        vllm_versions.main()
+
+    assert ended.value.code == status
+    assert said in capsys.readouterr().out
+
+
+def no_registry(*_: object) -> str:
+    raise subprocess.CalledProcessError(1, "pip", stderr="WARNING: x\nERROR: no registry is reached\n")
+
+
+def test_the_newest_of_the_registry_is_read_too_where_it_is_reached(monkeypatch, capsys):
+    monkeypatch.setattr(vllm_versions, "newest", lambda _cache: "0.9.1")
+    assert vllm_versions.asked_versions([], ["0.8.5", "0.10.0"]) == ["0.8.5", "0.9.1", "0.10.0"]
+    assert vllm_versions.asked_versions(["0.10.0"], ["0.8.5"]) == ["0.10.0"]
+
+    monkeypatch.setattr(vllm_versions, "newest", no_registry)
+    assert vllm_versions.asked_versions([], ["0.8.5"]) == ["0.8.5"]
+    assert capsys.readouterr().out == "the newest version is not known: ERROR: no registry is reached\n"
+
+
+@pytest.mark.parametrize(
+    ("kept", "status", "said"), [({}, 77, "skipped: no wheel can be had"), ({"0.32.0"}, 1, "1 of 2 versions")]
+)
+def test_without_all_wheels_the_target_is_not_green(kept, status, said, monkeypatch, capsys):
+    monkeypatch.setattr(
+        vllm_versions, "package_of", lambda version, _cache: Path() if version in kept else no_registry()
+    )
+    monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, THERE)]))
+    monkeypatch.setattr("sys.argv", ["vllm_versions.py", "0.14.0", "0.32.0"])
+
+    with pytest.raises(SystemExit) as ended:
+        vllm_versions.main()
+
+    assert ended.value.code == status
+    assert said in capsys.readouterr().out
+
+
+@pytest.fixture
+def real() -> Path:
+    """The real sources, where the target has unzipped them."""
+    found = cached(vllm_versions.CACHE).get(VERSION)
+    if found is None:
+        pytest.skip(f"the sources of vLLM {VERSION} are not in .cache: make vllm-versions")
+    return found
+
+
+def test_the_real_sources_are_as_stated_and_a_hook_taken_out_of_them_is_told(real, tmp_path):
+    data = vllm_versions.stated()
+    package = tmp_path / "vllm"
+    for part in ("engine", "plugins", "config"):
+        shutil.copytree(real / part, package / part)
+
+    assert [row for row in argument_rows(package, VERSION, data["flags"]) if not row.holds] == []
+    arguments = package / "engine" / "arg_utils.py"
+    arguments.write_text(arguments.read_text(encoding="utf-8").replace("def create_engine_config(", "def make_config("))
+    assert not rows(package)[HOOK].holds
+
+
+def test_every_text_is_printed_by_the_real_sources(real):
+    printed = vllm_versions.stated()["printed"]
+
+    assert [row for row in printed_rows(real, VERSION, printed) if not row.holds] == []
