@@ -25,6 +25,7 @@ _NO_SETTINGS: Final = frozenset(
         "device_free_from",
         "gpu_name",
         "gpu_total_bytes",
+        "peak_activation_ratio",
         "version",
     }
 )

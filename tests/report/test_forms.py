@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -38,10 +39,14 @@ from oomguard.report.terminal import print_diagnosis
 
 def terminal(diagnosis: Diagnosis, width: int = 400) -> str:
     console = Console(file=io.StringIO(), width=width, legacy_windows=False)
-    print_diagnosis(
-        console, diagnosis, {"dtype": diagnosis.incidents[0].plan[0].as_flag or ""} if diagnosis.incidents else None
-    )
+    commands = {"dtype": _without_home(diagnosis.incidents[0].plan[0].as_flag or "")} if diagnosis.incidents else None
+    print_diagnosis(console, diagnosis, commands)
     return " ".join(console.file.getvalue().replace("│", " ").split())
+
+
+def _without_home(command: str) -> str:
+    """The user's own command is pasted into the user's own terminal: home folders stay in it, secrets do not."""
+    return "" if re.search(r"(?i)[/\\](?:home|users)[/\\]", command) else command
 
 
 def attempts_report(form: str) -> Callable[[Diagnosis], str]:

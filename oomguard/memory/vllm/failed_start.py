@@ -169,10 +169,9 @@ def _with_peak(model: Model, settings: VllmSettings, incident: Incident) -> Vllm
     beyond = incident.number("non_torch_bytes")
     correction = Correction(
         "what this start asked for",
-        peak_activation_ratio=max(1.0, ratio * later),
         non_torch_bytes=0 if beyond is None else round(beyond) - predicted.non_torch_bytes,
     )
-    return replace(settings, correction=correction)
+    return replace(settings, correction=correction, peak_activation_ratio=max(1.0, ratio * later))
 
 
 def _value(in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact], name: str) -> FactValue | None:

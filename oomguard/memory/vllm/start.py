@@ -13,7 +13,6 @@ from oomguard.records import Record
 class Correction:
     """What a start of this model measured beyond the model's own sum, in bytes, part by part.
 
-    ``peak_activation_ratio`` is by how much its peak was larger at least, where it failed before the peak was measured.
     ``source`` names the start. ``uncertainty_bytes`` is what its printed figures leave open; it takes the place of the priors'
     own for a start with the rows, tokens and graphs that were measured.
     """
@@ -21,7 +20,6 @@ class Correction:
     source: str
     weights_bytes: int = 0
     peak_activation_bytes: int = 0
-    peak_activation_ratio: float = 1.0
     non_torch_bytes: int = 0
     cudagraph_bytes: int = 0
     uncertainty_bytes: int = 0
@@ -35,7 +33,8 @@ class VllmSettings:
     """vLLM's settings by their own names; None stands for the engine's default.
 
     ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the CUDA context;
-    ``device_free_from`` says what it was taken from, where it is an assumption.
+    ``device_free_from`` says what it was taken from, where it is an assumption. ``peak_activation_ratio`` is by how much the peak is
+    larger at least than by the model's sum, where a start failed before it was measured.
     """
 
     version: Version
@@ -68,6 +67,7 @@ class VllmSettings:
     device_free_bytes: int | None = None
     device_free_from: str = ""
     correction: Correction | None = None
+    peak_activation_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,10 +145,9 @@ def _peak(parts: _Parts, number: int) -> Peak:
         larger = max(images.peak_bytes, peak.bytes + images.outputs_bytes)
         uncertainty = images.uncertainty_bytes if larger == images.peak_bytes else peak.uncertainty_bytes
         peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
-    if settings.correction is not None:
-        corrected = peak.bytes * settings.correction.peak_activation_ratio + settings.correction.peak_activation_bytes
-        peak = replace(peak, bytes=max(0, round(corrected)))
-    return peak
+    larger = settings.peak_activation_ratio * peak.bytes
+    beyond = 0 if settings.correction is None else settings.correction.peak_activation_bytes
+    return replace(peak, bytes=max(0, round(larger) + beyond))
 
 
 def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
