@@ -126,7 +126,8 @@ def _images(model: Model, settings: VllmSettings, assumed: list[str]) -> Encoder
 def _prompt_logprobs(model: Model, settings: VllmSettings) -> int:
     if not settings.prompt_logprobs:
         return 0
-    return prompt_logprobs_bytes(model.shape, settings.version, settings.max_num_batched_tokens or 0)
+    step, longest = settings.max_num_batched_tokens or 0, settings.max_model_len or 0
+    return prompt_logprobs_bytes(model.shape, settings.version, step, longest, settings.device)
 
 
 def _peak(parts: _Parts, number: int) -> Peak:
