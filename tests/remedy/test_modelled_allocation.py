@@ -77,6 +77,13 @@ def test_prompt_logprobs_on_the_host_are_named_and_solved_by_what_is_free(failed
     assert step * VOCAB * 12 <= 0.8 * (3 * GIB + 135 * 2**20)
 
 
+@pytest.mark.parametrize(("caches", "told"), [(True, ["enable_prefix_caching"]), (False, [])])
+def test_what_is_off_already_is_not_offered_off(failed, free_host, caches, told):
+    free_host(6 * GIB)
+    found = planned(failed(8190 * VOCAB * 2, user={"enable_prefix_caching": caches}))
+    assert [other.setting for other in found.alternatives] == told
+
+
 def test_where_nothing_tells_what_is_free_an_eighth_is_tried(failed, monkeypatch):
     monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
     found = planned(failed(8190 * VOCAB * 2))
