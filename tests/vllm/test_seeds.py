@@ -1,4 +1,7 @@
-"""The programs of three questions that users asked: each fails as told, is mended, and measures what the advice does."""
+"""The programs of three questions that users asked: each fails as told, is mended, and measures what the advice does.
+
+Scoring took 268 s (88 s of processor time), vision 188 s (133 s), speculative 216 s (116 s) on two cores that others used.
+"""
 
 from __future__ import annotations
 
