@@ -12,7 +12,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .cache/fuzz
 
-.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm bench-strangers vllm-versions fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm bench-strangers vllm-versions demo-seeds fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -32,6 +32,11 @@ demo: .venv/ready              ## a real log diagnosed, then a real model saved 
 
 demo-vllm: .venv/ready .venv-vllm/ready   ## the real vLLM on the CPU: fails, is diagnosed, relaunched once, answers
 	@$(BIN)/python examples/demo_vllm.py
+
+demo-seeds: .venv/ready .venv-vllm/ready   ## three questions that users asked, on the real vLLM: what fails, what of the advice helps
+	@$(BIN)/python examples/seed_scoring.py
+	@$(BIN)/python examples/seed_vision.py
+	@$(BIN)/python examples/seed_speculative.py
 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 

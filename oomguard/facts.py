@@ -162,6 +162,7 @@ def _specs() -> dict[str, FactSpec]:
         ("allocation_terms", "str", "the settings and the model's numbers whose product they are"),
         ("allocation_sure_ratio", "float", "how sure that is, by how many other products have as many bytes"),
         ("host_available_bytes", "int", "memory that the host had free after the failure"),
+        ("host_total_bytes", "int", "memory of the host, of which the engine's CPU backend takes a share"),
         # a guarded call
         ("batch_size", "int", "rows of the failed call"),
         ("prompt_tokens", "int", "prompt length of the failed call, padding included"),

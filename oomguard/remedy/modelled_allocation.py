@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.facts import GIB, format_gib
 from oomguard.incident import PATCHED, Alternative, Effect, Incident, Patch
 from oomguard.memory.vllm.activations import peak_activation
+from oomguard.memory.vllm.encoder_profile import profile_encoder
 from oomguard.memory.vllm.exact_kv import exact_kv
 from oomguard.memory.vllm.failed_allocation import FailedAllocation
 from oomguard.memory.vllm.lora import lora_bytes
@@ -48,23 +49,24 @@ class AllocationModel:
         if lever is None or isinstance(value, (str, bool)) or value is None or value <= lever["least"]:
             return None
         now_value, room = int(value), self._room(incident)
+        made = self._made(setting, now_value)
         # A limit that no figure shows refused it, now or after it was solved once.
         solved = now is not None and now[1] == PATCHED
-        if room is None or solved or room >= self._need(setting, now_value):
+        if room is None or solved or room >= self._need(setting, made):
             return self._without_room(setting, now_value, lever, incident)
         fits = self._largest(setting, now_value, lever, room)
         useful = self._useful(setting, incident)
         if fits is not None and useful is not None and lever["least"] <= useful < fits:
             why = f"no more than {useful} requests can run together in the KV cache, of {fits} whose rows would fit"
             return Solution(useful, f"{product.allocation.what}: {why}")
-        need = format_gib(self._need(setting, now_value))
+        need = format_gib(self._need(setting, made))
         if fits is None:
             least = format_gib(self._need(setting, lever["least"]))
             return Solution(
                 None, f"{least} is needed at {setting} {lever['least']}, {format_gib(max(0, room))} is free"
             )
-        reason = f"{product.allocation.what}: {need} at {now_value}, {format_gib(room)} is free for it"
-        return Solution(fits, reason, round(self._need(setting, now_value) - self._need(setting, fits)))
+        reason = f"{product.allocation.what}: {need} at {made}, {format_gib(room)} is free for it"
+        return Solution(fits, reason, round(self._need(setting, made) - self._need(setting, fits)))
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
         """Return no group: each lever is enough alone."""
@@ -76,10 +78,15 @@ class AllocationModel:
         del incident
         return ()
 
+    def _made(self, setting: str, now: int) -> int:
+        """Return the value that what failed was made for: a step may be longer than the prompt whose tokens it was."""
+        product = self.failed.named.product
+        return min(now, product.numbers.get("tokens", now)) if setting in product.allocation.up_to else now
+
     def _largest(self, setting: str, now: int, lever: Mapping[str, int], room: float) -> int | None:
-        """Return the largest value below the present one that fits, in whole steps; None where none does."""
+        """Return the largest value below what was made that fits, in whole steps; None where none does."""
         step = lever["step"]
-        low, high = -(-self._least(setting, lever) // step), (now - 1) // step
+        low, high = -(-self._least(setting, lever) // step), (self._made(setting, now) - 1) // step
         if high < low or self._taken(setting, low * step, now) > room:
             return None
         while low < high:
@@ -113,8 +120,12 @@ class AllocationModel:
             )
             if max(stages):
                 return max(stages)
+        if allocation.name == "encoder_activations" and start is not None and start.model.encoder is not None:
+            stepped = replace(start.settings, max_num_batched_tokens=value)
+            images = profile_encoder(start.model.encoder, stepped, start.model.shape.dtype_bytes)
+            return 0 if images is None else images.peak_bytes + images.uncertainty_bytes
         numbers = {**product.numbers, setting: value}
-        if allocation.up_to == setting:
+        if setting in allocation.up_to:
             numbers = {**product.numbers, "tokens": value}
         return math.prod(numbers.values()) * max(product.element_bytes, allocation.together or 0)
 
@@ -174,17 +185,21 @@ class AllocationModel:
         if pool is not None:
             return pool + weights + _WORKER_BYTES
         total = incident.number("device_total_bytes")
+        if total is None and settings.device == "cpu":
+            total = incident.number("host_total_bytes")  # a start that dies in its profile printed no total yet
         share = desired or (None if total is None else total * settings.gpu_memory_utilization)
         return None if share is None else share + _WORKER_BYTES
 
     def _without_room(self, setting: str, now: int, lever: Mapping[str, int], incident: Incident) -> Solution:
         """Return a value that most likely fits where nothing tells what is free."""
         what = self.failed.named.product.allocation.what
-        smaller = max(self._least(setting, lever), now // _PART_OF_UNKNOWN // lever["step"] * lever["step"])
-        if effect_of(setting, now, smaller) is Effect.OUTPUT_PRESERVING and smaller < now:
+        made = self._made(setting, now)
+        part = (now if now // _PART_OF_UNKNOWN < made else made) // _PART_OF_UNKNOWN
+        smaller = max(self._least(setting, lever), part // lever["step"] * lever["step"])
+        if effect_of(setting, now, smaller) is Effect.OUTPUT_PRESERVING and smaller < made:
             return Solution(smaller, f"{what}: what is free is not known, an eighth of what failed is tried")
         default = default_value(setting, "vllm", incident.framework_version, device_size=_device_size(self.failed))
-        if isinstance(default, int) and default < now:
+        if isinstance(default, int) and default < made:
             return Solution(default, f"{what}: what is free is not known, the engine's own default is tried")
         return Solution(None, f"{what}: what is free is not known", unknown=("free memory: not printed",))
 

@@ -59,7 +59,7 @@ def plan(
             if missing and patch.new is not None and patch.blocked_by is None:
                 patch = replace(patch, blocked_by=f"not known: {', '.join(missing)}")
             unknown.update(dict.fromkeys(solution.unknown))
-            if patch.new is not None and (patch.setting, patch.new) in tried:
+            if patch.new is not None and ((patch.setting, patch.new) in tried or patch.new == patch.old):
                 continue
             if fix.alternative or patch.blocked_by == HARD_LIMIT:
                 alternatives.setdefault(patch.setting, _alternative(patch))

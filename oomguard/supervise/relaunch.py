@@ -23,6 +23,7 @@ from oomguard.report.mask import mask_command
 from oomguard.report.wording import arrow
 from oomguard.supervise.between import Between
 from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
+from oomguard.supervise.job_files import tell_places
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.kernel_kill import killed_by_kernel
 from oomguard.supervise.marking import Marker
@@ -247,6 +248,7 @@ class Supervision:
         self._first = with_failed_engine(self._first, incident)
         commands = commands_to_paste(self._first, self._engine, self._ledger.settings, incident, started)
         self.on_failure(diagnosis, commands)
+        tell_places(self._first.argv, incident)
         wanted = self._ledger.wanted(incident, self._carries)
         if not heeded:
             self._ledger.stop()
@@ -285,9 +287,8 @@ class Supervision:
 
 def _error(status: int, incident: Incident | None) -> str:
     """Return how an attempt failed, empty where it did not."""
-    if status != 0:
-        return f"exit status {status}"
-    return "" if incident is None else "the engine died, exit status 0"
+    dead = "" if incident is None else "the engine died, exit status 0"
+    return f"exit status {status}" if status else dead
 
 
 def _cannot_make(folder: Path) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.observe import host_memory
-from oomguard.observe.host_memory import read_available_bytes
+from oomguard.observe.host_memory import read_available_bytes, read_total_bytes
 
 GIB = 2**30
 
@@ -41,3 +41,13 @@ def test_a_limit_on_addresses_counts_where_it_is_less(root, monkeypatch):
 def test_it_is_unknown_where_the_kernel_tells_nothing(root):
     (root / "proc/meminfo").unlink()
     assert read_available_bytes(root) is None
+
+
+def test_a_group_s_limit_is_the_total_for_those_in_it(root):
+    assert read_total_bytes(root) == 24 * GIB
+    (root / "proc/self/cgroup").write_text("0::/pod\n")
+    group = root / "sys/fs/cgroup/pod"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(str(4 * GIB))
+    (group / "memory.current").write_text("0")
+    assert read_total_bytes(root) == 4 * GIB

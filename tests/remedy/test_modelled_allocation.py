@@ -77,6 +77,13 @@ def test_prompt_logprobs_on_the_host_are_named_and_solved_by_what_is_free(failed
     assert step * VOCAB * 12 <= 0.8 * (3 * GIB + 135 * 2**20)
 
 
+@pytest.mark.parametrize(("caches", "told"), [(True, ["enable_prefix_caching"]), (False, [])])
+def test_what_is_off_already_is_not_offered_off(failed, free_host, caches, told):
+    free_host(6 * GIB)
+    found = planned(failed(8190 * VOCAB * 2, user={"enable_prefix_caching": caches}))
+    assert [other.setting for other in found.alternatives] == told
+
+
 def test_where_nothing_tells_what_is_free_an_eighth_is_tried(failed, monkeypatch):
     monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
     found = planned(failed(8190 * VOCAB * 2))
@@ -89,6 +96,25 @@ def test_a_limit_that_no_figure_shows_is_not_taken_for_room(failed, free_host):
     free_host(200 * GIB)
     found = planned(failed(8190 * VOCAB * 2, user={"kv_cache_memory_bytes": GIB}))
     assert value(found, "max_num_batched_tokens") == 1024
+
+
+@pytest.mark.parametrize(("free_gib", "now"), [(12, 8192), (None, 65536)])
+def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(failed, monkeypatch, free_gib, now):
+    """Windows of 2048 tokens: a step of 3000 tokens would make the same 2047 x 128256 logits again."""
+    free = None if free_gib is None else 12 * GIB
+    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: free)
+    user = {"max_num_batched_tokens": now, "max_model_len": 2049, "kv_cache_memory_bytes": 5 * GIB + 2**29}
+    found = planned(failed(2047 * VOCAB * 4, user=user))
+    assert 64 <= value(found, "max_num_batched_tokens") < 2047
+    assert "at 8192" not in found.plan[0].reason
+
+
+def test_before_the_engine_printed_a_total_its_share_is_one_of_the_host(failed, free_host, monkeypatch):
+    """5 % of 20 GiB and 2 GiB for the worker are its own: 80 % of what is left of 6 GiB hold 1674 tokens."""
+    free_host(6 * GIB)
+    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_total_bytes", lambda: 20 * GIB)
+    found = planned(failed(8190 * VOCAB * 2, user={"gpu_memory_utilization": 0.05}, gpu_memory_utilization_ratio=0.05))
+    assert 1300 < value(found, "max_num_batched_tokens") < 1800
 
 
 def test_what_was_solved_once_and_failed_again_is_not_cut_by_a_little(failed, free_host):
@@ -217,3 +243,29 @@ def test_more_blocks_than_the_memory_holds_are_cut_to_those(failed):
     assert (found.causes[0].id, found.causes[0].rule) == ("kv_blocks_override", "OG347")
     assert found.facts["allocation"].value == "kv_blocks"
     assert value(found, "num_gpu_blocks_override") == 6387
+
+
+def test_images_of_a_profile_are_solved_by_those_that_fit_at_once(failed, free_host, tmp_path):
+    """14 images of 576 tokens in a step of 8192, and room for a part of them: the longest step with as many as fit."""
+    vision = {
+        "hidden_act": "quick_gelu",
+        "hidden_size": 128,
+        "intermediate_size": 16384,
+        "patch_size": 14,
+        "image_size": 336,
+    }
+    architectures = ["LlavaForConditionalGeneration"]
+    config = {"model_type": "llava", "architectures": architectures, "text_config": CONFIG, "vision_config": vision}
+    free_host(5 * GIB)
+    incident = failed(
+        14 * 577 * 16384 * 4,
+        user={"kv_cache_memory_bytes": GIB, "max_model_len": 4096, "dtype": "float32"},
+        phase="profile_run",
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = planned(incident)
+    assert (found.causes[0].id, found.causes[0].rule) == ("multimodal_profile", "OG348")
+    step = value(found, "max_num_batched_tokens")
+    assert step % 64 == 0
+    assert 4 <= step // 576 < 14
+    assert (step + 64) // 576 > step // 576  # another 64 tokens are another image

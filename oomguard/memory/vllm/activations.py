@@ -16,9 +16,10 @@ from oomguard.memory.constants import constant, since
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.model_runner import model_runner
 
-# prompt_logprobs: bytes a logit in the first model runner (bf16 logits, their fp32 copy, its log-softmax: 2 + 4 + 4), and the
-# tokens at once in the second (vllm/v1/worker/gpu/sample/prompt_logprob.py).
-_PROMPT_LOGPROBS_BYTES, _PROMPT_LOGPROBS_CHUNK_TOKENS = 10, 1024
+# prompt_logprobs: in the first model runner logits, the fp32 copy of those in half precision, and their log-softmax in fp32 (10
+# bytes a logit in bf16; 8 in fp32, and 4 more for a prompt before it in the step: 2.98 GiB measured on the CPU, 2.93 by this);
+# in the second so many tokens at once (vllm/v1/worker/gpu/sample/prompt_logprob.py).
+_FLOAT32_BYTES, _PROMPT_LOGPROBS_CHUNK_TOKENS = 4, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,21 @@ def _workspace(shape: ModelShape, step_tokens: int, ranks: int) -> int:
     return step_tokens * chosen * (max(2 * width, shape.hidden) + width) * shape.dtype_bytes
 
 
-def prompt_logprobs_bytes(shape: ModelShape, version: Version, step_tokens: int) -> int:
-    """Return the bytes that log-probabilities of a prompt take on top of a step; a start neither profiles nor reserves them."""
-    if since("second_runner_since", version):
+def prompt_logprobs_bytes(
+    shape: ModelShape, version: Version, step_tokens: int, longest_tokens: int, device: str = "cuda"
+) -> int:
+    """Return the bytes that log-probabilities of a prompt take on top of a step; a start neither profiles nor reserves them.
+
+    Args:
+        shape: the model's numbers.
+        version: vLLM's version.
+        step_tokens: tokens of one step.
+        longest_tokens: tokens of the longest prompt: they are made prompt by prompt.
+        device: vLLM's backend; the CPU's has no Triton, without which it takes the first runner.
+    """
+    if device != "cpu" and since("second_runner_since", version):
         return min(step_tokens, _PROMPT_LOGPROBS_CHUNK_TOKENS) * shape.vocab * shape.dtype_bytes
-    return step_tokens * shape.vocab * _PROMPT_LOGPROBS_BYTES
+    tokens = min(step_tokens, longest_tokens)
+    before = min(tokens, step_tokens - tokens)  # of the prompt before, whose log-softmax lives until this one's is made
+    copied = _FLOAT32_BYTES if shape.dtype_bytes < _FLOAT32_BYTES else 0
+    return shape.vocab * (tokens * (shape.dtype_bytes + copied + _FLOAT32_BYTES) + before * _FLOAT32_BYTES)

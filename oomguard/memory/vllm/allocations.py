@@ -38,7 +38,8 @@ class Allocation:
     name: str
     what: str
     factors: tuple[tuple[str, ...], ...]
-    up_to: str | None
+    up_to: tuple[str, ...]
+    follows: Mapping[str, str]
     element: tuple[Any, ...]
     together: int | None
     phases: frozenset[str]
@@ -113,7 +114,8 @@ def allocations() -> tuple[Allocation, ...]:
             row["name"],
             row["what"],
             tuple((one,) if isinstance(one, str) else tuple(one) for one in row["factors"]),
-            row.get("up_to"),
+            tuple(row.get("up_to", ())),
+            row.get("follows", {}),
             tuple(row["element"]),
             row.get("together"),
             frozenset(row["phases"]),
@@ -165,12 +167,18 @@ def allocation_told_by(tried_bytes: float, numbers: Mapping[str, int], told: Col
     if row is None or not all(names[0] in numbers for names in row.factors):
         return None
     known = {names[0]: numbers[names[0]] for names in row.factors}
-    if row.up_to is None:
+    if not row.up_to:
         return Product(row, known, _FLOAT32_BYTES)
-    if row.up_to not in numbers:
+    most = _most(row, numbers)
+    if most is None:
         return None
     nearest = round(tried_bytes / (math.prod(known.values()) * _FLOAT32_BYTES))
-    return Product(row, {"tokens": max(1, min(nearest, numbers[row.up_to])), **known}, _FLOAT32_BYTES)
+    return Product(row, {"tokens": max(1, min(nearest, most)), **known}, _FLOAT32_BYTES)
+
+
+def _most(row: Allocation, numbers: Mapping[str, int]) -> int | None:
+    """Return the largest number that a row's free factor may be; None where the setting that decides it is not known."""
+    return min(numbers[name] for name in row.up_to if name in numbers) if row.up_to[0] in numbers else None
 
 
 def _try(row: Allocation, search: _Search) -> None:
@@ -188,12 +196,12 @@ def _try(row: Allocation, search: _Search) -> None:
 
 def _match(row: Allocation, known: dict[str, int], unit_bytes: int, element: int, search: _Search) -> None:
     """Add the product if it has the bytes; with a free factor also where a whole number of units has them."""
-    if row.up_to is None:
+    if not row.up_to:
         search.chance += search.window_bytes / search.tried_bytes
         if search.is_it(unit_bytes):
             search.take(Product(row, known, element), unit_bytes)
         return
-    most = search.numbers.get(row.up_to)
+    most = _most(row, search.numbers)
     if most is None:
         return
     if search.slack_bytes:  # of a rounded figure only the full step can be told
@@ -230,5 +238,7 @@ _OF_THE_MODEL: Final = frozenset(
         "experts",
         "expert_mlp",
         "double_expert_mlp",
+        "encoder_width",
+        "encoder_mlp",
     }
 )

@@ -58,6 +58,8 @@ def profile_encoder(encoder: VisionEncoder, settings: VllmSettings, element_byte
         return None
     each = encoder.tokens_per_image
     budget = max(settings.max_num_batched_tokens or 0, each)
+    if settings.max_model_len is not None:
+        per_prompt = max(1, min(per_prompt, settings.max_model_len // each))
     images = max(1, min(budget // each, (settings.max_num_seqs or 1) * per_prompt))
     mlp = -(-encoder.mlp_width // settings.tensor_parallel_size)
     elements = _ELEMENTS_OF_WIDTH * encoder.width + encoder.mlp_tensors * mlp

@@ -12,7 +12,7 @@ from oomguard.errors import OomguardError
 from oomguard.facts import GIB, Fact, FactValue
 from oomguard.incident import Incident
 from oomguard.memory.vllm.allocations import MOST_SURE, Named, allocation_told_by, name_allocation
-from oomguard.observe.host_memory import read_available_bytes
+from oomguard.observe.host_memory import read_available_bytes, read_total_bytes
 from oomguard.settings import value_in_force
 
 # The memory model is loaded where a model may be read; a saved log alone is told at once.
@@ -78,8 +78,9 @@ def with_allocation(incident: Incident, model: str | None = None, *, local: bool
     """
     found = failed_allocation(incident, model, reads_models=local or model is not None)
     facts: dict[str, Fact] = dict(incident.facts)
-    if local and incident.kind == "host_oom" and (free := read_available_bytes()) is not None:
-        facts["host_available_bytes"] = Fact("host_available_bytes", free, "measured")
+    if local and incident.kind == "host_oom":
+        read = {"host_available_bytes": read_available_bytes(), "host_total_bytes": read_total_bytes()}
+        facts.update({name: Fact(name, size, "measured") for name, size in read.items() if size is not None})
     if found is not None and found.by_bytes:
         named = found.named
         told: dict[str, FactValue] = {
@@ -96,7 +97,10 @@ def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
     numbers = (
         {}
         if start is None
-        else _of_shape(start.model.shape) | _of_settings(start.settings) | _of_cache(start, incident)
+        else _of_shape(start.model.shape)
+        | _of_settings(start.settings)
+        | _of_cache(start, incident)
+        | _of_encoder(start)
     )
     for name in (*_SETTINGS, "max_loras", "max_lora_rank"):
         known = value_in_force(name, incident.settings, incident.facts)
@@ -151,6 +155,27 @@ def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
     blocks = int(override) if override else (pool or 0) // cache.block_bytes
     page = max(page for group in cache.layout.groups for page in group.pages_bytes)
     return {"kv_blocks": blocks, "kv_page": page, "kv_block": cache.block_bytes}
+
+
+def _of_encoder(start: FailedStart) -> dict[str, int]:
+    """Return the images that the start profiles at once, the patches of one, and the widths of their encoder."""
+    from oomguard.memory.vllm.encoder_profile import profile_encoder
+
+    encoder = start.model.encoder
+    try:
+        profile = None if encoder is None else profile_encoder(encoder, start.settings, start.model.shape.dtype_bytes)
+    except OomguardError:
+        return {}
+    if encoder is None or profile is None:
+        return {}
+    patches = profile.tokens_per_image * encoder.patches_per_token
+    return {
+        "images": profile.images,
+        "patches": patches,
+        "patches_and_class": patches + 1,
+        "encoder_width": encoder.width,
+        "encoder_mlp": encoder.mlp_width,
+    }
 
 
 def _drafted(incident: Incident) -> int | None:

@@ -126,7 +126,8 @@ def _images(model: Model, settings: VllmSettings, assumed: list[str]) -> Encoder
 def _prompt_logprobs(model: Model, settings: VllmSettings) -> int:
     if not settings.prompt_logprobs:
         return 0
-    return prompt_logprobs_bytes(model.shape, settings.version, settings.max_num_batched_tokens or 0)
+    step, longest = settings.max_num_batched_tokens or 0, settings.max_model_len or 0
+    return prompt_logprobs_bytes(model.shape, settings.version, step, longest, settings.device)
 
 
 def _peak(parts: _Parts, number: int) -> Peak:
@@ -145,9 +146,9 @@ def _peak(parts: _Parts, number: int) -> Peak:
         larger = max(images.peak_bytes, peak.bytes + images.outputs_bytes)
         uncertainty = images.uncertainty_bytes if larger == images.peak_bytes else peak.uncertainty_bytes
         peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
-    larger = settings.peak_activation_ratio * peak.bytes
+    corrected = settings.peak_activation_ratio * peak.bytes
     beyond = 0 if settings.correction is None else settings.correction.peak_activation_bytes
-    return replace(peak, bytes=max(0, round(larger) + beyond))
+    return replace(peak, bytes=max(0, round(corrected) + beyond))
 
 
 def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:

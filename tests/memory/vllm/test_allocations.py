@@ -49,6 +49,12 @@ def named(tried: float, slack: float = 0.0, phase: str = "unknown", **more: int)
             "lora_slots",
             "200 max_loras x 512 max_lora_rank x 14336 mlp x 2 bytes",
         ),
+        (
+            14 * 577 * 16384 * 4,
+            {"images": 14, "patches": 576, "patches_and_class": 577, "encoder_mlp": 16384, "encoder_width": 128},
+            "encoder_activations",
+            "14 images x 577 patches_and_class x 16384 encoder_mlp x 4 bytes",
+        ),
     ],
 )
 def test_bytes_that_are_a_product_of_known_numbers_are_named(tried, more, name, terms):
@@ -56,6 +62,12 @@ def test_bytes_that_are_a_product_of_known_numbers_are_named(tried, more, name, 
     assert found is not None
     assert (found.product.allocation.name, str(found.product)) == (name, terms)
     assert found.sure > 0.9
+
+
+def test_no_prompt_has_more_tokens_than_the_longest_request():
+    """4094 x 2 bytes or 2047 x 4: under a length of 2049 it was the second."""
+    found = named(2047 * 128256 * 4, max_model_len=2049)
+    assert str(found.product) == "2047 tokens x 128256 vocabulary x 4 bytes"
 
 
 def test_a_vocabulary_is_also_tried_as_vllm_pads_it():
@@ -106,7 +118,7 @@ def test_hardly_any_size_is_named_by_chance():
 
 def test_every_row_has_levers_of_its_own_factors_and_a_source():
     for row in allocations():
-        factors = {name for one in row.factors for name in one} | {row.up_to}
+        factors = {name for one in row.factors for name in one} | {*row.up_to, *row.follows.values()}
         assert set(row.levers) <= factors, row.name
         assert "vllm/" in row.source
         assert row.phases

@@ -73,6 +73,12 @@ def test_the_limit_of_a_prompt_bounds_the_images_of_a_step(limits, images):
     assert profile_encoder(encoder, replace(SETTINGS, max_num_seqs=2, limit_mm_per_prompt=limits), 2).images == images
 
 
+def test_no_prompt_holds_more_images_than_its_length():
+    """Two requests of 600 tokens hold two images of 256 each, though a step of 8192 tokens would hold 32."""
+    asked = replace(SETTINGS, max_num_seqs=2, max_model_len=600)
+    assert profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), asked, 2).images == 4
+
+
 def test_no_images_are_no_profile():
     assert (
         profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), replace(SETTINGS, limit_mm_per_prompt='{"image": 0}'), 2)

@@ -113,6 +113,18 @@ def test_prompt_logprobs_are_a_need_that_no_start_reserves():
     assert budget(prompt_logprobs=True, version=Version("0.30")).prompt_logprobs_bytes == 1024 * 128256 * 2
 
 
+def test_prompt_logprobs_are_made_prompt_by_prompt():
+    """No prompt is longer than max_model_len, however many tokens a step has; what the one before left is there still."""
+    windows = budget(prompt_logprobs=True, max_model_len=2048)
+    assert windows.prompt_logprobs_bytes == 2048 * 128256 * (10 + 4)
+
+
+def test_the_cpu_backend_makes_prompt_logprobs_in_the_first_runner():
+    """Its wheel has no Triton, so 0.32 takes the first runner, which makes those of a whole step at once."""
+    asked = budget(prompt_logprobs=True, device="cpu", version=Version("0.32"), max_num_batched_tokens=4096)
+    assert asked.prompt_logprobs_bytes == 4096 * 128256 * 10
+
+
 @pytest.mark.parametrize(
     ("version", "gib", "seqs", "tokens"),
     [
