@@ -22,7 +22,7 @@ from oomguard.supervise.process_control import become_subreaper
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
-from oomguard.supervise.tee import Tee
+from oomguard.supervise.tee import DRAIN_S, Tee
 from oomguard.supervise.terminal_job import TerminalJob
 from oomguard.supervise.tree import KILL_WAIT_S
 from oomguard.supervise.watcher import Child
@@ -30,6 +30,8 @@ from oomguard.supervise.watcher import Child
 __all__ = ["DEFAULT_GRACE_S", "Exit", "become_subreaper", "run_once"]
 
 DEFAULT_GRACE_S: Final = 30.0
+# What the command leaves running may finish: as long as its output is waited for.
+SPARE_S: Final = DRAIN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def _run(
 ) -> tuple[int, bool]:
     process = _start(launch, signals, source, terminal)
     signals.attach(grace_s=grace_s, terminal=terminal)
-    is_late = False
+    is_late, ended_s = False, None
     try:
         tee = Tee(recording)
         for number, pipe in process.outputs.items():
@@ -112,7 +114,13 @@ def _run(
             is_late = True
             signals.watcher.kill()
 
-        tee.pump(lambda: process.poll() is not None, check_grace, lambda: signals.stopped_by is not None)
+        def has_ended() -> bool:
+            nonlocal ended_s
+            if ended_s is None and process.poll() is not None:
+                ended_s = time.monotonic()
+            return ended_s is not None
+
+        tee.pump(has_ended, check_grace, lambda: signals.stopped_by is not None)
         if terminal is not None:
             terminal.give_back()  # before anything of ours is printed
         for number, count in tee.lost_bytes.items():
@@ -130,7 +138,9 @@ def _run(
         if process.poll():
             on_failing()
         wait_s = KILL_WAIT_S if signals.stopped_by is None else min(KILL_WAIT_S, grace_s)
-        told = signals.watcher.end(0.0 if is_late else wait_s)
+        # What an orphan had already, while we waited for its output, counts.
+        spare_s = SPARE_S - (0.0 if ended_s is None else time.monotonic() - ended_s)
+        told = signals.watcher.end(0.0 if is_late else wait_s, spare_s=spare_s if signals.stopped_by is None else 0.0)
         signals.was_told(told=told)
         code = process.wait(KILL_WAIT_S)
     return 128 + 9 if code is None else 128 - code if code < 0 else code, bool(tee.lost_bytes)

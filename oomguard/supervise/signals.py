@@ -70,7 +70,8 @@ class Signals:
         self._stops_us(does=True)
         left_alone = IGNORED_BY_PYTHON | self._ignored | {signal.SIGTSTP}
         for number in self._numbers - left_alone:  # for a thread that somebody started before, unmasked
-            self._before[number] = signal.signal(number, self._stray)
+            if signal.getsignal(number) is not None:  # a handler in C (PYTHONFAULTHANDLER) could not be put back
+                self._before[number] = signal.signal(number, self._stray)
         return self
 
     def __exit__(

@@ -84,16 +84,27 @@ def kill(root: int) -> None:
         send(pid, signal.SIGKILL)
 
 
-def end(root: int, reap: Callable[[], bool], *, wait_s: float, hurried: Callable[[], bool] = lambda: False) -> None:
-    """End everything below ``root``: TERM to each process once, after ``wait_s`` KILL until none is left.
+def end(
+    root: int,
+    reap: Callable[[], bool],
+    *,
+    wait_s: float,
+    spare_s: float = 0.0,
+    hurried: Callable[[], bool] = lambda: False,
+) -> None:
+    """End everything below ``root``: after ``spare_s`` TERM to each process once, after ``wait_s`` more KILL until none is left.
 
     Args:
         root: stays itself.
         reap: takes the status of children that ended; returns whether any child is left.
         wait_s: how long they have after TERM.
+        spare_s: how long they have before it.
         hurried: asked while waiting; once true, they are killed at once.
     """
     asked: set[int] = set()
+    began = time.monotonic()
+    while reap() and time.monotonic() - began < spare_s and not hurried():
+        time.sleep(_POLL_S)
     began = time.monotonic()
     while reap() and time.monotonic() - began < wait_s + KILL_WAIT_S:
         left = descendants(root)

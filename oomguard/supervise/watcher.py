@@ -182,9 +182,9 @@ class Watcher:
         """Kill the whole tree now."""
         self._say("kill")
 
-    def end(self, wait_s: float) -> bool:
-        """End what the run left; return whether the command itself was told to stop while it lived."""
-        self._say("end", wait_s)
+    def end(self, wait_s: float, *, spare_s: float = 0.0) -> bool:
+        """End what the run left, after ``spare_s``; return whether the command itself was told to stop while it lived."""
+        self._say("end", wait_s, spare_s)
         while (answer := self._answer()) is not None:
             if answer[0] == "ended":
                 return bool(answer[1])

@@ -120,8 +120,8 @@ class WatcherProcess:
                 self._hurried = True
                 self._told = self._told or self._child is not None
                 tree.kill(os.getpid())
-            case ("end", wait_s):
-                tree.end(os.getpid(), self._reap, wait_s=wait_s, hurried=self._is_hurried)
+            case ("end", wait_s, spare_s):
+                tree.end(os.getpid(), self._reap, wait_s=wait_s, spare_s=spare_s, hurried=self._is_hurried)
                 self._say("ended", self._told)
             case ("folder", path):
                 self._folders.append(path)
@@ -195,7 +195,10 @@ class WatcherProcess:
                 ignored = number in self._before.ignored
                 signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._before.masked)
-            execute(words, dict(variable.split(b"=", 1) for variable in variables))
+            env = dict(variable.split(b"=", 1) for variable in variables)
+            if env.get(b"LISTEN_PID") == str(self._parent).encode():  # systemd's sockets are for the command
+                env[b"LISTEN_PID"] = str(os.getpid()).encode()
+            execute(words, env)
         except OSError as error:
             os.write(told, str(error.errno or errno.EINVAL).encode())
         finally:

@@ -293,3 +293,26 @@ def test_ctrl_c_on_a_terminal_ends_the_command_once():
     os.close(fd)
     assert os.waitstatus_to_exitcode(status) == 9
     assert output.count(b"interrupted") == 1
+
+
+def test_an_orphan_whose_output_goes_elsewhere_has_its_seconds_too(tmp_path):
+    """A last upload behind the command: it was ended at once, where one that held our pipe had two seconds."""
+    ran = run("sh", "-c", f"(sleep .7; echo done >{tmp_path}/flushed) >/dev/null 2>&1 & exit 5")
+    assert ran.returncode == 5
+    assert (tmp_path / "flushed").read_text() == "done\n"
+
+
+@pytest.mark.parametrize("name", ["PYTHONFAULTHANDLER", "PYTHONDEVMODE"])
+def test_handlers_that_python_sets_in_c_are_left_alone(name):
+    ran = run("echo", "hi", env={**os.environ, name: "1"})
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"hi\n", b"")
+
+
+def test_sockets_that_systemd_passes_on_are_the_commands():
+    """As systemd starts it: the variable names the process that it starts, which is ours."""
+    code = "import os; print(os.environ['LISTEN_PID'] == str(os.getpid()), os.environ['LISTEN_FDS'], os.fstat(3).st_ino > 0)"
+    passed = os.open(os.devnull, os.O_RDONLY)
+    shell = f"exec 3<&{passed}; LISTEN_PID=$$ LISTEN_FDS=1 exec {shlex.join([*OOMGUARD, *py(code)])}"
+    ran = subprocess.run(["bash", "-c", shell], capture_output=True, pass_fds=[passed], timeout=LIMIT_S, check=True)
+    os.close(passed)
+    assert ran.stdout == b"True 1 True\n"
