@@ -20,6 +20,8 @@ import psutil
 from support.supervising import LIMIT_S, wait_for
 
 SIZE = (24, 80)
+CTRL_C = b"\x03"
+LOOK_S, QUIET_LOOKS = 0.03, 5
 _TIOCGPTN = 0x80045430  # asm-generic/ioctls.h
 
 
@@ -34,6 +36,20 @@ class Terminal:
     def type(self, text: bytes) -> None:
         """Press keys."""
         os.write(self.master, text)
+
+    def settle(self) -> None:
+        """Wait until nothing that runs here has used any time for a while: it waits for keys."""
+        deadline, quiet, before = time.monotonic() + LIMIT_S, 0, ()
+        while quiet < QUIET_LOOKS:
+            assert time.monotonic() < deadline, "it does not settle"
+            time.sleep(LOOK_S)
+            now = tuple(sorted(self._times()))
+            quiet, before = (quiet + 1 if now == before else 0), now
+
+    def _times(self) -> Iterator[tuple[int, float]]:
+        for process in [*psutil.Process(self.leader).children(recursive=True), psutil.Process(self.leader)]:
+            with suppress(psutil.NoSuchProcess):
+                yield process.pid, sum(process.cpu_times()[:2])
 
     def until(self, pattern: bytes) -> re.Match[bytes]:
         """Read until it is shown behind what the last call found."""
@@ -130,5 +146,9 @@ def transcript(argv: Iterable[str], keys: Iterable[tuple[bytes, bytes]] = (), fo
     with sitting_at(argv, folder=folder) as terminal:
         for pattern, typed in keys:
             terminal.until(pattern)
+            if (
+                typed == CTRL_C
+            ):  # between its prompt and its wait for keys Python's line editor loses it until the next key
+                terminal.settle()
             terminal.type(typed)
         return terminal.end()
