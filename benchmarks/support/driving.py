@@ -146,9 +146,8 @@ def transcript(argv: Iterable[str], keys: Iterable[tuple[bytes, bytes]] = (), fo
     with sitting_at(argv, folder=folder) as terminal:
         for pattern, typed in keys:
             terminal.until(pattern)
-            if (
-                typed == CTRL_C
-            ):  # between its prompt and its wait for keys Python's line editor loses it until the next key
+            # Between its prompt and its wait for keys Python's line editor loses one until the next key.
+            if typed == CTRL_C:
                 terminal.settle()
             terminal.type(typed)
         return terminal.end()
