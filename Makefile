@@ -41,13 +41,13 @@ demo-seeds: .venv/ready .venv-vllm/ready   ## three questions that users asked, 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
 test: setup                    ## the tests, each part with its minutes; CI=true takes those of breadth and 100,000 fuzz inputs too
-	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' 30 $(MAKE) --no-print-directory test-fast test-vllm
+	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' $(if $(CI),35,11) $(MAKE) --no-print-directory test-fast test-vllm
 
 test-fast: .venv/ready-dev lint typecheck
-	@$(TIMED) 'fast tests' 16 $(BIN)/pytest -q -n $(XDIST) --dist worksteal -m 'not vllm'
+	@$(TIMED) 'fast tests' $(if $(CI),12,7) $(BIN)/pytest -q -n $(XDIST) --dist worksteal -m 'not vllm'
 
 test-vllm: .venv/ready-dev .venv-vllm/ready   ## those with the real vLLM, one at a time
-	@$(TIMED) 'vLLM tests' 13 $(BIN)/pytest -q -n 0 -m vllm tests/vllm
+	@$(TIMED) 'vLLM tests' $(if $(CI),20,4) $(BIN)/pytest -q -n 0 -m vllm tests/vllm
 
 lint: .venv/ready-dev
 	@$(TIMED) lint 0.1 sh -c '$(BIN)/ruff check . && $(BIN)/ruff format --check .'
