@@ -1,8 +1,8 @@
 """Figure: latency of requests to the real `vllm serve` under `oomguard run`, each paired with one to the same server started bare.
 
-Both serve at once, so that a noisy machine slows both, each on a core of its own; who is asked first alternates, and each round
-starts both anew, on the other's core. The figure is
-the mean logarithm of the ratios, the middle 80 % of the pairs, with a 95 % interval by bootstrap. Needs .venv-vllm.
+Both serve, and all processes of the one that is not asked stand still: an idle engine takes time too. So a pair is answered within a
+second on the same machine; who is asked first alternates, and each round starts both anew, in the other order. The figure is the
+mean logarithm of the ratios, the middle 80 % of the pairs, with a 95 % interval by bootstrap. Needs .venv-vllm.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from support.commands import ROOT, oomguard_command
 from support.figure import conclude, skip
 
@@ -34,16 +36,33 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+class Server:
+    """A server that can be made to stand still, with all that it started and that started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: http.client.HTTPConnection) -> None:
+        self.connection = connection
+        top = psutil.Process(process.pid)
+        self._processes = [top, *top.children(recursive=True)]  # a parent stops first and goes on last
+
+    def stand_still(self) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        for process in reversed(self._processes):
+            process.send_signal(signal.SIGCONT)
+
+
 @contextlib.contextmanager
-def server(prefix: list[str], folder: Path, name: str, env: dict[str, str]) -> Iterator[http.client.HTTPConnection]:
-    """Start a server that logs into a file, yield a connection that stays open, and stop it."""
+def server(prefix: list[str], folder: Path, name: str, env: dict[str, str]) -> Iterator[Server]:
+    """Start a server that logs into a file, yield it with a connection that stays open, and stop it."""
     port = free_port()
     flags = ["--enforce-eager", "--max-model-len", "512", "--kv-cache-memory-bytes", "16000000", "--port", str(port)]
     command = [*prefix, "vllm", "serve", "./tiny", "--dtype", "float16", *flags]
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
         try:
-            yield connected(process, port, folder / f"{name}.log")
+            yield Server(process, connected(process, port, folder / f"{name}.log"))
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -92,6 +111,30 @@ def interval(logs: list[float], seed: int = 0) -> tuple[float, float]:
     return math.exp(found[int(0.025 * RESAMPLES)]), math.exp(found[int(0.975 * RESAMPLES)])
 
 
+def round_of(
+    pairs: int, prefixes: list[list[str]], folder: Path, env: dict[str, str], *, second_first: bool
+) -> list[float]:
+    """Start both servers, ask each ``pairs`` times, and return the logarithms of second over first."""
+    order = (1, 0) if second_first else (0, 1)
+    logs = []
+    with contextlib.ExitStack() as started:
+        servers = {
+            number: started.enter_context(server(prefixes[number], folder, str(number), env)) for number in order
+        }
+        for each in servers.values():
+            started.callback(each.go_on)
+            each.stand_still()
+        for i in range(WARM_UP + pairs):
+            took = {}
+            for number in (0, 1) if i % 2 else (1, 0):
+                servers[number].go_on()
+                took[number] = latency_s(servers[number].connection)
+                servers[number].stand_still()
+            if i >= WARM_UP:
+                logs.append(math.log(took[1] / took[0]))
+    return logs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=200, help="pairs of requests in a round (default 200)")
@@ -109,15 +152,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             env = {**environment, "XDG_STATE_HOME": str(folder / "state")}
-            own = [{**env, "VLLM_CPU_OMP_THREADS_BIND": str(core)} for core in ((0, 1) if number % 2 else (1, 0))]
             maker = ["python", str(ROOT / "examples" / "make_tiny_model.py"), "tiny"]
             subprocess.run(maker, cwd=folder, env=env, check=True, capture_output=True)
-            with server([], folder, "bare", own[0]) as bare, server(prefix, folder, "under", own[1]) as under:
-                for i in range(WARM_UP + options.pairs):
-                    order = (bare, under) if i % 2 else (under, bare)
-                    took = {id(connection): latency_s(connection) for connection in order}
-                    if i >= WARM_UP:
-                        logs.append(math.log(took[id(under)] / took[id(bare)]))
+            logs += round_of(options.pairs, [[], prefix], folder, env, second_first=bool(number % 2))
     ratio, (low, high) = math.exp(trimmed(logs)), interval(logs)
     half = (high - low) / 2
     conclude(
