@@ -147,6 +147,10 @@ class Signals:
     def _received(self, number: int, code: int | None, sender: int | None) -> None:
         if number == signal.SIGCONT and sender == self.watcher.pid:
             return  # the command goes on already; this one was for us
+        if number == signal.SIGTSTP and not self._runs:
+            if number not in self._ignored | self._masked:  # this thread took what would have stopped the other
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return
         if number in STOPS and sender == os.getpid():
             return  # our own share of a key that was typed
         if number in STOPS and code == SI_KERNEL:
