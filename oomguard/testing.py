@@ -34,6 +34,11 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         self._storages = LiveStorages()
 
     @property
+    def _total_bytes(self) -> int:
+        """What torch's message tells as the device's size."""
+        return self.capacity_bytes
+
+    @property
     def live_bytes(self) -> int:
         """Bytes of the tensors that are alive now."""
         return self._storages.bytes
@@ -85,7 +90,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         """Raise in the words of c10/cuda/CUDACachingAllocator.cpp (torch 2.13)."""
         free = max(0, self.capacity_bytes - live)
         raise torch.OutOfMemoryError(
-            f"CUDA out of memory. Tried to allocate {_size(tried)}. GPU 0 has a total capacity of {_size(self.capacity_bytes)} "
+            f"CUDA out of memory. Tried to allocate {_size(tried)}. GPU 0 has a total capacity of {_size(self._total_bytes)} "
             f"of which {_size(free)} is free. Including non-PyTorch memory, this process has {_size(live)} memory in use. "
             f"Of the allocated memory {_size(live)} is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. "
             "If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."

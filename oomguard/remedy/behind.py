@@ -17,12 +17,12 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
 
     ``model`` is the folder or hub name to read in place of the one that the log names.
     """
-    cache, allocation = kv_of(incident, model), failed_allocation(incident, model)
     start = start_model(incident, model)
     if start is not None and fails_while_profiling(incident):
         return Models(
             (start,)
         )  # a smaller step shrinks all of its tensors, and what is left for the KV cache counts too
+    cache, allocation = kv_of(incident, model), failed_allocation(incident, model)
     found = (
         None if allocation is None else AllocationModel(allocation),
         None if cache is None else KvModel(cache),

@@ -51,19 +51,12 @@ class SharedDevice(SimulatedDevice):
         self.capacity_bytes -= size_bytes
 
     @property
+    def _total_bytes(self) -> int:
+        return self.total_bytes
+
+    @property
     def free_bytes(self) -> int:
         return max(0, self.capacity_bytes - self.live_bytes)
-
-    def _fail(self, live: int, tried: int) -> None:
-        free = max(0, self.capacity_bytes - live)
-        raise torch.OutOfMemoryError(
-            f"CUDA out of memory. Tried to allocate {_size(tried)}. GPU 0 has a total capacity of {_size(self.total_bytes)} of "
-            f"which {_size(free)} is free. Including non-PyTorch memory, this process has {_size(live)} memory in use. Of the "
-            f"allocated memory {_size(live)} is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. If "
-            "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
-            "fragmentation.  See documentation for Memory Management  "
-            "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
-        )
 
 
 def put_behind_torch(device: SharedDevice) -> None:
@@ -153,10 +146,3 @@ def _inside(device: SharedDevice, function):
             return function(*args, **kwargs)
 
     return on_device
-
-
-def _size(size_bytes: int) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.2f} {unit}"
-    return f"{size_bytes} bytes"
