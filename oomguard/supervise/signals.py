@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -107,8 +106,7 @@ class Signals:
         """Note a stop that the command had at a key of its own terminal; the others of our job have it too."""
         with self._lock:
             self.was_typed = True
-            with contextlib.suppress(OSError):
-                os.killpg(os.getpgrp(), number)
+            tree.send_to_others(os.getpgrp(), number)
             self._stop(number)
             if self._runs and self._grace_s == 0:
                 self.watcher.kill()
@@ -151,8 +149,6 @@ class Signals:
             if number not in self._ignored | self._masked:  # this thread took what would have stopped the other
                 os.kill(os.getpid(), signal.SIGSTOP)
             return
-        if number in STOPS and sender == os.getpid():
-            return  # our own share of a key that was typed
         if number in STOPS and code == SI_KERNEL:
             self.was_typed = True
         with self._lock:

@@ -39,6 +39,18 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def send_to_others(group: int, number: int) -> None:
+    """Send a signal to every member of a process group but the caller, who may just get the same one from somebody else.
+
+    The kernel keeps one of two that wait: the caller's own share would swallow the other.
+    """
+    sent = {os.getpid()}
+    while found := {pid for pid in pids() if pid not in sent and _group(pid) == group}:
+        for pid in found:
+            send(pid, number)
+        sent |= found  # and then what they forked meanwhile
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped a process, so that it acts on nothing but CONT and KILL."""
     return _state(pid)[0] == b"T"
@@ -67,6 +79,13 @@ def _state(pid: int) -> tuple[bytes, int]:
         return state, int(parent)
     except (OSError, ValueError):
         return b"", 0
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
 
 
 def send(pid: int, number: int) -> bool:

@@ -82,6 +82,7 @@ class Watcher:
         self._sending = threading.Lock()
         self._status: int | None = None
         self._stopped_by: int | None = None
+        self._times_gone_on = 0
         self._lost = False
         self._adopted: set[int] = set()
         self.command_pid: int | None = None
@@ -164,6 +165,7 @@ class Watcher:
 
     def go_on(self, *, in_front: bool) -> None:
         """Continue such a command where it is stopped, in the foreground of its terminal or behind it."""
+        self._times_gone_on += 1
         self._say("go on", in_front)
 
     def lend(self, terminal: int, saved: Modes, set_to: Modes) -> None:
@@ -222,7 +224,7 @@ class Watcher:
             self._lost = True  # it was killed, and the command with it
         elif answer[0] == "exited":
             self._status = answer[1]
-        elif answer[0] == "stopped":
+        elif answer[0] == "stopped" and answer[2] == self._times_gone_on:  # else it has been told to go on since
             self._stopped_by = answer[1]
         return answer
 

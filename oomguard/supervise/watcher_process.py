@@ -51,6 +51,7 @@ class WatcherProcess:
         self._lent = Lent()
         self._told = False
         self._paused_parent = False
+        self._times_gone_on = 0
         self._shares_group = False
         self._hurried = False
         self._folders: list[str] = []
@@ -249,7 +250,7 @@ class WatcherProcess:
                 return
             if self._terminal is not None and self._terminal.controls:
                 self._paused_parent = True  # it stops by itself, once it has set its terminal as it was
-                self._say("stopped", number)
+                self._say("stopped", number, self._times_gone_on)
             elif number in JOB_STOPS or (number == signal.SIGSTOP and self._shares_group):  # a shell watches the group
                 self._paused_parent = tree.send(self._parent, signal.SIGSTOP)
         elif os.WIFCONTINUED(status):
@@ -267,13 +268,13 @@ class WatcherProcess:
 
     def _go_on(self, *, in_front: bool) -> None:
         """Bring the command to the foreground of its terminal, or behind it, and continue it where it is stopped."""
+        if self._child is not None and self._terminal is not None:
+            self._terminal.bring(os.getpgid(self._child) if in_front else os.getpgrp())
+            self._reap()
+        self._times_gone_on += 1  # every stop until here is over
         self._paused_parent = False
-        if self._child is None or self._terminal is None:
-            return
-        group = os.getpgid(self._child)
-        self._terminal.bring(group if in_front else os.getpgrp())
-        if tree.is_stopped(self._child):
-            tree.send(-group, signal.SIGCONT)
+        if self._child is not None and tree.is_stopped(self._child):
+            tree.send(-os.getpgid(self._child), signal.SIGCONT)
 
     def _say(self, *message: Any) -> None:
         with contextlib.suppress(OSError):

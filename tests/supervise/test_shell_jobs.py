@@ -205,6 +205,23 @@ def test_a_running_job_that_fg_brings_back_has_the_keys():
         terminal.until(b"GOT me")
 
 
+def test_a_stop_that_the_watcher_meets_after_fg_is_over():
+    """The command reads between the moment its user's terminal is raw and the one in which it has its own."""
+    with bash() as terminal:
+        begin(terminal, f"run {py(READS_LATER)} &")
+        child = int(terminal.until(rb"READY (\d+)").group(1))
+        watcher = psutil.Process(child).parent()
+        watcher.suspend()
+        begin(terminal, "fg")
+        terminal.becomes_raw()
+        os.kill(child, signal.SIGUSR1)
+        assert wait_for(lambda: state(child) == "T")
+        watcher.resume()
+        terminal.type(b"me\r")
+        terminal.until(rb"GOT me\r\n.*PROMPT> ")
+        assert b"Stopped" not in terminal.shown
+
+
 @pytest.mark.parametrize("by", ["bare", "run"])
 def test_a_job_behind_the_shell_that_may_not_print_stops(by):
     with bash() as terminal:

@@ -124,6 +124,22 @@ def test_orphans_that_end_while_the_command_runs_are_reaped(by):
         assert process.wait(LIMIT_S) == 0
 
 
+def test_a_signal_to_the_others_of_a_group_leaves_the_caller_free_to_get_one():
+    """Of two that wait the kernel keeps one: a share of our own would swallow what somebody sends just then."""
+    code = """
+import os, signal, subprocess, sys
+from oomguard.supervise import tree
+os.setpgid(0, 0)
+asleep = [subprocess.Popen(["sleep", "1000"], process_group=group) for group in (os.getpgrp(), os.getpgrp(), 0)]
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+tree.send_to_others(os.getpgrp(), signal.SIGTERM)
+print(asleep[0].wait(), asleep[1].wait(), asleep[2].poll(), signal.SIGTERM in signal.sigpending())
+asleep[2].kill()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert done.stdout.split() == ["-15", "-15", "None", "False"]
+
+
 def test_the_watcher_costs_less_than_10_mb():
     with subprocess.Popen([*QUIET, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(b"x")
