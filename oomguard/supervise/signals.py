@@ -110,8 +110,6 @@ class Signals:
             self._stop(number)
             if self._runs and self._grace_s == 0:
                 self.watcher.kill()
-            elif self._runs:
-                self.watcher.told_to_stop(number)
 
     def be_patient(self) -> None:
         """Give the command all the time it takes: its user goes on with it after stops at a key. Nothing is remedied all the same."""

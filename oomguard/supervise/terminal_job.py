@@ -221,6 +221,8 @@ class TerminalJob:
     def _write(self) -> None:
         """Type what waits; what the command's terminal does not take waits, and nothing more is read."""
         modes = self._pseudo.modes
+        for number in stop_keys(self._typed, modes):
+            self._watcher.told_to_stop(number)  # before it may end of it
         try:
             count = os.write(self._pseudo.ours, self._typed)
         except BlockingIOError:

@@ -177,7 +177,7 @@ class Watcher:
         self._say("lend", None, None)
 
     def told_to_stop(self, number: int) -> None:
-        """Tell that the command had a signal at a key of its own terminal."""
+        """Tell that the command is about to have a signal at a key of its own terminal."""
         self._say("key", number)
 
     def kill(self) -> None:

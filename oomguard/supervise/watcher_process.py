@@ -95,12 +95,12 @@ class WatcherProcess:
         poll.register(self._channel, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         ready = {number for number, _ in poll.poll()}
-        if self._woken in ready:
+        if self._channel.fileno() in ready:  # first: what ended the command may have been told before it
+            self._obey()
+        elif self._woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._woken, 4096)
             self._reap()
-        if self._channel.fileno() in ready:
-            self._obey()
 
     def _obey(self) -> None:
         message, descriptors = receive(self._channel)
@@ -207,7 +207,8 @@ class WatcherProcess:
 
     def _forward(self, number: int, code: int | None, sender: int | None) -> None:
         self._reap()
-        if self._child is None:
+        if self._child is None:  # ended of this very key, or of its own
+            self._told = self._told or (self._shares_group and number in STOPS and code == SI_KERNEL)
             return
         group = os.getpgid(self._child)
         if code is None or group != os.getpgrp() or not self._had(number, code, sender):

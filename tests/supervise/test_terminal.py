@@ -142,6 +142,21 @@ def test_one_of_the_terminal_then_one_of_a_process_are_two():
         assert shown.heard(job) == []
 
 
+@pytest.mark.parametrize("options", [[], ["--no-pty"]], ids=["own-terminal", "pipes"])
+def test_a_command_that_ends_of_ctrl_c_before_the_watcher_looks_has_its_own_status(options):
+    code = "import os\ntry: print('READY', os.getpid(), flush=True); input()\nexcept KeyboardInterrupt: raise SystemExit(9)"
+    with terminal(*RUN, "-q", *options, "--", sys.executable, "-c", code) as (shown, _):
+        child = int(shown.until(r"READY (\d+)").group(1))
+        watcher = psutil.Process(child).parent()
+        assert wait_for(lambda: state(child) == "S")
+        watcher.suspend()
+        shown.type(b"\x03")
+        assert wait_for(lambda: state(child) == "Z")
+        time.sleep(0.2)  # what is about to be told has been told
+        watcher.resume()
+        shown.until(r"STATUS 9\b")
+
+
 def test_a_change_of_the_terminals_size_arrives_once():
     with listening() as (shown, job, _):
         fcntl.ioctl(shown.master, termios.TIOCSWINSZ, struct.pack("HHHH", 31, 97, 0, 0))
