@@ -89,6 +89,12 @@ def _specs() -> dict[str, FactSpec]:
         ("kv_cache_fitting_blocks", "int", "KV blocks that the memory holds where no number of them is set"),
         ("kv_cache_is_fixed", "bool", "bytes or blocks set the size of the KV cache, so no share decides it"),
         ("num_gpu_blocks_override", "int", "number of KV blocks that the user set"),
+        ("fitting_block_tokens", "int", "block_size, less than was set, with which the KV cache holds a request"),
+        (
+            "overridden_kv_cache_bytes",
+            "int",
+            "KV cache size that was set too, and that an environment variable overrides",
+        ),
         ("fitting_step_tokens", "int", "max_num_batched_tokens with which one request of the full length fits"),
         ("max_model_len_tokens", "int", "longest request, prompt and answer together"),
         ("estimated_max_model_len_tokens", "int", "longest request that fits, as the engine printed it"),

@@ -62,7 +62,10 @@ class Policy:
         if need is not None and patch.new is not None and _below(patch.new, min(need.value, _value(patch.old))):
             return f"below {'what' if math.isinf(need.value) else f'the {need.value:.0f} that'} {need.why}"
         if knob.hard_limit and set_by_user and patch.new is not None and not _below(patch.new, patch.old):
-            return HARD_LIMIT
+            is_theirs = patch.setting == "kv_cache_memory_bytes" and patch.new == incident.number(
+                "overridden_kv_cache_bytes"
+            )
+            return None if is_theirs else HARD_LIMIT
         if self.allow is not None:
             return None if patch.effect <= self.allow else f"--allow {self.allow} forbids what {patch.effect}"
         if patch.effect == Effect.OUTPUT_PRESERVING:

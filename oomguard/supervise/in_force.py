@@ -48,8 +48,12 @@ def as_it_ran(
     insight = insight_of(engine)
     told = failed_engine(incident, insight.started(launch))
     found = {} if told is None else _contradicted(patched.settings, told.in_effect)
-    found |= {name: over for name in SETTINGS if (over := insight.beaten_by(launch, name, incident.facts)) is not None}
+    beaten = {name: over for name in SETTINGS if (over := insight.beaten_by(launch, name, incident.facts)) is not None}
+    found |= beaten
     facts = dict(patched.facts)
+    overridden = patched.settings.get("kv_cache_memory_bytes")
+    if "kv_cache_memory_bytes" in beaten and overridden is not None and isinstance(overridden.value, int):
+        facts["overridden_kv_cache_bytes"] = Fact("overridden_kv_cache_bytes", overridden.value, overridden.source)
     for name, over in found.items():
         fact, asked = SETTING_FACTS.get(name), f"{name}_set"
         if fact is not None and over.value is not None and not _is_of_a_line(facts.get(fact)):

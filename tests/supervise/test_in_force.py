@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from oomguard.diagnosing import assess, default_rules
 from oomguard.engines.command import Launch
 from oomguard.engines.started import EngineChange, StartedEngine, changes_with, failed_engine
 from oomguard.engines.vllm import launch as vllm
 from oomguard.engines.vllm import plugin
 from oomguard.facts import GIB, Fact
 from oomguard.incident import Attempt, Effect, Incident, Patch, SettingInForce
+from oomguard.remedy.policy import Policy
 from oomguard.supervise.in_force import as_it_ran, given_settings, unheeded
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -116,6 +118,28 @@ def test_a_byte_count_in_the_environment_is_the_setting_in_force(monkeypatch):
         f"{SPACE}=1",
     )
     assert ran.facts["kv_cache_memory_bytes_set"].value is True
+
+
+def test_the_byte_count_that_a_variable_overrides_may_count_again_unasked(monkeypatch):
+    """Both are the user's: going back to the one that holds a request raises nothing that the user did not write."""
+    monkeypatch.setenv(SPACE, "0")
+    given = replace(
+        incident("kv_cache_none_left", on_cpu=True, max_model_len_tokens=8192, kv_cache_needed_bytes=GIB // 64),
+        settings={"kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", GIB // 4, True, "printed")},
+    )
+    ran = as_it_ran(given, engine=vllm, first=SERVE, launch=SERVE, changed={})
+    assert ran.number("overridden_kv_cache_bytes") == GIB // 4
+    found = assess(ran, default_rules(), Policy())
+    assert found.causes[0].rule == "OG222"
+    assert [(p.setting, p.new, p.blocked_by) for p in found.plan] == [("kv_cache_memory_bytes", GIB // 4, None)]
+
+
+def test_an_overridden_byte_count_that_holds_no_request_is_no_way_out(monkeypatch):
+    monkeypatch.setenv(SPACE, "0")
+    small = {"kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", GIB // 64 - 1, True, "printed")}
+    given = incident("kv_cache_none_left", on_cpu=True, max_model_len_tokens=8192, kv_cache_needed_bytes=GIB // 64)
+    ran = as_it_ran(replace(given, settings=small), engine=vllm, first=SERVE, launch=SERVE, changed={})
+    assert not any(p.applicable for p in assess(ran, default_rules(), Policy()).plan)
 
 
 def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):

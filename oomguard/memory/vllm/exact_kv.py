@@ -26,6 +26,8 @@ from oomguard.memory.vllm.start_caches import StartCaches, start_caches
 TOO_SMALL: Final = "kv_cache_too_small_for_max_len"
 # A step of fewer tokens than this makes a prefill slow out of proportion; values are told in whole multiples.
 _FEWEST_STEP_TOKENS: Final = 64
+# The share of the longest request at which larger blocks are as good.
+_NEARLY: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,28 @@ class ExactKv:
             low, high = (middle, high) if keeps else (low, middle - 1)
         return low * _FEWEST_STEP_TOKENS, best
 
+    def block_tokens(self, pool_bytes: float, *, any_length: bool) -> int | None:
+        """Return the largest block, smaller than the one that was set, with which the pool holds a request; None without one.
+
+        ``any_length``: the engine fits the length itself, so that blocks count with which it is nearly as long as it can be.
+        """
+        lengths = {
+            tokens: cache.longest(int(pool_bytes) // cache.block_bytes) for tokens, cache in self._smaller_blocks()
+        }
+        wanted = _NEARLY * max(lengths.values(), default=0) if any_length else self.settings.max_model_len or 0
+        return max((tokens for tokens, length in lengths.items() if length >= max(1, wanted)), default=None)
+
+    def _smaller_blocks(self) -> Iterator[tuple[int, ExactKv]]:
+        """Yield half the block that was set, half of that, and so on, each with the cache that it makes."""
+        tokens = self.settings.block_size or 0
+        while (tokens := tokens // 2) > 0:
+            settings = replace(self.settings, block_size=tokens)
+            try:
+                refuse_impossible(settings, self.model.shape)
+            except SettingError:
+                return
+            yield tokens, replace(self, settings=settings, caches=start_caches(self.model, settings))
+
     @property
     def _least_step(self) -> int:
         return -(-max(_FEWEST_STEP_TOKENS, self.fewest_step_tokens) // _FEWEST_STEP_TOKENS) * _FEWEST_STEP_TOKENS
@@ -175,6 +199,10 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
     }
     if (incident.number("max_model_len_tokens") or 0) <= 0:  # "auto": the need is that of the model's own length
         new["max_model_len_tokens"] = found.settings.max_model_len
+    if (pool_bytes := _pool_bytes(found, incident)) is not None and "num_gpu_blocks_override" not in facts:
+        fits_itself = (incident.number("max_model_len_tokens") or 0) <= 0
+        if fits_itself or pool_bytes // found.block_bytes < found.needed_blocks:
+            new["fitting_block_tokens"] = found.block_tokens(pool_bytes, any_length=fits_itself)
     if incident.kind == TOO_SMALL and pool is not None:
         if chunks_prompts(incident):
             new["fitting_step_tokens"] = found.step_tokens(pool)
@@ -188,6 +216,15 @@ def chunks_prompts(incident: Incident) -> bool:
     """Return whether a step may hold a part of a prompt, so that it may be made smaller than a prompt."""
     chunked = incident.settings.get("enable_chunked_prefill")
     return chunked is None or chunked.value is not False
+
+
+def _pool_bytes(found: ExactKv, incident: Incident) -> float | None:
+    """Return the bytes that the failed start had at least for its blocks, None where nothing tells them."""
+    given, left = incident.number("kv_cache_memory_bytes"), incident.number("kv_cache_available_bytes")
+    if given is not None or left is None:
+        return given
+    # What the engine prints there is what is left beside the block that it keeps for itself.
+    return left - incident.slack("kv_cache_available_bytes") + (found.block_bytes if incident.kind == TOO_SMALL else 0)
 
 
 def pool_blocks(found: ExactKv, incident: Incident) -> int | None:

@@ -104,6 +104,42 @@ def test_without_a_printed_estimate_the_layout_tells_the_longest_request(too_sma
     assert values(found)["max_model_len"] == (blocks - 1) * CPU_BLOCK_TOKENS
 
 
+def test_blocks_that_were_set_too_large_are_made_smaller_before_the_length_is_cut(too_small):
+    """Two requests' worth of memory, but one block of it is the engine's own."""
+    incident = too_small(
+        user={"kv_cache_memory_bytes": 2 * 8192 * TOKEN_BYTES, "block_size": 8192, "max_model_len": 8192},
+        max_model_len_tokens=8192,
+    )
+    fits = planned(incident)
+    assert "fitting_block_tokens" not in fits.facts
+    found = planned(
+        replace(
+            incident,
+            facts={
+                **incident.facts,
+                "kv_cache_memory_bytes": Fact("kv_cache_memory_bytes", 2 * 8192 * TOKEN_BYTES - 1),
+            },
+        )
+    )
+    assert found.causes[0].rule == "OG221"
+    assert values(found)["block_size"] == 4096
+    assert found.plan[0].setting == "block_size"
+
+
+def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_long_as_it_can_be(too_small):
+    pool = 20 * 1024 * TOKEN_BYTES
+    incident = too_small(user={"kv_cache_memory_bytes": pool, "block_size": 16384}, max_model_len_tokens=-1)
+    found = planned(replace(incident, kind="kv_cache_none_left"))
+    # 20,480 tokens less one block: 128 lose 0.6 %, 256 would lose 1.3 %.
+    assert values(found)["block_size"] == 128
+    assert found.causes[0].rule == "OG221"
+
+
+def test_blocks_of_the_engine_s_own_size_are_left_alone(too_small):
+    incident = too_small(user={"kv_cache_memory_bytes": 1_000_000})
+    assert "fitting_block_tokens" not in planned(incident).facts
+
+
 def test_windows_shrink_with_the_step_before_the_length_is_cut(too_small):
     """Four blocks hold a window of 128 and 256 tokens in flight; the step was 2048."""
     pool = 4 * CPU_BLOCK_TOKENS * TOKEN_BYTES
