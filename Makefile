@@ -75,7 +75,7 @@ bench-vllm: .venv/ready-bench .venv-vllm/ready   ## those that need the real vLL
 	@scripts/bench $(BIN)/python $(VLLM_BENCHMARKS)
 
 bench-strangers: .venv/ready-bench .venv-vllm/ready   ## 40 configurations that a tester broke; BENCH_RESUME=FOLDER goes on where it stopped
-	@scripts/bench $(BIN)/python strangers_vllm:60
+	@scripts/bench $(BIN)/python strangers_vllm:60 vllm_alternatives:30
 
 vllm-versions: .venv/ready-dev ## what oomguard relies on in vLLM beside the sources of its wheels, and what moved; VERSIONS=table reads all
 	@$(TIMED) 'vLLM versions' 3 $(BIN)/python benchmarks/vllm_versions.py $(VERSIONS)

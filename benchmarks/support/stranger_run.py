@@ -1,6 +1,7 @@
 """One case of data/strangers_40 under `oomguard run`: what was seen, without a verdict."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from support.supervising import MARK, left, wait_for
 
 BINARIES = ROOT / ".venv-vllm" / "bin"
 END_S = 45  # what a server may take to end once it was asked to
+_HEADING = re.compile(r"# (?:or )?[a-z_]+ \S")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -28,21 +30,39 @@ def observe(case: dict[str, Any]) -> dict[str, Any]:
     """Run a case to its end, a server until it answers; no process of it is left."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_folder(case, folder / "work")
-        mark = uuid.uuid4().hex
         journal = folder / "journal.sqlite3"
         command = [*oomguard_command(), "run", "--journal", str(journal), *case["allow"], "--", *case["command"]]
-        began = time.monotonic()
-        seen = _run(command, case, folder, {**_environment(case, folder), MARK: mark}, mark)
-        seen["seconds"] = round(time.monotonic() - began, 1)
-        stdout, stderr = (_ANSI.sub("", (folder / name).read_text(errors="replace")) for name in ("stdout", "stderr"))
-        if case["healthy"]["kind"] == "exit":
-            seen["runs"] = _ended_well(case["healthy"], seen["status"], stdout, folder / "work")
+        seen, stdout, stderr = _seen(command, case, folder)
         seen |= _journalled(journal)
         lines = stdout.splitlines()
         seen["printed"] = [line[:200] for line in lines if re.match(r"[A-Z-]+ \d+$", line)]  # what scripts tell
-        seen["error"] = "" if seen["runs"] else (stdout + stderr)[-1500:]
+        seen["to_paste"] = _to_paste(stderr.splitlines())
         return seen
+
+
+def start(case: dict[str, Any], line: str) -> dict[str, Any]:
+    """Run a line that was printed for a case, as somebody who pastes it into a shell; no process of it is left."""
+    with tempfile.TemporaryDirectory() as temporary:
+        return _seen(["bash", "-c", line], case, Path(temporary))[0]
+
+
+def _seen(command: list[str], case: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str, str]:
+    make_folder(case, folder / "work")
+    mark = uuid.uuid4().hex
+    began = time.monotonic()
+    seen = _run(command, case, folder, {**_environment(case, folder), MARK: mark}, mark)
+    seen["seconds"] = round(time.monotonic() - began, 1)
+    stdout, stderr = (_ANSI.sub("", (folder / name).read_text(errors="replace")) for name in ("stdout", "stderr"))
+    if case["healthy"]["kind"] == "exit":
+        seen["runs"] = _ended_well(case["healthy"], seen["status"], stdout, folder / "work")
+    seen["error"] = "" if seen["runs"] else (stdout + stderr)[-1500:]
+    return seen, stdout, stderr
+
+
+def _to_paste(lines: list[str]) -> list[tuple[str, str]]:
+    """Return what was printed to be pasted: what it changes, and the command."""
+    headed = ((line, following) for line, following in itertools.pairwise(lines) if not following.startswith("#"))
+    return [(line[2:], following) for line, following in headed if _HEADING.match(line)]
 
 
 def _environment(case: dict[str, Any], folder: Path) -> dict[str, str]:
