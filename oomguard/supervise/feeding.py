@@ -124,12 +124,15 @@ class Feeder:
 
 
 def can_feed(fd: int) -> bool:
-    """Return whether a descriptor is one from which can be given without taking: a pipe, a stream socket."""
+    """Return whether a descriptor is one from which can be given without taking: a pipe, a stream socket of this machine (ssh, node).
+
+    One of a network is the command's own: it asks who is at the other end (inetd).
+    """
     mode = os.fstat(fd).st_mode
     if not stat.S_ISSOCK(mode):
         return stat.S_ISFIFO(mode)
     with socket.socket(fileno=os.dup(fd)) as own:
-        return own.type == socket.SOCK_STREAM
+        return (own.family, own.type) == (socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _doubling(source: int, writer: int) -> Callable[[], int]:

@@ -163,7 +163,7 @@ def _start(launch: Launch, signals: Signals, source: StandardInput, terminal: Te
     name = launch.argv[0]
     shown = shlex.quote(name)
     place = terminal.begin() if terminal is not None else None
-    shares_group = has_terminal() and (place is None or not place.controls)
+    shares_group = place is None or not place.controls
     given = source.for_child()
     try:
         return signals.watcher.start(launch.argv, env, shares_group=shares_group, stdin=given, terminal=place)
@@ -181,12 +181,3 @@ def _start(launch: Launch, signals: Signals, source: StandardInput, terminal: Te
     finally:
         if given is not None:
             os.close(given)
-
-
-def has_terminal() -> bool:
-    """Return whether there is a terminal that controls us: a job of it stays one process group, whoever reads its input."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True

@@ -24,8 +24,8 @@ class Signals:
 
     They are blocked rather than handled: only so is told who sent them, and that needs no main loop that comes round in
     time. Those that are ignored at our start are read as well: blocked ones wait, and the command may have a handler of its
-    own. On a terminal the command shares oomguard's process group, so that the terminal's Ctrl-C reaches it by itself;
-    the watcher, a member too, knows whether the group had a signal or oomguard alone.
+    own. Without a terminal of its own the command shares oomguard's process group, so that what is sent to the group reaches
+    it and what it has started by itself; a witness, a member too, knows whether the group had a signal or oomguard alone.
 
     Args:
         closed: standard streams that oomguard was started without.

@@ -1,6 +1,7 @@
 """Standard input, kept while it is passed on, so that a command that is run again reads it from its beginning.
 
-A file is read again from where it stood. Of a pipe what the command reads is kept. A terminal is the command's own.
+A file is read again from where it stood. Of a pipe what the command reads is kept. A terminal and a socket of the
+network are the command's own.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ class StandardInput:
         self._fd = fd
         self._kept: KeptInput | None = None
         self._start: int | None = None
+        self._own: str | None = None
         self._feeder: Feeder | None = None
         with contextlib.suppress(OSError):
             if keeps and can_feed(fd):
                 self._kept = KeptInput()
+            elif keeps and stat.S_ISSOCK(os.fstat(fd).st_mode):
+                self._own = "standard input is a socket of the network, which is the command's own"
             elif stat.S_ISREG(os.fstat(fd).st_mode):
                 self._start = os.lseek(fd, 0, os.SEEK_CUR)
 
@@ -67,4 +71,4 @@ class StandardInput:
     @property
     def lost(self) -> str | None:
         """Why a command that is run again could not read what this one read, None where it could."""
-        return self._kept.lost if self._kept is not None else None
+        return self._kept.lost if self._kept is not None else self._own

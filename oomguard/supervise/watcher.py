@@ -79,6 +79,7 @@ class Watcher:
         gc.unfreeze()
         theirs.close()
         self._channel = ours
+        self._closed = before.closed
         self._sending = threading.Lock()
         self._status: int | None = None
         self._stopped_by: int | None = None
@@ -114,8 +115,9 @@ class Watcher:
         if any(b"\0" in text for text in (*words, *variables)):
             raise ValueError("embedded null byte")
         of_terminal = terminal.streams if terminal is not None else frozenset()
-        is_one = not of_terminal and is_one_stream()
-        pipes = {number: os.pipe() for number in (1, 2) if number not in of_terminal and not (is_one and number == 2)}
+        ours = {1, 2} - of_terminal - self._closed
+        is_one = ours == {1, 2} and is_one_stream()
+        pipes = {number: os.pipe() for number in sorted(ours) if not (is_one and number == 2)}
         targets = {number: writer for number, (_, writer) in pipes.items()}
         if is_one:  # what is printed to both keeps its order
             targets[2] = targets[1]

@@ -10,7 +10,6 @@ import select
 import shutil
 import signal
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -19,11 +18,10 @@ from oomguard.supervise import tree
 from oomguard.supervise.channel import receive, send
 from oomguard.supervise.process_control import become_subreaper, die_with_parent, set_name
 from oomguard.supervise.program import execute, read_failure
-from oomguard.supervise.signal_sets import BY_KEY, JOB_STOPS, OF_TERMINAL, SI_KERNEL, STOPS
-from oomguard.supervise.watcher_terminal import Given, Lent, WatcherTerminal
+from oomguard.supervise.signal_sets import JOB_STOPS, OF_TERMINAL, SI_KERNEL, STOPS
+from oomguard.supervise.watcher_terminal import Given, Lent, WatcherTerminal, has_terminal
+from oomguard.supervise.witness import Witness
 
-# The kernel and kill() reach the members of a group one after the other, within microseconds; a busy machine may part them.
-WITNESS_S: Final = 0.05
 AFTER_KILL_WAIT_S: Final = 2.0
 
 
@@ -39,9 +37,8 @@ class Before:
 class WatcherProcess:
     """Serves oomguard until its end of the channel closes, then ends everything below.
 
-    Where the command has a terminal of its own it leads the session of it. Else, on a terminal, it stays in oomguard's process
-    group, which the command shares, as a witness: a signal that it has too was sent to the group, so that the command has it
-    already. Without one it has a group of its own. Only as a witness it goes with a kill of oomguard's group.
+    Where the command has a terminal of its own it leads the session of it. Else the command is in oomguard's process group, and
+    so is a witness: a signal that it has too was sent to the group, so that the command has it already.
     """
 
     def __init__(self, channel: socket.socket, parent: int, before: Before) -> None:
@@ -53,6 +50,7 @@ class WatcherProcess:
         self._paused_parent = False
         self._times_gone_on = 0
         self._shares_group = False
+        self._witness: Witness | None = None
         self._hurried = False
         self._folders: list[str] = []
         self._gone = False
@@ -63,6 +61,7 @@ class WatcherProcess:
             self._prepare()
             while not self._gone:
                 self._wait()
+            self._end_witness()
             tree.end(os.getpid(), self._reap, wait_s=AFTER_KILL_WAIT_S)
             for folder in self._folders:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -122,6 +121,7 @@ class WatcherProcess:
                 self._told = self._told or self._child is not None
                 tree.kill(os.getpid())
             case ("end", wait_s, spare_s):
+                self._end_witness()
                 tree.end(os.getpid(), self._reap, wait_s=wait_s, spare_s=spare_s, hurried=self._is_hurried)
                 self._say("ended", self._told)
             case ("folder", path):
@@ -150,7 +150,9 @@ class WatcherProcess:
                 self._terminal.begin()
             else:
                 with contextlib.suppress(OSError):
-                    os.setpgid(0, os.getpgid(self._parent) if shares_group else 0)
+                    os.setpgid(0, 0)
+            if shares_group and self._witness is None:
+                self._witness = Witness(os.getpgid(self._parent))
             pid = os.fork()
         except OSError as error:
             os.close(told)
@@ -185,12 +187,15 @@ class WatcherProcess:
             die_with_parent(watcher)
             if self._terminal is not None:
                 streams = {**streams, **self._terminal.become()}
-            if not shares_group and os.getpgrp() != os.getpid():
+            if shares_group:
+                with contextlib.suppress(OSError):
+                    os.setpgid(0, os.getpgid(self._parent))
+            elif os.getpgrp() != os.getpid():
                 os.setpgid(0, 0)
             for target, number in streams.items():  # standard input may be ours
                 os.dup2(number, target)
-            if 0 in self._before.closed:
-                os.close(0)
+            for number in self._before.closed:
+                os.close(number)
             signal.set_wakeup_fd(-1)
             for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 ignored = number in self._before.ignored
@@ -211,7 +216,8 @@ class WatcherProcess:
             self._told = self._told or (self._shares_group and number in STOPS and code == SI_KERNEL)
             return
         group = os.getpgid(self._child)
-        if code is None or group != os.getpgrp() or not self._had(number, code, sender):
+        witness = self._witness if self._witness is not None and group == self._witness.group else None
+        if code is None or witness is None or not witness.had(number, code, sender):
             is_hangup = number == signal.SIGHUP and code == SI_KERNEL
             as_terminal = (number in OF_TERMINAL or is_hangup) and group == self._child
             tree.send(-group if as_terminal else self._child, number)
@@ -219,17 +225,13 @@ class WatcherProcess:
         if number in STOPS and tree.is_stopped(self._child) and tree.heeds(self._child, number):
             tree.send(self._child, signal.SIGCONT)
 
-    @staticmethod
-    def _had(number: int, code: int, sender: int | None) -> bool:
-        """Return whether the group that we share with oomguard and the command has the same signal."""
-        if code == SI_KERNEL and number in BY_KEY:  # of two quick ones we may have only the first
-            signal.sigtimedwait([number], 0)
-            return True
-        deadline = time.monotonic() + WITNESS_S
-        while True:
-            info = signal.sigtimedwait([number], max(0.0, deadline - time.monotonic()))
-            if info is None or (info.si_code, info.si_pid) == (code, sender):
-                return info is not None
+    def _is_job(self) -> bool:
+        return self._shares_group and has_terminal()
+
+    def _end_witness(self) -> None:
+        if self._witness is not None:
+            self._witness.close()
+            self._witness = None
 
     def _reap(self) -> bool:
         """Take the status of every child that ended or stopped; return whether any is left."""
@@ -252,7 +254,7 @@ class WatcherProcess:
             if self._terminal is not None and self._terminal.controls:
                 self._paused_parent = True  # it stops by itself, once it has set its terminal as it was
                 self._say("stopped", number, self._times_gone_on)
-            elif number in JOB_STOPS or (number == signal.SIGSTOP and self._shares_group):  # a shell watches the group
+            elif number in JOB_STOPS or (number == signal.SIGSTOP and self._is_job()):  # a shell watches the group
                 self._paused_parent = tree.send(self._parent, signal.SIGSTOP)
         elif os.WIFCONTINUED(status):
             if self._paused_parent and os.getppid() == self._parent:

@@ -57,6 +57,15 @@ class Lent:
                 set_modes(fd, saved)
 
 
+def has_terminal() -> bool:
+    """Return whether a terminal controls the session."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 class WatcherTerminal:
     """The watcher's side of one attempt's terminal."""
 

@@ -156,15 +156,33 @@ def test_standard_streams_that_are_closed_when_we_start_cost_nothing(closed, tmp
     assert b"Traceback" not in ended.stderr
 
 
-def test_a_closed_standard_input_is_closed_for_the_command_too():
-    code = "import os\ntry: os.fstat(0)\nexcept OSError: print('closed')"
-    bare, ours = [
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_closed_for_the_command_too(closed, tmp_path):
+    """What it prints there is an error to it, which it tells by its status."""
+    for by in ([], QUIET):
+        told = tmp_path / f"told{len(by)}"
+        code = (
+            "import os, sys\nopen_ones = []\nfor number in range(3):\n    try: os.fstat(number); open_ones.append(number)\n"
+            "    except OSError: pass\nopen(sys.argv[1], 'w').write(str(open_ones))"
+        )
+        command = ["bash", "-c", f'"$@" {closed}', "bash", *by, sys.executable, "-c", code, str(told)]
+        subprocess.run(command, capture_output=True, check=True, timeout=LIMIT_S)
+    bare, ours = sorted(tmp_path.glob("told*"))
+    assert bare.read_text() == ours.read_text()
+
+
+def test_what_is_printed_to_a_closed_stream_is_the_commands_error():
+    ran = [
         subprocess.run(
-            ["bash", "-c", '"$@" <&-', "bash", *by, sys.executable, "-c", code], capture_output=True, check=True
+            ["bash", "-c", '"$@" >&-', "bash", *by, "/bin/echo", "hi"],
+            capture_output=True,
+            timeout=LIMIT_S,
+            check=False,
         )
         for by in ([], QUIET)
     ]
-    assert bare.stdout == ours.stdout == b"closed\n"
+    assert ran[0].returncode == ran[1].returncode == 1
+    assert ran[0].stderr == ran[1].stderr
 
 
 @pytest.mark.parametrize("when", ["before", "while it runs"])

@@ -261,6 +261,56 @@ def test_timeout_ends_the_command_as_it_would_without_us(number):
     assert b"Traceback" not in ran.stderr
 
 
+FAMILY = """
+import os, signal, subprocess, sys, time
+if len(sys.argv) > 1:
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+    child.stdout.readline()
+heard = []
+def tell(number, _frame): heard.append(number); os.write(1, f"{'parent' if len(sys.argv) > 1 else 'child'} {number}\\n".encode())
+for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT): signal.signal(number, tell)
+print("READY", flush=True)
+if len(sys.argv) > 1:
+    while not heard: time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(child.pid, signal.SIGKILL); sys.stdout.write(child.stdout.read())
+else:
+    while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("by", ["bare", "oomguard"])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_group_reaches_what_the_command_has_started_too(number, by):
+    command = [*([] if by == "bare" else QUIET), sys.executable, "-c", FAMILY, FAMILY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout.readline() == "READY\n"
+        os.killpg(process.pid, number)
+        assert sorted(process.communicate(timeout=LIMIT_S)[0].split()) == sorted(
+            ["parent", "child", *[str(int(number))] * 2]
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_to_every_process_of_a_service_reaches_the_command_once(number):
+    """systemd with ``KillMode=control-group``, ``scancel --full``, ``kill -1``."""
+    with listening() as (process, _):
+        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            one.send_signal(number)
+        time.sleep(0.5)
+        assert heard(process) == [number]
+
+
+@pytest.mark.skipif(not shutil.which("pkill"), reason="pkill is not installed")
+def test_pkill_by_the_words_of_our_command_line_reaches_the_command_once(tmp_path):
+    words = [*RUN, "-q", "--journal", str(tmp_path / "journal"), "--", *LISTENER]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("READY")
+        subprocess.run(["pkill", "-USR1", "-f", f"journal {tmp_path}"], check=True)
+        time.sleep(0.5)
+        assert heard(process) == [signal.SIGUSR1]
+
+
 def stop_us() -> None:
     """A stop that another process sends: our own are our share of a key."""
     subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)

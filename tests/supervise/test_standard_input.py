@@ -114,6 +114,17 @@ def test_what_no_attempt_has_read_stays_for_the_next_reader(kind, read_bytes):
     writing.join()
 
 
+def test_a_socket_of_the_network_is_the_commands_own():
+    """As inetd gives it: the command asks who is at the other end. What it reads cannot be read again."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        theirs, _ = server.accept()
+        with theirs, StandardInput(theirs.fileno()) as source:
+            assert source.for_child() is None
+            assert "socket" in source.lost
+            client.sendall(b"still there")
+            assert os.read(theirs.fileno(), 100) == b"still there"
+
+
 def test_another_reader_of_the_same_pipe_holds_nobody_up(pipe):
     reader, writer = pipe
     os.write(writer, b"one\n")

@@ -91,7 +91,8 @@ def test_a_stop_leaves_nothing(tree, number, tmp_path):
 def test_where_the_command_is_killed_alone_its_tree_goes_too(tmp_path):
     process, below = started("in a session of its own", tmp_path)
     (watcher,) = psutil.Process(process.pid).children()
-    watcher.children()[0].kill()
+    (command,) = (one for one in watcher.children() if one.name() != "group-witness")
+    command.kill()
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 137
     assert gone(below)
@@ -117,8 +118,8 @@ def test_orphans_that_end_while_the_command_runs_are_reaped(by):
     command = [*(QUIET if by == "oomguard" else ["tini", "-s", "--"]), sys.executable, "-c", ORPHANS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"READY\n"
-        # oomguard has a watcher beside the command
-        alone = {"tini": 1, "oomguard": 2}[by]
+        # oomguard has a watcher and a witness beside the command
+        alone = {"tini": 1, "oomguard": 3}[by]
         assert wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) == alone)
         process.stdin.close()
         assert process.wait(LIMIT_S) == 0
@@ -199,7 +200,7 @@ def test_a_kill_in_the_middle_of_a_relaunch_leaves_nothing(tmp_path):
     env = marked(mark, {"TMPDIR": str(tmp_path)})
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) as process:
         assert any(line == b"READY\n" for line in process.stdout)
-        assert len(left(mark)) == 3
+        assert len(left(mark)) == 4
         process.kill()
     assert wait_for(lambda: left(mark) == [])
     assert wait_for(lambda: list(tmp_path.glob("oomguard-*")) == [])
