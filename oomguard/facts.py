@@ -145,6 +145,7 @@ def _specs() -> dict[str, FactSpec]:
         ("tensor_rows", "int", "first dimension of the tensor that was being made"),
         ("recovered", "bool", "the engine went on after the refusal"),
         ("exit_signal", "int", "signal that ended a process of the engine, by its number on Linux"),
+        ("lora_frames", "bool", "the traceback goes through the slots of LoRA adapters"),
         ("drafted_tokens", "int", "tokens that are drafted in a step"),
         ("ngram_frames", "bool", "drafts are looked up in the prompt, by the settings or the traceback"),
         ("array_shape", "str", "dimensions of the array that was refused"),

@@ -211,7 +211,7 @@ class AllocationModel:
         """Return what the engine takes of the host beside the allocation, when it runs again."""
         desired, start = incident.number("desired_bytes"), self.failed.start
         if start is None:
-            return desired
+            return desired or _set_beside(incident)
         settings, pool = start.settings, start.settings.kv_cache_memory_bytes
         weights = sum(parameter.bytes for parameter in start.model.parameters)
         if pool is not None:
@@ -234,6 +234,16 @@ class AllocationModel:
         if isinstance(default, int) and default < made:
             return Solution(default, f"{what}: {why}, the engine's own default is tried")
         return Solution(None, f"{what}: {why}", unknown=("free memory: not printed",))
+
+
+def _set_beside(incident: Incident) -> float | None:
+    """Return what an engine takes whose model cannot be read: the KV cache as it was set, its weights as printed."""
+    pool = value_in_force("kv_cache_memory_bytes", incident.settings, incident.facts)
+    weights = incident.number("model_weights_bytes") or incident.number("estimated_weights_bytes")
+    if pool is not None and isinstance(pool[0], int) and weights is not None:
+        return pool[0] + weights + _WORKER_BYTES
+    total, share = incident.number("host_total_bytes"), incident.number("gpu_memory_utilization_ratio")
+    return None if pool is not None or total is None or share is None else total * share + _WORKER_BYTES
 
 
 def _encoded(start: FailedStart, settings: VllmSettings) -> float:

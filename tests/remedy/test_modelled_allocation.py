@@ -117,6 +117,18 @@ def test_before_the_engine_printed_a_total_its_share_is_one_of_the_host(failed, 
     assert 1300 < value(found, "max_num_batched_tokens") < 1800
 
 
+@pytest.mark.parametrize(("weights", "solved"), [(GIB, 9_800), (None, None)])
+def test_without_the_model_its_printed_weights_and_the_pool_that_was_set_are_the_engine_s(
+    failed, free_host, weights, solved
+):
+    """1 GiB of each and 2 GiB for the worker: 80 % of 6 GiB hold 5 bytes of 104,857 tokens for that many requests."""
+    free_host(10 * GIB)
+    user = {"kv_cache_memory_bytes": GIB, "max_num_seqs": 1_000_000, "max_model_len": 104_857}
+    incident = failed(1_000_000 * 104_857 * 4, user=user, model=None, model_weights_bytes=weights)
+    rows = value(planned(incident, "reduces-capacity"), "max_num_seqs")
+    assert rows == (256 if solved is None else pytest.approx(solved, rel=0.01))
+
+
 def test_what_was_solved_once_and_failed_again_is_not_cut_by_a_little(failed, free_host):
     free_host(10 * GIB)
     incident = failed(4000 * VOCAB * 4, user={"max_num_batched_tokens": 4160, "kv_cache_memory_bytes": GIB})

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from oomguard import diagnose
+from oomguard.remedy.policy import make_policy
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -77,3 +78,23 @@ def test_weights_that_do_not_fit_are_named_before_a_batch(tmp_path, frames, draf
     assert found.causes[0].id == "weights_do_not_fit"
     assert "batch_too_large" not in {cause.id for cause in found.causes}
     assert not any(patch.applicable for patch in found.plan)
+
+
+@pytest.mark.parametrize("reads_model", [False, True])
+def test_slots_of_adapters_that_do_not_fit_beside_the_weights_are_no_fault_of_the_weights(tmp_path, reads_model):
+    """The slots of the embedding alone, 64 of rank 256, are 3.91 GiB; each takes as much again for the head."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    frames = [
+        LOADING[0],
+        LOADING[1].format(5068),
+        'vllm/v1/worker/lora_model_runner_mixin.py", line 40, in load_lora_model',
+        'vllm/lora/layers/vocab_parallel_embedding.py", line 30, in create_lora_weights',
+    ]
+    message = CUDA.replace("125.25 MiB", "3.91 GiB").format(total="1024.00", free="748.00", held="276.00")
+    text = log_of(str(tmp_path), frames, "None", message)
+    text = text.replace("8192}", "8192, 'enable_lora': True, 'max_loras': 64, 'max_lora_rank': 256}")
+    model = str(tmp_path) if reads_model else None
+    found = diagnose(text, model=model, policy=make_policy("reduces-capacity")).incidents[0]
+    assert found.causes[0].id == "lora"
+    slots = {patch.setting: patch.new for patch in found.plan if patch.applicable}.get("max_loras")
+    assert slots == (4 if reads_model else None)

@@ -153,6 +153,7 @@ def _of_settings(settings: VllmSettings) -> dict[str, int]:
     length, block = settings.max_model_len, settings.block_size or _BLOCK_TOKENS[settings.device == "cpu"]
     if length:
         aligned = max(1, _ALIGNED_TOKENS // math.gcd(_ALIGNED_TOKENS, block))  # get_block_table_width
+        known["blocks_unpadded"] = -(-length // block)
         known["blocks_per_request"] = -(-length // (block * aligned)) * aligned
     return known
 
