@@ -248,5 +248,6 @@ _OF_THE_MODEL: Final = frozenset(
         "double_expert_mlp",
         "encoder_width",
         "encoder_mlp",
+        "matrix",
     }
 )

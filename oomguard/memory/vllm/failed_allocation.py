@@ -108,6 +108,7 @@ def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
         | _of_settings(start.settings)
         | _of_cache(start, incident)
         | _of_encoder(start)
+        | _of_weights(start, incident)
     )
     for name in (*_SETTINGS, "max_loras", "max_lora_rank"):
         known = value_in_force(name, incident.settings, incident.facts)
@@ -169,6 +170,15 @@ def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
     blocks = int(override) if override else (pool or 0) // cache.block_bytes
     page = max(page for group in cache.layout.groups for page in group.pages_bytes)
     return {"kv_blocks": blocks, "kv_page": page, "kv_block": cache.block_bytes}
+
+
+def _of_weights(start: FailedStart, incident: Incident) -> dict[str, int]:
+    """Return the elements of the parameter that is nearest to what failed while weights were loaded: shapes that no width tells."""
+    tried, element = incident.number("tried_bytes"), start.model.shape.dtype_bytes
+    if incident.phase != "load_weights" or not tried or not start.model.exact:
+        return {}
+    sizes = {parameter.elements for parameter in start.model.parameters}
+    return {"matrix": min(sizes, key=lambda size: abs(size * element - tried))} if sizes else {}
 
 
 def _of_encoder(start: FailedStart) -> dict[str, int]:

@@ -72,6 +72,31 @@ def test_the_drafts_of_a_step_are_those_that_the_engine_printed(incident):
     assert without.named.product.allocation.name != "draft_rows"
 
 
+@pytest.mark.parametrize("kind", ["cuda_oom", "host_oom"])
+def test_a_matrix_whose_shape_no_width_tells_is_known_by_the_model_s_parameters(tmp_path, incident, kind):
+    """The latent attention's up-projection: heads x (124 + 128) rows of a latent of 500, in no width of the configuration."""
+    latent = {
+        "model_type": "deepseek_v2",
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "kv_lora_rank": 500,
+        "qk_nope_head_dim": 124,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "q_lora_rank": None,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "n_shared_experts": 1,
+        "num_key_value_heads": 8,
+        "first_k_dense_replace": 2,
+    }
+    found = incident(8 * (124 + 128) * 500 * 2, kind)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | latent))
+    assert failed_allocation(found).named.product.allocation.name == "weights"
+    elsewhere = incident(8 * (124 + 128) * 500 * 2, kind, phase="decode")
+    assert failed_allocation(elsewhere) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "user", "blocks"),
     [
