@@ -75,8 +75,9 @@ def concluded_start(context: Context, given: Mapping[str, SettingInForce] | None
 
 
 def _host(scanned: ScannedIncident, near: list[Near]) -> str:
-    """Return the engine that hosts the failed code: torch's own message does not name it."""
-    if scanned.incident.framework != "torch":
-        return scanned.incident.framework
+    """Return the engine that hosts the failed code: torch's own message does not name it, nor numpy's."""
+    named = scanned.incident.framework
+    if named != "torch" and not (named == "host" and "array_shape" in scanned.own):
+        return named
     beside = next((n.framework for n in near if n.framework), None)
-    return beside or scanned.context.framework_for(scanned.process) or "torch"
+    return beside or scanned.context.framework_for(scanned.process) or named

@@ -6,7 +6,6 @@ output-preserving setting takes a part that is most likely to fit, and one that 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,7 +16,11 @@ from oomguard.memory.vllm.activations import peak_activation
 from oomguard.memory.vllm.encoder_profile import profile_encoder
 from oomguard.memory.vllm.exact_kv import exact_kv
 from oomguard.memory.vllm.failed_allocation import FailedAllocation
-from oomguard.memory.vllm.lora import lora_bytes
+from oomguard.memory.vllm.failed_start import FailedStart
+from oomguard.memory.vllm.lora import around_elements, lora_bytes
+from oomguard.memory.vllm.start import VllmSettings
+from oomguard.remedy.modelled_start import start_patch
+from oomguard.remedy.permitted import why_blocked
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import Solution
 from oomguard.settings import effect_of, value_in_force
@@ -31,6 +34,7 @@ _WORKER_BYTES: Final = 2 * GIB
 _HOST_RATIO: Final = 0.8
 # Of what the device had free or unused when it failed: freed pieces are not all in one.
 _DEVICE_RATIO: Final = 0.9
+_STEP, _ROWS, _ONE_GROUP = "max_num_batched_tokens", "max_num_seqs", 1
 _SERVING: Final = frozenset({"prompt_logprobs"})
 
 
@@ -52,26 +56,46 @@ class AllocationModel:
         made = self._made(setting, now_value)
         # A limit that no figure shows refused it, now or after it was solved once.
         solved = now is not None and now[1] == PATCHED
-        if room is None or solved or room >= self._need(setting, made):
-            return self._without_room(setting, now_value, lever, incident)
-        fits = self._largest(setting, now_value, lever, room)
+        if room is None:
+            return self._without_room(setting, now_value, lever, incident, "what is free is not known")
+        if solved or room >= self._need(setting, made):
+            limit = f"{format_gib(room)} is free for it by every figure, and it was refused"
+            return self._without_room(setting, now_value, lever, incident, limit)
+        fits = self._largest(setting, now_value, self._least(setting, lever), lever["step"], room)
         useful = self._useful(setting, incident)
         if fits is not None and useful is not None and lever["least"] <= useful < fits:
             why = f"no more than {useful} requests can run together in the KV cache, of {fits} whose rows would fit"
             return Solution(useful, f"{product.allocation.what}: {why}")
         need = format_gib(self._need(setting, made))
         if fits is None:
-            least = format_gib(self._need(setting, lever["least"]))
-            return Solution(
-                None, f"{least} is needed at {setting} {lever['least']}, {format_gib(max(0, room))} is free"
-            )
-        reason = f"{product.allocation.what}: {need} at {made}, {format_gib(room)} is free for it"
+            least = self._least(setting, lever)
+            beside = "" if least == lever["least"] else f", which max_num_seqs {least} needs at least"
+            told = f"{format_gib(self._need(setting, least))} is needed at {setting} {least}{beside}"
+            return Solution(None, f"{told}, {format_gib(max(0, room))} is free for it")
+        reason = f"{product.allocation.what}: {need} at {made}, {format_gib(room)} is free for it{_margin(incident)}"
         return Solution(fits, reason, round(self._need(setting, made) - self._need(setting, fits)))
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return no group: each lever is enough alone."""
-        del incident, policy
-        return ()
+        """Return a smaller step with as many requests as it has tokens, where their number keeps the step from being that small."""
+        product, room = self.failed.named.product, self._room(incident)
+        lever = product.allocation.levers.get(_STEP)
+        step, rows = (value_in_force(name, incident.settings, incident.facts) for name in (_STEP, _ROWS))
+        if lever is None or room is None or step is None or rows is None:
+            return ()
+        now, most = int(step[0]), int(rows[0])
+        if most <= lever["least"] or self._largest(_STEP, now, most, lever["step"], room) is not None:
+            return ()
+        tokens = self._largest(_STEP, min(now, most), lever["least"], lever["step"], room)
+        if tokens is None or self._need(_STEP, self._made(_STEP, now)) <= room:
+            return ()
+        need, free = format_gib(self._need(_STEP, tokens)), format_gib(room)
+        reason = f"{product.allocation.what}: {need}, {free} is free for it{_margin(incident)}; a step has a token for every request"
+        version = incident.framework_version
+        patches = [
+            start_patch(name, old, tokens, reason, version=version) for name, old in ((_STEP, now), (_ROWS, most))
+        ]
+        blocked = next((why for patch in patches if (why := why_blocked(patch, incident, policy))), None)
+        return tuple(replace(patch, blocked_by=blocked, group=_ONE_GROUP) for patch in patches)
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
         """Return nothing: the plan says why no value fits."""
@@ -83,10 +107,9 @@ class AllocationModel:
         product = self.failed.named.product
         return min(now, product.numbers.get("tokens", now)) if setting in product.allocation.up_to else now
 
-    def _largest(self, setting: str, now: int, lever: Mapping[str, int], room: float) -> int | None:
-        """Return the largest value below what was made that fits, in whole steps; None where none does."""
-        step = lever["step"]
-        low, high = -(-self._least(setting, lever) // step), (self._made(setting, now) - 1) // step
+    def _largest(self, setting: str, now: int, least: int, step: int, room: float) -> int | None:
+        """Return the largest value below what was made that fits, in whole steps from ``least``; None where none does."""
+        low, high = -(-least // step), (self._made(setting, now) - 1) // step
         if high < low or self._taken(setting, low * step, now) > room:
             return None
         while low < high:
@@ -117,17 +140,26 @@ class AllocationModel:
                 rank=rank,
                 tensor_parallel_size=settings.tensor_parallel_size,
                 element_bytes=shape.dtype_bytes,
+                around_elements=around_elements(shape),
             )
-            if max(stages):
-                return max(stages)
-        if allocation.name == "encoder_activations" and start is not None and start.model.encoder is not None:
-            stepped = replace(start.settings, max_num_batched_tokens=value)
-            images = profile_encoder(start.model.encoder, stepped, start.model.shape.dtype_bytes)
-            return 0 if images is None else images.peak_bytes + images.uncertainty_bytes
-        numbers = {**product.numbers, setting: value}
-        if setting in allocation.up_to:
-            numbers = {**product.numbers, "tokens": value}
-        return math.prod(numbers.values()) * max(product.element_bytes, allocation.together or 0)
+            return max(*stages, self._piece(setting, value))  # never less than what was asked for
+        if allocation.name == "encoder_activations" and start is not None:
+            changed = {_STEP: start.settings.max_num_batched_tokens, _ROWS: start.settings.max_num_seqs, setting: value}
+            settings = replace(start.settings, max_num_batched_tokens=changed[_STEP], max_num_seqs=changed[_ROWS])
+            with_class = product.numbers.get("patches_and_class", 0)  # a small image has few patches beside that one
+            ratio = max(product.bytes / max(1, _encoded(start, start.settings)), 1.0)
+            return _encoded(start, settings) * max(ratio, with_class / max(1, with_class - 1))
+        return self._piece(setting, value)
+
+    def _piece(self, setting: str, value: int) -> float:
+        """Return the bytes of what failed under a value of one of its settings, with what its data says is made along with it."""
+        product = self.failed.named.product
+        allocation = product.allocation
+        changed = "tokens" if setting in allocation.up_to else setting
+        numbers = product.numbers if changed not in product.numbers else {**product.numbers, changed: value}
+        return replace(
+            product, numbers=numbers, element_bytes=max(product.element_bytes, allocation.together or 0)
+        ).bytes
 
     def _taken(self, setting: str, value: int, now: int) -> float:
         """Return what the value needs, and what a smaller profile peak gives to the KV cache under it."""
@@ -179,7 +211,7 @@ class AllocationModel:
         """Return what the engine takes of the host beside the allocation, when it runs again."""
         desired, start = incident.number("desired_bytes"), self.failed.start
         if start is None:
-            return desired
+            return desired or _set_beside(incident)
         settings, pool = start.settings, start.settings.kv_cache_memory_bytes
         weights = sum(parameter.bytes for parameter in start.model.parameters)
         if pool is not None:
@@ -190,18 +222,41 @@ class AllocationModel:
         share = desired or (None if total is None else total * settings.gpu_memory_utilization)
         return None if share is None else share + _WORKER_BYTES
 
-    def _without_room(self, setting: str, now: int, lever: Mapping[str, int], incident: Incident) -> Solution:
+    def _without_room(self, setting: str, now: int, lever: Mapping[str, int], incident: Incident, why: str) -> Solution:
         """Return a value that most likely fits where nothing tells what is free."""
         what = self.failed.named.product.allocation.what
         made = self._made(setting, now)
         part = (now if now // _PART_OF_UNKNOWN < made else made) // _PART_OF_UNKNOWN
         smaller = max(self._least(setting, lever), part // lever["step"] * lever["step"])
         if effect_of(setting, now, smaller) is Effect.OUTPUT_PRESERVING and smaller < made:
-            return Solution(smaller, f"{what}: what is free is not known, an eighth of what failed is tried")
+            return Solution(smaller, f"{what}: {why}, an eighth of what failed is tried")
         default = default_value(setting, "vllm", incident.framework_version, device_size=_device_size(self.failed))
         if isinstance(default, int) and default < made:
-            return Solution(default, f"{what}: what is free is not known, the engine's own default is tried")
-        return Solution(None, f"{what}: what is free is not known", unknown=("free memory: not printed",))
+            return Solution(default, f"{what}: {why}, the engine's own default is tried")
+        return Solution(None, f"{what}: {why}", unknown=("free memory: not printed",))
+
+
+def _set_beside(incident: Incident) -> float | None:
+    """Return what an engine takes whose model cannot be read: the KV cache as it was set, its weights as printed."""
+    pool = value_in_force("kv_cache_memory_bytes", incident.settings, incident.facts)
+    weights = incident.number("model_weights_bytes") or incident.number("estimated_weights_bytes")
+    if pool is not None and isinstance(pool[0], int) and weights is not None:
+        return pool[0] + weights + _WORKER_BYTES
+    total, share = incident.number("host_total_bytes"), incident.number("gpu_memory_utilization_ratio")
+    return None if pool is not None or total is None or share is None else total * share + _WORKER_BYTES
+
+
+def _encoded(start: FailedStart, settings: VllmSettings) -> float:
+    """Return the bytes of the images that a start profiles at once, the most that they may take."""
+    encoder = start.model.encoder
+    images = None if encoder is None else profile_encoder(encoder, settings, start.model.shape.dtype_bytes)
+    return 0.0 if images is None else images.peak_bytes + images.uncertainty_bytes
+
+
+def _margin(incident: Incident) -> str:
+    """Return the words for the part of what is free that is left to others."""
+    ratio, where = (_HOST_RATIO, "the host") if incident.kind == "host_oom" else (_DEVICE_RATIO, "the device")
+    return f", {ratio:.0%} of what {where} has beside the engine's own"
 
 
 def _device_size(failed: FailedAllocation) -> str:

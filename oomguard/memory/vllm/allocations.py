@@ -39,9 +39,10 @@ class Allocation:
     what: str
     factors: tuple[tuple[str, ...], ...]
     up_to: tuple[str, ...]
-    follows: Mapping[str, str]
+    follows: Mapping[str, list[str]]
     element: tuple[Any, ...]
     together: int | None
+    times: int
     phases: frozenset[str]
     only_on_host: bool
     told_by: frozenset[str]
@@ -64,9 +65,15 @@ class Product:
     numbers: Mapping[str, int]
     element_bytes: int
 
+    @property
+    def bytes(self) -> int:
+        """The bytes of the tensor."""
+        return self.allocation.times * math.prod(self.numbers.values()) * self.element_bytes
+
     def __str__(self) -> str:
         named = " x ".join(f"{value} {name}" for name, value in self.numbers.items())
-        return f"{named} x {self.element_bytes} bytes"
+        times = f"{self.allocation.times} x " if self.allocation.times > 1 else ""
+        return f"{times}{named} x {self.element_bytes} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,7 @@ def allocations() -> tuple[Allocation, ...]:
             row.get("follows", {}),
             tuple(row["element"]),
             row.get("together"),
+            row.get("times", 1),
             frozenset(row["phases"]),
             row.get("on") == "host",
             frozenset(row.get("told_by", ())),
@@ -188,7 +196,7 @@ def _try(row: Allocation, search: _Search) -> None:
         if not set(names) <= search.numbers.keys():
             continue
         for values in itertools.product(*(_values(name, search.numbers) for name in names)):
-            unit = math.prod(values)
+            unit = row.times * math.prod(values)
             for element in (each for each in elements if each):
                 known = dict(zip(names, values, strict=True))
                 _match(row, known, unit * element, element, search)
@@ -240,5 +248,6 @@ _OF_THE_MODEL: Final = frozenset(
         "double_expert_mlp",
         "encoder_width",
         "encoder_mlp",
+        "matrix",
     }
 )

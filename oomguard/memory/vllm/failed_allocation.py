@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from oomguard.errors import OomguardError
 from oomguard.facts import GIB, Fact, FactValue
 from oomguard.incident import Incident
 from oomguard.memory.vllm.allocations import MOST_SURE, Named, allocation_told_by, name_allocation
+from oomguard.memory.vllm.array_bytes import array_bytes
 from oomguard.observe.host_memory import read_available_bytes, read_total_bytes
 from oomguard.settings import value_in_force
 
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 KINDS: Final = frozenset(
     {"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "host_oom", "sampler_warmup_oom", "pooler_warmup_oom"}
 )
+# Tokens of a block where the user sets none, on a device and on the CPU; a row of block numbers is padded to this many tokens.
+_BLOCK_TOKENS: Final = (16, 128)
+_ALIGNED_TOKENS: Final = 128
+_NGRAM: Final = frozenset({"ngram", "[ngram]", "ngram_gpu"})
 _SETTINGS: Final = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
 
 
@@ -46,12 +52,13 @@ def failed_allocation(
         model: the folder or hub name to read in place of the one that the log names.
         reads_models: whether a folder that the log names may be read.
     """
-    tried = incident.number("tried_bytes")
+    exact = array_bytes(incident)
+    tried = incident.number("tried_bytes") if exact is None else exact
     if incident.kind not in KINDS or incident.framework != "vllm" or not tried or tried <= 0:
         return None
     start = _start(incident, model) if reads_models else None
     numbers = _numbers(incident, start)
-    slack = incident.slack("tried_bytes")
+    slack = incident.slack("tried_bytes") if exact is None else 0.0
     named = name_allocation(int(tried), slack, numbers, incident.phase, on_host=incident.kind == "host_oom")
     told = allocation_told_by(tried, numbers, (incident.kind, incident.phase))
     if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
@@ -101,6 +108,7 @@ def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
         | _of_settings(start.settings)
         | _of_cache(start, incident)
         | _of_encoder(start)
+        | _of_weights(start, incident)
     )
     for name in (*_SETTINGS, "max_loras", "max_lora_rank"):
         known = value_in_force(name, incident.settings, incident.facts)
@@ -112,6 +120,8 @@ def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
     drafted = _drafted(incident)
     if drafted is not None:
         numbers |= {"speculative_config": 1, "drafted": drafted + 1}
+    if "ngram_frames" in incident.facts or _speculation(incident).get("method") in _NGRAM:
+        numbers["ngram" if incident.kind == "host_oom" else "ngram_gpu"] = 1
     return {name: value for name, value in numbers.items() if value > 0}
 
 
@@ -141,6 +151,11 @@ def _of_settings(settings: VllmSettings) -> dict[str, int]:
     known = {name: getattr(settings, name) or 0 for name in _SETTINGS} | {"ranks": settings.tensor_parallel_size}
     if settings.enable_lora:
         known |= {"enable_lora": 1, "max_loras": settings.max_loras, "max_lora_rank": settings.max_lora_rank}
+    length, block = settings.max_model_len, settings.block_size or _BLOCK_TOKENS[settings.device == "cpu"]
+    if length:
+        aligned = max(1, _ALIGNED_TOKENS // math.gcd(_ALIGNED_TOKENS, block))  # get_block_table_width
+        known["blocks_unpadded"] = -(-length // block)
+        known["blocks_per_request"] = -(-length // (block * aligned)) * aligned
     return known
 
 
@@ -155,6 +170,15 @@ def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
     blocks = int(override) if override else (pool or 0) // cache.block_bytes
     page = max(page for group in cache.layout.groups for page in group.pages_bytes)
     return {"kv_blocks": blocks, "kv_page": page, "kv_block": cache.block_bytes}
+
+
+def _of_weights(start: FailedStart, incident: Incident) -> dict[str, int]:
+    """Return the elements of the parameter that is nearest to what failed while weights were loaded: shapes that no width tells."""
+    tried, element = incident.number("tried_bytes"), start.model.shape.dtype_bytes
+    if incident.phase != "load_weights" or not tried or not start.model.exact:
+        return {}
+    sizes = {parameter.elements for parameter in start.model.parameters}
+    return {"matrix": min(sizes, key=lambda size: abs(size * element - tried))} if sizes else {}
 
 
 def _of_encoder(start: FailedStart) -> dict[str, int]:
@@ -180,12 +204,18 @@ def _of_encoder(start: FailedStart) -> dict[str, int]:
 
 def _drafted(incident: Incident) -> int | None:
     """Return how many tokens are drafted, None where nothing tells it."""
+    value = _speculation(incident).get("num_speculative_tokens")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    printed = incident.number("drafted_tokens")
+    return None if printed is None else int(printed)
+
+
+def _speculation(incident: Incident) -> Mapping[str, object]:
+    """Return the configuration of speculative decoding as the user gave it, empty where nothing tells it."""
     known = value_in_force("speculative_config", incident.settings, incident.facts)
-    if known is None or not isinstance(known[0], str):
-        return None
     try:
-        config = json.loads(known[0])
-    except ValueError:
-        return None
-    value = config.get("num_speculative_tokens") if isinstance(config, Mapping) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+        config = json.loads(known[0]) if known is not None and isinstance(known[0], str) else None
+    except (ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, Mapping) else {}

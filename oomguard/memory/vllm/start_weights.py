@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from oomguard.memory.model.model import Model
-from oomguard.memory.vllm.lora import lora_bytes
+from oomguard.memory.vllm.lora import around_elements, lora_bytes
 from oomguard.memory.vllm.sharded_weights import RankWeights, rank_weights
 from oomguard.memory.vllm.start import VllmSettings
 
@@ -51,10 +51,11 @@ def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assum
             rank=settings.max_lora_rank,
             tensor_parallel_size=ranks,
             element_bytes=model.shape.dtype_bytes,
+            around_elements=around_elements(model.shape),
         )
-        assumed.append(
-            f"LoRA: {settings.max_loras} slots of rank {settings.max_lora_rank} on every matrix of the layers"
-        )
+        around = ", the embedding and the head" if around_elements(model.shape) else ""
+        slots = f"{settings.max_loras} slots of rank {settings.max_lora_rank}"
+        assumed.append(f"LoRA: {slots} on every matrix of the layers{around}")
     held = (sum(parts) + beyond_bytes for parts in zip(kept, drafts, lora, strict=True))
     return StartWeights(tuple(held), drafts, lora)
 

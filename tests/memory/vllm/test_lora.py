@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.memory.model.headers import Parameter
-from oomguard.memory.vllm.lora import lora_bytes
+from oomguard.memory.model.shape import read_shape
+from oomguard.memory.vllm.lora import around_elements, lora_bytes
 
 UP = Parameter("model.layers.0.mlp.up_proj.weight", (256, 64), 32768)
 DOWN = Parameter("model.layers.1.mlp.down_proj.weight", (64, 256), 32768)
@@ -37,6 +39,18 @@ def test_each_expert_has_its_own():
 
 def test_norms_embeddings_and_the_head_have_none():
     assert size(NORM, HEAD) == (0,)
+
+
+def test_around_the_layers_the_embedding_is_on_the_first_stage_and_the_head_on_the_last_whole_on_every_rank():
+    around = {"slots": 3, "rank": 8, "tensor_parallel_size": 4, "element_bytes": 2, "around_elements": 1000 + 64}
+    assert lora_bytes((NORM, HEAD), 2, 2, **around) == (3 * 8 * 1064 * 2, 3 * 8 * 1064 * 2)
+    assert lora_bytes((NORM, HEAD), 2, 1, **around) == (2 * 3 * 8 * 1064 * 2,)
+
+
+@pytest.mark.parametrize(("family", "adapted"), [("llama", 1064), ("qwen3", 1064), ("qwen2", 0)])
+def test_only_some_families_adapt_what_is_around_their_layers(family, adapted):
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000}
+    assert around_elements(read_shape({"model_type": family, **sizes})) == adapted
 
 
 def test_a_stage_pays_for_its_own_layers():

@@ -1,0 +1,186 @@
+"""Starts of vLLM on the CPU that ask the host for too much at once, in the engine's own lines: named and solved by what is free."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from oomguard.diagnosing import assess_all, default_rules, diagnose_lines
+from oomguard.facts import GIB
+from oomguard.incident import Incident
+from oomguard.observe.source import read_lines
+from oomguard.remedy.policy import make_policy
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "vocab_size": 131072,
+    "max_position_embeddings": 8192,
+    "dtype": "float16",
+    "tie_word_embeddings": False,
+}
+# 2 x 2 patches and the one of their class; its MLP is so wide that nothing else of it counts.
+BLIP2 = {
+    "architectures": ["Blip2ForConditionalGeneration"],
+    "model_type": "blip-2",
+    "num_query_tokens": 4,
+    "dtype": "float16",
+    "vision_config": {
+        "model_type": "blip_2_vision_model",
+        "hidden_size": 64,
+        "intermediate_size": 196608,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "image_size": 28,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+    },
+    "qformer_config": {
+        "model_type": "blip_2_qformer",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "encoder_hidden_size": 64,
+        "vocab_size": 512,
+    },
+    "text_config": {
+        "model_type": "opt",
+        "architectures": ["OPTForCausalLM"],
+        "hidden_size": 64,
+        "ffn_dim": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 2048,
+        "word_embed_proj_dim": 64,
+    },
+}
+REFUSED = "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate {} bytes. Error code 12 (Cannot allocate memory)"
+FREE = 20 * GIB
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Return a function that plans for a start whose worker was refused memory while 20 GiB were free."""
+    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: FREE)
+    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_total_bytes", lambda: 24 * GIB)
+
+    def plan_for(
+        config: dict, args: dict, frames: list[str], message: str, *before: str, drafts: str = "None"
+    ) -> Incident:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        error = "(Worker pid=19414) ERROR 11-22 17:58:03 [multiproc_executor.py:953] "
+        lines = [
+            f"(APIServer pid=19000) INFO 11-22 17:57:30 [utils.py:297] non-default args: {args | {'model': str(tmp_path)}}",
+            (
+                "(EngineCore pid=19300) INFO 11-22 17:57:41 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+                f"model='{tmp_path}', speculative_config={drafts}, tokenizer='{tmp_path}', dtype=torch.float16, "
+                f"max_seq_len={args['max_model_len']}, tensor_parallel_size=1, quantization=None, device_config=cpu"
+            ),
+            *before,
+            error + "WorkerProc failed to start.",
+            error + "Traceback (most recent call last):",
+            *(error + f'  File "/usr/lib/python3.11/site-packages/{frame}' for frame in frames),
+            error + message,
+        ]
+        log = io.BytesIO("\n".join(lines).encode())
+        found = assess_all(
+            diagnose_lines(read_lines(log)), default_rules(), make_policy("reduces-capacity"), local_models=True
+        )
+        return found.incidents[0]
+
+    return plan_for
+
+
+def solved(incident: Incident) -> dict[str, object]:
+    return {patch.setting: patch.new for patch in incident.plan if patch.applicable}
+
+
+def test_slots_for_the_embedding_and_the_head_are_counted_with_those_of_the_layers(start):
+    args = {
+        "max_model_len": 4096,
+        "max_num_seqs": 32,
+        "enable_lora": True,
+        "max_loras": 256,
+        "max_lora_rank": 512,
+        "kv_cache_memory_bytes": 512 * 2**20,
+    }
+    frames = [
+        'vllm/v1/worker/gpu_model_runner.py", line 5068, in load_model',
+        'vllm/lora/layers/vocab_parallel_embedding.py", line 30, in create_lora_weights',
+    ]
+    found = start(LLAMA, args, frames, REFUSED.format(256 * 131072 * 512 * 2))
+    assert found.causes[0].id == "lora"
+    slot = 2 * 512 * (131072 + 128) * 2  # of the embedding and of the head, most of it
+    assert 0.7 * FREE / slot * 0.8 < solved(found)["max_loras"] <= 0.8 * FREE / slot
+    assert "80% of what the host has beside the engine's own" in found.plan[0].reason
+
+
+def test_the_table_of_the_n_gram_drafter_is_named_by_the_shape_and_solved_by_the_length(start):
+    """The message rounds 40 GiB to three digits; its shape is exact."""
+    args = {"max_model_len": 10485760, "max_num_seqs": 4, "kv_cache_memory_bytes": 2 * GIB}
+    frames = [
+        'vllm/v1/worker/gpu_model_runner.py", line 610, in __init__',
+        'vllm/v1/spec_decode/ngram_proposer.py", line 61, in __init__',
+    ]
+    message = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 40.0 GiB for an array with shape (1024, 10485760) and data type int32"
+    long = LLAMA | {"max_position_embeddings": 10485760, "vocab_size": 512}
+    found = start(long, args, frames, message)
+    assert (found.framework, found.causes[0].id, found.causes[0].rule) == ("vllm", "speculative_decoding", "OG349")
+    assert "1024 x 10485760 max_model_len x 4 bytes" in found.causes[0].explanation
+    length = solved(found)["max_model_len"]
+    assert length % 16 == 0
+    assert 0.7 * (FREE - 4 * GIB) < 1024 * 4 * length <= 0.8 * (FREE - 4 * GIB)
+
+
+@pytest.mark.parametrize("drafts", ["None", "SpeculativeConfig(method='ngram', model=None, num_spec_tokens=5)"])
+def test_the_same_bytes_are_the_drafter_s_only_where_it_drafts_so(start, drafts):
+    args = {"max_model_len": 10485760, "max_num_seqs": 4, "kv_cache_memory_bytes": 2 * GIB}
+    message = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 40.0 GiB for an array with shape (1024, 10485760) and data type int32"
+    found = start(LLAMA, args, [], message, drafts=drafts)
+    assert (found.causes[0].id == "speculative_decoding") == (drafts != "None")
+
+
+MANY = {"max_num_seqs": 16384, "max_num_batched_tokens": 65536}
+
+
+@pytest.mark.parametrize(
+    ("user", "limit", "images", "changed"),
+    [
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 65536}, None, 16384, {"max_num_batched_tokens"}),
+        (MANY, None, 16384, {"max_num_batched_tokens", "max_num_seqs"}),
+        (MANY, 1, 16384, {"max_num_batched_tokens", "max_num_seqs"}),
+        ({"max_num_seqs": 8192, "max_num_batched_tokens": 65536}, 1, 8192, {"max_num_batched_tokens"}),
+    ],
+)
+def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_requests_where_they_keep_it_long(
+    start, user, limit, images, changed
+):
+    """A step has a token for every request: with 16384 of them it cannot be as short as the memory asks for."""
+    args = {"max_model_len": 2048, "kv_cache_memory_bytes": 128 * 2**20, **user}
+    if limit:
+        args["limit_mm_per_prompt"] = {"image": limit}
+    frames = [
+        'vllm/v1/worker/gpu_model_runner.py", line 6100, in profile_run',
+        'vllm/model_executor/models/blip.py", line 200, in forward',
+    ]
+    tried = images * 5 * 196608 * 2
+    loaded = "(Worker pid=19414) INFO 11-22 17:57:58 [gpu_model_runner.py:5145] Model loading took 0.14 GiB memory and 0.1 seconds"
+    found = start(BLIP2, args, frames, REFUSED.format(tried), loaded)
+    assert found.causes[0].id == "multimodal_profile"
+    new = solved(found)
+    together = {patch.setting for patch in found.plan if patch.applicable and patch.group}
+    assert changed == (together or {next(patch.setting for patch in found.plan if patch.applicable)})
+    step = new["max_num_batched_tokens"]
+    assert step >= new.get("max_num_seqs", 0)
+    assert 2048 <= step // 4 < images
+    assert 2 * tried / images * (step // 4) < 0.8 * FREE  # two such tensors live at once
