@@ -13,7 +13,7 @@ How its log tells a failure, and its end, stands in rules/signatures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -124,8 +124,13 @@ class WatchedCall(Protocol):
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
 
-    def merge(self, parts: Sequence[Any]) -> Any:
-        """Return the results of all parts as one, in order; each has passed ``problem``."""
+    @property
+    def may_train(self) -> bool:
+        """Whether it may be a training step, which is never run in parts."""
+
+    @property
+    def pad_value(self) -> int | None:
+        """What fills a row of the result that ended earlier than others; None where all have one length."""
 
     def traced(self) -> CallTrace | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from oomguard.diagnosing import default_rules
 from oomguard.incident import Attempt, Diagnosis, Incident, SettingInForce
 from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
 from oomguard.observe.scan import scan
-from oomguard.report.note import note
+from oomguard.report.note import note, tried
+
+
+def run_guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
+    """Return the function's result and None, or None and its exception with a traceback that starts at its own frames."""
+    try:
+        return function(*args, **kwargs), None
+    except Exception as error:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
+        trace = error.__traceback__
+        return None, error.with_traceback(trace.tb_next if trace is not None else None)
 
 
 def scan_error(error: BaseException, settings: Mapping[str, SettingInForce] | None = None) -> Diagnosis:
@@ -38,8 +48,21 @@ def clear(error: BaseException) -> None:
         traceback.clear_frames(link.__traceback__)
 
 
-def annotate(error: BaseException, incident: Incident, attempts: Sequence[Attempt] = ()) -> None:
-    """Add the diagnosis to an exception's notes, and mark it as explained."""
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an exception, where it takes one."""
     with contextlib.suppress(AttributeError, TypeError):
-        error.add_note(note(incident, attempts))
+        error.add_note(text)
+
+
+def annotate(error: BaseException, incident: Incident, attempts: Sequence[Attempt] = ()) -> None:
+    """Add the diagnosis to an exception's notes, and mark it as explained.
+
+    Where a guard inside has explained it, its note stands: it knew the call that failed. Only what was tried here is added.
+    """
+    if getattr(error, "__oomguard__", False):
+        for line in tried(attempts):
+            add_note(error, f"oomguard: around that,{line.strip().removeprefix('tried:')}")
+        return
+    add_note(error, note(incident, attempts))
+    with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]

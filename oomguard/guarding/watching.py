@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from oomguard.engines.known import watch_calls
 from oomguard.engines.protocol import Handler, ReadCall, WatchedCall
-from oomguard.guarding.split import Owner, SplitRun
+from oomguard.guarding.owner import Owner
+from oomguard.guarding.split import SplitRun
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.switch import disabled
 

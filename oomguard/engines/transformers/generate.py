@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,6 +48,7 @@ class GenerateCall:
     prompt_tokens: int | None
     max_new_tokens: int | None
     not_splittable: str | None
+    may_train: bool = False
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:
@@ -105,20 +106,9 @@ class GenerateCall:
             return None
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
 
-    def merge(self, parts: Sequence[Any]) -> Any:
-        """Return the rows of all parts in order; pad a part that ended earlier on the right, as one batch would have been."""
-        import torch
-
-        longest = max(part.shape[1] for part in parts)
-        padded = [
-            torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=self._pad_token())
-            if part.shape[1] < longest
-            else part
-            for part in parts
-        ]
-        return torch.cat(padded)
-
-    def _pad_token(self) -> int:
+    @property
+    def pad_value(self) -> int:
+        """The token after a row that ended earlier than others, as in one batch."""
         for name in ("pad_token_id", "eos_token_id"):
             value = _option(self.model, self.args, self.kwargs, name)
             if isinstance(value, (list, tuple)):
