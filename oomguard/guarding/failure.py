@@ -19,8 +19,8 @@ def run_guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[A
     try:
         return function(*args, **kwargs), None
     except Exception as error:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
-        trace = error.__traceback__
-        return None, error.with_traceback(trace.tb_next if trace is not None else None)
+        # No local holds the traceback: it would hold this frame, a cycle that keeps the inputs until a collection.
+        return None, error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
 def scan_error(error: BaseException, settings: Mapping[str, SettingInForce] | None = None) -> Diagnosis:
