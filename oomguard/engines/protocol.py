@@ -125,6 +125,10 @@ class WatchedCall(Protocol):
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
 
     @property
+    def makes_watched_calls(self) -> bool:
+        """Whether calls that it makes are watched too, so that they may be split where it cannot be."""
+
+    @property
     def may_train(self) -> bool:
         """Whether it may be a training step, which is never run in parts."""
 

@@ -65,9 +65,12 @@ def _watched(
                     # Only the last one counts, and it must not keep the others' inputs.
                     failed[-1][:] = [(raised, read(model, args, kwargs))]
             raise
+    call = read(model, args, kwargs)
+    if call.makes_watched_calls and call.not_splittable is not None:
+        return wrapped(*args, **kwargs)
     token = inside_call.set(True)
     try:
-        result, error = SplitRun(guards[-1], wrapped, read(model, args, kwargs)).run()
+        result, error = SplitRun(guards[-1], wrapped, call).run()
     finally:
         inside_call.reset(token)
     try:

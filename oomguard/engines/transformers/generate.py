@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from oomguard.engines.transformers.traced_call import TracedCall
@@ -23,6 +23,8 @@ _ROW_ARGUMENTS: Final = frozenset(
         "input_features",
     }
 )
+# Arguments that hold one text per row where they are a list of as many.
+_ROW_LISTS: Final = frozenset({"adapter_names", "language"})
 # Arguments that see the whole batch, or count its rows.
 _UNSPLITTABLE: Final = (
     "streamer",
@@ -49,6 +51,7 @@ class GenerateCall:
     max_new_tokens: int | None
     not_splittable: str | None
     may_train: bool = False
+    makes_watched_calls: bool = False
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:
@@ -77,6 +80,8 @@ class GenerateCall:
                 known = False  # some models put an axis of three before the rows
             if not known and _holds_tensors(value):
                 reason = f"the argument {name} is not known to hold one row per input"
+            if isinstance(value, (list, tuple)) and not _is_of_all_rows(model, name, value, rows):
+                reason = f"the argument {name} has {len(value)} entries for {rows} rows"
         for name in _UNSPLITTABLE:
             if kwargs.get(name) is not None and kwargs[name] != []:
                 reason = f"the argument {name} belongs to the whole batch"
@@ -84,8 +89,14 @@ class GenerateCall:
             reason = "positional arguments after the configuration belong to the whole batch"
         if _option(model, args, kwargs, "return_dict_in_generate"):
             reason = "return_dict_in_generate: parts cannot be put together again"
-        prompt = main.shape[1]
+        # Features of sound are no tokens: their second axis is the bands.
+        prompt = None if kwargs.get("input_features") is main or main.dim() > 3 else main.shape[1]
         return cls(model, args, kwargs, rows, prompt, _new_tokens(model, args, kwargs, prompt), reason)
+
+    @classmethod
+    def of_overriding(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:
+        """Read a call of a method that overrides ``generate``: where it cannot be split, the calls that it makes may be."""
+        return replace(cls.of(model, args, kwargs), makes_watched_calls=True)
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included, so that tokens stay the same."""
@@ -93,7 +104,10 @@ class GenerateCall:
 
         args = tuple(a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a for i, a in enumerate(self.args))
         kwargs = {
-            n: v[start:stop] if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS else v
+            n: v[start:stop]
+            if (isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS)
+            or (isinstance(v, (list, tuple)) and n in _ROW_LISTS)
+            else v
             for n, v in self.kwargs.items()
         }
         return args, kwargs
@@ -128,6 +142,8 @@ class GenerateCall:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
         if self.max_new_tokens is None or self.not_splittable is not None or not hasattr(self.model, "parameters"):
             return None
+        if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
+            return None  # it would have to be cut for each number of rows
         import torch
 
         arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
@@ -150,7 +166,14 @@ def _option(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: 
     return None
 
 
-def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prompt_tokens: int) -> int | None:
+def _is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:
+    """Return whether a list may be handed to a part: it is one text a row and cut, an option of generation, or no list of rows."""
+    if name in _ROW_LISTS:
+        return len(value) == rows
+    return rows == 1 or len(value) != rows or hasattr(getattr(model, "generation_config", None), name)
+
+
+def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prompt_tokens: int | None) -> int | None:
     new = _option(model, args, kwargs, "max_new_tokens")
     if new is not None:
         return int(new)
@@ -158,7 +181,9 @@ def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], pr
     if total is None:
         return None
     encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-    return int(total) if encoder_decoder else max(0, int(total) - prompt_tokens)
+    if encoder_decoder:
+        return int(total)
+    return None if prompt_tokens is None else max(0, int(total) - prompt_tokens)
 
 
 def _holds_tensors(value: Any) -> bool:
