@@ -125,6 +125,10 @@ class WatchedCall(Protocol):
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
 
     @property
+    def phase(self) -> str | None:
+        """What the engine does in it, one of incident.PHASES; None where the frames tell more."""
+
+    @property
     def makes_watched_calls(self) -> bool:
         """Whether calls that it makes are watched too, so that they may be split where it cannot be."""
 

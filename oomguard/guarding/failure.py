@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from oomguard.diagnosing import default_rules
+from oomguard.engines.protocol import WatchedCall
+from oomguard.facts import Fact
 from oomguard.incident import Attempt, Diagnosis, Incident, SettingInForce
 from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
 from oomguard.observe.scan import scan
+from oomguard.remedy.modelled_call import CallModel
 from oomguard.report.note import note, tried
 
 
@@ -28,6 +32,31 @@ def scan_error(error: BaseException, settings: Mapping[str, SettingInForce] | No
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
     return scan(exception_lines(error), default_rules(), type(error).__name__, given=settings)
+
+
+def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
+    """Return what a guarded call's exception says, in the phase that its guard knows: names of files and functions tell less.
+
+    Where it knows none, the frames count, but not those of training: what trains is known.
+    """
+    incidents = tuple(
+        replace(incident, phase=phase or ("unknown" if incident.phase == "training" else incident.phase))
+        for incident in diagnosis.incidents
+    )
+    return replace(diagnosis, incidents=incidents)
+
+
+def facts_of(call: WatchedCall, model: CallModel, failure: Incident) -> dict[str, Fact]:
+    """Return what rules and reports may know of a guarded call that failed."""
+    traced = model.traced_rows(failure)
+    values = {
+        "fitting_rows": None if traced is None else traced[0],
+        "batch_size": model.rows,
+        "prompt_tokens": call.prompt_tokens,
+        "max_new_tokens": call.max_new_tokens,
+        "baseline_bytes": model.base_bytes,
+    }
+    return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
 
 
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:

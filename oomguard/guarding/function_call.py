@@ -29,6 +29,7 @@ class RowsCall:
     pad_value: int | None = None
     may_train: bool = True
     makes_watched_calls: bool = False
+    phase: str | None = None
 
     @classmethod
     def of(

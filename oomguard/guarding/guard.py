@@ -18,7 +18,8 @@ from oomguard.guarding.decorating import decorate
 from oomguard.guarding.failure import annotate, scan_error
 from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.partial import Partial
-from oomguard.guarding.watching import entered, watch, watching
+from oomguard.guarding.seen_call import seen_call
+from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.policy import Policy, make_policy
@@ -64,11 +65,13 @@ class Guard:
         if not watching:
             watch()
         entered.set((*entered.get(), self))
+        in_force.append(None)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        in_force.pop()
         guards = list(entered.get())
         if self in guards:
             del guards[len(guards) - 1 - guards[::-1].index(self)]
@@ -93,7 +96,10 @@ class Guard:
         if getattr(error, "__oomguard__", False) or not may_be_oom(error) or disabled():
             return
         try:
-            diagnosis = assess_all(scan_error(error), default_rules(), self.policy)
+            scanned = scan_error(error)
+            if scanned.first_cause is None:
+                return
+            diagnosis = assess_all(scanned, default_rules(), self.policy, given=seen_call(error))
         except Exception:
             logging.getLogger("oomguard").exception("the diagnosis failed")
             return

@@ -9,8 +9,16 @@ from typing import Any, Final
 from oomguard.attempting.ledger import Ledger
 from oomguard.diagnosing import default_rules
 from oomguard.engines.protocol import WatchedCall
-from oomguard.facts import Fact
-from oomguard.guarding.failure import add_note, annotate, clear, row_bytes_at_failure, run_guarded, scan_error
+from oomguard.guarding.failure import (
+    add_note,
+    annotate,
+    clear,
+    facts_of,
+    in_phase,
+    row_bytes_at_failure,
+    run_guarded,
+    scan_error,
+)
 from oomguard.guarding.gathered import Gathered
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.partial import Partial, keep_in
@@ -188,20 +196,28 @@ class SplitRun:
         size = self._size if self._not_splittable is None else self._rows
         in_force = {"batch_size": SettingInForce("batch_size", size, None, "given")}
         scanned = scan_error(error, in_force)
-        if scanned.first_cause is None:
+        failure = scanned.first_cause
+        if failure is None:
             self._first_error, self._incident = error, None  # no memory failure: not ours to explain or to replace
             return None
         self._first_error = self._first_error or error
         if self._call.may_train and trains(error):
             self._not_splittable = WHY_NOT
+        is_training = self._not_splittable == WHY_NOT
+        scanned = in_phase(scanned, self._call.phase or ("training" if is_training else None))
+        failure = scanned.first_cause or failure
         clear(error)
         torch_memory.release()
-        model = self._model(scanned.first_cause)
+        model = self._model(failure)
         # A size that ran may be planned again, for rows that turned out heavier; one that failed may not.
         diagnosis = self._ledger.diagnose(
-            scanned, default_rules(), failed_with={"batch_size": model.rows}, given=self._facts(model), behind=model
+            scanned,
+            default_rules(),
+            failed_with={"batch_size": model.rows},
+            given=facts_of(self._call, model, failure),
+            behind=model,
         )
-        incident = diagnosis.first_cause or scanned.first_cause
+        incident = diagnosis.first_cause or failure
         self._base_bytes, self._room_bytes = model.base_bytes or 0, model.room_bytes(incident)
         self._is_traced = model.is_traced
         self._incident = incident
@@ -227,16 +243,6 @@ class SplitRun:
             others_ran=self._next_row > 0,
             attempts_left=self._owner.policy.max_relaunches - len(self._ledger.attempts),
         )
-
-    def _facts(self, model: CallModel) -> dict[str, Fact]:
-        """Return what rules and reports may know of the call."""
-        values = {
-            "batch_size": model.rows,
-            "prompt_tokens": self._call.prompt_tokens,
-            "max_new_tokens": self._call.max_new_tokens,
-            "baseline_bytes": model.base_bytes,
-        }
-        return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
 
     def _apply(self, patch: Patch) -> None:
         from oomguard.log import get_logger

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
-from oomguard.observe.exceptions import chain
+from oomguard.guarding.frames import frames_of, locals_of, module_of
 
 WHY_NOT: Final = (
     "gradients are recorded, and a training step that is run in parts is applied several times; "
@@ -34,7 +33,7 @@ def trains(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    frames = [frame for link in chain(error) for frame, _ in traceback.walk_tb(link.__traceback__)]
+    frames = list(frames_of(error))
     seen = [_values(frame) for frame in frames]
     off = any(map(_turns_gradients_off, frames)) or any(_is_mode(value, torch) for values in seen for value in values)
     recording = torch.is_grad_enabled() and not off
@@ -60,10 +59,7 @@ def _refuse(_tensor: Any) -> Any:
 
 def _values(frame: FrameType) -> list[Any]:
     """Return what a frame's code sees: its locals, those of functions around it, and in the user's code the globals it names."""
-    seen = frame.f_locals
-    values = list(seen.values())
-    with contextlib.suppress(Exception):
-        seen.clear()  # before Python 3.13 a frame keeps this copy of its locals, tensors too
+    values = list(locals_of(frame).values())
     if not _is_library(frame):
         values += [frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals]
     return values
@@ -71,7 +67,7 @@ def _values(frame: FrameType) -> list[Any]:
 
 def _steps(frame: FrameType) -> bool:
     """Return whether a frame is of an optimizer or a backward pass, or of the user's code that names one."""
-    return _module(frame).startswith(_STEPS) or (not _is_library(frame) and "backward" in frame.f_code.co_names)
+    return module_of(frame).startswith(_STEPS) or (not _is_library(frame) and "backward" in frame.f_code.co_names)
 
 
 def _is_mode(value: Any, torch: Any) -> bool:
@@ -89,14 +85,10 @@ def _is_recorded(value: Any, torch: Any, *, recording: bool) -> bool:
 
 def _turns_gradients_off(frame: FrameType) -> bool:
     """Return whether a frame's code names a mode without gradients, or is torch's decorator of one."""
-    return _module(frame) == "torch.utils._contextlib" or (
+    return module_of(frame) == "torch.utils._contextlib" or (
         not _is_library(frame) and not _MODES.isdisjoint(frame.f_code.co_names)
     )
 
 
 def _is_library(frame: FrameType) -> bool:
-    return _module(frame).partition(".")[0] in _LIBRARIES
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+    return module_of(frame).partition(".")[0] in _LIBRARIES

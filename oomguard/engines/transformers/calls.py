@@ -54,7 +54,7 @@ def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
         if isinstance(own, types.FunctionType):
             setattr(cls, name, wrapt.FunctionWrapper(own, functools.partial(_handlers[0], read)))
 
-    def init_subclass(cls: Any, **kwargs: Any) -> None:
+    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         wrap(cls)
 

@@ -52,6 +52,7 @@ class GenerateCall:
     not_splittable: str | None
     may_train: bool = False
     makes_watched_calls: bool = False
+    phase: str | None = "generate"
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:
