@@ -11,7 +11,7 @@ from oomguard.errors import SettingError, UsageError
 from oomguard.guarding.failure import run_guarded
 from oomguard.guarding.function_call import RowsCall
 from oomguard.guarding.split import SplitRun
-from oomguard.guarding.watching import entered, inside_call, watch, watching
+from oomguard.guarding.watching import entered, in_force, inside_call, watch, watching
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.switch import disabled
@@ -53,12 +53,14 @@ def _guarding(current: Guard, function: F) -> F:
         if not watching:
             watch()
         token = entered.set((*entered.get(), current))
+        in_force.append(None)
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             current.explain(error)
             raise
         finally:
+            in_force.pop()
             entered.reset(token)
 
     return cast("F", call)

@@ -6,6 +6,7 @@ Context variables hold the guards, so threads and tasks outside them see nothing
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
@@ -23,6 +24,9 @@ entered: ContextVar[tuple[Owner, ...]] = ContextVar("oomguard_guards", default=(
 inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False)
 # Where blocks that are no guard want to know of the watched call that failed in them, innermost last.
 _failed_calls: ContextVar[tuple[list[FailedCall], ...]] = ContextVar("oomguard_failed_calls", default=())
+# One entry for each guard in force, whichever thread it is in.
+in_force: Final[list[None]] = []
+_unguarded_threads: Final[list[str]] = []
 # What engines' calls go through once it is in place: a guarded call that succeeds asks for no more than this.
 watching: Final[list[Handler]] = []
 
@@ -54,6 +58,8 @@ def _watched(
     if inside_call.get() or disabled():
         return wrapped(*args, **kwargs)
     if not guards:
+        if in_force and not _unguarded_threads:
+            _tell_of_thread()
         failed = _failed_calls.get()
         if not failed:
             return wrapped(*args, **kwargs)
@@ -79,3 +85,14 @@ def _watched(
         return result
     finally:
         del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+
+
+def _tell_of_thread() -> None:
+    """Say once that a call runs in a thread that the guard of another one does not reach, as those of a pool."""
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        from oomguard.log import get_logger
+
+        _unguarded_threads.append(thread.name)
+        hint = "guard the function that the thread runs"
+        get_logger().warning("a call runs in a thread that no guard reaches", thread=thread.name, hint=hint)
