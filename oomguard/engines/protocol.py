@@ -14,6 +14,7 @@ How its log tells a failure, and its end, stands in rules/signatures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,10 +130,6 @@ class WatchedCall(Protocol):
         """What the engine does in it, one of incident.PHASES; None where the frames tell more."""
 
     @property
-    def makes_watched_calls(self) -> bool:
-        """Whether calls that it makes are watched too, so that they may be split where it cannot be."""
-
-    @property
     def may_train(self) -> bool:
         """Whether it may be a training step, which is never run in parts."""
 
@@ -146,5 +143,18 @@ class WatchedCall(Protocol):
 
 # How a watched call is read from the object it is called on and its arguments.
 ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOverriding:
+    """How a call is read of a method that overrides a watched one: where it cannot be split, the calls that it makes may be."""
+
+    read: ReadCall
+
+    def __call__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WatchedCall:
+        """Read a call."""
+        return self.read(model, args, kwargs)
+
+
 # What every watched call goes through: it gets the reader, the engine's own function, its object and the arguments.
 Handler = Callable[[ReadCall, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -73,14 +74,12 @@ def _splitting(current: Guard, function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         token = inside_call.set(True)
         try:
-            if current.known and (rows := _read(current, function, args, kwargs)) is not None:
-                result, error = _in_parts(current, function, rows, None)
+            if current.known and not disabled():
+                result, error = _in_parts(current, function, args, kwargs)
             else:
                 result, error = run_guarded(function, args, kwargs)
                 if error is not None and may_be_oom(error) and not disabled():
-                    result, error = _in_parts(
-                        current, function, RowsCall.of(function, current.batch, args, kwargs), error
-                    )
+                    result, error = _in_parts(current, function, args, kwargs, error)
         finally:
             inside_call.reset(token)
         try:
@@ -93,28 +92,27 @@ def _splitting(current: Guard, function: F) -> F:
     return cast("F", call)
 
 
-def _read(
-    current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> RowsCall | None:
-    """Return the call to begin with the rows that are known to fit; None where it is made as it is."""
-    if disabled():
-        return None
-    try:
-        return RowsCall.of(function, current.batch, args, kwargs)
-    except TypeError:  # the function itself says what is wrong with its arguments
-        return None
-
-
 def _in_parts(
-    current: Guard, function: Callable[..., Any], rows: RowsCall, failed: BaseException | None
+    current: Guard,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    failed: BaseException | None = None,
 ) -> tuple[Any, BaseException | None]:
     """Return the result of a call, run in parts, and None, or None and the exception to raise.
 
     ``failed`` is the exception of the whole call, where it has been run already.
     """
-    outcome, error = run_guarded(SplitRun(current, function, rows).run, (failed,), {})
-    if error is None:
-        ended: tuple[Any, BaseException | None] = outcome
-        return ended
-    current.explain(error)
-    return None, error
+    rows, unread = run_guarded(RowsCall.of, (function, current.batch, args, kwargs), {})
+    if unread is not None and failed is None:
+        return run_guarded(function, args, kwargs)  # the function itself says what is wrong with its arguments
+    if unread is None:
+        outcome, mistake = run_guarded(SplitRun(current, function, rows).run, (failed,), {})
+        if mistake is None:
+            ended: tuple[Any, BaseException | None] = outcome
+            return ended
+        logging.getLogger("oomguard").error("the call could not be split", exc_info=mistake)
+        failed = failed or mistake
+    assert failed is not None  # noqa: S101 - a call that could not be read has failed
+    current.explain(failed)
+    return None, failed

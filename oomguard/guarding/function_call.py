@@ -28,7 +28,6 @@ class RowsCall:
     result_row_bytes: int = 0
     pad_value: int | None = None
     may_train: bool = True
-    makes_watched_calls: bool = False
     phase: str | None = None
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from oomguard.attempting.ledger import Ledger
@@ -55,17 +55,25 @@ class SplitRun:
         self._most_rows, self._row_bytes = 0, 0.0
         self._base_bytes = 0
         self._room_bytes: float | None = None
-        self._peak_bytes: int | None = None
+        self._peak_bytes: float | None = None
+        self._seconds: float | None = None
         self._first_error: BaseException | None = None
         self._part_error: str | None = None
         self._incident: Incident | None = None
 
-    def run(self, failed: BaseException | None = None) -> tuple[Any, BaseException | None]:
+    def run(
+        self,
+        failed: BaseException | None = None,
+        *,
+        seconds: float | None = None,
+        measured: Mapping[str, float] | None = None,
+    ) -> tuple[Any, BaseException | None]:
         """Return the call's result and None, or None and the exception to raise.
 
-        ``failed`` is the exception of the whole call, where it has been run already.
+        ``failed`` is the exception of the whole call, where it has been run already, with what was seen of it.
         """
         self._first_error = failed
+        self._peak_bytes, self._seconds = (measured or {}).get("peak_bytes"), seconds
         if failed is None:
             self._begin()
         try:
@@ -93,14 +101,15 @@ class SplitRun:
 
     def _attempt(self) -> bool:
         """Run the rows that are left; return False where one part failed."""
-        self._peak_bytes = None
+        if self._ledger.attempts:
+            self._peak_bytes = self._seconds = None
         failed = self._run_whole() if self._size >= self._rows else self._run_parts()
         # Parts that were measured made room for larger ones: the last size is the one that holds.
         self._ledger.settings["batch_size"] = self._size
-        peak = self._peak_bytes
+        measured = {} if self._peak_bytes is None else {"peak_bytes": self._peak_bytes}
         incident = None if failed is None else self._explain(failed)
         error = "" if failed is None else self._part_error or type(failed).__name__
-        attempt = self._ledger.end(incident, error=error, measured={} if peak is None else {"peak_bytes": peak})
+        attempt = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
         self._owner.record(attempt)
         if incident is not None:
             self._ledger.choose(incident, lambda name: name == "batch_size")
@@ -250,8 +259,8 @@ class SplitRun:
         assert isinstance(patch.new, int)  # noqa: S101 - a number of rows
         self._owner.patched(patch)
         self._size = patch.new
-        rows, kind = f"{patch.old} -> {patch.new}", self._incident.kind if self._incident else None
-        get_logger().warning("splitting the batch", rows=rows, kind=kind, done=self._next_row)
+        kind = self._incident.kind if self._incident else None
+        get_logger().warning("splitting the batch", rows=f"{patch.old} -> {patch.new}", kind=kind, done=self._next_row)
 
     def _joined(self) -> tuple[Any, BaseException | None]:
         """Return the call's result, whole or put together; where that runs out of memory, the rows stand in the exception."""
@@ -286,8 +295,6 @@ class SplitRun:
 
     def _partial(self) -> Partial | None:
         """Return the rows that are done, None before the first."""
-        done, finished = self._gathered.done, None
-        if done:
-            finished, error = run_guarded(self._gathered.finished, (), {})
-            done = done if error is None else 0
+        finished, error = run_guarded(self._gathered.finished, (), {})
+        done = self._gathered.done if error is None else 0
         return Partial(self._rows, done, finished) if done else None

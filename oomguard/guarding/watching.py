@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
 from oomguard.engines.known import watch_calls
-from oomguard.engines.protocol import Handler, ReadCall, WatchedCall
+from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall
+from oomguard.guarding.failure import run_guarded
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.split import SplitRun
+from oomguard.incident import Attempt
+from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.switch import disabled
 
@@ -71,12 +75,14 @@ def _watched(
                     # Only the last one counts, and it must not keep the others' inputs.
                     failed[-1][:] = [(raised, read(model, args, kwargs))]
             raise
-    call = read(model, args, kwargs)
-    if call.makes_watched_calls and call.not_splittable is not None:
+    if isinstance(read, ReadOverriding) and read(model, args, kwargs).not_splittable is not None:
         return wrapped(*args, **kwargs)
     token = inside_call.set(True)
     try:
-        result, error = SplitRun(guards[-1], wrapped, call).run()
+        if guards[-1].known:
+            result, error = SplitRun(guards[-1], wrapped, read(model, args, kwargs)).run()
+        else:
+            result, error = _whole(guards[-1], read, wrapped, model, args, kwargs)
     finally:
         inside_call.reset(token)
     try:
@@ -85,6 +91,29 @@ def _watched(
         return result
     finally:
         del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+
+
+def _whole(
+    owner: Owner,
+    read: ReadCall,
+    wrapped: Callable[..., Any],
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, BaseException | None]:
+    """Run a call as it was made, and in parts where that fails; a call that succeeds costs little more than itself."""
+    torch_memory.reset_peak()
+    began_s = time.monotonic()
+    result, error = run_guarded(wrapped, args, kwargs)
+    peak, took_s = torch_memory.peak_bytes(), time.monotonic() - began_s
+    measured = {} if peak is None else {"peak_bytes": peak}
+    call, unread = run_guarded(read, (model, args, kwargs), {})
+    if unread is not None:
+        return result, error
+    if error is not None:
+        return SplitRun(owner, wrapped, call).run(error, seconds=took_s, measured=measured)
+    owner.record(Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured))
+    return result, None
 
 
 def _tell_of_thread() -> None:

@@ -16,7 +16,7 @@ def _simulated() -> Any:
 
 def _cuda() -> Any:
     torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def is_cached() -> bool:

@@ -96,6 +96,21 @@ def test_the_object_of_a_method_is_no_argument_of_rows():
     assert reason(Three.run, Three(), [1, 2, 3]) is None
 
 
+def test_an_argument_that_cannot_be_read_leaves_the_failure_as_it_is():
+    class Closed:
+        def __len__(self):
+            raise OSError("closed")
+
+        __getitem__ = None
+
+    def work(rows, other):
+        use(len(rows))
+
+    with limit_memory("8 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        oomguard.guard(batch="rows")(work)([1] * 64, Closed())
+    assert "why:" in caught.value.__notes__[0]
+
+
 def test_a_text_is_one_row():
     assert "no list" in reason(lambda rows: rows, "abc")
 

@@ -11,12 +11,12 @@ import sys
 import types
 from typing import Any, Final
 
-from oomguard.engines.protocol import Handler, ReadCall
+from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding
 from oomguard.engines.transformers.generate import GenerateCall
 
-# Module, method in it, how a call of it is read, and how one of a method that overrides it.
-WATCHED: Final[tuple[tuple[str, str, ReadCall, ReadCall], ...]] = (
-    ("transformers.generation.utils", "GenerationMixin.generate", GenerateCall.of, GenerateCall.of_overriding),
+# Module, method in it, and how a call of it is read.
+WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
+    ("transformers.generation.utils", "GenerationMixin.generate", GenerateCall.of),
 )
 _handlers: list[Handler] = []
 
@@ -28,21 +28,21 @@ def watch(handler: Handler) -> None:
     _handlers.append(handler)
     import wrapt
 
-    for module, method, read, read_overriding in WATCHED:
-        wrap = functools.partial(_wrap, method, read, read_overriding)
+    for module, method, read in WATCHED:
+        wrap = functools.partial(_wrap, method, read)
         if module in sys.modules:
             wrap(sys.modules[module])
         else:
             wrapt.register_post_import_hook(wrap, module)
 
 
-def _wrap(method: str, read: ReadCall, read_overriding: ReadCall, module: Any) -> None:
+def _wrap(method: str, read: ReadCall, module: Any) -> None:
     import wrapt
 
     # A partial adds no frame of ours between the user's code and the engine's.
     wrapt.wrap_function_wrapper(module, method, functools.partial(_handlers[0], read))
     owner, _, name = method.partition(".")
-    _wrap_overriding(getattr(module, owner), name, read_overriding)
+    _wrap_overriding(getattr(module, owner), name, ReadOverriding(read))
 
 
 def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
