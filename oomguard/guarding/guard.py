@@ -20,7 +20,7 @@ from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.partial import Partial
 from oomguard.guarding.seen_call import seen_call
 from oomguard.guarding.watching import entered, in_force, watch, watching
-from oomguard.incident import Attempt, Diagnosis, Incident, Patch
+from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.switch import disabled
@@ -196,6 +196,11 @@ def guard(
     What the guarded code raises comes out unchanged, with the diagnosis in its notes where it is a memory failure.
     """
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
+    if policy.allow is Effect.CHANGES_OUTPUTS:
+        # It would be silence where nothing fits: the number of rows is all that a guard changes, and keeps outputs.
+        logging.getLogger("oomguard").warning(
+            "oomguard: a guard changes no outputs: allow=%s permits nothing more", allow
+        )
     made = Guard(policy, batch=batch, on_incident=on_incident, on_patch=on_patch)
     return made if function is None else made(function)
 

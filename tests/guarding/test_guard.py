@@ -511,6 +511,13 @@ def test_one_failed_attempt_finds_nearly_the_largest_batch_that_fits(model, batc
     assert largest - 1 <= g.attempts[-1].settings["batch_size"] <= largest
 
 
+def test_equal_calls_run_out_of_memory_and_are_traced_once(model, batch, expected):
+    with limit_memory(CAPACITY), oomguard.guard() as g:
+        for _ in range(3):
+            assert torch.equal(generate(model, batch), expected)
+    assert [a.succeeded for a in g.attempts] == [False, True, True, True]
+
+
 class ReadsValues(transformers.LlamaForCausalLM):
     """Its code depends on values, so it cannot be traced."""
 
