@@ -85,9 +85,10 @@ def _is_recorded(value: Any, torch: Any, *, recording: bool) -> bool:
 
 def _turns_gradients_off(frame: FrameType) -> bool:
     """Return whether a frame's code names a mode without gradients, or is torch's decorator of one."""
-    return module_of(frame) == "torch.utils._contextlib" or (
-        not _is_library(frame) and not _MODES.isdisjoint(frame.f_code.co_names)
-    )
+    module = module_of(frame)
+    if module.partition(".")[0] == "torch":
+        return module == "torch.utils._contextlib"
+    return not _MODES.isdisjoint(frame.f_code.co_names)
 
 
 def _is_library(frame: FrameType) -> bool:

@@ -106,3 +106,19 @@ def test_the_locals_of_the_failure_are_let_go_after_they_were_looked_at(model):
 
     guarded_calls(forward, torch.randn(256, 8), "2 MiB")
     assert [reference() for reference in kept] == [None]
+
+
+def test_a_mode_without_gradients_in_a_librarys_frame_counts(model):
+    """A pipeline turns gradients off in its own code, around the call of the model."""
+    from types import ModuleType
+
+    library = ModuleType("transformers.pipelines.base")
+    source = "import torch\ndef forward(model, rows):\n    with torch.no_grad():\n        return model(rows).tanh().tanh()[:, 0]\n"
+    exec(source, library.__dict__)
+
+    @oomguard.guard(batch="rows")
+    def embed(rows):
+        return library.forward(model, rows)
+
+    with limit_memory("1 MiB"):
+        assert embed(torch.randn(256, 8)).shape == (256,)
