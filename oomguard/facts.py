@@ -147,6 +147,12 @@ def _specs() -> dict[str, FactSpec]:
         ("before_kv_cache", "bool", "the allocation failed before the engine had a KV cache"),
         ("attention_frames", "bool", "the traceback goes through attention"),
         ("logits_frames", "bool", "the traceback goes through the output layer"),
+        (
+            "evaluation_frames",
+            "bool",
+            "the traceback goes through an evaluation or a prediction, which computes no gradient",
+        ),
+        ("scheduled_frames", "bool", "the traceback goes through an engine that puts requests into batches itself"),
         ("forward_frames", "bool", "the traceback goes through a model's forward"),
         ("tensor_rows", "int", "first dimension of the tensor that was being made"),
         ("recovered", "bool", "the engine went on after the refusal"),
@@ -176,6 +182,7 @@ def _specs() -> dict[str, FactSpec]:
         ("host_total_bytes", "int", "memory of the host, of which the engine's CPU backend takes a share"),
         # a guarded call
         ("batch_size", "int", "rows of the failed call"),
+        ("fitting_rows", "int", "rows of the failed call that fit, by a trace of it"),
         ("prompt_tokens", "int", "prompt length of the failed call, padding included"),
         ("max_new_tokens", "int", "tokens that the failed call may generate"),
         ("baseline_bytes", "int", "live bytes on the device before the failed call"),

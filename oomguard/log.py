@@ -49,6 +49,12 @@ def get_logger() -> Any:
         return structlog.get_logger("oomguard")
     return structlog.wrap_logger(
         logging.getLogger("oomguard"),
-        processors=[structlog.stdlib.filter_by_level, structlog.processors.KeyValueRenderer(key_order=["event"])],
+        processors=[structlog.stdlib.filter_by_level, _line],
         wrapper_class=structlog.stdlib.BoundLogger,
     )
+
+
+def _line(_logger: Any, _method: str, event: Any) -> str:
+    """Return an event as one line to read: whose, what, and each field."""
+    fields = ", ".join(f"{name} {value}" for name, value in event.items() if name != "event" and value is not None)
+    return f"oomguard: {event['event']}: {fields}" if fields else f"oomguard: {event['event']}"

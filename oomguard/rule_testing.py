@@ -24,7 +24,7 @@ from oomguard.rules.signature import Quotation, Signature
 from oomguard.settings import SETTINGS
 
 # What a rule's test may know of a failed call beside its facts.
-_CALL_FIGURES: Final = frozenset({"row_bytes", "seen_row_bytes"})
+_CALL_FIGURES: Final = frozenset({"row_bytes", "seen_row_bytes", "attempts_left"})
 
 
 def problems(rules: RuleSet) -> list[str]:

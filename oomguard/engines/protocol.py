@@ -13,7 +13,8 @@ How its log tells a failure, and its end, stands in rules/signatures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -124,8 +125,17 @@ class WatchedCall(Protocol):
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
 
-    def merge(self, parts: Sequence[Any]) -> Any:
-        """Return the results of all parts as one, in order; each has passed ``problem``."""
+    @property
+    def phase(self) -> str | None:
+        """What the engine does in it, one of incident.PHASES; None where the frames tell more."""
+
+    @property
+    def may_train(self) -> bool:
+        """Whether it may be a training step, which is never run in parts."""
+
+    @property
+    def pad_value(self) -> int | None:
+        """What fills a row of the result that ended earlier than others; None where all have one length."""
 
     def traced(self) -> CallTrace | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""
@@ -133,5 +143,18 @@ class WatchedCall(Protocol):
 
 # How a watched call is read from the object it is called on and its arguments.
 ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOverriding:
+    """How a call is read of a method that overrides a watched one: where it cannot be split, the calls that it makes may be."""
+
+    read: ReadCall
+
+    def __call__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WatchedCall:
+        """Read a call."""
+        return self.read(model, args, kwargs)
+
+
 # What every watched call goes through: it gets the reader, the engine's own function, its object and the arguments.
 Handler = Callable[[ReadCall, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from oomguard.diagnosing import default_rules
+from oomguard.engines.protocol import WatchedCall
+from oomguard.facts import Fact
 from oomguard.incident import Attempt, Diagnosis, Incident, SettingInForce
 from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
 from oomguard.observe.scan import scan
-from oomguard.report.note import note
+from oomguard.remedy.modelled_call import CallModel
+from oomguard.report.note import note, tried
+
+
+def run_guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
+    """Return the function's result and None, or None and its exception with a traceback that starts at its own frames."""
+    try:
+        return function(*args, **kwargs), None
+    except Exception as error:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
+        # No local holds the traceback: it would hold this frame, a cycle that keeps the inputs until a collection.
+        return None, error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
 def scan_error(error: BaseException, settings: Mapping[str, SettingInForce] | None = None) -> Diagnosis:
@@ -18,6 +32,31 @@ def scan_error(error: BaseException, settings: Mapping[str, SettingInForce] | No
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
     return scan(exception_lines(error), default_rules(), type(error).__name__, given=settings)
+
+
+def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
+    """Return what a guarded call's exception says, in the phase that its guard knows: names of files and functions tell less.
+
+    Where it knows none, the frames count, but not those of training: what trains is known.
+    """
+    incidents = tuple(
+        replace(incident, phase=phase or ("unknown" if incident.phase == "training" else incident.phase))
+        for incident in diagnosis.incidents
+    )
+    return replace(diagnosis, incidents=incidents)
+
+
+def facts_of(call: WatchedCall, model: CallModel, failure: Incident) -> dict[str, Fact]:
+    """Return what rules and reports may know of a guarded call that failed."""
+    traced = model.traced_rows(failure)
+    values = {
+        "fitting_rows": None if traced is None else traced[0],
+        "batch_size": model.rows,
+        "prompt_tokens": call.prompt_tokens,
+        "max_new_tokens": call.max_new_tokens,
+        "baseline_bytes": model.base_bytes,
+    }
+    return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
 
 
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:
@@ -38,8 +77,21 @@ def clear(error: BaseException) -> None:
         traceback.clear_frames(link.__traceback__)
 
 
-def annotate(error: BaseException, incident: Incident, attempts: Sequence[Attempt] = ()) -> None:
-    """Add the diagnosis to an exception's notes, and mark it as explained."""
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an exception, where it takes one."""
     with contextlib.suppress(AttributeError, TypeError):
-        error.add_note(note(incident, attempts))
+        error.add_note(text)
+
+
+def annotate(error: BaseException, incident: Incident, attempts: Sequence[Attempt] = ()) -> None:
+    """Add the diagnosis to an exception's notes, and mark it as explained.
+
+    Where a guard inside has explained it, its note stands: it knew the call that failed. Only what was tried here is added.
+    """
+    if getattr(error, "__oomguard__", False):
+        for line in tried(attempts):
+            add_note(error, f"oomguard: around that,{line.strip().removeprefix('tried:')}")
+        return
+    add_note(error, note(incident, attempts))
+    with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]

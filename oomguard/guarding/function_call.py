@@ -1,34 +1,53 @@
-"""A plain function that works on rows: called on a part of one named argument, its results put together in order."""
+"""A plain function that works on rows: called on a part of the arguments that the user names."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from oomguard.guarding.rows import can_be_cut, cut, entries, why_not_rows
+
+# How a method names the object it is called on, which holds no rows of the call.
+_OWNERS: Final = frozenset({"self", "cls"})
+_SEVERAL: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """One call of a function whose argument ``name`` holds one entry per row (list, tuple, tensor or array)."""
+    """One call of a function whose arguments ``names`` hold one entry per row, each in the same order."""
 
     bound: inspect.BoundArguments
-    name: str
+    names: tuple[str, ...]
     rows: int
     not_splittable: str | None
     model: Any = None
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     result_row_bytes: int = 0
+    pad_value: int | None = None
+    may_train: bool = True
+    phase: str | None = None
 
     @classmethod
-    def of(cls, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RowsCall:
+    def of(
+        cls, function: Callable[..., Any], names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> RowsCall:
         """Read a call; raises TypeError where the arguments do not fit the function, as calling it would."""
         bound = inspect.signature(function).bind(*args, **kwargs)
-        value: Any = bound.arguments.get(name)
-        if isinstance(value, (list, tuple)) or (hasattr(value, "shape") and len(value.shape) > 0):
-            return cls(bound, name, len(value), None)
-        return cls(bound, name, 1, f"the argument {name} is no list and no tensor")
+        sizes: dict[str, int] = {}
+        for name in names:
+            value: Any = bound.arguments.get(name)
+            if not can_be_cut(value):
+                return cls(bound, tuple(names), 1, f"the argument {name} is no list and no tensor")
+            sizes[name] = entries(value) or 0
+        rows = next(iter(sizes.values()))
+        reason = None
+        if len(set(sizes.values())) > 1:
+            named = [f"{name} {size}" for name, size in list(sizes.items())[1:]]
+            reason = f"the argument {names[0]} has {rows} entries, {', '.join(named)}"
+        return cls(bound, tuple(names), rows, reason or _beside(bound, names, rows))
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -43,33 +62,51 @@ class RowsCall:
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call on rows ``start`` to ``stop``."""
         arguments = dict(self.bound.arguments)
-        arguments[self.name] = arguments[self.name][start:stop]
+        arguments.update({name: cut(arguments[name], start, stop) for name in self.names})
         part = inspect.BoundArguments(self.bound.signature, arguments)
         return part.args, part.kwargs
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it has one entry for each row."""
-        if isinstance(part, (list, tuple)):
-            size = len(part)
-        elif hasattr(part, "shape") and len(part.shape) > 0:
-            size = part.shape[0]
-        else:
-            return f"its result is a {type(part).__name__}: a list, tuple, tensor or array with one entry per row is needed"
-        return None if size == rows else f"its result has {size} entries for {rows} rows"
-
-    def merge(self, parts: Sequence[Any]) -> Any:
-        """Return the results of all parts as one, in order; each has passed ``problem``."""
-        if isinstance(parts[0], (list, tuple)):
-            rows = [row for part in parts for row in part]
-            return rows if isinstance(parts[0], list) else tuple(rows)
-        if hasattr(parts[0], "untyped_storage"):
-            import torch
-
-            return torch.cat(parts)
-        import numpy as np
-
-        return np.concatenate(parts)
+        return why_not_rows(part, rows)
 
     def traced(self) -> None:
         """Return None: nobody knows what the function does."""
         return
+
+
+def _beside(bound: inspect.BoundArguments, names: Sequence[str], rows: int) -> str | None:
+    """Return why the arguments that are not named forbid a split; None where none of them can belong to single rows."""
+    for name, value in _others(bound, names):
+        if isinstance(value, Iterator):
+            return f"the argument {name} is an iterator: what the first call took from it is gone"
+        if rows > 1 and entries(value) == rows:
+            together = ", ".join(f'"{each}"' for each in (*names, name))
+            own = bound.signature.parameters.get(name)
+            alone = own is not None and own.kind not in _SEVERAL
+            advice = f"batch=({together})" if alone else "each as an argument of its own"
+            return f"the argument {name} has {rows} entries too: name all that belongs to the rows, {advice}"
+    return None
+
+
+def _others(bound: inspect.BoundArguments, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments that are not named, those in ``*args``, ``**kwargs`` and mappings one by one."""
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if name in names or name in _OWNERS:
+            continue
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            for entry in value:
+                yield from _with_entries(name, entry)
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            for key, entry in value.items():
+                yield from _with_entries(key, entry)
+        else:
+            yield from _with_entries(name, value)
+
+
+def _with_entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a value, and the values in it where it is a mapping: tensors by name, options."""
+    yield name, value
+    if isinstance(value, Mapping):
+        yield from ((f"{key} in {name}", entry) for key, entry in value.items())

@@ -105,7 +105,8 @@ class _Loop:
         # A watched call on all these rows tells what fewer of them need; where such a size failed too, it does not.
         tells = call is not None and call.rows == rows and not self.ledger.attempts
         trace = call.traced() if call is not None and tells else None
-        return CallModel(rows, base, needed, seen, trace, is_cached=torch_memory.is_cached())
+        left = self.ledger.policy.max_relaunches - len(self.ledger.attempts)
+        return CallModel(rows, base, needed, seen, trace, is_cached=torch_memory.is_cached(), attempts_left=left)
 
 
 def _facts(model: CallModel | None) -> dict[str, Fact]:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.diagnosing import default_rules
 from oomguard.engines.protocol import WatchedCall
-from oomguard.facts import Fact
-from oomguard.guarding.failure import annotate, clear, row_bytes_at_failure, scan_error
-from oomguard.incident import Attempt, Diagnosis, Incident, Patch, SettingInForce
+from oomguard.guarding.failure import (
+    add_note,
+    annotate,
+    clear,
+    facts_of,
+    in_phase,
+    row_bytes_at_failure,
+    run_guarded,
+    scan_error,
+)
+from oomguard.guarding.gathered import Gathered
+from oomguard.guarding.owner import Owner
+from oomguard.guarding.partial import Partial, keep_in
+from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
+from oomguard.incident import Incident, Patch, SettingInForce
 from oomguard.memory.generate.rows import RowsThatRan
 from oomguard.observe import torch_memory
-from oomguard.remedy.modelled_call import CallModel
-from oomguard.remedy.policy import Policy
+from oomguard.observe.exceptions import may_be_oom
+from oomguard.remedy.modelled_call import BATCH_MARGIN_RATIO, CallModel
 
-
-class Owner(Protocol):
-    """The guard, as a split run sees it."""
-
-    policy: Policy
-
-    def record(self, attempt: Attempt) -> None: ...  # noqa: D102
-    def incident(self, diagnosis: Diagnosis) -> None: ...  # noqa: D102
-    def patched(self, patch: Patch) -> None: ...  # noqa: D102
+# Results that are smaller than this share of what was asked for make no room for it on the host.
+_PARKED_SHARE: Final = 16
 
 
 class SplitRun:
@@ -38,46 +44,72 @@ class SplitRun:
 
     def __init__(self, owner: Owner, wrapped: Callable[..., Any], call: WatchedCall) -> None:
         self._owner, self._wrapped, self._call = owner, wrapped, call
-        self._rows: int = call.rows
-        self._size: int = call.rows
+        self._rows = self._size = self._begun = call.rows
         self._whole: Any = None
-        self._done: list[Any] = []
+        self._gathered = Gathered(call.rows, call.pad_value)
         self._next_row = 0
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable
         self._is_traced = False
         self._ran = RowsThatRan()
+        self._most_rows, self._row_bytes = 0, 0.0
         self._base_bytes = 0
         self._room_bytes: float | None = None
-        self._peak_bytes: int | None = None
+        self._peak_bytes: float | None = None
+        self._seconds: float | None = None
         self._first_error: BaseException | None = None
+        self._part_error: str | None = None
         self._incident: Incident | None = None
 
-    def run(self, failed: BaseException | None = None) -> tuple[Any, BaseException | None]:
+    def run(
+        self,
+        failed: BaseException | None = None,
+        *,
+        seconds: float | None = None,
+        measured: Mapping[str, float] | None = None,
+    ) -> tuple[Any, BaseException | None]:
         """Return the call's result and None, or None and the exception to raise.
 
-        ``failed`` is the exception of the whole call, where it has been run already.
+        ``failed`` is the exception of the whole call, where it has been run already, with what was seen of it.
         """
         self._first_error = failed
-        for _ in self._ledger.rounds():
-            for patch in self._ledger.patches:
-                self._apply(patch)
-            if self._attempt():
-                return (self._call.merge(self._done) if self._done else self._whole), None
-        if self._first_error is not None and self._incident is not None:
-            annotate(self._first_error, self._incident, self._ledger.attempts)
-        return None, self._first_error
+        self._peak_bytes, self._seconds = (measured or {}).get("peak_bytes"), seconds
+        if failed is None:
+            self._begin()
+        try:
+            for _ in self._ledger.rounds():
+                for patch in self._ledger.patches:
+                    self._apply(patch)
+                if self._attempt():
+                    return self._joined()
+            return None, self._given_up()
+        except BaseException:  # a stop, or our own mistake: what is done can be reached all the same
+            self._owner.ended((), self._partial())
+            raise
+        finally:
+            # An exception holds its frames, whose callers hold this run: neither would go before a collection.
+            self._first_error = None
+
+    def _begin(self) -> None:
+        """Begin with the rows that earlier calls ran with, and with what is free for them now."""
+        if not self._owner.known:
+            return
+        self._base_bytes, free = torch_memory.live_bytes(self._call.model) or 0, torch_memory.free_bytes()
+        self._size = self._begun = self._owner.known.begin(self._call, free)
+        self._ledger.settings["batch_size"] = self._size
+        self._room_bytes = None if free is None else free * (1 - BATCH_MARGIN_RATIO)
 
     def _attempt(self) -> bool:
         """Run the rows that are left; return False where one part failed."""
-        self._peak_bytes = None
+        if self._ledger.attempts:
+            self._peak_bytes = self._seconds = None
         failed = self._run_whole() if self._size >= self._rows else self._run_parts()
         # Parts that were measured made room for larger ones: the last size is the one that holds.
         self._ledger.settings["batch_size"] = self._size
-        peak = self._peak_bytes
+        measured = {} if self._peak_bytes is None else {"peak_bytes": self._peak_bytes}
         incident = None if failed is None else self._explain(failed)
-        error = "" if failed is None else type(failed).__name__
-        attempt = self._ledger.end(incident, error=error, measured={} if peak is None else {"peak_bytes": peak})
+        error = "" if failed is None else self._part_error or type(failed).__name__
+        attempt = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
         self._owner.record(attempt)
         if incident is not None:
             self._ledger.choose(incident, lambda name: name == "batch_size")
@@ -90,28 +122,73 @@ class SplitRun:
         torch_memory.reset_peak()
         self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
         self._peak_bytes = torch_memory.peak_bytes()
+        if error is None and self._owner.known:
+            self._measured(self._rows, self._base_bytes, self._peak_bytes)
         return error
 
     def _run_parts(self) -> BaseException | None:
         while self._next_row < self._rows:
             stop = min(self._rows, self._next_row + self._size)
-            before = torch_memory.live_bytes(self._call.model)
+            rows, before = stop - self._next_row, torch_memory.live_bytes(self._call.model)
             torch_memory.reset_peak()
-            part, error = run_guarded(self._wrapped, *self._call.part(self._next_row, stop))
+            with refusing_gradients() if self._call.may_train else contextlib.nullcontext():
+                part, error = run_guarded(self._wrapped, *self._call.part(self._next_row, stop))
             peak = torch_memory.peak_bytes()
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
-            if error is not None:
-                self._ran.failed(stop - self._next_row)
-                return error
-            problem = self._call.problem(part, stop - self._next_row)
+            problem = None
+            if error is None:
+                problem = self._call.problem(part, rows)
+                if problem is None:
+                    problem, error = run_guarded(self._gathered.add, (part, rows), {})
+                del part
             if problem is not None:
-                # Its parts cannot be put together: what is raised is the failure that led here.
-                self._not_splittable = problem
-                return self._first_error
-            self._done.append(part)
-            self._learn(stop - self._next_row, before, peak)
+                return self._as_it_was_made(problem)
+            if error is not None and self._makes_room(error):
+                continue
+            if error is not None:
+                return self._failed_in_part(error, stop)
+            self._measured(rows, before, peak)
+            self._learn(rows, before, peak)
             self._next_row = stop
         return None
+
+    def _failed_in_part(self, error: BaseException, stop: int) -> BaseException | None:
+        """Return what a part's failure is judged by: itself, or the call as it was made where the split may have caused it."""
+        if isinstance(error, GradientRecorded):
+            return self._as_it_was_made(str(error))
+        if may_be_oom(error) and scan_error(error).first_cause is not None:
+            self._ran.failed(stop - self._next_row)
+            self._most_rows, self._row_bytes = 0, 0.0
+            return error
+        if self._first_error is None and stop - self._next_row >= self._begun:
+            return error  # earlier calls ran in parts of this size
+        self._part_error = type(error).__name__
+        return self._as_it_was_made(f"rows {self._next_row} to {stop} by themselves raised {self._part_error}: {error}")
+
+    def _as_it_was_made(self, why_not: str) -> BaseException | None:
+        """Return the failure of the whole call, whose parts cannot stand for it; run it where it has not been run."""
+        self._not_splittable = why_not
+        if self._first_error is None:
+            self._owner.known.forget(self._call)
+            self._gathered, self._next_row, self._part_error = Gathered(self._rows), 0, None
+            self._size = self._rows
+        return self._run_whole()
+
+    def _makes_room(self, error: BaseException) -> bool:
+        """Move the finished results to the host where a part ran out of memory beside them; return whether that was done."""
+        held = self._gathered.device_bytes
+        failure = scan_error(error).first_cause if held and may_be_oom(error) else None
+        if failure is None or held * _PARKED_SHARE < (failure.number("tried_bytes") or 0):
+            return False
+        clear(error)
+        _, failed = run_guarded(self._gathered.park, (), {})
+        torch_memory.release()
+        return failed is None
+
+    def _measured(self, rows: int, before: int | None, peak: int | None) -> None:
+        self._most_rows = max(self._most_rows, rows)
+        if before is not None and peak is not None:
+            self._row_bytes = max(self._row_bytes, (peak - before) / rows)
 
     def _learn(self, rows: int, before: int | None, peak: int | None) -> None:
         """Set the rows of the next part from what this one took, unless a trace of the call has told them."""
@@ -125,20 +202,31 @@ class SplitRun:
 
     def _explain(self, error: BaseException) -> Incident | None:
         """Diagnose a failure and plan for it; None where it is no memory failure. The first one is what is raised in the end."""
-        in_force = {"batch_size": SettingInForce("batch_size", self._size, None, "given")}
+        size = self._size if self._not_splittable is None else self._rows
+        in_force = {"batch_size": SettingInForce("batch_size", size, None, "given")}
         scanned = scan_error(error, in_force)
-        if scanned.first_cause is None:
+        failure = scanned.first_cause
+        if failure is None:
             self._first_error, self._incident = error, None  # no memory failure: not ours to explain or to replace
             return None
         self._first_error = self._first_error or error
+        if self._call.may_train and trains(error):
+            self._not_splittable = WHY_NOT
+        is_training = self._not_splittable == WHY_NOT
+        scanned = in_phase(scanned, self._call.phase or ("training" if is_training else None))
+        failure = scanned.first_cause or failure
         clear(error)
         torch_memory.release()
-        model = self._model(scanned.first_cause)
+        model = self._model(failure)
         # A size that ran may be planned again, for rows that turned out heavier; one that failed may not.
         diagnosis = self._ledger.diagnose(
-            scanned, default_rules(), failed_with={"batch_size": model.rows}, given=self._facts(model), behind=model
+            scanned,
+            default_rules(),
+            failed_with={"batch_size": model.rows},
+            given=facts_of(self._call, model, failure),
+            behind=model,
         )
-        incident = diagnosis.first_cause or scanned.first_cause
+        incident = diagnosis.first_cause or failure
         self._base_bytes, self._room_bytes = model.base_bytes or 0, model.room_bytes(incident)
         self._is_traced = model.is_traced
         self._incident = incident
@@ -147,10 +235,11 @@ class SplitRun:
 
     def _model(self, failure: Incident) -> CallModel:
         """Return the model behind the failure: the call's trace, and what its rows held."""
-        call, rows = self._call, min(self._size, self._rows - self._next_row)
+        call, refused = self._call, self._not_splittable
+        rows = self._rows if refused is not None else min(self._size, self._rows - self._next_row)
         base = torch_memory.live_bytes(call.model)
         # Where a size that the trace gave has failed, it is wrong for this call, and what is measured counts.
-        is_first = not self._ledger.attempts and self._not_splittable is None
+        is_first = not self._ledger.attempts and refused is None
         return CallModel(
             rows,
             base,
@@ -159,18 +248,10 @@ class SplitRun:
             total_rows=self._rows,
             result_row_bytes=call.result_row_bytes,
             is_cached=torch_memory.is_cached(),
-            not_splittable=self._not_splittable,
+            not_splittable=refused,
+            others_ran=self._next_row > 0,
+            attempts_left=self._owner.policy.max_relaunches - len(self._ledger.attempts),
         )
-
-    def _facts(self, model: CallModel) -> dict[str, Fact]:
-        """Return what rules and reports may know of the call."""
-        values = {
-            "batch_size": model.rows,
-            "prompt_tokens": self._call.prompt_tokens,
-            "max_new_tokens": self._call.max_new_tokens,
-            "baseline_bytes": model.base_bytes,
-        }
-        return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
 
     def _apply(self, patch: Patch) -> None:
         from oomguard.log import get_logger
@@ -178,14 +259,42 @@ class SplitRun:
         assert isinstance(patch.new, int)  # noqa: S101 - a number of rows
         self._owner.patched(patch)
         self._size = patch.new
-        rows, kind = f"{patch.old} -> {patch.new}", self._incident.kind if self._incident else None
-        get_logger().info("splitting the batch", rows=rows, kind=kind, done=self._next_row)
+        kind = self._incident.kind if self._incident else None
+        get_logger().warning("splitting the batch", rows=f"{patch.old} -> {patch.new}", kind=kind, done=self._next_row)
 
+    def _joined(self) -> tuple[Any, BaseException | None]:
+        """Return the call's result, whole or put together; where that runs out of memory, the rows stand in the exception."""
+        result, error = self._whole, None
+        if self._gathered.done:
+            result, error = run_guarded(self._gathered.result, (), {})
+        if error is not None:
+            clear(error)
+            self._first_error = self._first_error or error
+            return None, self._given_up()
+        failed = self._first_error is not None
+        self._owner.known.ran(self._call, self._most_rows or self._rows, self._row_bytes or None, after_failure=failed)
+        self._owner.ended(tuple(self._ledger.attempts) if failed else (), None)
+        return result, None
 
-def run_guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
-    """Return the function's result and None, or None and its exception with a traceback that starts at its own frames."""
-    try:
-        return function(*args, **kwargs), None
-    except Exception as error:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
-        trace = error.__traceback__
-        return None, error.with_traceback(trace.tb_next if trace is not None else None)
+    def _given_up(self) -> BaseException | None:
+        """Return the first failure, with the diagnosis and the finished rows in it."""
+        error, partial = self._first_error, self._partial()
+        self._owner.ended(tuple(self._ledger.attempts), partial)
+        if error is None or self._incident is None:
+            return error
+        annotate(error, self._incident, self._ledger.attempts)
+        if self._not_splittable is not None and self._not_splittable not in "".join(error.__notes__):
+            add_note(error, f"oomguard: not run in parts: {self._not_splittable}")
+        if partial is not None:
+            keep_in(error, partial)
+            add_note(
+                error,
+                f"oomguard: {partial.done} of {partial.rows} rows are done: `partial` of this exception holds them",
+            )
+        return error
+
+    def _partial(self) -> Partial | None:
+        """Return the rows that are done, None before the first."""
+        finished, error = run_guarded(self._gathered.finished, (), {})
+        done = self._gathered.done if error is None else 0
+        return Partial(self._rows, done, finished) if done else None

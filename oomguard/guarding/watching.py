@@ -6,13 +6,19 @@ Context variables hold the guards, so threads and tasks outside them see nothing
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
 from oomguard.engines.known import watch_calls
-from oomguard.engines.protocol import Handler, ReadCall, WatchedCall
-from oomguard.guarding.split import Owner, SplitRun
+from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall
+from oomguard.guarding.failure import run_guarded
+from oomguard.guarding.owner import Owner
+from oomguard.guarding.split import SplitRun
+from oomguard.incident import Attempt
+from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.switch import disabled
 
@@ -22,6 +28,9 @@ entered: ContextVar[tuple[Owner, ...]] = ContextVar("oomguard_guards", default=(
 inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False)
 # Where blocks that are no guard want to know of the watched call that failed in them, innermost last.
 _failed_calls: ContextVar[tuple[list[FailedCall], ...]] = ContextVar("oomguard_failed_calls", default=())
+# One entry for each guard in force, whichever thread it is in.
+in_force: Final[list[None]] = []
+_unguarded_threads: Final[list[str]] = []
 # What engines' calls go through once it is in place: a guarded call that succeeds asks for no more than this.
 watching: Final[list[Handler]] = []
 
@@ -53,6 +62,8 @@ def _watched(
     if inside_call.get() or disabled():
         return wrapped(*args, **kwargs)
     if not guards:
+        if in_force and not _unguarded_threads:
+            _tell_of_thread()
         failed = _failed_calls.get()
         if not failed:
             return wrapped(*args, **kwargs)
@@ -64,9 +75,14 @@ def _watched(
                     # Only the last one counts, and it must not keep the others' inputs.
                     failed[-1][:] = [(raised, read(model, args, kwargs))]
             raise
+    if isinstance(read, ReadOverriding) and read(model, args, kwargs).not_splittable is not None:
+        return wrapped(*args, **kwargs)
     token = inside_call.set(True)
     try:
-        result, error = SplitRun(guards[-1], wrapped, read(model, args, kwargs)).run()
+        if guards[-1].known:
+            result, error = SplitRun(guards[-1], wrapped, read(model, args, kwargs)).run()
+        else:
+            result, error = _whole(guards[-1], read, wrapped, model, args, kwargs)
     finally:
         inside_call.reset(token)
     try:
@@ -75,3 +91,37 @@ def _watched(
         return result
     finally:
         del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+
+
+def _whole(
+    owner: Owner,
+    read: ReadCall,
+    wrapped: Callable[..., Any],
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, BaseException | None]:
+    """Run a call as it was made, and in parts where that fails; a call that succeeds costs little more than itself."""
+    torch_memory.reset_peak()
+    began_s = time.monotonic()
+    result, error = run_guarded(wrapped, args, kwargs)
+    peak, took_s = torch_memory.peak_bytes(), time.monotonic() - began_s
+    measured = {} if peak is None else {"peak_bytes": peak}
+    call, unread = run_guarded(read, (model, args, kwargs), {})
+    if unread is not None:
+        return result, error
+    if error is not None:
+        return SplitRun(owner, wrapped, call).run(error, seconds=took_s, measured=measured)
+    owner.record(Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured))
+    return result, None
+
+
+def _tell_of_thread() -> None:
+    """Say once that a call runs in a thread that the guard of another one does not reach, as those of a pool."""
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        from oomguard.log import get_logger
+
+        _unguarded_threads.append(thread.name)
+        hint = "guard the function that the thread runs"
+        get_logger().warning("a call runs in a thread that no guard reaches", thread=thread.name, hint=hint)

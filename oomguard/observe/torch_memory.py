@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -14,7 +16,7 @@ def _simulated() -> Any:
 
 def _cuda() -> Any:
     torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def is_cached() -> bool:
@@ -46,6 +48,41 @@ def reset_peak() -> None:
         device.reset_peak()
     elif (cuda := _cuda()) is not None:
         cuda.reset_peak_memory_stats()
+
+
+def free_bytes() -> int | None:
+    """Return the bytes that new tensors may take: what the device has free and what torch's allocator keeps unused."""
+    if (device := _simulated()) is not None:
+        return max(0, int(device.capacity_bytes - device.live_bytes))
+    cuda = _cuda()
+    if cuda is None:
+        return None
+    return int(cuda.mem_get_info()[0] + cuda.memory_reserved() - cuda.memory_allocated())
+
+
+def counts(tensor: Any) -> bool:
+    """Return whether a tensor takes the device's memory; a simulated device counts those of the CPU."""
+    return _simulated() is not None or tensor.device.type != "cpu"
+
+
+def on_host(*, really: bool = True) -> AbstractContextManager[Any]:
+    """Return a context in which tensors on the CPU are the host's, also while a simulated device counts them."""
+    if _simulated() is None or not really:
+        return contextlib.nullcontext()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()  # type: ignore[no-any-return]
+
+
+def from_host(tensor: Any, device: Any) -> Any:
+    """Return a tensor of ``on_host`` on its device; it may run out of memory there."""
+    if _simulated() is None:
+        return tensor.to(device)
+    import torch
+
+    back = torch.empty(tensor.shape, dtype=tensor.dtype)
+    with on_host():
+        return back.copy_(tensor)
 
 
 def release() -> None:

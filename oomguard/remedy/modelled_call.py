@@ -36,6 +36,8 @@ class CallModel:
         result_row_bytes: bytes of one row's result, alive until the whole call ends.
         is_cached: whether tensors come from a caching allocator, which holds more than they are.
         not_splittable: why the rows cannot be run apart; None where they can.
+        others_ran: whether rows of the same call ran, so that one of these may be heavier than the rest.
+        attempts_left: how often the rest may be run again; None where the rows are only to be told.
     """
 
     rows: int
@@ -47,6 +49,8 @@ class CallModel:
     result_row_bytes: int = 0
     is_cached: bool = False
     not_splittable: str | None = None
+    others_ran: bool = False
+    attempts_left: int | None = None
     _asked: dict[int, tuple[int, int] | None] = field(init=False, default_factory=dict)
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
@@ -95,7 +99,7 @@ class CallModel:
         trace, free = self.trace, round(room)
 
         def need(number: int) -> int | None:
-            beside = max(0, self.total_rows - number) * self.result_row_bytes  # the results of the other rows
+            beside = self.total_rows * self.result_row_bytes  # the results stand in one place, made for all rows
             own = trace.need_bytes(number, free - beside)
             return None if own is None else own + beside
 
@@ -116,9 +120,11 @@ def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
             "device_total_bytes": incident.number("device_total_bytes"),
         }
         missing = [name for name, value in known.items() if not value]
+        if call.attempts_left and call.rows > 1:
+            return _fewer(call.rows, call.attempts_left, f"not known: {', '.join(missing)}")
         return Solution(None, f"not known: {', '.join(missing)}", unknown=tuple(f"{n}: not measured" for n in missing))
     if not call.row_bytes:
-        return _measuring(call.rows, call.seen_row_bytes or 0, room)
+        return _measuring(call, call.seen_row_bytes or 0, room)
     row_bytes, seen = call.row_bytes, call.seen_row_bytes
     value = min(call.rows - 1, math.floor(room / row_bytes))
     if value < 1 and call.rows > 1 and seen is not None and seen <= room:
@@ -141,16 +147,23 @@ def _traced(call: CallModel, fit: int, need: int, base: int, room: float) -> Sol
     return Solution(fit, reason, round((call.rows - fit) * need / fit), predicts={"peak_bytes": base + need})
 
 
-def _measuring(rows: int, seen_row_bytes: float, room: float) -> Solution:
+def _measuring(call: CallModel, seen_row_bytes: float, room: float) -> Solution:
     """Return a few rows that are most likely to end: what a row needs is known then, and not before."""
-    at_most = math.floor(room / seen_row_bytes)
+    rows, at_most = call.rows, math.floor(room / seen_row_bytes)
     if rows <= 1 or at_most < 1:
-        return Solution(
-            None, f"one row held {format_gib(seen_row_bytes)} when it failed, {format_gib(max(0, room))} is free"
-        )
+        why = f"one row held {format_gib(seen_row_bytes)} when it failed, {format_gib(max(0, room))} is free"
+        if call.others_ran and call.attempts_left and rows > 1:
+            return _fewer(rows, call.attempts_left, f"{why}, but others ran")
+        return Solution(None, why)
     value = max(1, min(rows - 1, at_most) // MEASURING_SHARE)
     held = f"{rows} rows failed holding {format_gib(rows * seen_row_bytes)}, and would have gone on to more"
     return Solution(value, f"{held}: {_rows(value)} first, then as many as what they take allows")
+
+
+def _fewer(rows: int, attempts_left: int, why: str) -> Solution:
+    """Return half of the rows, or so many fewer that the attempts reach one row: no figure tells more, and rows stay the same."""
+    share = max(2, math.ceil(rows ** (1 / attempts_left)))
+    return Solution(max(1, rows // share), f"{why}; {rows} rows failed, so 1/{share} of them at a time")
 
 
 def _rows(number: int) -> str:

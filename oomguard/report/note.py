@@ -16,11 +16,7 @@ def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
     if incident.causes:
         cause = incident.causes[0]
         lines.append(f"  why: {cause.title} ({cause.id}, confidence {cause.confidence:.2f}). {cause.explanation}")
-    lines += [
-        f"  tried: {', '.join(f'{p.setting} {p.old} -> {p.new}' for p in attempt.patches)}: {attempt.error or 'ran'}"
-        for attempt in attempts
-        if attempt.patches
-    ]
+    lines += tried(attempts)
     for patch in incident.plan:
         to = "not solved" if patch.new is None else patch.as_kwarg or patch.as_flag or f"{patch.setting}={patch.new}"
         why = f" [not done by itself: {blocked(patch)}]" if blocked(patch) else ""
@@ -28,3 +24,12 @@ def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
     if incident.unknown:
         lines.append(f"  unknown: {'; '.join(incident.unknown)}")
     return "\n".join(lines)
+
+
+def tried(attempts: Sequence[Attempt]) -> list[str]:
+    """Return a line for each attempt that changed something: what, and what came of it."""
+    return [
+        f"  tried: {', '.join(f'{p.setting} {p.old} -> {p.new}' for p in attempt.patches)}: {attempt.error or 'ran'}"
+        for attempt in attempts
+        if attempt.patches
+    ]

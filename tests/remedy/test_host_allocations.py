@@ -135,7 +135,7 @@ def test_the_table_of_the_n_gram_drafter_is_named_by_the_shape_and_solved_by_the
     message = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 40.0 GiB for an array with shape (1024, 10485760) and data type int32"
     long = LLAMA | {"max_position_embeddings": 10485760, "vocab_size": 512}
     found = start(long, args, frames, message)
-    assert (found.framework, found.causes[0].id, found.causes[0].rule) == ("vllm", "speculative_decoding", "OG349")
+    assert (found.framework, found.causes[0].id, found.causes[0].rule) == ("vllm", "speculative_decoding", "OG351")
     assert "1024 x 10485760 max_model_len x 4 bytes" in found.causes[0].explanation
     length = solved(found)["max_model_len"]
     assert length % 16 == 0

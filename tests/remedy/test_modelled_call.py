@@ -135,6 +135,26 @@ def test_rows_to_be_measured_are_few_and_would_have_fitted_as_they_were(number, 
         assert "first, then as many as what they take allows" in solution.reason
 
 
+# Nothing is known that gives a number ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "left", "value"), [(64, 7, 32), (5000, 7, 1250), (64, 1, 1), (2, 7, 1)])
+def test_rows_that_no_figure_solves_are_halved_or_as_many_fewer_as_the_attempts_need(number, left, value):
+    assert rows(CallModel(number, None, attempts_left=left)).value == value
+
+
+@pytest.mark.parametrize(("number", "left"), [(1, 7), (64, 0)])
+def test_one_row_and_the_last_attempt_are_not_halved(number, left):
+    assert rows(CallModel(number, None, attempts_left=left)).value is None
+
+
+def test_where_other_rows_ran_those_beside_a_heavy_one_are_run_in_halves():
+    heavy = {"base_bytes": 0, "seen_row_bytes": GIB, "attempts_left": 5}
+
+    assert rows(CallModel(8, **heavy, others_ran=True), device_total_bytes=MIB).value == 4
+    assert rows(CallModel(8, **heavy), device_total_bytes=MIB).value is None
+
+
 # A trace -----------------------------------------------------------------------------------------------------------
 
 
@@ -153,12 +173,12 @@ def test_a_trace_gives_the_most_rows_that_fit(number, row, start, total):
     assert call.is_traced
 
 
-def test_the_results_of_the_other_rows_take_room_too():
+def test_the_results_of_all_rows_stand_in_one_place_and_take_room_too():
     trace = LineTrace(10 * MIB)
     alone = rows(CallModel(64, 0, trace=trace), device_total_bytes=256 * MIB).value
     beside = rows(CallModel(64, 0, trace=trace, total_rows=64, result_row_bytes=MIB), device_total_bytes=256 * MIB)
 
-    assert beside.value == math.floor((0.998 * 256 - 64) / 9)
+    assert beside.value == math.floor((0.998 * 256 - 64) / 10)
     assert beside.value < alone
 
 

@@ -24,6 +24,11 @@ def split(papers: list[str]) -> list[str]:
     return papers
 
 
+@oomguard.guard(batch=("texts", "labels"))
+def split_together(texts: list[str], labels: list[int]) -> list[tuple[str, int]]:
+    return list(zip(texts, labels, strict=True))
+
+
 @oomguard.guard
 def stream(n: int) -> Iterator[int]:
     yield n

@@ -1,12 +1,17 @@
-"""Which calls of transformers are watched: a row for each method, with the class that reads a call of it."""
+"""Which calls of transformers are watched: a row for each method, with the class that reads a call of it.
+
+A class that overrides a watched method (Whisper's ``generate``) is watched there too: what it makes of its arguments before
+it calls the method above cannot be split any more.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
+import types
 from typing import Any, Final
 
-from oomguard.engines.protocol import Handler, ReadCall
+from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding
 from oomguard.engines.transformers.generate import GenerateCall
 
 # Module, method in it, and how a call of it is read.
@@ -36,3 +41,29 @@ def _wrap(method: str, read: ReadCall, module: Any) -> None:
 
     # A partial adds no frame of ours between the user's code and the engine's.
     wrapt.wrap_function_wrapper(module, method, functools.partial(_handlers[0], read))
+    owner, _, name = method.partition(".")
+    _wrap_overriding(getattr(module, owner), name, ReadOverriding(read))
+
+
+def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
+    """Watch the method ``name`` of every class below ``base`` that overrides it, of those to come as well."""
+    import wrapt
+
+    def wrap(cls: Any) -> None:
+        own = cls.__dict__.get(name)
+        if isinstance(own, types.FunctionType):
+            setattr(cls, name, wrapt.FunctionWrapper(own, functools.partial(_handlers[0], read)))
+
+    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        wrap(cls)
+
+    below, seen = list(base.__subclasses__()), set()
+    while below:
+        cls = below.pop()
+        if cls not in seen:
+            seen.add(cls)
+            wrap(cls)
+            below += cls.__subclasses__()
+    if "__init_subclass__" not in base.__dict__:
+        base.__init_subclass__ = classmethod(init_subclass)

@@ -23,6 +23,10 @@ _ROW_ARGUMENTS: Final = frozenset(
         "input_features",
     }
 )
+# The ones that a call is made for, the first that it has.
+_INPUTS: Final = ("inputs", "input_ids", "inputs_embeds", "input_features")
+# Arguments that hold one text per row where they are a list of as many.
+_ROW_LISTS: Final = frozenset({"adapter_names", "language"})
 # Arguments that see the whole batch, or count its rows.
 _UNSPLITTABLE: Final = (
     "streamer",
@@ -46,45 +50,50 @@ class GenerateCall:
     kwargs: Mapping[str, Any]
     rows: int
     prompt_tokens: int | None
-    max_new_tokens: int | None
-    not_splittable: str | None
+    may_train: bool = False
+    phase: str | None = "generate"
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:
-        """Read a call; ``not_splittable`` says why its rows cannot be run apart, None where they can."""
+        """Read a call, no more of it than a call that succeeds has use for."""
+        main = _inputs(args, kwargs)
+        shape: Any = getattr(main, "shape", ())
+        if len(shape) < 2:
+            return cls(model, args, kwargs, 1, None)
+        # Features of sound and of images are no tokens: their second axis is a band or a channel.
+        are_tokens = len(shape) == 2 or kwargs.get("inputs_embeds") is main
+        return cls(model, args, kwargs, shape[0], shape[1] if are_tokens else None)
+
+    @property
+    def not_splittable(self) -> str | None:  # noqa: PLR0911 - one reason a line
+        """Why its rows cannot be run apart, None where they can."""
         import torch
 
-        main = (
-            args[0]
-            if args
-            else next(
-                (
-                    kwargs[n]
-                    for n in ("inputs", "input_ids", "inputs_embeds", "input_features")
-                    if kwargs.get(n) is not None
-                ),
-                None,
-            )
-        )
-        reason = None
+        args, kwargs, rows = self.args, self.kwargs, self.rows
+        main = _inputs(args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
-            return cls(model, args, kwargs, 1, None, None, "no rows to split: the call has no tensor of inputs")
-        rows = main.shape[0]
+            return "no rows to split: the call has no tensor of inputs"
+        if _option(self.model, args, kwargs, "return_dict_in_generate"):
+            return "return_dict_in_generate: parts cannot be put together again"
+        if any(argument is not None for argument in args[2:]) or (len(args) > 1 and _holds_tensors(args[1])):
+            return "positional arguments after the configuration belong to the whole batch"
+        for name in _UNSPLITTABLE:
+            if kwargs.get(name) is not None and kwargs[name] != []:
+                return f"the argument {name} belongs to the whole batch"
         for name, value in kwargs.items():
             known = name in _ROW_ARGUMENTS and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
             if not known and _holds_tensors(value):
-                reason = f"the argument {name} is not known to hold one row per input"
-        for name in _UNSPLITTABLE:
-            if kwargs.get(name) is not None and kwargs[name] != []:
-                reason = f"the argument {name} belongs to the whole batch"
-        if any(argument is not None for argument in args[2:]) or (len(args) > 1 and _holds_tensors(args[1])):
-            reason = "positional arguments after the configuration belong to the whole batch"
-        if _option(model, args, kwargs, "return_dict_in_generate"):
-            reason = "return_dict_in_generate: parts cannot be put together again"
-        prompt = main.shape[1]
-        return cls(model, args, kwargs, rows, prompt, _new_tokens(model, args, kwargs, prompt), reason)
+                return f"the argument {name} is not known to hold one row per input"
+            if isinstance(value, (list, tuple)) and not _is_of_all_rows(self.model, name, value, rows):
+                return f"the argument {name} has {len(value)} entries for {rows} rows"
+        return None
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Tokens that the call may generate, None where that is not known."""
+        return _new_tokens(self.model, self.args, self.kwargs, self.prompt_tokens)
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included, so that tokens stay the same."""
@@ -92,7 +101,10 @@ class GenerateCall:
 
         args = tuple(a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a for i, a in enumerate(self.args))
         kwargs = {
-            n: v[start:stop] if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS else v
+            n: v[start:stop]
+            if (isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS)
+            or (isinstance(v, (list, tuple)) and n in _ROW_LISTS)
+            else v
             for n, v in self.kwargs.items()
         }
         return args, kwargs
@@ -105,20 +117,9 @@ class GenerateCall:
             return None
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
 
-    def merge(self, parts: Sequence[Any]) -> Any:
-        """Return the rows of all parts in order; pad a part that ended earlier on the right, as one batch would have been."""
-        import torch
-
-        longest = max(part.shape[1] for part in parts)
-        padded = [
-            torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=self._pad_token())
-            if part.shape[1] < longest
-            else part
-            for part in parts
-        ]
-        return torch.cat(padded)
-
-    def _pad_token(self) -> int:
+    @property
+    def pad_value(self) -> int:
+        """The token after a row that ended earlier than others, as in one batch."""
         for name in ("pad_token_id", "eos_token_id"):
             value = _option(self.model, self.args, self.kwargs, name)
             if isinstance(value, (list, tuple)):
@@ -138,6 +139,8 @@ class GenerateCall:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
         if self.max_new_tokens is None or self.not_splittable is not None or not hasattr(self.model, "parameters"):
             return None
+        if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
+            return None  # it would have to be cut for each number of rows
         import torch
 
         arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
@@ -146,6 +149,13 @@ class GenerateCall:
         cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE}
         return TracedCall(self.model, cut, others, max(1, self.max_new_tokens))
+
+
+def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the argument that has one row per input."""
+    if args:
+        return args[0]
+    return next((kwargs[name] for name in _INPUTS if kwargs.get(name) is not None), None)
 
 
 def _option(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
@@ -160,7 +170,14 @@ def _option(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: 
     return None
 
 
-def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prompt_tokens: int) -> int | None:
+def _is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:
+    """Return whether a list may be handed to a part: it is one text a row and cut, an option of generation, or no list of rows."""
+    if name in _ROW_LISTS:
+        return len(value) == rows
+    return rows == 1 or len(value) != rows or hasattr(getattr(model, "generation_config", None), name)
+
+
+def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prompt_tokens: int | None) -> int | None:
     new = _option(model, args, kwargs, "max_new_tokens")
     if new is not None:
         return int(new)
@@ -168,7 +185,9 @@ def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], pr
     if total is None:
         return None
     encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-    return int(total) if encoder_decoder else max(0, int(total) - prompt_tokens)
+    if encoder_decoder:
+        return int(total)
+    return None if prompt_tokens is None else max(0, int(total) - prompt_tokens)
 
 
 def _holds_tensors(value: Any) -> bool:

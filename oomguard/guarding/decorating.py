@@ -1,0 +1,118 @@
+"""The guard as a decorator: of a function that calls engines, and of one that works on rows itself."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from oomguard.errors import SettingError, UsageError
+from oomguard.guarding.failure import run_guarded
+from oomguard.guarding.function_call import RowsCall
+from oomguard.guarding.split import SplitRun
+from oomguard.guarding.watching import entered, in_force, inside_call, watch, watching
+from oomguard.guarding.wrap import enter_around, is_special
+from oomguard.observe.exceptions import may_be_oom
+from oomguard.switch import disabled
+
+if TYPE_CHECKING:
+    from oomguard.guarding.guard import Guard
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def decorate(made: Guard, function: F) -> F:
+    """Return the function under a guard of ``made``'s policy; raises UsageError for what is no function."""
+    if isinstance(function, type) or not callable(function):
+        what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        hint = "guard a function or a method, or a block: with oomguard.guard(): ..."
+        raise UsageError(f"guard expects a function, not {what}", hint=hint)
+    current = made.for_function()
+    decorated = _around(current, function)
+    current.shows_on(decorated)
+    return decorated
+
+
+def _around(current: Guard, function: F) -> F:
+    if not current.batch:
+        return enter_around(function, current) or _guarding(current, function)
+    for name in current.batch:
+        if name not in inspect.signature(function).parameters:
+            raise SettingError(f"{function.__qualname__} has no argument {name!r} to split")
+    if is_special(function):
+        raise SettingError(f"{function.__qualname__} cannot be split: only a plain function's result is put together")
+    return _splitting(current, function)
+
+
+def _guarding(current: Guard, function: F) -> F:
+    """Return the plain function with ``current`` in force while it runs; keep a call that succeeds cheap."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not watching:
+            watch()
+        token = entered.set((*entered.get(), current))
+        in_force.append(None)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            current.explain(error)
+            raise
+        finally:
+            in_force.pop()
+            entered.reset(token)
+
+    return cast("F", call)
+
+
+def _splitting(current: Guard, function: F) -> F:
+    """Return the plain function, run in parts by its arguments ``batch`` where a call of it runs out of memory."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        token = inside_call.set(True)
+        try:
+            if current.known and not disabled():
+                result, error = _in_parts(current, function, args, kwargs)
+            else:
+                result, error = run_guarded(function, args, kwargs)
+                if error is not None and may_be_oom(error) and not disabled():
+                    result, error = _in_parts(current, function, args, kwargs, error)
+        finally:
+            inside_call.reset(token)
+        try:
+            if error is not None:
+                raise error
+            return result
+        finally:
+            del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+
+    return cast("F", call)
+
+
+def _in_parts(
+    current: Guard,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    failed: BaseException | None = None,
+) -> tuple[Any, BaseException | None]:
+    """Return the result of a call, run in parts, and None, or None and the exception to raise.
+
+    ``failed`` is the exception of the whole call, where it has been run already.
+    """
+    rows, unread = run_guarded(RowsCall.of, (function, current.batch, args, kwargs), {})
+    if unread is not None and failed is None:
+        return run_guarded(function, args, kwargs)  # the function itself says what is wrong with its arguments
+    if unread is None:
+        outcome, mistake = run_guarded(SplitRun(current, function, rows).run, (failed,), {})
+        if mistake is None:
+            ended: tuple[Any, BaseException | None] = outcome
+            return ended
+        logging.getLogger("oomguard").error("the call could not be split", exc_info=mistake)
+        failed = failed or mistake
+    assert failed is not None  # noqa: S101 - a call that could not be read has failed
+    current.explain(failed)
+    return None, failed

@@ -1,0 +1,55 @@
+"""Results of parts, put into their place as they come: joining them later would take their memory twice.
+
+A part's result is copied, so that a view of something larger (``logits[:, -1]``) lets go of the rest. Where the device has
+no room for the results they wait on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oomguard.guarding.places import Place, place_for
+
+
+class Gathered:
+    """The results of one call's parts, of whatever kind the first one is.
+
+    Args:
+        rows: rows of the whole call.
+        pad_value: what fills a row that ended earlier than others; None: all rows have one length.
+    """
+
+    def __init__(self, rows: int, pad_value: int | None = None) -> None:
+        self.rows, self._pad_value = rows, pad_value
+        self.done = 0
+        self.is_parked = False
+        self._place: Place | None = None
+
+    def add(self, part: Any, rows: int) -> str | None:
+        """Put the result of the next ``rows`` rows into its place; return why that cannot be done, None where it was."""
+        if self._place is None:
+            self._place = place_for(part, rows, self.rows, self._pad_value, is_parked=self.is_parked)
+        problem = self._place.add(part)
+        if problem is None:
+            self.done += rows
+        return problem
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the results on a device; 0 where they are on the host, or there are none."""
+        return 0 if self._place is None or self.is_parked else self._place.device_bytes
+
+    def park(self) -> None:
+        """Move the results to the host, and keep there what is still to come."""
+        self.is_parked = True
+        if self._place is not None:
+            self._place.park()
+
+    def result(self) -> Any:
+        """Return all rows in order; may run out of memory where they waited on the host."""
+        assert self._place is not None  # noqa: S101 - a call that was split has parts
+        return self._place.result()
+
+    def finished(self) -> Any:
+        """Return the rows that are done, in order; None before the first."""
+        return None if self._place is None else self._place.finished()

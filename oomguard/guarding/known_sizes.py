@@ -1,0 +1,100 @@
+"""The rows that ran together in earlier calls under one guard: a later call begins with as many, or with more where there is room."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.engines.protocol import WatchedCall
+
+# Rows to come may be heavier than those that were measured.
+_MARGIN_RATIO: Final = 0.02
+_MOST_GROWTH: Final = 8
+# Where nothing measures memory: calls in a row that fitted, after which twice as many rows are tried.
+_FIRST_PATIENCE_CALLS: Final = 8
+
+
+@dataclass(slots=True)
+class _Known:
+    rows: int
+    tokens: int | None
+    row_bytes: float | None
+    model: weakref.ref[Any] | None
+    calm_calls: int = 0
+    patience_calls: int = _FIRST_PATIENCE_CALLS
+    is_trying_more: bool = False
+
+
+class KnownSizes:
+    """What calls of one kind on one model ran with; empty until one of them ran out of memory and was split."""
+
+    def __init__(self) -> None:
+        self._by_call: dict[tuple[str, int], _Known] = {}
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._by_call)
+
+    def begin(self, call: WatchedCall, free_bytes: int | None) -> int:
+        """Return how many rows of a call to begin with: all of them unless an earlier call tells of fewer.
+
+        Args:
+            call: the call that is to be made.
+            free_bytes: what its device has free; None where nothing tells.
+        """
+        known = self._known(call)
+        if known is None or call.not_splittable is not None:
+            return call.rows
+        tokens = _tokens(call)
+        longer = tokens / known.tokens if tokens and known.tokens else 1.0
+        # A row's bytes rise at least with its tokens, at most (scores of eager attention) with their square.
+        heavier = longer if longer <= 1 else longer**2
+        size = int(known.rows / heavier)
+        if known.row_bytes and free_bytes is not None:
+            size = min(_MOST_GROWTH * size, int(free_bytes * (1 - _MARGIN_RATIO) / (known.row_bytes * heavier)))
+        elif known.calm_calls >= known.patience_calls:
+            known.is_trying_more = True
+            size *= 2
+        return min(call.rows, max(1, size))
+
+    def ran(self, call: WatchedCall, rows: int, row_bytes: float | None, *, after_failure: bool) -> None:
+        """Note that parts of ``rows`` rows ran, each row with at most ``row_bytes``; after a failure the size is known anew."""
+        known = self._known(call)
+        if known is None and not after_failure:
+            return
+        with self._lock:
+            if known is None or after_failure:
+                again = (
+                    known.patience_calls * 2 if known is not None and known.is_trying_more else _FIRST_PATIENCE_CALLS
+                )
+                model = None if call.model is None else weakref.ref(call.model)
+                self._by_call[_key(call)] = _Known(rows, _tokens(call), row_bytes, model, patience_calls=again)
+            else:
+                known.calm_calls = 0 if known.is_trying_more else known.calm_calls + 1
+                known.is_trying_more = False
+                if rows > known.rows:
+                    known.rows, known.tokens, known.row_bytes = rows, _tokens(call), row_bytes or known.row_bytes
+
+    def forget(self, call: WatchedCall) -> None:
+        """Forget what is known of such calls: a part of one could not be run or joined after all."""
+        with self._lock:
+            self._by_call.pop(_key(call), None)
+
+    def _known(self, call: WatchedCall) -> _Known | None:
+        known = self._by_call.get(_key(call))
+        if known is None or (known.model is not None and known.model() is not call.model):
+            return None
+        return known
+
+
+def _key(call: WatchedCall) -> tuple[str, int]:
+    return type(call).__name__, id(call.model)
+
+
+def _tokens(call: WatchedCall) -> int | None:
+    """Return the tokens of a row, prompt and answer; None where they are not known."""
+    if call.prompt_tokens is None or call.max_new_tokens is None:
+        return None
+    return max(1, call.prompt_tokens + call.max_new_tokens)

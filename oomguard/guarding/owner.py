@@ -1,0 +1,29 @@
+"""The guard, as those see it that run and watch calls for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from oomguard.guarding.known_sizes import KnownSizes
+from oomguard.guarding.partial import Partial
+from oomguard.incident import Attempt, Diagnosis, Patch
+from oomguard.remedy.policy import Policy
+
+
+class Owner(Protocol):
+    """Whose policy a call runs under, what it learned of earlier calls, and who is told of this one."""
+
+    policy: Policy
+    known: KnownSizes
+
+    def record(self, attempt: Attempt) -> None:
+        """Take an attempt that ended."""
+
+    def incident(self, diagnosis: Diagnosis) -> None:
+        """Take what is known of a failure."""
+
+    def patched(self, patch: Patch) -> None:
+        """Take a change before it is made."""
+
+    def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
+        """Take a call's end: its attempts where it failed at first, and the rows that are done where it was given up."""

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+import oomguard
+from oomguard.errors import SettingError
+from oomguard.guarding.function_call import RowsCall
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from oomguard.testing import limit_memory  # noqa: E402
+
+
+def use(rows: int) -> None:
+    torch.zeros(rows, 2**18).exp()  # 2 MiB a row at the peak
+
+
+def pair(texts, labels):
+    use(len(texts))
+    return [(text, label) for text, label in zip(texts, labels, strict=False)]
+
+
+def test_an_argument_of_as_many_entries_that_is_not_named_is_never_handed_whole_to_a_part():
+    guarded = oomguard.guard(batch="texts")(pair)
+    with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        guarded([f"text {n}" for n in range(64)], list(range(64)))
+    assert 'batch=("texts", "labels")' in caught.value.__notes__[0]
+
+
+def test_all_named_arguments_are_split_together():
+    guarded = oomguard.guard(batch=("texts", "labels"))(pair)
+    texts, labels = [f"text {n}" for n in range(64)], torch.arange(64)
+    with limit_memory("64 MiB"):
+        assert guarded(texts, labels) == list(zip(texts, labels, strict=True))
+
+
+def test_named_arguments_of_different_lengths_are_not_split():
+    guarded = oomguard.guard(batch=("texts", "labels"))(pair)
+    with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        guarded(["text"] * 64, [1] * 63)
+    assert "texts has 64 entries, labels 63" in caught.value.__notes__[0]
+
+
+def test_a_name_among_several_that_is_no_argument_is_refused():
+    with pytest.raises(SettingError, match="has no argument 'lables'"):
+        oomguard.guard(batch=("texts", "lables"))(pair)
+
+
+def reason(function, *args, **kwargs):
+    return RowsCall.of(function, ("rows",), args, kwargs).not_splittable
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(1, 2, 3), torch.zeros(3, 2), {"labels": [1, 2, 3]}, iter([1, 2, 3]), range(3), io.StringIO("a\nb\nc")],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_may_hold_one_entry_a_row_prevents_a_split(other):
+    assert "other" in reason(lambda rows, other: rows, [1, 2, 3], other)
+    assert "other" in reason(lambda rows, **others: rows, [1, 2, 3], other=other)
+    assert "others" in reason(lambda rows, *others: rows, [1, 2, 3], other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "abc",
+        b"abc",
+        3,
+        None,
+        [1, 2],
+        torch.zeros(2, 3),
+        torch.tensor(3),
+        {"a": 1, "b": 2, "c": 3},
+        torch.nn.ModuleList([torch.nn.Linear(1, 1)] * 3),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_hold_one_entry_a_row_does_not(other):
+    assert reason(lambda rows, other: rows, [1, 2, 3], other) is None
+
+
+def test_the_object_of_a_method_is_no_argument_of_rows():
+    class Three:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return index
+
+        def run(self, rows):
+            return rows
+
+    assert reason(Three.run, Three(), [1, 2, 3]) is None
+
+
+def test_an_argument_that_cannot_be_read_leaves_the_failure_as_it_is():
+    class Closed:
+        def __len__(self):
+            raise OSError("closed")
+
+        __getitem__ = None
+
+    def work(rows, other):
+        use(len(rows))
+
+    with limit_memory("8 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        oomguard.guard(batch="rows")(work)([1] * 64, Closed())
+    assert "why:" in caught.value.__notes__[0]
+
+
+def test_a_text_is_one_row():
+    assert "no list" in reason(lambda rows: rows, "abc")
+
+
+def test_a_part_has_the_same_rows_of_all_named_arguments():
+    def work(texts, labels, *, factor):
+        return texts, labels, factor
+
+    call = RowsCall.of(work, ("texts", "labels"), (["a", "b", "c"], (1, 2, 3)), {"factor": 2})
+    args, kwargs = call.part(1, 3)
+    assert work(*args, **kwargs) == (["b", "c"], (2, 3), 2)
+
+
+def test_a_tuple_of_two_results_is_not_taken_for_two_rows():
+    call = RowsCall.of(lambda rows: rows, ("rows",), ([1, 2],), {})
+    assert call.problem((torch.zeros(2), torch.zeros(2, 3)), 2) is not None
+    assert call.problem(("a", "b"), 2) is None
+
+
+# What first goes wrong in a part is the split's doing, as far as anyone can tell: what is raised is the lack of memory.
+
+
+def needs_four(rows):
+    use(len(rows))
+    if len(rows) < 4:
+        raise ValueError("four rows are needed")
+    return rows
+
+
+def test_an_error_first_seen_in_a_part_leaves_the_first_failure_in_its_place():
+    guarded = oomguard.guard(batch="rows")(needs_four)
+    with limit_memory("32 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        guarded(list(range(32)))
+    assert any("ValueError: four rows are needed" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_stop_in_a_part_is_a_stop(stop):
+    def work(rows):
+        use(len(rows))
+        raise stop
+
+    with limit_memory("32 MiB"), pytest.raises(stop):
+        oomguard.guard(batch="rows")(work)(list(range(64)))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), StopIteration(), KeyError("CUDA out of memory. Tried to allocate 1.00 GiB.")]
+)
+def test_an_error_of_the_whole_call_is_raised_as_it_is(error):
+    calls = SimpleNamespace(made=0)
+
+    def work(rows):
+        calls.made += 1
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        oomguard.guard(batch="rows")(work)([1, 2, 3])
+    assert caught.value is error
+    assert calls.made == 1
+    assert not hasattr(error, "__notes__")
+
+
+# Item: every wording of a memory failure.
+
+WORDINGS = {
+    "hip": "HIP out of memory. Tried to allocate 2.00 GiB.",
+    "xpu": "XPU out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.89 GiB of which 1.22 GiB is free.",
+    "npu": "NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.00 GiB total capacity; 56.00 GiB already allocated; 56.00 GiB current active; 1.50 GiB free; 57.00 GiB reserved in total by PyTorch)",
+    "mps": "MPS backend out of memory (MPS allocated: 26.50 GB, other allocations: 55.14 GB, max allowed: 81.60 GB). Tried to allocate 10.00 KB on private pool.",
+    "cpu": "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)",
+    "sticky": "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "cublas": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "bare": "CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "xla": "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
+}
+
+
+@pytest.mark.parametrize("wording", list(WORDINGS), ids=str)
+def test_rows_are_halved_where_a_failure_tells_no_figures_to_solve_them_from(wording):
+    sizes = []
+
+    def work(rows):
+        sizes.append(len(rows))
+        if len(rows) > 10:
+            raise RuntimeError(WORDINGS[wording])
+        return rows
+
+    assert oomguard.guard(batch="rows")(work)(list(range(64))) == list(range(64))
+    assert sizes[:4] == [64, 32, 16, 8]
+
+
+def test_a_memory_error_of_the_host_is_halved_too():
+    def work(rows):
+        if len(rows) > 10:
+            raise MemoryError(
+                "Unable to allocate 7.45 GiB for an array with shape (1000, 1000, 1000) and data type float64"
+            )
+        return rows
+
+    assert oomguard.guard(batch="rows")(work)(list(range(64))) == list(range(64))
+
+
+def test_many_rows_come_down_to_one_within_the_attempts():
+    def work(rows):
+        if len(rows) > 1:
+            raise RuntimeError(WORDINGS["hip"])
+        return rows
+
+    assert oomguard.guard(batch="rows")(work)(list(range(5000))) == list(range(5000))

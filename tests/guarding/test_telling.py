@@ -1,0 +1,93 @@
+"""A guard tells what it did: on the function, in the log, and of threads that it does not reach."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import oomguard
+from oomguard.guarding import watching
+from oomguard.guarding.function_call import RowsCall
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from oomguard.testing import limit_memory  # noqa: E402
+
+ROW = 2**18  # values of four bytes: a MiB
+
+
+@oomguard.guard(batch="rows")
+def work(rows):
+    return [float(row) for row in torch.zeros(len(rows), ROW)[:, 0]]
+
+
+@pytest.fixture
+def run():
+    """A guarded function that has not run yet."""
+    return oomguard.guard(batch="rows")(work.__wrapped__)
+
+
+def test_a_function_tells_of_its_last_call_that_ran_out_of_memory(run):
+    assert (run.attempts, run.diagnosis) == ((), None)
+    with limit_memory("20 MiB"):
+        run(list(range(64)))
+        run([1])
+    assert [attempt.succeeded for attempt in run.attempts] == [False, True]
+    assert run.diagnosis.first_cause.kind == "cuda_oom"
+
+
+def test_a_method_and_a_coroutine_tell_it_too():
+    class Job:
+        @oomguard.guard(batch="rows")
+        def run(self, rows):
+            return work.__wrapped__(rows)
+
+    @oomguard.guard
+    async def fail():
+        torch.zeros(64, ROW)
+
+    with limit_memory("20 MiB"):
+        Job().run(list(range(64)))
+        with pytest.raises(torch.OutOfMemoryError):
+            asyncio.run(fail())
+    assert len(Job().run.attempts) == 2
+    assert fail.diagnosis.verdict == "oom"
+
+
+def test_a_split_is_a_warning_in_the_log_once(run, caplog):
+    with limit_memory("20 MiB"):
+        for _ in range(3):
+            run(list(range(64)))
+    assert [record.levelname for record in caplog.records if "splitting the batch" in record.message] == ["WARNING"]
+
+
+def watched(rows):
+    """Call ``work`` as an engine's method is called that is watched."""
+    read = lambda _model, args, kwargs: RowsCall.of(work.__wrapped__, ("rows",), args, kwargs)  # noqa: E731
+    return watching._watched(read, work.__wrapped__, None, (rows,), {})
+
+
+def test_a_thread_of_a_pool_says_once_that_no_guard_reaches_it(monkeypatch, caplog):
+    monkeypatch.setattr(watching, "_unguarded_threads", [])
+    with oomguard.guard(), ThreadPoolExecutor(2, thread_name_prefix="pool") as pool:
+        list(pool.map(watched, [[1], [2], [3]]))
+    told = [record.getMessage() for record in caplog.records if "no guard reaches" in record.getMessage()]
+    assert len(told) == 1
+    assert "pool" in told[0]
+
+
+@pytest.mark.parametrize("guarded_thread", [True, False])
+def test_a_guarded_thread_and_one_without_any_guard_say_nothing(monkeypatch, caplog, guarded_thread):
+    monkeypatch.setattr(watching, "_unguarded_threads", [])
+    function = oomguard.guard(watched) if guarded_thread else watched
+    with ThreadPoolExecutor(1) as pool:
+        list(pool.map(function, [[1], [2]]))
+    assert watching.in_force == []
+    assert "no guard reaches" not in caplog.text
+
+
+@pytest.mark.parametrize(("allow", "told"), [("changes-outputs", True), ("output-preserving", False), (None, False)])
+def test_a_permission_that_a_guard_has_no_use_for_is_told(allow, told, caplog):
+    oomguard.guard(allow=allow)
+    assert ("changes no outputs" in caplog.text) is told
