@@ -200,7 +200,7 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
     if (incident.number("max_model_len_tokens") or 0) <= 0:  # "auto": the need is that of the model's own length
         new["max_model_len_tokens"] = found.settings.max_model_len
     if (pool_bytes := _pool_bytes(found, incident)) is not None and "num_gpu_blocks_override" not in facts:
-        fits_itself = (incident.number("max_model_len_tokens") or 0) <= 0
+        fits_itself = _fits_the_length(incident)
         if fits_itself or pool_bytes // found.block_bytes < found.needed_blocks:
             new["fitting_block_tokens"] = found.block_tokens(pool_bytes, any_length=fits_itself)
     if incident.kind == TOO_SMALL and pool is not None:
@@ -210,6 +210,14 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
             new["estimated_max_model_len_tokens"] = found.longest(pool) or None
     facts.update({name: Fact(name, value, "config") for name, value in new.items() if value is not None})
     return replace(incident, facts=MappingProxyType(facts))
+
+
+def _fits_the_length(incident: Incident) -> bool:
+    """Return whether the engine was to find the length that fits ("auto", -1); it prints the model's own then."""
+    asked = incident.settings.get("max_model_len")
+    if asked is not None and asked.value is not None:
+        return isinstance(asked.value, str) or asked.value <= 0
+    return (incident.number("max_model_len_tokens") or 0) <= 0
 
 
 def chunks_prompts(incident: Incident) -> bool:

@@ -126,9 +126,14 @@ def test_blocks_that_were_set_too_large_are_made_smaller_before_the_length_is_cu
     assert found.plan[0].setting == "block_size"
 
 
-def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_long_as_it_can_be(too_small):
+@pytest.mark.parametrize(
+    "asked", [{"max_model_len_tokens": -1}, {"user": {"max_model_len": -1}}, {"user": {"max_model_len": "auto"}}]
+)
+def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_long_as_it_can_be(too_small, asked):
+    """As a log tells it: the length as it was asked for, or the model's own."""
     pool = 20 * 1024 * TOKEN_BYTES
-    incident = too_small(user={"kv_cache_memory_bytes": pool, "block_size": 16384}, max_model_len_tokens=-1)
+    user = {"kv_cache_memory_bytes": pool, "block_size": 16384, **asked.get("user", {})}
+    incident = too_small(user=user, **{name: value for name, value in asked.items() if name != "user"})
     found = planned(replace(incident, kind="kv_cache_none_left"))
     # 20,480 tokens less one block: 128 lose 0.6 %, 256 would lose 1.3 %.
     assert values(found)["block_size"] == 128
