@@ -113,7 +113,11 @@ def console(color: str, *, file: TextIO | None = None) -> Console:
     """Return a rich console that respects --color, NO_COLOR and the terminal's width."""
     from rich.console import Console
 
-    return Console(
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - it is called where the error is caught: the program's end has a status for it
+
+    return _Console(
         file=file,
         force_terminal={"always": True, "never": False}.get(color),  # bold and its like are escapes too
         highlight=False,
