@@ -28,7 +28,7 @@ from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.kernel_kill import killed_by_kernel
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.pasting import commands_to_paste, to_paste
-from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
+from oomguard.supervise.process import DEFAULT_GRACE_S, Exit, run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
@@ -146,7 +146,7 @@ class Supervision:
         finally:
             marker.stop()
         self._is_cut = self._is_cut or ended.is_cut
-        heard = self._hear(marker.recording, ended.status)
+        heard = self._hear(marker.recording, ended)
         diagnosis = self._diagnose(heard, ended.status, cgroup, signals) if heard is not None else Diagnosis("")
         incident = diagnosis.first_cause
         error, measured = (
@@ -182,15 +182,15 @@ class Supervision:
 
         return finder(self.rules.anchors)
 
-    def _hear(self, recording: Recording, status: int) -> Heard | None:
-        """Read what the command printed; None where it ended well and no engine spoke: there is nothing to read."""
+    def _hear(self, recording: Recording, ended: Exit) -> Heard | None:
+        """Read what the command printed; None where it ended of our reader, or well and no engine spoke."""
         with contextlib.closing(recording):
-            if status == 0 and not recording.may_hold(self._engine.SPEAKS):
+            if ended.of_reader or (ended.status == 0 and not recording.may_hold(self._engine.SPEAKS)):
                 return None
             from oomguard.supervise.heard import hear
 
             self._witness.read(recording)
-            return hear(recording, status, self.rules)
+            return hear(recording, ended.status, self.rules)
 
     def _diagnose(self, heard: Heard, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
         needed = self._insight.refused_length(heard.tail, self._ledger.settings) if status else {}
