@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from oomguard.assignments import parse_assignment
 from oomguard.incident import Effect
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.settings import parse_assignment
 
 if TYPE_CHECKING:
     from rich.console import Console
