@@ -95,7 +95,10 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     help="The command may be repeated from the beginning even after it wrote files or served requests.",
 )
 @option(
-    "--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write the diagnosis to FILE.json, .md or .html."
+    "--report",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md or .html.",
 )
 @option(
     "--journal",
