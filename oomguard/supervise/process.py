@@ -59,6 +59,7 @@ def run_once(
     source: StandardInput,
     *,
     grace_s: float = DEFAULT_GRACE_S,
+    on_started: Callable[[], None] = lambda: None,
     on_failing: Callable[[], None] = lambda: None,
     pty: bool = True,
 ) -> Exit:
@@ -70,6 +71,7 @@ def run_once(
         signals: are handed on to the command while it runs; after a stop nothing is started.
         source: gives the command its standard input, from its beginning.
         grace_s: time that the command has after a stop signal; with 0 it is killed and never gets the signal.
+        on_started: called when the command has started.
         on_failing: called when the command has failed, before what it left running is ended.
         pty: whether the command has a terminal of its own where our output is one.
 
@@ -81,7 +83,7 @@ def run_once(
     started = time.monotonic()
     terminal = _terminal(signals) if pty else None
     with contextlib.closing(terminal) if terminal is not None else contextlib.nullcontext():
-        status, tee = _run(launch, recording, signals, source, terminal, grace_s, on_failing)
+        status, tee = _run(launch, recording, signals, source, terminal, grace_s, on_started, on_failing)
     of_reader = tee.lost_reader and status == 128 + signal.SIGPIPE
     return Exit(status, time.monotonic() - started, bool(tee.lost_bytes), of_reader)
 
@@ -93,10 +95,12 @@ def _run(
     source: StandardInput,
     terminal: TerminalJob | None,
     grace_s: float,
+    on_started: Callable[[], None],
     on_failing: Callable[[], None],
 ) -> tuple[int, Tee]:
     process = _start(launch, signals, source, terminal)
     signals.attach(grace_s=grace_s, terminal=terminal)
+    on_started()
     is_late, ended_s, tee = False, None, Tee(recording)
     try:
         for number, pipe in process.outputs.items():
