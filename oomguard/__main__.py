@@ -1,8 +1,11 @@
 """The program: ``oomguard``, and ``python -m oomguard``, which is the same."""
 
+import gc
 import sys
 
 from oomguard.clean_start import leave_working_directory
+
+_COLLECTED_AFTER = 50_000
 
 
 def main() -> None:
@@ -11,6 +14,7 @@ def main() -> None:
         leave_working_directory()
         if sys.argv[1:2] == ["run"]:
             _end_by_interrupt()
+            gc.set_threshold(_COLLECTED_AFTER)  # what is loaded stays: to look for garbage in it delays the command
         from oomguard.cli import main as run
 
         run()

@@ -13,36 +13,44 @@ from typing import Any
 
 Write = Callable[[int, str, dict[str, Any]], None]
 _writer: list[Write] = []
+_least: list[int] = []
 
 
 class _Written:
     """A logger as structlog's, whose events go to one function: level, event, fields."""
 
-    def __init__(self, write: Write) -> None:
-        self._write = write
+    def __init__(self, write: Write, least: int) -> None:
+        self._write, self._least = write, least
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - as structlog and the standard library have it
+        return level >= self._least
+
+    def _tell(self, level: int, event: str, fields: dict[str, Any]) -> None:
+        if self.isEnabledFor(level):
+            self._write(level, event, fields)
 
     def debug(self, event: str, **fields: Any) -> None:
-        self._write(logging.DEBUG, event, fields)
+        self._tell(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        self._write(logging.INFO, event, fields)
+        self._tell(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        self._write(logging.WARNING, event, fields)
+        self._tell(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
-        self._write(logging.ERROR, event, fields)
+        self._tell(logging.ERROR, event, fields)
 
 
-def write_events(write: Write) -> None:
-    """Have all events of this process written by one function; for the command line only."""
-    _writer[:] = [write]
+def write_events(write: Write, least: int) -> None:
+    """Have all events of this process from this level on written by one function; for the command line only."""
+    _writer[:], _least[:] = [write], [least]
 
 
 def get_logger() -> Any:
     """A bound structlog logger; look it up when an event happens, so that a later configuration counts."""
     if _writer:
-        return _Written(_writer[0])
+        return _Written(_writer[0], _least[0] if _least else logging.DEBUG)
     import structlog
 
     if structlog.is_configured():

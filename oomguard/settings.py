@@ -126,15 +126,6 @@ def _positive(knob: Setting, value: float) -> FactValue:
     return value
 
 
-def parse_assignment(text: str) -> tuple[str, FactValue]:
-    """Read ``SETTING=VALUE``; raise SettingError for anything else."""
-    name, equals, value = text.partition("=")
-    if not equals or not value:
-        raise SettingError(f"not SETTING=VALUE: {text!r}", hint="for example max_model_len=8192")
-    knob = setting(name.strip())
-    return knob.name, parse_value(knob.name, value.strip())
-
-
 def effect_of(name: str, old: FactValue | None, new: FactValue) -> Effect:
     """Return the effect of changing a setting from ``old`` to ``new``; an unknown old value counts as the dearer way."""
     knob = SETTINGS[name]

@@ -96,23 +96,24 @@ class Surface:
     def ours(self, name: str, text: str) -> FactValue:
         """Read the text of the engine's flag as a value of ours; raise SettingError where it is none."""
         if self.unit_bytes == 1:
-            number = self._suffixed(text.strip()) if SETTINGS[name].type == "int" else None
+            number = suffixed(text.strip(), self.suffixes) if SETTINGS[name].type == "int" else None
             return parse_value(name, text if number is None else str(number))
         try:
             return round(float(text) * self.unit_bytes)
         except (ValueError, OverflowError):
             raise SettingError(f"{name} is a number, not {text!r}") from None
 
-    def _suffixed(self, text: str) -> int | None:
-        """Return a number like ``32k`` by the engine's own suffixes, None for any other text."""
-        found = _SUFFIXED.fullmatch(text)
-        factor = self.suffixes.get(found.group(2)) if found else None
-        if found is None or factor is None:
-            return None
-        number = found.group(1)
-        if "." in number:  # a factor of two takes whole numbers only
-            return int(float(number) * factor) if factor % 10 == 0 else None
-        return int(number) * factor
+
+def suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:
+    """Return a number like ``32k`` by an engine's suffixes, None for any other text."""
+    found = _SUFFIXED.fullmatch(text)
+    factor = suffixes.get(found.group(2)) if found else None
+    if found is None or factor is None:
+        return None
+    number = found.group(1)
+    if "." in number:  # a factor of two takes whole numbers only
+        return int(float(number) * factor) if factor % 10 == 0 else None
+    return int(number) * factor
 
 
 @dataclass(frozen=True, slots=True)

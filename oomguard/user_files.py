@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import platformdirs
+from typing import Any, Final, Literal
 
 from oomguard.regular_file import read_regular
 
 _MAX_KEPT_BYTES: Final = 64 << 20
+_BELOW_HOME: Final = {"cache": ".cache", "config": ".config", "state": ".local/state"}
 
 
 def kept_file(name: str, about: Iterable[bytes]) -> Path:
@@ -23,12 +24,38 @@ def kept_file(name: str, about: Iterable[bytes]) -> Path:
     digest = hashlib.sha256()
     for part in about:
         digest.update(part + b"\0")
-    return Path(platformdirs.user_cache_dir("oomguard")) / name.format(digest.hexdigest()[:32])
+    return user_folder("cache") / name.format(digest.hexdigest()[:32])
 
 
 def state_file(name: str) -> Path:
     """Where a record of runs is kept: in the user's state folder (``XDG_STATE_HOME`` respected)."""
-    return Path(platformdirs.user_state_dir("oomguard", appauthor=False)) / name
+    return user_folder("state") / name
+
+
+def user_folder(kind: Literal["cache", "config", "state"]) -> Path:
+    """Where files of a kind lie; platformdirs, which loads longer than most of a start takes, is asked in odd cases only."""
+    if sys.platform == "linux":
+        named, home = os.environ.get(f"XDG_{kind.upper()}_HOME", ""), os.environ.get("HOME", "")
+        if Path(named).is_absolute():
+            return Path(named) / "oomguard"
+        if Path(home).is_absolute() and not named:
+            return Path(home) / _BELOW_HOME[kind] / "oomguard"
+    import platformdirs
+
+    asked = {
+        "cache": platformdirs.user_cache_dir,
+        "config": platformdirs.user_config_dir,
+        "state": platformdirs.user_state_dir,
+    }
+    return Path(asked[kind]("oomguard", appauthor=False))
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those above it up to the home folder: one that is not there is not ours to make. Raises OSError."""
+    home = Path(os.environ.get("HOME") or "/")
+    if folder.is_relative_to(home) and not home.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "the home folder is not there", str(home))
+    folder.mkdir(parents=True, exist_ok=True, mode=mode)
 
 
 def keep(path: Path, content: bytes) -> None:
@@ -39,7 +66,7 @@ def keep(path: Path, content: bytes) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file in one step, so that no reader sees half of it; raises OSError, and leaves nothing behind then."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         partial.write_bytes(content)

@@ -19,6 +19,7 @@ ROOMS = (
     {"incident"},
     {"log", "settings"},
     {"surfaces"},
+    {"assignments"},
     {"rules"},
     {"observe"},
     {"memory"},

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from oomguard.errors import SettingError
 from oomguard.facts import REGISTRY, Fact
 from oomguard.incident import Effect, SettingInForce
-from oomguard.settings import SETTINGS, effect_of, parse_assignment, parse_value, setting, value_in_force
+from oomguard.settings import SETTINGS, effect_of, parse_value, setting, value_in_force
 
 PRESERVES, REDUCES, CHANGES = Effect.OUTPUT_PRESERVING, Effect.REDUCES_CAPACITY, Effect.CHANGES_OUTPUTS
 
@@ -129,36 +127,6 @@ def test_a_text_is_read_as_the_setting_s_own_type(name, text, value):
 def test_a_text_of_another_type_is_refused(name, text):
     with pytest.raises(SettingError):
         parse_value(name, text)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("max_model_len=8192", ("max_model_len", 8192)),
-        (" --max-model-len = 8192 ", ("max_model_len", 8192)),
-        ("dtype=a=b", ("dtype", "a=b")),
-    ],
-)
-def test_an_assignment_is_read(text, expected):
-    assert parse_assignment(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "=", "max_model_len", "max_model_len=", "=8192", "max_model_len=a", "zzz=1"])
-def test_what_is_no_assignment_is_refused_with_a_message(text):
-    with pytest.raises(SettingError) as caught:
-        parse_assignment(text)
-
-    assert str(caught.value)
-
-
-@settings(deadline=None)
-@given(st.text(max_size=30))
-def test_any_text_is_an_assignment_or_is_refused(text):
-    try:
-        name, _ = parse_assignment(text)
-    except SettingError:
-        return
-    assert name in SETTINGS
 
 
 @pytest.mark.parametrize(

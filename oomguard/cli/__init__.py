@@ -13,6 +13,7 @@ import click
 
 from oomguard._version import __version__
 from oomguard.cli.config import read_configuration
+from oomguard.cli.own_output import GONE_STATUS, OutputLostError, pass_on, told_apart
 from oomguard.errors import OomguardError, UsageError
 from oomguard.switch import disabled
 
@@ -44,6 +45,14 @@ class _LazyGroup(click.Group):
         command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         return command
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with told_apart():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with told_apart():
+            return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
@@ -68,30 +77,43 @@ def main(argv: list[str] | None = None) -> Any:
     """Run the command line and exit; a user's mistake is one message and status 2, never a traceback."""
     words = sys.argv[1:] if argv is None else argv
     if disabled() and words[:1] == ["run"] and "--" in words[:-1]:
-        sys.exit(become(words[words.index("--") + 1 :]))
+        status: Any = become(words[words.index("--") + 1 :])
+    else:
+        status = _status_of(words)
+    if (lost := pass_on(1)) is not None and not status:
+        status = _told(lost)
+    pass_on(2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _status_of(words: list[str]) -> Any:
+    """Run the command line; return its exit status."""
     try:
-        status = _group.main(args=argv, prog_name="oomguard", standalone_mode=False)
+        return _group.main(args=words, prog_name="oomguard", standalone_mode=False)
+    except OutputLostError as error:
+        return _told(error)
     except click.exceptions.Abort:
-        status = 130
+        return 130
     except click.ClickException as error:
-        error.show()
-        status = 2
-    except BrokenPipeError:
-        # The reader of the output has gone (| head): keep Python from reporting it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        status = 141
-    except UsageError as error:
-        show_error(error)
-        status = 2
+        with contextlib.suppress(OSError):  # nobody reads it: the exit status still tells
+            error.show()
+        return 2
     except OomguardError as error:
         show_error(error)
-        status = getattr(error, "exit_status", 125)
+        return getattr(error, "exit_status", 2 if isinstance(error, UsageError) else 125)
     except Exception as error:  # noqa: BLE001 - a failure of oomguard's own has a status that no command has
         show_error(OomguardError(f"internal error: {type(error).__name__}: {error}"))
         if "-v" in words or "--verbose" in words:
-            traceback.print_exc()
-        status = 125
-    sys.exit(status if isinstance(status, int) else 0)
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        return 125
+
+
+def _told(lost: OutputLostError) -> int:
+    """Say why our output is lost, but for a reader that wanted no more; return the exit status."""
+    if lost.exit_status != GONE_STATUS:
+        show_error(OomguardError(f"standard output: {lost}"))
+    return lost.exit_status
 
 
 def become(command: list[str]) -> int:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import platformdirs
-
 from oomguard.cli.restrictions import Restrictions, said_of_unknown
 from oomguard.errors import UsageError
 from oomguard.escapes import strip_escapes
+from oomguard.user_files import user_folder
 
 OPTIONS: Final = (
     "allow",
@@ -106,7 +105,7 @@ def own_file() -> Path:
     """Where the user's own options lie; a relative XDG_CONFIG_HOME would be the working directory's and does not count."""
     named = os.environ.get("XDG_CONFIG_HOME", "")
     folder = Path.home() / ".config" / "oomguard" if named and not Path(named).is_absolute() else None
-    return (folder or Path(platformdirs.user_config_dir("oomguard", appauthor=False))) / "config.toml"
+    return (folder or user_folder("config")) / "config.toml"
 
 
 def _own_options() -> OptionsFile | None:

@@ -91,8 +91,8 @@ def command(
     PATH is a log, a folder, or - for standard input. A folder means the files in it, sorted, not those in its
     sub-folders. gzip, zstd, xz and bzip2 are read directly. Results come in the order of the inputs.
 
-    Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage or an unreadable or damaged input (told after all
-    the rest is done), 1 with --exit-code when an out-of-memory was found.
+    Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage, an unreadable or damaged input (told after all
+    the rest is done) or a full disk for the output, 1 with --exit-code when an out-of-memory was found.
     """
     from oomguard.cli.rendering import Screen, Work
 

@@ -41,22 +41,22 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     import logging
 
     from oomguard.log import write_events
-    from oomguard.report.mask import homes_kept
-    from oomguard.report.presentable import drawn
 
     least = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
     line, errors = _json_line if form == "json" else _console_line, Errors()
 
     def write(level: int, event: str, fields: dict[str, Any]) -> None:
-        if level >= least:
-            shown = {}
-            for key, value in fields.items():
-                with homes_kept() if key in _TO_PASTE else contextlib.nullcontext():
-                    shown[key] = drawn(value) if isinstance(value, str) else value
-            errors.write(f"{line(logging.getLevelName(level).lower(), event, shown)}\n")
-            errors.flush()
+        from oomguard.report.mask import homes_kept
+        from oomguard.report.presentable import drawn
 
-    write_events(write)
+        shown = {}
+        for key, value in fields.items():
+            with homes_kept() if key in _TO_PASTE else contextlib.nullcontext():
+                shown[key] = drawn(value) if isinstance(value, str) else value
+        errors.write(f"{line(logging.getLevelName(level).lower(), event, shown)}\n")
+        errors.flush()
+
+    write_events(write, least)
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from oomguard.assignments import parse_assignment
 from oomguard.incident import Effect
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.settings import parse_assignment
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,7 +113,11 @@ def console(color: str, *, file: TextIO | None = None) -> Console:
     """Return a rich console that respects --color, NO_COLOR and the terminal's width."""
     from rich.console import Console
 
-    return Console(
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - it is called where the error is caught: the program's end has a status for it
+
+    return _Console(
         file=file,
         force_terminal={"always": True, "never": False}.get(color),  # bold and its like are escapes too
         highlight=False,

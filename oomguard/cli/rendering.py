@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from oomguard.assignments import parse_assignment
 from oomguard.cli.options import read_policy, read_rules
 from oomguard.errors import InputError
 from oomguard.incident import Diagnosis, Incident
 from oomguard.observe.source import damage_of, open_log, open_standard_input, shown
-from oomguard.settings import parse_assignment
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,11 +10,12 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from oomguard.assignments import parse_assignment
 from oomguard.errors import OomguardError
 from oomguard.facts import FactValue
 from oomguard.incident import Effect
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
-from oomguard.settings import SETTINGS, parse_assignment
+from oomguard.settings import SETTINGS
 
 # From the least that may be changed to the most; None is the default: capacity only on settings that were left alone.
 _ALLOWED: Final = (str(Effect.OUTPUT_PRESERVING), None, str(Effect.REDUCES_CAPACITY), str(Effect.CHANGES_OUTPUTS))

@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import signal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
@@ -42,7 +43,7 @@ class _Seconds(click.FloatRange):
 
 
 # How long a run waits for others that write the journal; after it the run goes on without.
-JOURNAL_BUSY_S: Final = 0.25
+JOURNAL_BUSY_S: Final = 1.0
 SECONDS: Final = _Seconds(min=0, max=10**9)
 
 
@@ -95,7 +96,10 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     help="The command may be repeated from the beginning even after it wrote files or served requests.",
 )
 @option(
-    "--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write the diagnosis to FILE.json, .md or .html."
+    "--report",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md or .html.",
 )
 @option(
     "--journal",
@@ -189,7 +193,7 @@ def command(
                 shown = Diagnosis("", (first,) if first else (), diagnosis.notes)
                 print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
-        launch, kept = Launch(tuple(argv)), _journal(journal)
+        launch, kept = Launch(tuple(argv)), partial(_journal, journal)
         supervision = Supervision(
             launch, policy, lambda: read_rules(rules), kept, dry_run, grace, on_failure, idempotent, pty
         )
@@ -218,19 +222,13 @@ def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
         screen.print(drawn(text), markup=False)
 
 
-def _journal(path: str | None) -> Journal | None:
-    """Open the journal at ``path``, else the default one; where it cannot be used, say so and go on without."""
+def _journal(path: str | None) -> Journal:
+    """Open the journal at ``path``, else the default one; raise InputError where it cannot be used."""
     from oomguard.journal.store import Journal, default_path
-    from oomguard.log import get_logger
 
     if path is None and not default_path().is_absolute():
-        get_logger().warning("no journal is kept", reason="no home folder is known")
-        return None
-    try:
-        return Journal(default_path() if path is None else Path(path), busy_s=JOURNAL_BUSY_S)
-    except InputError as error:
-        get_logger().warning("no journal is kept", reason=str(error))
-        return None
+        raise InputError("no home folder is known")
+    return Journal(default_path() if path is None else Path(path), busy_s=JOURNAL_BUSY_S)
 
 
 def _write_report(path: Path, outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from oomguard.errors import InputError
 from oomguard.report.json import json_line, plain_value
-from oomguard.user_files import state_file
+from oomguard.user_files import make_folder, state_file
 
 SCHEMA_VERSION: Final = 1
 _TABLE: Final = """
@@ -73,7 +73,7 @@ class Journal:
     def __init__(self, path: Path, *, busy_s: float = 10.0) -> None:
         self.path, self._busy_s = path, busy_s
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(path.parent, 0o700)
             path.touch(mode=0o600)  # commands are masked, and still nobody else's business
             with self._open() as database:
                 version = database.execute("PRAGMA user_version").fetchone()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ class Device:
 
 def devices() -> tuple[Device, ...] | None:
     """Return all GPUs, None if NVML is missing, fails to start or has no permission: unknown never means "no GPU"."""
+    if not _has_library():
+        return None
     try:
         import pynvml
     except ImportError:
@@ -49,6 +52,19 @@ def nvml_failure() -> str | None:
     except Exception as error:  # noqa: BLE001 - the binding has exceptions of several families
         return str(error) or type(error).__name__
     return None
+
+
+def _has_library() -> bool:
+    """Return whether there may be NVML: on Linux by what the binding does first, which takes longer to load than to ask."""
+    if sys.platform != "linux":
+        return True
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _ask(function: Any, *args: Any) -> Any:

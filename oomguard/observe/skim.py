@@ -10,12 +10,14 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import IO, Final, cast
 
+from oomguard.escapes import strip_escapes
 from oomguard.observe.anchors import Finder
 from oomguard.observe.source import Line, LineSplitter, read_lines
 
 BLOCK_BYTES: Final = 4 << 20
-# A shorter input is read line by line, which is faster than making the finder ready.
+# A shorter input is read line by line, which is faster than making the finder ready, but where it has many lines.
 SHORT_BYTES: Final = 1 << 18
+MANY_LINES: Final = 4000
 LINES_BEFORE: Final = 6
 LINES_AFTER: Final = 24
 # A line reaches at most so far around an anchor; a longer one is cut, as everywhere.
@@ -38,28 +40,43 @@ class Place:
 
 
 def skim(stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | None = None) -> Iterator[Line | Gap]:
-    """Yield the lines near an anchor, a ``Gap`` before each group, in constant memory; all lines of a short input.
+    """Yield the lines near an anchor, a ``Gap`` before each group, in constant memory.
+
+    A short input comes whole, or not at all where its lines are many and hold no anchor.
 
     Args:
         stream: the input, unpacked.
-        make_finder: makes the finder of anchors; called only for an input that is not short.
+        make_finder: makes the finder of anchors; called only for an input that is not short, or has many lines.
         start: where in a longer input it begins; None for an input from its beginning.
     """
     place = start or Place()
     head = b""
     while len(head) < SHORT_BYTES and (more := stream.read(BLOCK_BYTES)):
         head += more
-    is_first = place.byte == 0
-    if is_first and (head.startswith(_WIDE_MARKS) or len(head) < SHORT_BYTES):
+    is_first, is_short = place.byte == 0, len(head) < SHORT_BYTES
+    is_wide = is_first and head.startswith(_WIDE_MARKS)
+    if is_short and not is_wide and head.count(b"\n") > MANY_LINES and not _holds(make_finder(), head):
+        return
+    if is_first and (is_wide or is_short):
         yield from read_lines(cast("IO[bytes]", _Rest(head, stream)))
         return
-    if len(head) < SHORT_BYTES:
+    if is_short:
         yield from _lines(head, place)
         return
     finder = make_finder()
     if is_first and head.startswith(codecs.BOM_UTF8):
         head, place.byte = head[3:], 3
     yield from _blocks(head, stream, finder, place)
+
+
+def _holds(finder: Finder, head: bytes) -> bool:
+    """Return whether an anchor stands in a short input; colours may part its words."""
+    if finder.holds(head):
+        return True
+    if b"\x1b" not in head:
+        return False
+    lines = head.decode("utf-8", "surrogateescape").split("\n")
+    return finder.holds("\n".join(map(strip_escapes, lines)).encode("utf-8", "surrogateescape"))
 
 
 def _blocks(head: bytes, stream: IO[bytes], finder: Finder, place: Place) -> Iterator[Line | Gap]:

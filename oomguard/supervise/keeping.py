@@ -1,55 +1,112 @@
-"""Each attempt of a run in the journal; a journal that fails is left out and the run goes on."""
+"""Each attempt of a run in the journal; a journal that fails is left out and the run goes on.
+
+A thread opens it and begins the record while the command starts: loading SQLite and writing to a disk take as long as all
+that has to come before the command.
+"""
 
 from __future__ import annotations
 
-import sqlite3
+import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from oomguard.errors import InputError
 from oomguard.facts import FactValue
 from oomguard.incident import Attempt, Patch
-from oomguard.journal.store import Journal, Record
 from oomguard.log import get_logger
-from oomguard.report.json import incident_dict, patch_dict
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from oomguard.journal.store import Journal
 
 
 class Keeper:
     """Write the attempts of one run, as far as they can be written.
 
-    Attributes:
-        journal: where they go; None where nothing is kept, or no longer.
+    Args:
+        open_journal: opens where they go, and raises InputError where that cannot be; None: nothing is kept.
     """
 
-    def __init__(self, journal: Journal | None) -> None:
-        self.journal = journal
+    def __init__(self, open_journal: Callable[[], Journal] | None) -> None:
+        self._open = open_journal
+        self._journal: Journal | None = None
+        self._row: int | None = None
+        self._failed: Exception | None = None
+        self._beginning: threading.Thread | None = None
         self._session = uuid.uuid4().hex
 
+    @property
+    def path(self) -> Path | None:
+        """Where attempts are kept; None where none is, or no longer."""
+        self._wait()
+        return None if self._journal is None else self._journal.path
+
     def begin(
-        self, number: int, command: list[str], settings: Mapping[str, FactValue], patches: tuple[Patch, ...]
-    ) -> int | None:
-        """Write that an attempt begins; return its row."""
-        predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
-        dicts = [patch_dict(patch) for patch in patches]
-        record = Record(self._session, number, command, dict(settings), dicts, predicted=predicted)
-        return self._keep(lambda kept: kept.begin(record))
+        self, number: int, command: Sequence[str], settings: Mapping[str, FactValue], patches: tuple[Patch, ...]
+    ) -> None:
+        """Write, beside what goes on, that an attempt has begun."""
+        self._wait()
+        self._row = None
+        if self._open is not None:
+            given = (number, tuple(command), dict(settings), patches, time.time())
+            self._beginning = threading.Thread(target=self._begin, args=given, name="oomguard-journal")
+            try:
+                self._beginning.start()
+            except RuntimeError:  # no more threads are permitted
+                self._beginning = None
+                self._begin(*given)
 
-    def end(self, row: int | None, attempt: Attempt) -> None:
-        """Write how the attempt of a row ended."""
+    def end(self, attempt: Attempt) -> None:
+        """Write how the attempt ended; say, once, where nothing can be kept."""
+        self._wait()
+        if self._journal is None or self._row is None:
+            return
+        from oomguard.report.json import incident_dict
+
         incident = incident_dict(attempt.incident) if attempt.incident else None
-        if row is not None:
-            status = attempt.exit_status if attempt.exit_status is not None else 125
-            self._keep(lambda kept: kept.end(row, exit_status=status, incident=incident, measured=attempt.measured))
-
-    def _keep(self, write: Callable[[Journal], T]) -> T | None:
-        """Write to the journal; where that fails, say so once and go on without it."""
-        if self.journal is None:
-            return None
+        status = attempt.exit_status if attempt.exit_status is not None else 125
         try:
-            return write(self.journal)
-        except (sqlite3.Error, OSError) as error:
-            get_logger().warning("the journal is left out", path=str(self.journal.path), error=str(error))
-            self.journal = None
-            return None
+            self._journal.end(self._row, exit_status=status, incident=incident, measured=attempt.measured)
+        except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
+            self._failed = error
+        self._wait()
+
+    def _begin(
+        self,
+        number: int,
+        command: tuple[str, ...],
+        settings: dict[str, FactValue],
+        patches: tuple[Patch, ...],
+        began_at: float,
+    ) -> None:
+        try:
+            from oomguard.journal.store import Record
+            from oomguard.report.json import patch_dict
+            from oomguard.report.mask import mask_command
+
+            if self._journal is None and self._open is not None:
+                self._journal = self._open()
+            predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
+            dicts = [patch_dict(patch) for patch in patches]
+            words = mask_command(command)
+            record = Record(self._session, number, words, settings, dicts, predicted=predicted, started_at=began_at)
+            if self._journal is not None:
+                self._row = self._journal.begin(record)
+        except Exception as error:  # noqa: BLE001 - it is told when the terminal is the user's again
+            self._failed = error
+
+    def _wait(self) -> None:
+        """Wait until the record has begun; say once why none could."""
+        if self._beginning is not None:
+            self._beginning.join()
+            self._beginning = None
+        error, self._failed = self._failed, None
+        if error is None:
+            return
+        if self._journal is None or isinstance(error, InputError):
+            get_logger().warning("no journal is kept", reason=str(error))
+        else:
+            get_logger().warning("the journal is left out", path=str(self._journal.path), error=str(error))
+        self._journal = self._open = None

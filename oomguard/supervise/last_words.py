@@ -7,6 +7,7 @@ traceback ended the program, with those that it names as its direct cause.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,22 +46,41 @@ class _Data:
 
 def last_words(tail: bytes) -> LastWords | None:
     """Return the traceback that ends the output, None where it does not end with one."""
-    lines = [strip_escapes(line) for line in tail.decode("utf-8", "replace").splitlines()]
-    plain = [peel(line) for line in lines]
-    texts = [line.text for line in plain]
-    heads = (i for i in range(len(texts) - 1, -1, -1) if texts[i].startswith(_HEAD))
+    texts = _Peeled(tail)
+    heads = (i for i in range(len(texts) - 1, -1, -1) if texts.is_head(i))
     head = next((i for i in heads if not _above(texts, i).startswith(_data().not_the_end)), None)
     if head is None:
         return None
     end = next((i for i in range(head + 1, len(texts)) if _ends(texts[i])), None)
     if end is None or not _EXCEPTION.match(texts[end]):
         return None
-    if sum(bool(text.strip()) for text in texts[end + 1 :]) > _MOST_BEHIND:
+    behind = (i for i in range(end + 1, len(texts)) if texts[i].strip())
+    if next(itertools.islice(behind, _MOST_BEHIND, None), None) is not None:
         return None
     first = head
     while (before := _direct_cause(texts, first)) is not None:
         first = before
-    return LastWords(texts[end].strip(), tuple(texts[first:]))
+    return LastWords(texts[end].strip(), tuple(texts[i] for i in range(first, len(texts))))
+
+
+class _Peeled:
+    """The lines of an output without prefixes; each is peeled when it is looked at, most are not."""
+
+    def __init__(self, output: bytes) -> None:
+        self._lines = output.decode("utf-8", "replace").splitlines()
+        self._texts: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, at: int) -> str:
+        if at not in self._texts:
+            self._texts[at] = peel(strip_escapes(self._lines[at])).text
+        return self._texts[at]
+
+    def is_head(self, at: int) -> bool:
+        """Return whether a traceback begins on a line."""
+        return _HEAD[:9] in strip_escapes(self._lines[at]) and self[at].startswith(_HEAD)
 
 
 def _ends(text: str) -> bool:
@@ -68,14 +88,14 @@ def _ends(text: str) -> bool:
     return bool(text.strip()) and not text.startswith((" ", "\t"))
 
 
-def _direct_cause(texts: list[str], head: int) -> int | None:
+def _direct_cause(texts: _Peeled, head: int) -> int | None:
     """Return where the traceback begins that the one at ``head`` names as its direct cause."""
     if not _above(texts, head).startswith(_CAUSE):
         return None
-    return next((i for i in range(head - 1, -1, -1) if texts[i].startswith(_HEAD)), None)
+    return next((i for i in range(head - 1, -1, -1) if texts.is_head(i)), None)
 
 
-def _above(texts: list[str], at: int) -> str:
+def _above(texts: _Peeled, at: int) -> str:
     """Return the line above, over empty ones."""
     return next((texts[i] for i in range(at - 1, max(-1, at - 5), -1) if texts[i].strip()), "")
 

@@ -11,12 +11,13 @@ from oomguard.engines.started import StartedEngine, changes_with
 from oomguard.facts import FactValue
 from oomguard.incident import Incident
 from oomguard.remedy.policy import is_out_of_question
-from oomguard.report.mask import mask_command
 from oomguard.surfaces import surface
 
 
 def to_paste(launch: Launch, engine: Launcher, settings: Mapping[str, FactValue]) -> str:
     """Return a launch with these settings as a line to read and paste, without what only this run needs."""
+    from oomguard.report.mask import mask_command
+
     return engine.shown(replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={}), settings)
 
 
@@ -36,6 +37,8 @@ def commands_to_paste(
         incident: the failure, planned for; what is pinned in it is no command.
         started: the engines that the command started, as far as they were told.
     """
+    from oomguard.report.mask import mask_command
+
     first = replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={})
     solved = {patch.setting: patch.new for patch in incident.plan if not is_out_of_question(patch)}
     solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}

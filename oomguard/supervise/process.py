@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shlex
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,11 +43,13 @@ class Exit:
         status: as a shell reports it (128 + n for a signal).
         seconds: how long it ran.
         is_cut: whether some of its output is lost, as a full disk did not take it.
+        of_reader: whether it ended of a pipe whose reader, ours, had gone (``| head``): no failure of its own.
     """
 
     status: int
     seconds: float
     is_cut: bool = False
+    of_reader: bool = False
 
 
 def run_once(
@@ -56,6 +59,7 @@ def run_once(
     source: StandardInput,
     *,
     grace_s: float = DEFAULT_GRACE_S,
+    on_started: Callable[[], None] = lambda: None,
     on_failing: Callable[[], None] = lambda: None,
     pty: bool = True,
 ) -> Exit:
@@ -67,6 +71,7 @@ def run_once(
         signals: are handed on to the command while it runs; after a stop nothing is started.
         source: gives the command its standard input, from its beginning.
         grace_s: time that the command has after a stop signal; with 0 it is killed and never gets the signal.
+        on_started: called when the command has started.
         on_failing: called when the command has failed, before what it left running is ended.
         pty: whether the command has a terminal of its own where our output is one.
 
@@ -78,8 +83,9 @@ def run_once(
     started = time.monotonic()
     terminal = _terminal(signals) if pty else None
     with contextlib.closing(terminal) if terminal is not None else contextlib.nullcontext():
-        status, is_cut = _run(launch, recording, signals, source, terminal, grace_s, on_failing)
-    return Exit(status, time.monotonic() - started, is_cut)
+        status, tee = _run(launch, recording, signals, source, terminal, grace_s, on_started, on_failing)
+    of_reader = tee.lost_reader and status == 128 + signal.SIGPIPE
+    return Exit(status, time.monotonic() - started, bool(tee.lost_bytes), of_reader)
 
 
 def _run(
@@ -89,13 +95,14 @@ def _run(
     source: StandardInput,
     terminal: TerminalJob | None,
     grace_s: float,
+    on_started: Callable[[], None],
     on_failing: Callable[[], None],
-) -> tuple[int, bool]:
+) -> tuple[int, Tee]:
     process = _start(launch, signals, source, terminal)
     signals.attach(grace_s=grace_s, terminal=terminal)
-    is_late, ended_s = False, None
+    on_started()
+    is_late, ended_s, tee = False, None, Tee(recording)
     try:
-        tee = Tee(recording)
         for number, pipe in process.outputs.items():
             tee.add(pipe, number)
         if terminal is not None:
@@ -143,7 +150,7 @@ def _run(
         told = signals.watcher.end(0.0 if is_late else wait_s, spare_s=spare_s if signals.stopped_by is None else 0.0)
         signals.was_told(told=told)
         code = process.wait(KILL_WAIT_S)
-    return 128 + 9 if code is None else 128 - code if code < 0 else code, bool(tee.lost_bytes)
+    return 128 + 9 if code is None else 128 - code if code < 0 else code, tee
 
 
 def _terminal(signals: Signals) -> TerminalJob | None:

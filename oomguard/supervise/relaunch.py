@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from logging import DEBUG
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,11 +16,9 @@ from oomguard.engines.command import Launch, with_change, with_failed_engine, wi
 from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.protocol import Insight, Launcher
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident
-from oomguard.journal.store import Journal
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.remedy.policy import Policy, with_needed
-from oomguard.report.mask import mask_command
 from oomguard.report.wording import arrow
 from oomguard.supervise.between import Between
 from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
@@ -28,7 +27,7 @@ from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.kernel_kill import killed_by_kernel
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.pasting import commands_to_paste, to_paste
-from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
+from oomguard.supervise.process import DEFAULT_GRACE_S, Exit, run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
@@ -37,6 +36,7 @@ from oomguard.supervise.taking_back import take_back
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
+    from oomguard.journal.store import Journal
     from oomguard.observe.anchors import Finder
     from oomguard.observe.scan import Scanner
     from oomguard.rules.load import RuleSet
@@ -67,7 +67,7 @@ class Supervision:
         launch: the command of the attempt under way.
         policy: what may be changed, how often and for how long.
         load_rules: returns what explains a failure; called when there is one.
-        journal: where each attempt is recorded; None: nowhere.
+        journal: opens where each attempt is recorded, or raises InputError; None: nowhere.
         dry_run: say what would change, and run nothing again.
         grace_s: time that the command has after a stop signal.
         on_failure: gets each diagnosis, and the commands to paste by setting.
@@ -78,7 +78,7 @@ class Supervision:
     launch: Launch
     policy: Policy
     load_rules: Callable[[], RuleSet]
-    journal: Journal | None = None
+    journal: Callable[[], Journal] | None = None
     dry_run: bool = False
     grace_s: float = DEFAULT_GRACE_S
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
@@ -101,7 +101,7 @@ class Supervision:
         self._insight = insight_of(self._engine)
         policy = with_needed(self.policy, self._insight.asked_length(self.launch))
         self._ledger, self._keeper = Ledger(policy), Keeper(self.journal)
-        self._witness = Witness(self.journal, idempotent=self.idempotent)
+        self._witness = Witness(lambda: self._keeper.path, idempotent=self.idempotent)
 
     def run(self, signals: Signals) -> Outcome:
         """Run the command, and again after each choice of patches.
@@ -134,19 +134,19 @@ class Supervision:
     def _attempt(self, number: int, signals: Signals, folder: Path) -> None:
         log, ledger = get_logger(), self._ledger
         tell = log.debug if number == 1 else log.info  # while all is well nothing of ours is seen
-        tell("attempt started", number=number, command=self._shown())
-        row = self._keeper.begin(number, mask_command(self.launch.argv), ledger.settings, ledger.patches)
+        if number > 1 or log.isEnabledFor(DEBUG):
+            tell("attempt started", number=number, command=self._shown())
+        begin = partial(self._keeper.begin, number, self.launch.argv, dict(ledger.settings), ledger.patches)
         self._between.begins(self.launch)
-        witness = self._witness
-        marker, cgroup = Marker(self._finder, witness.take), read_cgroup()
+        witness, marker, cgroup = self._witness, Marker(self._finder, self._witness.take), read_cgroup()
         try:
             with witness.watching(self.launch, signals.watcher.pid):
-                run = partial(run_once, grace_s=self.grace_s, on_failing=witness.look, pty=self.pty)
+                run = partial(run_once, grace_s=self.grace_s, on_started=begin, on_failing=witness.look, pty=self.pty)
                 ended = run(self.launch, marker.recording, signals, self._stdin)
         finally:
             marker.stop()
         self._is_cut = self._is_cut or ended.is_cut
-        heard = self._hear(marker.recording, ended.status)
+        heard = self._hear(marker.recording, ended)
         diagnosis = self._diagnose(heard, ended.status, cgroup, signals) if heard is not None else Diagnosis("")
         incident = diagnosis.first_cause
         error, measured = (
@@ -160,7 +160,7 @@ class Supervision:
             seconds=ended.seconds,
             measured=measured,
         )
-        self._keeper.end(row, attempt)
+        self._keeper.end(attempt)
         if signals.stopped_by is None and heard is not None:
             self._learn(heard.scanner)
         tell = log.info if incident is not None else tell
@@ -182,15 +182,15 @@ class Supervision:
 
         return finder(self.rules.anchors)
 
-    def _hear(self, recording: Recording, status: int) -> Heard | None:
-        """Read what the command printed; None where it ended well and no engine spoke: there is nothing to read."""
+    def _hear(self, recording: Recording, ended: Exit) -> Heard | None:
+        """Read what the command printed; None where it ended of our reader, or well and no engine spoke."""
         with contextlib.closing(recording):
-            if status == 0 and not recording.may_hold(self._engine.SPEAKS):
+            if ended.of_reader or (ended.status == 0 and not recording.may_hold(self._engine.SPEAKS)):
                 return None
             from oomguard.supervise.heard import hear
 
             self._witness.read(recording)
-            return hear(recording, status, self.rules)
+            return hear(recording, ended.status, self.rules)
 
     def _diagnose(self, heard: Heard, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
         needed = self._insight.refused_length(heard.tail, self._ledger.settings) if status else {}
@@ -223,7 +223,7 @@ class Supervision:
 
     def _learn(self, scanner: Scanner) -> None:
         """Keep what the engine measured while it started, for the plans to come; go on where that cannot be done."""
-        if self._keeper.journal is None or "kv_cache_available_bytes" not in scanner.measured:
+        if self._keeper.path is None or "kv_cache_available_bytes" not in scanner.measured:
             return
         try:
             starts = scanner.diagnosis("", given=self._engine.settings_in_force(self.launch)).starts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,6 @@ from oomguard.supervise.written_files import Identity, OpenFiles, identity, now_
 
 # What finds and judges it is loaded when there is a failure: the command starts at once.
 if TYPE_CHECKING:
-    from oomguard.journal.store import Journal
     from oomguard.supervise.served import ServedRequests
 
 _STARTING: Final = frozenset({"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"})
@@ -76,17 +75,17 @@ class Witness:
     """Gathers what an attempt does while it runs, and decides whether another one may follow.
 
     Args:
-        journal: is written by oomguard itself; None: no journal is.
+        journal: returns what oomguard itself writes; None: no journal is kept.
         idempotent: the user says that the command may be repeated in any case.
 
     Attributes:
         refusal: why the command was not run again, None where it was not refused.
     """
 
-    def __init__(self, journal: Journal | None, *, idempotent: bool) -> None:
+    def __init__(self, journal: Callable[[], Path | None], *, idempotent: bool) -> None:
         self.refusal: str | None = None
         self._idempotent = idempotent
-        self._own = [] if journal is None else [Path(f"{journal.path}{suffix}") for suffix in _OF_A_JOURNAL]
+        self._journal = journal
         self._launch = Launch(())
         self._since_ns = 0
         self._files: OpenFiles | None = None
@@ -184,7 +183,8 @@ class Witness:
         for number in (1, 2):
             with contextlib.suppress(OSError):
                 found.add(identity(os.fstat(number)))
-        for path in self._own:
+        journal = self._journal()
+        for path in [] if journal is None else [Path(f"{journal}{suffix}") for suffix in _OF_A_JOURNAL]:
             with contextlib.suppress(OSError):
                 found.add(identity(path.stat()))
         return found

@@ -47,7 +47,11 @@ class _Stream:
 
 
 class Tee:
-    """Copy pipes to file descriptors and to a recording until they end, or for a moment longer than the child and its own bytes."""
+    """Copy pipes to file descriptors and to a recording until they end, or for a moment longer than the child and its own bytes.
+
+    Attributes:
+        lost_reader: whether a reader of ours has gone before the end.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -55,6 +59,7 @@ class Tee:
         self._streams: list[_Stream] = []
         self._buffer = memoryview(bytearray())
         self._tee = kernel_tee()
+        self.lost_reader = False
         self._stopping: Callable[[], bool] = lambda: False
 
     def add(self, source: IO[bytes], sink_fd: int, line_ends: LineEnds | None = None) -> None:
@@ -137,6 +142,7 @@ class Tee:
             return
         except BrokenPipeError:
             # Nobody reads any more (``| head``): the child finds its pipe closed, as it would without us.
+            self.lost_reader = True
             self._finish(stream)
         except OSError as error:
             if error.errno == errno.EIO and not stream.between_pipes and not stream.pending:

@@ -112,6 +112,7 @@ def test_no_option_of_a_stranger_s_table_ends_a_command(project, option):
         ("pin = ['dtype', 'max-model-len']", {"pinned": ["dtype", "max_model_len"]}),
         ("min = { max_model_len = 8192 }", {"floors": ["max_model_len=8192"]}),
         ("min = ['max_model_len=8192']", {"floors": ["max_model_len=8192"]}),
+        ("min = { max_model_len = '8K' }", {"floors": ["max_model_len=8K"]}),
         ("format = 'json'", {"form": "json"}),
         ("color = 'never'", {"color": "never"}),
         ("log_format = 'json'", {"log_format": "json"}),
@@ -148,6 +149,7 @@ def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
         ("pin = 'dtype'", "pin = 'max_model_len'", {"pinned": ["dtype", "max_model_len"]}),
         ("min = { max_model_len = 8192 }", "min = { max_model_len = 1 }", {"floors": ["max_model_len=8192"]}),
         ("min = { max_model_len = 1 }", "min = { max_model_len = 8192 }", {"floors": ["max_model_len=8192"]}),
+        ("min = { max_model_len = '8K' }", "min = { max_model_len = '8k' }", {"floors": ["max_model_len=8K"]}),
         ("report = 'out.json'", "report = 'other.json'", {"report": "out.json"}),
     ],
 )

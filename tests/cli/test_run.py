@@ -40,6 +40,7 @@ def test_no_command_is_told(arguments):
         ("--pin", "nothing"),
         ("--min", "x"),
         ("--report", "out.pdf"),
+        ("--report", "out"),
         ("--max-relaunches", "-1"),
         ("--nonsense",),
     ],
@@ -166,6 +167,12 @@ def test_a_report_in_a_folder_that_does_not_exist_is_told_before_anything_runs(t
     ran = oomguard("run", "--report", str(tmp_path / "no" / "report.json"), "--", "touch", str(tmp_path / "ran"))
     assert ran.returncode == 2
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_report_is_written_after_a_success_too_under_the_name_that_is_given(tmp_path):
+    report = tmp_path / "report.json"
+    assert oomguard("run", "--report", str(report), "--", "true").returncode == 0
+    assert json.loads(report.read_text())["incidents"] == []
 
 
 LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"

@@ -175,3 +175,15 @@ def test_memory_is_constant_whatever_the_size():
             tracemalloc.stop()
 
     assert peak(120 << 20) < 1.2 * peak(30 << 20)
+
+
+@pytest.mark.parametrize(
+    "anchor", [b"CUDA out of memory", b"CUDA out \x1b[1mof\x1b[0m memory", b"CUDA out of\n> memory"]
+)
+def test_a_short_input_of_many_lines_comes_whole_where_it_holds_an_anchor_and_else_not_at_all(monkeypatch, anchor):
+    monkeypatch.setattr(skim_module, "SHORT_BYTES", 1 << 18)
+    healthy = b"\x1b[2my\x1b[0m\n" * (skim_module.MANY_LINES + 1)
+    data = healthy + anchor + b"\n"
+
+    assert skimmed(data, 1 << 16) == list(read_lines(io.BytesIO(data)))
+    assert skimmed(healthy, 1 << 16) == []

@@ -19,7 +19,7 @@ from oomguard.supervise.process import run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
-from support.supervising import LIMIT_S, QUIET, RUN
+from support.supervising import LIMIT_S, QUIET, RUN, wait_for
 
 HI = ["sh", "-c", "echo hi; exit 7"]
 
@@ -215,6 +215,13 @@ def test_without_a_home_folder_it_runs(home, tmp_path):
     assert list(tmp_path.glob("~*")) == []
 
 
+def test_a_home_folder_that_is_not_there_is_not_made(tmp_path):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    ended = ran(*HI, env={**env, "HOME": str(tmp_path / "gone" / "home")})
+    assert (ended.returncode, ended.stdout) == (7, b"hi\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def locked(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, isolation_level=None)
     database.execute("BEGIN EXCLUSIVE")
@@ -297,13 +304,21 @@ def test_a_locked_journal_is_a_warning_and_nobody_waits_for_it(tmp_path):
     assert took_s < 8  # it was 10 s and more
 
 
+def has_begun(path: Path) -> bool:
+    """Whether the journal holds an attempt."""
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            return bool(database.execute("SELECT count(*) FROM attempt").fetchone()[0])
+    except sqlite3.Error:
+        return False
+
+
 def test_a_journal_that_locks_while_the_command_runs_costs_no_ten_seconds(tmp_path):
     path, go, lock = tmp_path / "journal.sqlite3", tmp_path / "go", tmp_path / "locked"
     script = f"touch '{go}'; while [ ! -e '{lock}' ]; do sleep 0.05; done; exit 7"
     command = [*RUN, "--journal", str(path), "--", "sh", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while not go.exists():
-            time.sleep(0.02)
+        assert wait_for(lambda: go.exists() and has_begun(path))
         with closing(locked(path)):
             lock.touch()
             began = time.monotonic()

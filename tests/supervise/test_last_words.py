@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from oomguard.observe.text import peel
+from oomguard.supervise import last_words as last_words_module
 from oomguard.supervise.last_words import last_words
 
 
@@ -88,3 +90,14 @@ def test_the_prefix_of_a_process_is_no_part_of_it():
     )
 
     assert last_words(tail.encode()).exception.startswith("RuntimeError: Engine core initialization failed")
+
+
+def test_an_output_of_many_lines_is_not_peeled_for_it(monkeypatch):
+    peeled = []
+    monkeypatch.setattr(last_words_module, "peel", lambda line: peeled.append(line) or peel(line))
+    ended = printed("open('/no/such/file')")
+
+    assert last_words(b"y\n" * 10_000) is None
+    assert last_words(b"y\n" * 10_000 + ended).exception.startswith("FileNotFoundError")
+    assert last_words(ended + b"y\n" * 10_000) is None
+    assert len(peeled) < 100

@@ -1,0 +1,53 @@
+"""The journal is opened beside the command's start, and its trouble is told when the command has ended."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from oomguard import log
+from oomguard.errors import InputError
+from oomguard.incident import Attempt
+from oomguard.journal.store import Journal
+from oomguard.supervise.keeping import Keeper
+from support.supervising import LIMIT_S
+
+FAILED = Attempt(1, {}, exit_status=3)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    events: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        log, "_writer", [lambda _level, event, fields: events.append((event, str(fields.get("reason"))))]
+    )
+    return events
+
+
+def test_beginning_waits_for_no_journal(tmp_path):
+    opened = threading.Event()
+
+    def slow() -> Journal:
+        assert opened.wait(LIMIT_S)
+        return Journal(tmp_path / "journal")
+
+    keeper = Keeper(slow)
+    keeper.begin(1, ["job", "--api-key", "abcdefgh12345"], {}, ())
+    opened.set()
+    keeper.end(FAILED)
+    (record,) = Journal(tmp_path / "journal").records()
+    assert (record.exit_status, "abcdefgh12345" in record.command) == (3, False)
+
+
+def test_a_journal_that_cannot_be_opened_is_told_once_when_the_attempt_has_ended(told):
+    def never() -> Journal:
+        raise InputError("no place")
+
+    keeper = Keeper(never)
+    for number in (1, 2):
+        keeper.begin(number, ["job"], {}, ())
+        assert told == [("no journal is kept", "no place")] * (number - 1)
+        keeper.end(FAILED)
+    assert told == [("no journal is kept", "no place")]
+    assert keeper.path is None
