@@ -9,7 +9,7 @@ from typing import Any
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.watched_start import EndedStart, ReadStart, WatchedStart
 from oomguard.facts import Fact, FactValue, is_of_type
-from oomguard.guarding.failure import clear
+from oomguard.guarding.failure import clear, mark_explained
 from oomguard.guarding.split import Owner
 from oomguard.guarding.watching import entered, inside_call
 from oomguard.incident import PATCHED, Diagnosis, Effect, Incident, SettingInForce
@@ -104,6 +104,7 @@ class StartRun:
         if incident is None:
             # A later attempt that fails of something else does not hide the failure that led to it.
             is_first, self._first_error = self._first_error is None, self._first_error or error
+            mark_explained(error)  # nobody else has to guess: what its processes said is known here
             if not is_first:
                 get_logger().warning(
                     "the changed start failed of something else", error=f"{type(error).__name__}: {error}"

@@ -74,8 +74,9 @@ class Listener:
         """End it: what is said afterwards is not heard, and nobody who speaks waits."""
         thread, self._thread, self.path = self._thread, None, None
         if thread is not None:
-            self._wake.close()
+            self._wake.send(b"end")  # closing would not do: a fork of this process holds it too
             thread.join()
+            self._wake.close()
         self._remove_folder()
 
     def settle(self) -> None:

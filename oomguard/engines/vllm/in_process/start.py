@@ -54,9 +54,8 @@ class VllmStart:
         with _one_at_a_time:
             before = read_cgroup()
             self._listener = Listener()
-            captures = [Capture(_STDERR)] if _is_installed() else [Capture(_STDOUT), Capture(_STDERR)]
             result, error = None, None
-            with _heard(self._listener, captures):
+            with _heard(self._listener) as captures:
                 try:
                     result = self._function(*args, **kwargs)
                 except Exception as raised:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
@@ -110,11 +109,15 @@ class VllmStart:
 
 
 @contextlib.contextmanager
-def _heard(listener: Listener, captures: list[Capture]) -> Iterator[None]:
-    """Hear what the engine's processes say and print while it starts; leave everything as it was."""
+def _heard(listener: Listener) -> Iterator[list[Capture]]:
+    """Hear what the engine's processes say while it starts, and take what they print; leave everything as it was.
+
+    Where they will not speak that is both streams, else the one on which a process prints that dies of a signal.
+    """
     from multiprocessing import resource_tracker
 
     before: dict[str, str | None] = {}
+    captures: list[Capture] = []
     try:
         listener.open()
         if listener.path is not None:
@@ -130,9 +133,12 @@ def _heard(listener: Listener, captures: list[Capture]) -> Iterator[None]:
             get_logger().debug("the engine's processes are not heard", reason=listener.problem)
         with contextlib.suppress(Exception):
             resource_tracker.ensure_running()  # it lives as long as this process, and would keep a pipe of ours
+        captures += [Capture(_STDERR)]
+        if listener.path is None or not _is_installed():
+            captures.insert(0, Capture(_STDOUT))
         for capture in captures:
             capture.begin()
-        yield
+        yield captures
     finally:
         for capture in captures:
             capture.end()

@@ -22,18 +22,19 @@ def run_core(config: dict, ready) -> None:
         if "oomguard" in os.environ.get("VLLM_PLUGINS", "oomguard").split(","):
             register()
         segment = shared_memory.SharedMemory(create=True, size=4096)
+        print("segment", segment.name, flush=True)
         log.info("Initializing a V1 LLM engine (v0.32.0) with config: model='org/model'")
         start(config, log)
     except Exception:
         log.exception("EngineCore failed to start.")
         segment.close()
+        if os.environ.get("FAKE_DIES") == "leaves a worker":
+            os._exit(1)
         raise
     ready.send("READY")
-    try:
-        ready.recv()
-    except EOFError:
-        segment.close()
-        segment.unlink()
+    ready.recv()
+    segment.close()
+    segment.unlink()
 
 
 def start(config: dict, log: logging.Logger) -> None:
@@ -52,14 +53,15 @@ def start(config: dict, log: logging.Logger) -> None:
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. (tried again with less, and it went)"
         )
         raise ValueError("the tokenizer has no such file")
-    if dies == "leaves a worker":
-        multiprocessing.Process(target=work, name="VllmWorker-0").start()
-        time.sleep(0.5)
     if dies == "hangs":
         log.info("waiting")
         time.sleep(60)
     memory, length = config["kv_cache_memory_bytes"] or 1 << 34, config["max_model_len"]
     if length * BYTES_PER_TOKEN > memory:
+        if dies == "leaves a worker":
+            own, theirs = multiprocessing.Pipe()
+            multiprocessing.get_context("spawn").Process(target=work, name="VllmWorker-0", args=(theirs,)).start()
+            own.recv()
         needed, available = length * BYTES_PER_TOKEN / 2**30, memory / 2**30
         raise ValueError(
             f"To serve at least one request with the model's max seq len ({length}), ({needed:.2f} GiB KV cache is needed, "
@@ -70,9 +72,10 @@ def start(config: dict, log: logging.Logger) -> None:
     print("core started", file=sys.stderr, flush=True)
 
 
-def work() -> None:
+def work(ready) -> None:
     from oomguard.engines.vllm.plugin import register
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     register()
+    ready.send("READY")
     time.sleep(60)

@@ -1,5 +1,6 @@
 """The caller's end of the core: it learns that the core died, and not why."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -36,6 +37,8 @@ class CoreClient:
             ) from None
 
     def shutdown(self):
+        with contextlib.suppress(OSError):
+            self.pipe.send("end")
         self.pipe.close()
         self.process.join(5)
         if self.process.is_alive():
