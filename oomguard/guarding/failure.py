@@ -42,10 +42,4 @@ def annotate(error: BaseException, incident: Incident, attempts: Sequence[Attemp
     """Add the diagnosis to an exception's notes, and mark it as explained."""
     with contextlib.suppress(AttributeError, TypeError):
         error.add_note(note(incident, attempts))
-    mark_explained(error)
-
-
-def mark_explained(error: BaseException) -> None:
-    """Mark an exception as explained: no guard around adds a diagnosis of its own."""
-    with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]

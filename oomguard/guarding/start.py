@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.watched_start import EndedStart, ReadStart, WatchedStart
 from oomguard.facts import Fact, FactValue, is_of_type
-from oomguard.guarding.failure import clear, mark_explained
-from oomguard.guarding.split import Owner
+from oomguard.guarding.failure import clear
 from oomguard.guarding.watching import entered, inside_call
-from oomguard.incident import PATCHED, Diagnosis, Effect, Incident, SettingInForce
+from oomguard.incident import PATCHED, Attempt, Diagnosis, Effect, Incident, Patch, SettingInForce
 from oomguard.log import get_logger
+from oomguard.remedy.policy import Policy
 from oomguard.settings import SETTING_FACTS
 from oomguard.switch import disabled
+
+_ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
+
+
+class StartOwner(Protocol):
+    """The guard, as a start sees it."""
+
+    policy: Policy
+
+    def record(self, attempt: Attempt) -> None:
+        """Take an attempt that ended."""
+
+    def incident(self, diagnosis: Diagnosis) -> None:
+        """Take what is known of a failure."""
+
+    def patched(self, patch: Patch) -> None:
+        """Take a change before it is made."""
 
 
 def started(
@@ -42,7 +60,7 @@ def started(
 
 
 def _run_of(
-    owner: Owner, read: ReadStart, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    owner: StartOwner, read: ReadStart, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> StartRun | None:
     """Return the run of a start; None where its call cannot be read: then it is made as if there were no guard."""
     try:
@@ -61,7 +79,7 @@ class StartRun:
         source: what its diagnosis is called.
     """
 
-    def __init__(self, owner: Owner, start: WatchedStart, source: str) -> None:
+    def __init__(self, owner: StartOwner, start: WatchedStart, source: str) -> None:
         self._owner, self._start, self._source = owner, start, source
         self._ledger = Ledger(owner.policy)
         self._first_error: Exception | None = None
@@ -104,7 +122,7 @@ class StartRun:
         if incident is None:
             # A later attempt that fails of something else does not hide the failure that led to it.
             is_first, self._first_error = self._first_error is None, self._first_error or error
-            mark_explained(error)  # nobody else has to guess: what its processes said is known here
+            _mark_explained(error)  # nobody else has to guess: what its processes said is known here
             if not is_first:
                 get_logger().warning(
                     "the changed start failed of something else", error=f"{type(error).__name__}: {error}"
@@ -173,12 +191,17 @@ class StartRun:
             log.warning("this engine starts with reduced settings", **{p.setting: arrow(p) for p in patches})
 
     def _annotate(self, error: Exception, incident: Incident) -> None:
-        from oomguard.guarding.failure import annotate
+        from oomguard.report.start_note import start_note
 
-        annotate(error, incident, self._ledger.attempts)
+        with contextlib.suppress(AttributeError, TypeError):
+            error.add_note(start_note(incident, self._ledger.attempts))
+        _mark_explained(error)
 
 
-_ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
+def _mark_explained(error: Exception) -> None:
+    """Mark an exception as explained: the guard around adds no diagnosis of its own."""
+    with contextlib.suppress(AttributeError, TypeError):
+        error.__oomguard__ = True  # type: ignore[attr-defined]
 
 
 def _changed(name: str, value: FactValue, given: dict[str, SettingInForce]) -> SettingInForce:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oomguard.facts import format_gib
 from oomguard.incident import Attempt, Incident
 from oomguard.report.presentable import drawn
-from oomguard.report.wording import blocked, engine
+from oomguard.report.wording import blocked
 
 
 def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
@@ -17,11 +16,6 @@ def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
     if incident.causes:
         cause = incident.causes[0]
         lines.append(f"  why: {cause.title} ({cause.id}, confidence {cause.confidence:.2f}). {cause.explanation}")
-    if incident.location.process is not None:
-        phase = "" if incident.phase == "unknown" else incident.phase.replace("_", " ")
-        where = (engine(incident), phase, incident.location.process)
-        lines.append(f"  where: {', '.join(text for text in where if text)}")
-        lines += [f"  budget: {text}" for text in [_budget(incident)] if text]
     lines += [
         f"  tried: {', '.join(f'{p.setting} {p.old} -> {p.new}' for p in attempt.patches)}: {attempt.error or 'ran'}"
         for attempt in attempts
@@ -34,12 +28,3 @@ def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
     if incident.unknown:
         lines.append(f"  unknown: {'; '.join(incident.unknown)}")
     return "\n".join(lines)
-
-
-def _budget(incident: Incident) -> str:
-    """Return where the device's bytes went, as far as is known; "" where nothing of it is."""
-    parts = [f"{part.name.replace('_', ' ')} {format_gib(part.bytes)}" for part in incident.budget.parts]
-    total = incident.budget.device_total_bytes
-    if not parts:
-        return ""
-    return f"{', '.join(parts)}{'' if total is None else f' of {format_gib(total)}'}"
