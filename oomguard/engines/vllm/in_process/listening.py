@@ -84,8 +84,7 @@ class Listener:
         until_s = time.monotonic() + _SETTLES_WITHIN_S
         self._heard_s = time.monotonic()
         while self._thread is not None and time.monotonic() < until_s:
-            others = [pid for pid, _ in list(self._open.values()) if pid != os.getpid()]
-            if time.monotonic() - self._heard_s > (_QUIET_S if others else _QUIET_S / 4):
+            if time.monotonic() - self._heard_s > _QUIET_S:
                 return
             time.sleep(0.01)
 
@@ -102,15 +101,13 @@ class Listener:
         with selectors.DefaultSelector() as selector, self._woken, self._server:
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(self._server, selectors.EVENT_READ)
-            is_open = True
-            while is_open:
-                for key, _ in selector.select():
-                    if key.fileobj is self._woken:
-                        is_open = False
-                    elif key.fileobj is self._server:
-                        self._accept(selector)
-                    else:
-                        self._read(selector, key.fileobj)  # type: ignore[arg-type]
+            while self._take(selector, None):
+                pass
+            # What was sent before the end has arrived in the kernel: none of it is lost because this thread came late.
+            until_s = time.monotonic() + _SETTLES_WITHIN_S
+            selector.unregister(self._woken)
+            while self._take(selector, 0) and time.monotonic() < until_s:
+                pass
             for connection in list(self._open):
                 # Also where a fork of this process holds it: who speaks next is told at once that nobody hears.
                 with contextlib.suppress(OSError):
@@ -119,6 +116,18 @@ class Listener:
             self._open.clear()
             with contextlib.suppress(OSError):
                 self._server.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
+        """Take what is there; return False at the end, and where nothing came in time."""
+        found = selector.select(timeout_s)
+        for key, _ in found:
+            if key.fileobj is self._woken:
+                return False
+            if key.fileobj is self._server:
+                self._accept(selector)
+            else:
+                self._read(selector, key.fileobj)  # type: ignore[arg-type]
+        return bool(found)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(OSError):

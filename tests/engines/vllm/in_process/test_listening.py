@@ -6,10 +6,12 @@ import contextlib
 import json
 import logging
 import os
+import selectors
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import shared_memory
@@ -222,3 +224,22 @@ def test_a_folder_with_a_long_name_is_listened_in(tmp_path, monkeypatch):
     assert listener.rows()[-1]["text"] == "far"
     listener.close()
     assert list(long.iterdir()) == []
+
+
+def test_what_was_sent_before_the_end_is_heard_also_where_the_listening_thread_comes_late(tmp_path, monkeypatch):
+    listener = Listener()
+    late = threading.Event()
+    take = Listener._take
+
+    def slow(self: Listener, selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
+        late.wait(30)
+        return take(self, selector, timeout_s)
+
+    monkeypatch.setattr(Listener, "_take", slow)
+    listener.open()
+    assert child("logging.getLogger('vllm').error('in time')", listener).returncode == 0
+    closing = threading.Thread(target=listener.close)
+    closing.start()
+    late.set()
+    closing.join(30)
+    assert listener.rows()[-1]["text"] == "in time"
