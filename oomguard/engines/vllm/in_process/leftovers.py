@@ -18,6 +18,8 @@ from oomguard.engines.vllm.in_process.listening import started_ticks
 from oomguard.log import get_logger
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where Python puts it
+# How the C library names the file of a semaphore there.
+_SEMAPHORE: Final = "sem."
 # vLLM ends its own processes; this is for those that it leaves.
 _ENDS_BY_ITSELF_S: Final = 5.0
 _ENDS_AFTER_TERM_S: Final = 3.0
@@ -64,8 +66,9 @@ def _forget(name: str) -> None:
     """Tell Python's resource tracker, which the processes share, that it has nothing to remove: it would warn at the end."""
     from multiprocessing import resource_tracker
 
+    kind = "semaphore" if name.startswith(_SEMAPHORE) else "shared_memory"
     with contextlib.suppress(Exception):
-        resource_tracker.unregister(f"/{name}", "shared_memory")
+        resource_tracker.unregister(f"/{name.removeprefix(_SEMAPHORE)}", kind)
 
 
 def _reap() -> None:

@@ -38,8 +38,8 @@ def speak(path: str | None = None) -> None:
         current = logging.getLogRecordFactory()
         if not _is_in_place(current):
             logging.setLogRecordFactory(_Factory(current))
-        _watch_segments()
         _speaker.say({"hello": os.getppid()})
+        _watch_segments()
     except Exception:  # noqa: BLE001, S110 - nothing of ours may keep an engine from its start
         pass
 
@@ -143,7 +143,7 @@ def _is_in_place(factory: Any) -> bool:
 
 _speaker = _Speaker()
 _listener_pid = 0
-_own_init: Any = None
+_own_inits: dict[Any, Any] = {}
 
 
 def be_listener() -> None:
@@ -193,33 +193,39 @@ def _process_name() -> str:
 
 
 def _watch_segments() -> None:
-    """Have each segment of shared memory told that this process makes: nobody else knows whose it is once the process is gone."""
+    """Have the shared memory told that this process makes: nobody else knows whose it is once the process is gone."""
     from multiprocessing import shared_memory
 
-    global _own_init  # noqa: PLW0603 - of this process
-    if _own_init is not None:
+    _told_by(shared_memory.SharedMemory, lambda made, creates: str(made._name).lstrip("/") if creates else None)
+    if not _is_listener():  # its own semaphores end with the objects that hold them
+        from multiprocessing import synchronize
+
+        _told_by(synchronize.SemLock, lambda made, _creates: f"sem.{made._semlock.name.lstrip('/')}")
+
+
+def _told_by(owner: Any, name_of: Any) -> None:
+    """Have the name of each object told that a class makes in the engine's own threads."""
+    own = owner.__init__
+    if owner in _own_inits:
         return
-    own = shared_memory.SharedMemory.__init__
 
     @functools.wraps(own)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         own(self, *args, **kwargs)
         try:
-            makes = kwargs.get("create", args[1] if len(args) > 1 else False)
-            if makes and not (_is_listener() and _speaker.is_foreign()):
-                _speaker.say({"segment": self._name.lstrip("/")})
+            name = name_of(self, kwargs.get("create", args[1] if len(args) > 1 else False))
+            if name and not (_is_listener() and _speaker.is_foreign()):
+                _speaker.say({"segment": name})
         except Exception:  # noqa: BLE001, S110 - as in speak
             pass
 
     init._oomguard = True  # type: ignore[attr-defined]
-    shared_memory.SharedMemory.__init__ = init  # type: ignore[method-assign]
-    _own_init = own
+    owner.__init__ = init
+    _own_inits[owner] = own
 
 
 def _unwatch_segments() -> None:
-    from multiprocessing import shared_memory
-
-    global _own_init  # noqa: PLW0603 - of this process
-    if _own_init is not None and getattr(shared_memory.SharedMemory.__init__, "_oomguard", False):
-        shared_memory.SharedMemory.__init__ = _own_init  # type: ignore[method-assign]
-        _own_init = None
+    for owner, own in list(_own_inits.items()):
+        if getattr(owner.__init__, "_oomguard", False):
+            owner.__init__ = own
+            del _own_inits[owner]

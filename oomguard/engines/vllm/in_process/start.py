@@ -29,7 +29,16 @@ _SIGKILL_STATUS: Final = -9
 _SPOILS: Final = "CUDA error"
 # The environment, the descriptors and the device belong to the process: one start at a time. Two at once would also measure
 # each other's memory.
-_one_at_a_time: Final = threading.Lock()
+_one_at_a_time = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a fork of this process nobody may be left to release it."""
+    global _one_at_a_time  # noqa: PLW0603 - of this process
+    _one_at_a_time = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class VllmStart:

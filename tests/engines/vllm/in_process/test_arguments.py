@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from oomguard.engines.vllm.in_process.arguments import StartArguments
+from oomguard.facts import Fact
 
 
 @dataclasses.dataclass
@@ -110,3 +111,14 @@ def test_the_version_is_the_loaded_vllms_without_its_local_part(monkeypatch):
     assert start(EngineArgs()).version == "0.32.0"
     module.__version__ = "dev"  # type: ignore[attr-defined]
     assert start(EngineArgs()).version is None
+
+
+def test_a_variable_that_sets_a_setting_over_its_argument_is_told(monkeypatch):
+    facts = {"on_cpu": Fact("on_cpu", True, "printed")}
+    made = start(EngineArgs())
+    assert made.beaten_by("kv_cache_memory_bytes", facts) is None
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    over = made.beaten_by("kv_cache_memory_bytes", facts)
+    assert over is not None
+    assert (over.value, over.source) == (4 << 30, "VLLM_CPU_KVCACHE_SPACE=4")
+    assert made.beaten_by("kv_cache_memory_bytes", {}) is None

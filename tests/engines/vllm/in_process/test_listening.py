@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.engines.vllm.in_process import speaking
+from oomguard.engines.vllm.in_process import leftovers, speaking
 from oomguard.engines.vllm.in_process.listening import Listener
 from oomguard.engines.vllm.plugin import LISTENER
 
@@ -100,7 +100,7 @@ class Own:
     def __call__(self, *a, **k): return self._factory(*a, **k)
 logging.setLogRecordFactory(Own(logging.getLogRecordFactory()))
 register()
-from oomguard.engines.vllm.in_process import speaking
+from oomguard.engines.vllm.in_process import leftovers, speaking
 speaking._speaker.is_over = True
 register()
 logging.getLogger("vllm").error("once")
@@ -115,6 +115,22 @@ def test_the_name_of_each_shared_segment_that_is_made_is_told(listener):
     made = child(code, listener).stdout.strip()
     listener.settle()
     assert [row["segment"] for row in listener.rows() if "segment" in row] == [made]
+
+
+def test_the_name_of_a_semaphore_that_outlives_a_killed_process_is_told_and_its_file_removed(listener, monkeypatch):
+    monkeypatch.setattr(leftovers, "_forget", lambda _name: None)  # the tracker of this process never knew it
+    code = """
+import multiprocessing, os, signal
+lock = multiprocessing.get_context("spawn").Lock()
+os.kill(multiprocessing.resource_tracker._resource_tracker._pid, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert child(code, listener).returncode == -9
+    listener.settle()
+    (name,) = [row["segment"] for row in listener.rows() if "segment" in row]
+    assert Path("/dev/shm", name).exists()
+    assert leftovers.remove_segments([name]) == (name,)
+    assert not Path("/dev/shm", name).exists()
 
 
 def test_the_listening_process_tells_what_its_starting_thread_logs_and_is_as_before_afterwards(listener):
@@ -159,7 +175,7 @@ print(flush=True)
 sys.stdin.readline()
 logging.getLogger("vllm").error("not heard")
 logging.getLogger("vllm").error("not heard")
-from oomguard.engines.vllm.in_process import speaking
+from oomguard.engines.vllm.in_process import leftovers, speaking
 print(speaking._speaker.is_over)
 """
     env = {**os.environ, LISTENER: str(listener.path)}
