@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
-from oomguard.engines.known import watch_calls, watch_starts
+from oomguard.engines.known import watch_calls
 from oomguard.engines.protocol import Handler, ReadCall, WatchedCall
 from oomguard.guarding.split import Owner, SplitRun
 from oomguard.observe.exceptions import may_be_oom
@@ -29,6 +29,7 @@ watching: Final[list[Handler]] = []
 def watch() -> None:
     """Have the engines' calls go through here, once per process, unless everything is off."""
     if not watching and not disabled():
+        from oomguard.engines.known import watch_starts
         from oomguard.guarding.start import started
 
         watch_calls(_watched)
