@@ -34,6 +34,15 @@ def test_an_llm_whose_length_does_not_fit_is_started_once_more_and_answers(folde
     assert left == {"processes": [], "segments": [], "threads": []}
 
 
+@pytest.mark.breadth
+def test_a_worker_that_fails_is_the_cause_and_not_the_core_that_passes_it_on(folder, vllm_env):
+    _, _, attempts, left = run(folder, vllm_env, "low")
+    assert len(attempts) == 2  # on a node whose memory moves meanwhile it may be more
+    (change,) = attempts[1][0]
+    assert change.startswith("gpu_memory_utilization 0.02 -> 0.")
+    assert left == {"processes": [], "segments": [], "threads": []}
+
+
 def test_an_async_engine_is_started_within_its_loop(folder, vllm_env):
     tokens, length, attempts, _ = run(folder, vllm_env, "async")
     assert (tokens, length) == ([8], 1792)

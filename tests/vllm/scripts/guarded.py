@@ -50,6 +50,7 @@ def start(way: str) -> object:
             super().__init__("./tiny", **{**SMALL, "max_model_len": length})
 
     made = {
+        "low": lambda: LLM("./tiny", gpu_memory_utilization=0.02, enforce_eager=True, dtype="float16"),
         "llm": lambda: LLM("./tiny", **SMALL),
         "subclass": lambda: Own(32768),
         "engine-args": lambda: LLM.from_engine_args(EngineArgs("./tiny", **SMALL)),
