@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -97,11 +97,14 @@ class StartRun:
                 return ended.result, None
             self._failed(ended.error, ended)
         if self._first_error is not None and self._incident is not None:
-            self._annotate(self._first_error, self._incident)
+            with _keeping_quiet("the note"):
+                self._annotate(self._first_error, self._incident)
         return None, self._first_error
 
     def _succeeded(self, ended: EndedStart) -> None:
-        measured = self._measured(ended) if self._ledger.attempts else {}
+        measured: dict[str, float] = {}
+        with _keeping_quiet("what the start measured"):
+            measured = self._measured(ended) if self._ledger.attempts else {}
         self._owner.record(self._ledger.end(measured=measured))
 
     def _attempt(self) -> EndedStart:
@@ -115,7 +118,9 @@ class StartRun:
 
     def _failed(self, error: Exception, ended: EndedStart) -> None:
         """Record a failed attempt, choose what the next one changes, and remove what this one left."""
-        diagnosis = self._diagnose(ended)
+        diagnosis = Diagnosis(self._source)
+        with _keeping_quiet("the diagnosis"):
+            diagnosis = self._diagnose(ended)
         incident = diagnosis.first_cause
         attempt = self._ledger.end(incident, error=type(error).__name__)
         self._owner.record(attempt)
@@ -127,7 +132,7 @@ class StartRun:
                 get_logger().warning(
                     "the changed start failed of something else", error=f"{type(error).__name__}: {error}"
                 )
-                self._start.leave_nothing()
+                self._clean_up()
             return
         self._first_error, self._incident = self._first_error or error, incident
         self._owner.incident(diagnosis)
@@ -138,20 +143,20 @@ class StartRun:
             get_logger().warning("not started again", reason=ended.not_again)
         if self._ledger.pending:
             clear(error)  # its frames hold the failed engine
-        self._start.leave_nothing()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        with _keeping_quiet("cleaning up"):
+            self._start.leave_nothing()
 
     def _diagnose(self, ended: EndedStart) -> Diagnosis:
-        """Explain a failed attempt; a diagnosis without incidents where it was not of memory, or we could not tell."""
+        """Explain a failed attempt; a diagnosis without incidents where it was not of memory."""
         from oomguard.diagnosing import default_rules
         from oomguard.guarding.start_failure import scan_start
 
-        try:
-            scanned = scan_start(ended, self._source, self._in_force())
-            scanned = replace(scanned, incidents=tuple(self._as_it_ran(i) for i in scanned.incidents))
-            return self._ledger.diagnose(scanned, default_rules(), local_models=True)
-        except Exception as problem:  # noqa: BLE001 - the engine's own exception is what the program is to get
-            get_logger().error("the diagnosis failed", reason=f"{type(problem).__name__}: {problem}")
-            return Diagnosis(self._source)
+        scanned = scan_start(ended, self._source, self._in_force())
+        scanned = replace(scanned, incidents=tuple(self._as_it_ran(i) for i in scanned.incidents))
+        return self._ledger.diagnose(scanned, default_rules(), local_models=True)
 
     def _in_force(self) -> dict[str, SettingInForce]:
         """Return what the program gave and what was changed; whose choice a setting was stays as the program has it."""
@@ -196,6 +201,15 @@ class StartRun:
         with contextlib.suppress(AttributeError, TypeError):
             error.add_note(start_note(incident, self._ledger.attempts))
         _mark_explained(error)
+
+
+@contextlib.contextmanager
+def _keeping_quiet(what: str) -> Iterator[None]:
+    """Log what goes wrong with us: the program gets its engine, or the engine's own exception."""
+    try:
+        yield
+    except Exception as problem:  # noqa: BLE001 - whatever it is, it is ours
+        get_logger().error(f"{what} failed", reason=f"{type(problem).__name__}: {problem}")
 
 
 def _mark_explained(error: Exception) -> None:

@@ -274,3 +274,42 @@ def test_two_threads_start_their_engines_one_after_the_other(program):
 
 def test_a_program_that_is_no_file_starts_its_engine_as_one_that_is(program):
     assert FITS in program(START, is_file=False).stdout
+
+
+TROUBLE = """
+    import oomguard.guarding.start, oomguard.guarding.start_failure
+    from oomguard.engines.vllm.in_process import leftovers, start
+    def trouble(*args, **kwargs):
+        raise RuntimeError("trouble of ours")
+"""
+
+
+@pytest.mark.parametrize("where", ["oomguard.guarding.start.StartRun._measured", "leftovers.remove_segments"])
+def test_trouble_of_ours_does_not_cost_the_program_its_engine(where, program):
+    ran = program(f"""{TROUBLE}
+    def main():
+        {where} = trouble
+        with oomguard.guard(allow="reduces-capacity") as g:
+            llm = LLM("org/model", **SMALL)
+        print(json.dumps(shown(g)))
+        llm.shutdown()
+    """)
+    assert FITS in ran.stdout
+    assert "trouble of ours" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "where", ["oomguard.guarding.start_failure.scan_start", "start.StartArguments.settings_in_force", "start._position"]
+)
+def test_trouble_of_ours_leaves_vllms_own_exception_as_it_is(where, program):
+    ran = program(f"""{TROUBLE}
+    from oomguard.engines.vllm.in_process import arguments
+    def main():
+        {where.replace("start._position", "arguments._position")} = trouble
+        try:
+            with oomguard.guard(allow="reduces-capacity") as g:
+                LLM("org/model", **SMALL)
+        except RuntimeError as error:
+            print(json.dumps(str(error)))
+    """)
+    assert json.loads(ran.stdout.splitlines()[-1]).startswith("Engine core initialization failed.")
