@@ -34,6 +34,12 @@ def test_an_llm_whose_length_does_not_fit_is_started_once_more_and_answers(folde
     assert left == {"processes": [], "segments": [], "threads": []}
 
 
+def test_a_start_that_works_is_made_once_and_left_as_it_is(folder, vllm_env):
+    _, length, attempts, left = run(folder, vllm_env, "healthy", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    assert (length, attempts) == (1024, [[[], ""]])
+    assert left["threads"] == []
+
+
 @pytest.mark.breadth
 def test_a_worker_that_fails_is_the_cause_and_not_the_core_that_passes_it_on(folder, vllm_env):
     _, _, attempts, left = run(folder, vllm_env, "low")
