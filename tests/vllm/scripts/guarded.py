@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import re
 import sys
 import threading
 import time
@@ -17,12 +18,17 @@ SMALL = {"max_model_len": 32768, "kv_cache_memory_bytes": 1_000_000, "enforce_ea
 
 
 def segments() -> set[str]:
-    """The shared memory that no process has mapped: a neighbour's engine has its own."""
-    mapped = ""
+    """The shared memory that no process has mapped: an engine that lives has its own. A semaphore is mapped under another name."""
+    mapped = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            mapped += maps.read_text()
-    return {path.name for path in Path("/dev/shm").iterdir() if f"/dev/shm/{path.name}" not in mapped}
+            mapped |= set(re.findall(r" (\d+) +/dev/shm/", maps.read_text()))
+    found = set()
+    for path in Path("/dev/shm").iterdir():
+        with contextlib.suppress(OSError):
+            if str(path.stat().st_ino) not in mapped:
+                found.add(path.name)
+    return found
 
 
 def left(before: set[str]) -> dict[str, list[str]]:
