@@ -11,6 +11,7 @@ from typing import cast
 from oomguard.engines import no_insight
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Handler, Insight, Launcher
+from oomguard.engines.watched_start import StartHandler
 
 
 @functools.cache
@@ -37,6 +38,12 @@ def insight_of(engine: Launcher) -> Insight:
 def watch_calls(handler: Handler) -> None:
     """Have the watched calls of every engine that has a module ``calls`` go through ``handler``."""
     for module in _modules("calls"):
+        module.watch(handler)
+
+
+def watch_starts(handler: StartHandler) -> None:
+    """Have the starts of every engine that has a module ``starts`` go through ``handler``."""
+    for module in _modules("starts"):
         module.watch(handler)
 
 

@@ -7,6 +7,7 @@ An engine is a folder here, and what lies in it says what it can do:
 - ``effects.toml``: its servers, caches, and how it tells of requests (read by effects.py); an engine may have none.
 - ``insight.py``: the functions of ``Insight``, for an engine that tells more of itself than its log does.
 - ``calls.py``: ``watch(handler)``, for an engine that is called inside the process; a call of it answers to ``WatchedCall``.
+- ``starts.py``: ``watch(handler)``, for an engine that a program starts inside the process; a start answers to ``WatchedStart``.
 
 How its log tells a failure, and its end, stands in rules/signatures.
 """

@@ -38,7 +38,11 @@ watching: Final[list[Handler]] = []
 def watch() -> None:
     """Have the engines' calls go through here, once per process, unless everything is off."""
     if not watching and not disabled():
+        from oomguard.engines.known import watch_starts
+        from oomguard.guarding.start import started
+
         watch_calls(_watched)
+        watch_starts(started)
         watching.append(_watched)
 
 

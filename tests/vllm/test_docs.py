@@ -1,4 +1,4 @@
-"""The outputs of the real vLLM that README and docs/run.md show."""
+"""The outputs of the real vLLM that README, docs/run.md and docs/guard.md show."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def _docs_output():
 
 
 @pytest.mark.breadth
-@pytest.mark.parametrize("name", ["README.md", "docs/run.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/run.md", "docs/guard.md"])
 def test_each_block_with_the_real_engine_is_what_its_command_prints(name, vllm_env, tmp_path):
     assert _docs_output().problems(ROOT / name, tmp_path, vllm=True) == []

@@ -22,7 +22,7 @@ def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
     elif "oomguard" in allowed.split(","):
         yield Check("vllm_plugin", "ok", f"{_ALLOWED}={allowed}")
     else:
-        text = f"{_ALLOWED}={allowed} leaves oomguard out: only oomguard run adds it by itself"
+        text = f"{_ALLOWED}={allowed} leaves oomguard out: only oomguard run and a guarded start add it"
         added = f'"${_ALLOWED},oomguard"' if allowed else "oomguard"
         yield Check("vllm_plugin", "problem", text, f"export {_ALLOWED}={added}")
 

@@ -35,6 +35,8 @@ ENGINES = "OOMGUARD_VLLM_ENGINES"
 REPORT = "OOMGUARD_VLLM_REPORT"
 # The file that is told what was changed, and what was seen. Its folder is there for as long as the attempt lasts.
 ACKNOWLEDGE = "OOMGUARD_VLLM_ACKNOWLEDGE"
+# Where a guard in the process that starts the engine listens.
+LISTENER = "OOMGUARD_VLLM_LISTENER"
 
 _MOST_CHARS = 65_536
 _MOST_ACKNOWLEDGED_BYTES = 1 << 20
@@ -46,7 +48,8 @@ _calls = 0
 
 
 def register() -> None:
-    """Hook vLLM's engine arguments where overrides are set, or a report is asked for; never raises."""
+    """Hook vLLM's engine arguments where overrides are set, or a report is asked for, and tell a guarded start; never raises."""
+    _speak()
     try:
         raw, asked = os.environ.get(OVERRIDES), os.environ.get(REPORT)
         if not (raw or asked) or os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on"):
@@ -57,6 +60,15 @@ def register() -> None:
     except Exception as error:  # noqa: BLE001 - whatever goes wrong with us, the engine starts
         if raw:  # what was only to be told of is no matter of the user's
             _say(error)
+
+
+def _speak() -> None:
+    """Tell the guarded start that this process is of what vLLM logs here; nothing where there is none."""
+    if os.environ.get(LISTENER):
+        with contextlib.suppress(Exception):
+            from oomguard.engines.vllm.in_process import speaking
+
+            speaking.speak()
 
 
 def _say(error: Exception) -> None:
@@ -148,11 +160,12 @@ def _report(holder: object, names: list[str], what: str, order: int, model: obje
     else:
         parts = [part for part in (getattr(holder, name, None) for name in _PARTS) if part is not None]
         pairs = [(name, getattr(part, name)) for part in parts for name in names if hasattr(part, name)]
-    told = {name: value for name, value in pairs if _is_plain(value)}
-    _tell({"pid": os.getpid(), "order": order, "model": model if _is_plain(model) else None, what: told})
+    told = {name: value for name, value in pairs if is_plain(value)}
+    _tell({"pid": os.getpid(), "order": order, "model": model if is_plain(model) else None, what: told})
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """Return whether a value may be told as it is: a switch, a number, a short text."""
     if isinstance(value, str):
         return len(value) <= _MOST_TEXT_CHARS
     return isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
@@ -174,7 +187,7 @@ def _change(arguments: object, overrides: dict[str, object], order: int) -> None
         if field.name not in overrides or field.name.startswith("_"):
             continue
         try:
-            value = _fitting(getattr(arguments, field.name), overrides[field.name])
+            value = fitting(getattr(arguments, field.name), overrides[field.name])
             setattr(arguments, field.name, value)
             applied[field.name] = overrides[field.name]
         except Exception as error:  # noqa: BLE001 - the other ones may be set
@@ -216,7 +229,7 @@ def _is_same(model: str, printed: str) -> bool:
     return os.path.exists(model) and os.path.realpath(model) == os.path.realpath(printed)  # noqa: PTH110
 
 
-def _fitting(old: object, new: object) -> object:
+def fitting(old: object, new: object) -> object:
     """Return the value as the argument takes it; raises TypeError for one of another kind."""
     if isinstance(new, bool):
         fits = old is None or isinstance(old, bool)

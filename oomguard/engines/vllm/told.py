@@ -42,15 +42,15 @@ def told_engines(path: Path) -> tuple[StartedEngine, ...]:
             row["model"] if isinstance(row.get("model"), str) else None,
             order,
             process,
-            _settings(row["arguments"]) if "arguments" in row else None,
-            _settings(row.get("config", {})),
-            _settings(row.get("applied", {})),
+            settings_of(row["arguments"]) if "arguments" in row else None,
+            settings_of(row.get("config", {})),
+            settings_of(row.get("applied", {})),
         )
         for (process, order), row in found.items()
     )
 
 
-def _settings(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
+def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
     """Return the engine's arguments as settings of ours, in our units; what is none of them is left out."""
     names = {own.kwarg: name for name, row in surfaces(_ENGINE).items() for own in (*row.others, row) if own.kwarg}
     found: dict[str, FactValue] = {}

@@ -1,0 +1,1 @@
+"""vLLM started by this process: what its processes say, what a failed start leaves, and the same start with other arguments."""

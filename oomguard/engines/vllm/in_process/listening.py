@@ -1,0 +1,189 @@
+"""Where a guarded start hears its engine's processes: a Unix socket in a private folder, and a thread that reads it.
+
+Who speaks is told by the kernel, not by the row. What is kept is bounded: the beginning, which has the settings, and the
+end, which has the failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.engines.vllm.in_process.speaking import with_address
+
+_MOST_FIRST: Final = 2_000
+_MOST_LAST: Final = 2_000
+_MOST_ROW_BYTES: Final = 1 << 18
+_CREDENTIALS: Final = struct.Struct("3i")
+# What was sent before a process died has arrived by then.
+_SETTLES_WITHIN_S: Final = 2.0
+_QUIET_S: Final = 0.1
+
+
+class Listener:
+    """Hears rows from ``open`` to ``close``. Where no folder can be made it hears none, and ``problem`` says why.
+
+    Attributes:
+        path: of the socket; None where nobody can be heard.
+        problem: why nobody can be heard.
+        speakers: the other processes that spoke, with the clock ticks at which each was started.
+    """
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.problem: str | None = None
+        self.speakers: dict[int, int | None] = {}
+        self._folder: Path | None = None
+        self._first: list[dict[str, Any]] = []
+        self._last: deque[dict[str, Any]] = deque(maxlen=_MOST_LAST)
+        self._open: dict[socket.socket, tuple[int, bytearray]] = {}
+        self._heard_s = 0.0
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Begin to listen; never raises for a folder or socket that cannot be made."""
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="oomguard-"))
+            path = str(self._folder / "heard")
+            self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with_address(path, self._server.bind)
+            self._server.listen(64)
+            self._server.setblocking(False)
+            self._wake, self._woken = socket.socketpair()
+            self._thread = threading.Thread(target=self._listen, name="oomguard-listener", daemon=True)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            self._remove_folder()
+            return
+        self.path = path
+
+    def close(self) -> None:
+        """End it: what is said afterwards is not heard, and nobody who speaks waits."""
+        thread, self._thread, self.path = self._thread, None, None
+        if thread is not None:
+            self._wake.send(b"end")  # closing would not do: a fork of this process holds it too
+            thread.join()
+            self._wake.close()
+        self._remove_folder()
+
+    def settle(self) -> None:
+        """Wait until what was said has been heard: nobody speaks any more, or nothing new comes."""
+        until_s = time.monotonic() + _SETTLES_WITHIN_S
+        self._heard_s = time.monotonic()
+        while self._thread is not None and time.monotonic() < until_s:
+            if time.monotonic() - self._heard_s > _QUIET_S:
+                return
+            time.sleep(0.01)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what was said, in the order in which it arrived."""
+        return [*self._first, *self._last]
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _listen(self) -> None:
+        with selectors.DefaultSelector() as selector, self._woken, self._server:
+            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._server, selectors.EVENT_READ)
+            while self._take(selector, None):
+                pass
+            # What was sent before the end has arrived in the kernel: none of it is lost because this thread came late.
+            until_s = time.monotonic() + _SETTLES_WITHIN_S
+            selector.unregister(self._woken)
+            while self._take(selector, 0) and time.monotonic() < until_s:
+                pass
+            for connection in list(self._open):
+                # Also where a fork of this process holds it: who speaks next is told at once that nobody hears.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
+            self._open.clear()
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
+        """Take what is there; return False at the end, and where nothing came in time."""
+        found = selector.select(timeout_s)
+        for key, _ in found:
+            if key.fileobj is self._woken:
+                return False
+            if key.fileobj is self._server:
+                self._accept(selector)
+            else:
+                self._read(selector, key.fileobj)  # type: ignore[arg-type]
+        return bool(found)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._server.accept()
+            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, user, _ = _CREDENTIALS.unpack(told)
+            if user != os.geteuid():
+                connection.close()
+                return
+            connection.setblocking(False)
+            self._open[connection] = (pid, bytearray())
+            selector.register(connection, selectors.EVENT_READ)
+            if pid not in {0, os.getpid()}:
+                self.speakers[pid] = started_ticks(pid)
+            self._heard_s = time.monotonic()
+
+    def _read(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        pid, buffer = self._open[connection]
+        try:
+            data = connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._heard_s = time.monotonic()
+        buffer += data
+        *lines, rest = buffer.split(b"\n")
+        buffer[:] = rest
+        for row in _parsed(lines):
+            self._keep({**row, "pid": pid or row.get("pid")})
+        if not data or len(buffer) > _MOST_ROW_BYTES:
+            selector.unregister(connection)
+            del self._open[connection]
+            connection.close()
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        if len(self._first) < _MOST_FIRST:
+            self._first.append(row)
+        else:
+            self._last.append(row)
+
+
+def _parsed(lines: list[bytearray]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            row = json.loads(bytes(line))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def started_ticks(pid: int) -> int | None:
+    """Return when a process was started, in ticks since the machine began; None where it is gone, or has ended and waits for its parent."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in {b"Z", b"X"} else int(fields[19])

@@ -1,0 +1,53 @@
+"""Which calls of vLLM start an engine: every front end goes through one of these.
+
+``LLM(...)`` and its subclasses call ``LLMEngine.from_engine_args``; ``LLMEngine(...)`` and ``AsyncLLM(...)``, also by ``from_vllm_config``,
+get a configuration that is made already: their failure is explained, and nothing can be changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Final
+
+from oomguard.engines.watched_start import StartHandler
+
+# Module, and function in it.
+WATCHED: Final = (
+    ("vllm.v1.engine.llm_engine", "LLMEngine.from_engine_args"),
+    ("vllm.v1.engine.llm_engine", "LLMEngine.__init__"),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.from_engine_args"),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.__init__"),
+)
+_handlers: list[StartHandler] = []
+
+
+def watch(handler: StartHandler) -> None:
+    """Have every watched start go through ``handler``, now or once its module is imported; once per process."""
+    if _handlers:
+        return
+    _handlers.append(handler)
+    import wrapt
+
+    for module in dict.fromkeys(module for module, _ in WATCHED):
+        wrap = functools.partial(_wrap, [name for own, name in WATCHED if own == module])
+        if module in sys.modules:
+            wrap(sys.modules[module])
+        else:
+            wrapt.register_post_import_hook(wrap, module)
+
+
+def _wrap(names: list[str], module: Any) -> None:
+    import wrapt
+
+    for name in names:
+        owner, _, function = name.partition(".")
+        if hasattr(getattr(module, owner, None), function):  # other versions have other names
+            # A partial adds no frame of ours between the user's code and the engine's.
+            wrapt.wrap_function_wrapper(module, name, functools.partial(_handlers[0], _read))
+
+
+def _read(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    from oomguard.engines.vllm.in_process.start import VllmStart
+
+    return VllmStart(wrapped, args, kwargs)

@@ -1,0 +1,56 @@
+"""A start of an engine inside this process: what a guard asks of it, and how one attempt of it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from oomguard.facts import Fact, FactValue
+from oomguard.incident import SettingInForce
+from oomguard.observe.source import Line
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStart:
+    """One attempt to start an engine, as it ended.
+
+    Attributes:
+        result: the engine; None where it failed.
+        error: what the attempt raised; None where it ran.
+        lines: what the engine's processes told, in the order of time, and the exception's own lines behind them.
+        last_words: of these the tracebacks with which its other processes ended.
+        printed: what its processes printed where nothing else was told; "" where that was not taken.
+        killed_for_memory: whether the kernel's count says that it ended a process of the engine for memory.
+        not_again: why it must not be started again in this process; None where it may.
+    """
+
+    result: Any = None
+    error: Exception | None = None
+    lines: tuple[Line, ...] = ()
+    last_words: tuple[Line, ...] = ()
+    printed: str = ""
+    killed_for_memory: bool = False
+    not_again: str | None = None
+
+
+class WatchedStart(Protocol):
+    """One start of an engine, before it is made: attempted with the program's own arguments, then with changed ones."""
+
+    def attempt(self, changed: Mapping[str, FactValue]) -> EndedStart:
+        """Start the engine with these settings changed; what is no failure (Ctrl-C) is raised as it is."""
+
+    def leave_nothing(self) -> None:
+        """End what the attempt before left: processes and shared memory of its engine, and no others."""
+
+    def settings_in_force(self) -> dict[str, SettingInForce]:
+        """Return what the program gave the engine, by canonical name."""
+
+    def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
+        """Return whether a setting can be changed, by the facts of what failed; say why where something beats it."""
+
+
+# How a watched start is read from the function that makes it, and its arguments.
+ReadStart = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], WatchedStart]
+# What every watched start goes through: the reader, the engine's own function, its object and the arguments.
+StartHandler = Callable[[ReadStart, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]

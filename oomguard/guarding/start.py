@@ -1,0 +1,229 @@
+"""A start of an engine under a guard: it is made, and made again with the least that fits where it fails for memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+from oomguard.attempting.ledger import Ledger
+from oomguard.engines.watched_start import EndedStart, ReadStart, WatchedStart
+from oomguard.facts import Fact, FactValue, is_of_type
+from oomguard.guarding.failure import clear
+from oomguard.guarding.watching import entered, inside_call
+from oomguard.incident import PATCHED, Attempt, Diagnosis, Effect, Incident, Patch, SettingInForce
+from oomguard.log import get_logger
+from oomguard.remedy.policy import Policy
+from oomguard.settings import SETTING_FACTS
+from oomguard.switch import disabled
+
+_ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
+
+
+class StartOwner(Protocol):
+    """The guard, as a start sees it."""
+
+    policy: Policy
+
+    def record(self, attempt: Attempt) -> None:
+        """Take an attempt that ended."""
+
+    def incident(self, diagnosis: Diagnosis) -> None:
+        """Take what is known of a failure."""
+
+    def patched(self, patch: Patch) -> None:
+        """Take a change before it is made."""
+
+
+def started(
+    read: ReadStart, wrapped: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Make a watched start: as it is, unless a guard is in force and no watched call or start is around it."""
+    guards = entered.get()
+    if not guards or inside_call.get() or disabled():
+        return wrapped(*args, **kwargs)
+    token = inside_call.set(True)
+    try:
+        run = _run_of(guards[-1], read, wrapped, args, kwargs)
+        if run is None:
+            return wrapped(*args, **kwargs)
+        result, error = run.run()
+    finally:
+        inside_call.reset(token)
+    try:
+        if error is not None:
+            raise error
+        return result
+    finally:
+        del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+
+
+def _run_of(
+    owner: StartOwner, read: ReadStart, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> StartRun | None:
+    """Return the run of a start; None where its call cannot be read: then it is made as if there were no guard."""
+    try:
+        return StartRun(owner, read(wrapped, args, kwargs), getattr(wrapped, "__qualname__", "start"))
+    except Exception as error:  # noqa: BLE001 - whatever is odd about the call is the engine's to refuse
+        get_logger().debug("a start is not watched", reason=f"{type(error).__name__}: {error}")
+        return None
+
+
+class StartRun:
+    """One start under a guard.
+
+    Args:
+        owner: the guard in force, which is told of each attempt, incident and patch.
+        start: the start, as the program makes it.
+        source: what its diagnosis is called.
+    """
+
+    def __init__(self, owner: StartOwner, start: WatchedStart, source: str) -> None:
+        self._owner, self._start, self._source = owner, start, source
+        self._ledger = Ledger(owner.policy)
+        self._first_error: Exception | None = None
+        self._incident: Incident | None = None
+
+    def run(self) -> tuple[Any, Exception | None]:
+        """Return the engine and None, or None and the exception to raise: the first one, with all that came of it in its notes."""
+        ledger = self._ledger
+        for _ in ledger.rounds():
+            if ledger.patches:
+                self._announce()
+            ended = self._attempt()
+            if ended.error is None:
+                self._succeeded(ended)
+                return ended.result, None
+            self._failed(ended.error, ended)
+        if self._first_error is not None and self._incident is not None:
+            with _keeping_quiet("the note"):
+                self._annotate(self._first_error, self._incident)
+        return None, self._first_error
+
+    def _succeeded(self, ended: EndedStart) -> None:
+        measured: dict[str, float] = {}
+        with _keeping_quiet("what the start measured"):
+            measured = self._measured(ended) if self._ledger.attempts else {}
+        self._owner.record(self._ledger.end(measured=measured))
+
+    def _attempt(self) -> EndedStart:
+        """Make one attempt. A change that cannot be made ends the run as a failed attempt, not as an exception of ours."""
+        try:
+            return self._start.attempt(self._ledger.settings)
+        except (TypeError, ValueError) as problem:
+            if not self._ledger.settings:
+                raise
+            return EndedStart(error=problem)
+
+    def _failed(self, error: Exception, ended: EndedStart) -> None:
+        """Record a failed attempt, choose what the next one changes, and remove what this one left."""
+        diagnosis = Diagnosis(self._source)
+        with _keeping_quiet("the diagnosis"):
+            diagnosis = self._diagnose(ended)
+        incident = diagnosis.first_cause
+        attempt = self._ledger.end(incident, error=type(error).__name__)
+        self._owner.record(attempt)
+        if incident is None:
+            # A later attempt that fails of something else does not hide the failure that led to it.
+            is_first, self._first_error = self._first_error is None, self._first_error or error
+            _mark_explained(error)  # nobody else has to guess: what its processes said is known here
+            if not is_first:
+                get_logger().warning(
+                    "the changed start failed of something else", error=f"{type(error).__name__}: {error}"
+                )
+                self._clean_up()
+            return
+        self._first_error, self._incident = self._first_error or error, incident
+        self._owner.incident(diagnosis)
+        get_logger().warning("out of memory" if incident.is_oom else "failed", **_told(incident))
+        if ended.not_again is None:
+            self._ledger.choose(incident, lambda name: self._start.carries(name, incident.facts))
+        else:
+            get_logger().warning("not started again", reason=ended.not_again)
+        if self._ledger.pending:
+            clear(error)  # its frames hold the failed engine
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        with _keeping_quiet("cleaning up"):
+            self._start.leave_nothing()
+
+    def _diagnose(self, ended: EndedStart) -> Diagnosis:
+        """Explain a failed attempt; a diagnosis without incidents where it was not of memory."""
+        from oomguard.diagnosing import default_rules
+        from oomguard.guarding.start_failure import scan_start
+
+        scanned = scan_start(ended, self._source, self._in_force())
+        scanned = replace(scanned, incidents=tuple(self._as_it_ran(i) for i in scanned.incidents))
+        return self._ledger.diagnose(scanned, default_rules(), local_models=True)
+
+    def _in_force(self) -> dict[str, SettingInForce]:
+        """Return what the program gave and what was changed; whose choice a setting was stays as the program has it."""
+        given = self._start.settings_in_force()
+        changed = {name: _changed(name, value, given) for name, value in self._ledger.settings.items()}
+        return {**given, **changed}
+
+    def _as_it_ran(self, incident: Incident) -> Incident:
+        """Return the incident with changed values in the place of those that the program's arguments still print."""
+        facts = dict(incident.facts)
+        for name, value in self._ledger.settings.items():
+            fact = SETTING_FACTS.get(name, "")
+            if fact in facts and facts[fact].line is None and is_of_type(fact, value):
+                facts[fact] = Fact(fact, value, PATCHED)
+        return replace(incident, facts=facts) if self._ledger.settings else incident
+
+    def _measured(self, ended: EndedStart) -> dict[str, float]:
+        """Return the figures that the engine printed, of those that were predicted and of its KV cache."""
+        from oomguard.diagnosing import default_rules
+        from oomguard.observe.scan import Scanner
+
+        scanner = Scanner(default_rules())
+        for line in ended.lines:
+            scanner.push(line)
+        scanner.flush()
+        wanted = {name for patch in self._ledger.patches for name in patch.predicts} | _ALWAYS
+        return {name: value for name, value in scanner.measured.items() if name in wanted}
+
+    def _announce(self) -> None:
+        from oomguard.report.wording import arrow
+
+        patches, log = self._ledger.patches, get_logger()
+        for patch in patches:
+            self._owner.patched(patch)
+        log.info("starting again", **{patch.setting: arrow(patch) for patch in patches})
+        if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in patches):
+            log.warning("this engine starts with reduced settings", **{p.setting: arrow(p) for p in patches})
+
+    def _annotate(self, error: Exception, incident: Incident) -> None:
+        from oomguard.report.start_note import start_note
+
+        with contextlib.suppress(AttributeError, TypeError):
+            error.add_note(start_note(incident, self._ledger.attempts))
+        _mark_explained(error)
+
+
+@contextlib.contextmanager
+def _keeping_quiet(what: str) -> Iterator[None]:
+    """Log what goes wrong with us: the program gets its engine, or the engine's own exception."""
+    try:
+        yield
+    except Exception as problem:  # noqa: BLE001 - whatever it is, it is ours
+        get_logger().error(f"{what} failed", reason=f"{type(problem).__name__}: {problem}")
+
+
+def _mark_explained(error: Exception) -> None:
+    """Mark an exception as explained: the guard around adds no diagnosis of its own."""
+    with contextlib.suppress(AttributeError, TypeError):
+        error.__oomguard__ = True  # type: ignore[attr-defined]
+
+
+def _changed(name: str, value: FactValue, given: dict[str, SettingInForce]) -> SettingInForce:
+    return SettingInForce(name, value, name in given, PATCHED)
+
+
+def _told(incident: Incident) -> dict[str, Any]:
+    """Return what the log says of a failure."""
+    cause = incident.causes[0].id if incident.causes else None
+    process = {} if incident.location.process is None else {"process": incident.location.process}
+    return {"kind": incident.kind, "what": incident.headline, "cause": cause, **process}

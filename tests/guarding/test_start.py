@@ -1,0 +1,223 @@
+"""An engine that a program starts under a guard: started again where it failed for memory, left alone in all other cases."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+LENGTH = "max_model_len 32768 -> 1953"
+
+WAYS = {
+    "keywords": 'LLM(model="org/model", **SMALL)',
+    "positional": 'LLM("org/model", max_model_len=32768, kv_cache_memory_bytes=1_000_000)',
+    "a dict": 'LLM(**{"model": "org/model", **SMALL})',
+    "a subclass": "Own(32768)",
+    "EngineArgs": 'LLM.from_engine_args(EngineArgs("org/model", **SMALL))',
+    "LLMEngine": 'LLMEngine.from_engine_args(EngineArgs("org/model", **SMALL))',
+    "LLMEngine, positional": 'LLMEngine.from_engine_args(EngineArgs("org/model", **SMALL), "mine")',
+    "AsyncLLM": 'AsyncLLM.from_engine_args(AsyncEngineArgs("org/model", **SMALL))',
+    "a subclass of AsyncLLM": 'OwnAsync.from_engine_args(AsyncEngineArgs("org/model", **SMALL))',
+}
+
+
+BREADTH = {"positional", "a dict", "LLMEngine, positional", "a subclass of AsyncLLM"}
+
+
+@pytest.mark.parametrize("way", [pytest.param(w, marks=pytest.mark.breadth if w in BREADTH else ()) for w in WAYS])
+def test_every_front_end_gets_an_engine_that_works_with_one_new_start(way, program):
+    ran = program(f"""
+        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm.v1.engine.async_llm import AsyncLLM
+        class Own(LLM):
+            def __init__(self, length):
+                self.mine = ["made once"]
+                super().__init__("org/model", max_model_len=length, kv_cache_memory_bytes=1_000_000)
+        class OwnAsync(AsyncLLM):
+            pass
+        def main():
+            with oomguard.guard(allow="reduces-capacity") as g:
+                made = {WAYS[way]}
+            engine = getattr(made, "llm_engine", made)
+            print(json.dumps([type(made).__name__, engine.vllm_config["max_model_len"], shown(g)]))
+            engine.engine_core.shutdown()
+    """)
+    kind, length, attempts = json.loads(ran.stdout.splitlines()[-1])
+    assert length == 1953
+    assert attempts == [[1, [], "RuntimeError"], [2, [LENGTH], ""]]
+    assert kind == ("Own" if way == "a subclass" else "OwnAsync" if "subclass" in way else kind)
+
+
+def test_a_decorated_coroutine_starts_its_engine_within_the_loop(program):
+    ran = program("""
+        from vllm.v1.engine.async_llm import AsyncLLM
+        @oomguard.guard(allow="reduces-capacity")
+        async def start():
+            return AsyncLLM.from_engine_args(AsyncEngineArgs("org/model", **SMALL))
+        def main():
+            engine = asyncio.run(start())
+            print(engine.vllm_config["max_model_len"])
+            engine.engine_core.shutdown()
+    """)
+    assert ran.stdout.splitlines()[-1] == "1953"
+
+
+def test_all_else_that_the_program_gave_stays_and_so_does_its_own_object(program):
+    ran = program("""
+        from vllm.v1.engine.llm_engine import LLMEngine
+        def main():
+            given = EngineArgs("org/model", **SMALL, enforce_eager=True, compilation_config={"mode": 3})
+            with oomguard.guard(allow="reduces-capacity"):
+                engine = LLMEngine.from_engine_args(given, usage_context="mine")
+            engine.engine_core.shutdown()
+            print(json.dumps([engine.vllm_config, given.max_model_len]))
+    """)
+    config, length = json.loads(ran.stdout.splitlines()[-1])
+    assert (config["enforce_eager"], config["usage_context"]) == (True, "mine")
+    assert config["compilation_config"] == {"mode": 3, "sizes": [1, 2, 4]}
+    assert length == 32768
+
+
+def test_the_log_says_what_failed_and_what_is_changed(program):
+    ran = program("""
+        def main():
+            with oomguard.guard(allow="reduces-capacity"):
+                LLM("org/model", **SMALL).shutdown()
+    """)
+    said = [line for line in ran.stderr.splitlines() if line.startswith("event=")]
+    assert said[0].startswith("event='out of memory' kind='kv_cache_too_small_for_max_len'")
+    assert "process='EngineCore pid=" in said[0]
+    assert said[1] == "event='this engine starts with reduced settings' max_model_len='32768 -> 1953'"
+
+
+def test_callbacks_and_the_guards_own_records_tell_what_happened(program):
+    ran = program("""
+        def main():
+            told = []
+            call = dict(on_incident=lambda i: told.append(i.kind), on_patch=lambda p: told.append(p.setting))
+            with oomguard.guard(allow="reduces-capacity", **call) as g:
+                LLM("org/model", **SMALL).shutdown()
+            print(json.dumps([told, g.diagnosis.first_cause.framework_version, g.attempts[1].settings["max_model_len"]]))
+    """)
+    assert json.loads(ran.stdout.splitlines()[-1]) == [
+        ["kv_cache_too_small_for_max_len", "max_model_len"],
+        "0.32.0",
+        1953,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ("", "you set it"),
+        ('allow="reduces-capacity", pin=["max_model_len"]', "pinned"),
+        ('allow="reduces-capacity", floors={"max_model_len": 4096}', "below your floor of 4096"),
+        ('allow="output-preserving"', "forbids"),
+        ('allow="reduces-capacity", max_attempts=1', "max_model_len=1953"),
+    ],
+)
+def test_when_nothing_is_left_the_first_exception_comes_out_with_cause_process_and_plan(policy, why, program):
+    ran = program(f"""
+        def main():
+            try:
+                with oomguard.guard({policy}) as g:
+                    LLM("org/model", **SMALL)
+            except RuntimeError as error:
+                frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+                print(json.dumps([type(error).__name__, str(error), error.__notes__, frames, shown(g)]))
+    """)
+    kind, message, notes, frames, attempts = json.loads(ran.stdout.splitlines()[-1])
+    assert kind == "RuntimeError"
+    assert message.startswith("Engine core initialization failed. See root cause above.")
+    (note,) = notes
+    assert note.startswith("oomguard: One request needs about 0.02 GiB of KV cache, 0.95 MiB is there")
+    assert "max_model_len_too_large" in note
+    assert "  where: vllm 0.32.0, kv cache init, EngineCore pid=" in note
+    assert why in note
+    assert frames == [
+        "main",
+        "__init__",
+        "started",
+        "from_engine_args",
+        "started",
+        "__init__",
+        "__init__",
+        "receive_ready",
+    ]
+    assert attempts == [[1, [], "RuntimeError"]]
+
+
+def test_a_setting_that_the_program_left_alone_needs_no_permission(program):
+    ran = program("""
+        def main():
+            with oomguard.guard() as g:
+                LLM("org/model", kv_cache_memory_bytes=1_000_000).shutdown()
+            print(json.dumps(shown(g)))
+    """)
+    assert json.loads(ran.stdout.splitlines()[-1])[1][1][0].endswith("-> 1953")
+
+
+def test_a_configuration_that_was_made_before_is_explained_and_not_changed(program):
+    ran = program("""
+        from vllm.v1.engine.llm_engine import LLMEngine
+        def main():
+            try:
+                with oomguard.guard(allow="reduces-capacity") as g:
+                    LLMEngine.from_vllm_config(EngineArgs("org/model", **SMALL).create_engine_config())
+            except RuntimeError as error:
+                print(json.dumps([error.__notes__, shown(g)]))
+    """)
+    (note,), attempts = json.loads(ran.stdout.splitlines()[-1])
+    assert "max_model_len_too_large" in note
+    assert attempts == [[1, [], "RuntimeError"]]
+
+
+def test_a_start_that_works_is_left_as_it_is(program):
+    ran = program("""
+        def main():
+            before = dict(os.environ), logging.getLogRecordFactory(), os.readlink("/proc/self/fd/2")
+            with oomguard.guard() as g:
+                llm = LLM("org/model")
+            assert (dict(os.environ), logging.getLogRecordFactory(), os.readlink("/proc/self/fd/2")) == before
+            print("own", round(sum(a.seconds for a in g.attempts), 3), json.dumps(shown(g)))
+            llm.shutdown()
+    """)
+    assert ran.stdout.splitlines()[-1].endswith('[[1, [], ""]]')
+    assert "event=" not in ran.stderr
+    assert "core started" in ran.stderr
+
+
+@pytest.mark.parametrize("env", [{"OOMGUARD_DISABLE": "1"}, {}])
+def test_without_a_guard_or_switched_off_a_failure_is_vllms_own(env, program):
+    guard = "oomguard.guard(allow='reduces-capacity')" if env else "contextlib.nullcontext()"
+    ran = program(
+        f"""
+        def main():
+            oomguard.guard().__enter__().__exit__(None, None, None)
+            with {guard}:
+                LLM("org/model", **SMALL)
+        """,
+        check=False,
+        **env,
+    )
+    assert ran.returncode == 1
+    assert "oomguard:" not in ran.stderr
+    assert "event=" not in ran.stderr
+
+
+def test_a_thread_outside_the_guard_is_not_watched(program):
+    ran = program("""
+        def main():
+            failed = []
+            def start():
+                try:
+                    LLM("org/model", **SMALL)
+                except RuntimeError as error:
+                    failed.append(getattr(error, "__notes__", None))
+            with oomguard.guard(allow="reduces-capacity") as g:
+                thread = threading.Thread(target=start)
+                thread.start()
+                thread.join()
+            print(json.dumps([failed, shown(g)]))
+    """)
+    assert json.loads(ran.stdout.splitlines()[-1]) == [[None], []]

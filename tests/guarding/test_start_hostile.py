@@ -1,0 +1,315 @@
+"""A guarded start where things are odd: what it left, who else is there, how it is called, and a user who stops it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+FITS = '[[1, [], "RuntimeError"], [2, ["max_model_len 32768 -> 1953"], ""]]'
+START = """
+    def main():
+        with oomguard.guard(allow="reduces-capacity") as g:
+            llm = LLM("org/model", **SMALL)
+        print(json.dumps(shown(g)))
+        llm.shutdown()
+"""
+LEFT = """
+    import gc, psutil
+    from oomguard.engines.vllm.in_process import leftovers
+    leftovers._ENDS_BY_ITSELF_S = leftovers._ENDS_AFTER_TERM_S = 0.3
+    def left():
+        me = psutil.Process()
+        names = [c.cmdline() for c in me.children(recursive=True) if c.status() != "zombie"]
+        processes = [n for n in names if not any("resource_tracker" in word for word in n)]
+        threads = [t.name for t in threading.enumerate() if t.name != "oomguard-pump" or t.join(5) or t.is_alive()]
+        return [len(processes), me.num_fds(), threads, sorted(os.listdir(os.environ["TMPDIR"]))]
+"""
+
+
+@pytest.fixture
+def tmp(tmp_path):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return {"TMPDIR": str(folder)}
+
+
+def test_of_failed_starts_nothing_is_left(program, tmp):
+    ran = program(
+        f"""{LEFT}
+    def fail():
+        try:
+            with oomguard.guard():
+                LLM("org/model", **SMALL)
+        except RuntimeError:
+            pass
+        gc.collect()
+    def main():
+        fail()
+        first = left()
+        fail()
+        with oomguard.guard(allow="reduces-capacity"):
+            LLM("org/model", **SMALL).shutdown()
+        gc.collect()
+        print(json.dumps([first, left()]))
+    """,
+        FAKE_DIES="leaves a worker",
+        **tmp,
+    )
+    first, last = json.loads(ran.stdout.splitlines()[-1])
+    made = [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("segment ")]
+    assert len(made) == 4
+    assert not set(made) & {path.name for path in Path("/dev/shm").iterdir()}
+    assert first[0] == last[0] == 0
+    assert abs(last[1] - first[1]) <= 2
+    assert first[2] == last[2] == ["MainThread"]
+    assert first[3] == last[3] == []
+    assert "leaked shared_memory" not in ran.stderr
+
+
+def test_a_worker_that_an_engine_in_this_process_leaves_is_ended_and_no_child_of_the_programs_own(program, tmp):
+    ran = program(
+        f"""{LEFT}
+    import subprocess
+    def main():
+        own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        with contextlib.suppress(ValueError), oomguard.guard():
+            LLM("org/model", **SMALL)
+        print(json.dumps([left()[0], own.poll()]))
+        own.kill()
+        own.wait()
+    """,
+        FAKE_DIES="leaves a worker",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        **tmp,
+    )
+    assert json.loads(ran.stdout.splitlines()[-1]) == [1, None]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"VLLM_PLUGINS": "other"},
+        {"VLLM_PLUGINS": ""},
+        {"VLLM_WORKER_MULTIPROCESSING_METHOD": "fork"},
+    ],
+    ids=str,
+)
+def test_an_odd_environment_is_no_hindrance_and_stays_as_it_was(env, program):
+    ran = program(
+        """
+    def main():
+        before = dict(os.environ)
+        with oomguard.guard(allow="reduces-capacity") as g:
+            llm = LLM("org/model", **SMALL)
+        assert dict(os.environ) == before
+        print(json.dumps([shown(g), g.attempts[0].incident.location.process]))
+        llm.shutdown()
+    """,
+        **env,
+    )
+    attempts, process = json.loads(ran.stdout.splitlines()[-1])
+    assert json.dumps(attempts) == FITS
+    assert process.startswith("EngineCore pid=")
+
+
+def test_an_engine_in_this_process_fails_with_its_own_error_and_is_started_again(program):
+    ran = program(START, VLLM_ENABLE_V1_MULTIPROCESSING="0", check=False)
+    assert FITS.replace("RuntimeError", "ValueError") in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "without", ["tempfile.tempdir = '/proc'", "importlib.metadata.distribution = lambda name: missing(name)"]
+)
+def test_where_nobody_can_be_heard_what_is_printed_tells_the_cause(without, program):
+    ran = program(f"""
+    import importlib.metadata, tempfile
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+    def main():
+        {without}
+        with oomguard.guard(allow="reduces-capacity") as g:
+            llm = LLM("org/model", **SMALL)
+        print(json.dumps(shown(g)))
+        llm.shutdown()
+    """)
+    assert FITS in ran.stdout
+    assert "EngineCore failed to start." in ran.stdout
+
+
+def test_a_process_that_dies_before_it_speaks_is_diagnosed_by_what_it_printed(program):
+    ran = program(
+        """
+    def main():
+        try:
+            with oomguard.guard():
+                LLM("org/model")
+        except RuntimeError as error:
+            print(json.dumps(error.__notes__))
+    """,
+        FAKE_DIES="aborts",
+    )
+    (note,) = json.loads(ran.stdout.splitlines()[-1])
+    assert note.startswith("oomguard: CUDA out of memory: 2.00 GiB asked for, 1.00 GiB of 8.00 GiB free")
+
+
+def test_a_process_that_is_killed_is_told_with_its_signal(program):
+    ran = program(
+        """
+    def main():
+        try:
+            with oomguard.guard() as g:
+                LLM("org/model")
+        except RuntimeError as error:
+            print(json.dumps([error.__notes__[0], shown(g)]))
+    """,
+        FAKE_DIES="killed",
+    )
+    note, attempts = json.loads(ran.stdout.splitlines()[-1])
+    assert "was killed by SIGKILL" in note
+    assert attempts == [[1, [], "RuntimeError"]]
+
+
+def test_a_failure_of_something_else_is_left_as_it_is_although_memory_was_short_before(program):
+    ran = program(
+        """
+    def main():
+        try:
+            with oomguard.guard() as g:
+                LLM("org/model")
+        except RuntimeError as error:
+            print(json.dumps([getattr(error, "__notes__", []), shown(g), g.diagnosis is None]))
+    """,
+        FAKE_DIES="other",
+    )
+    notes, attempts, is_silent = json.loads(ran.stdout.splitlines()[-1])
+    assert attempts == [[1, [], "RuntimeError"]]
+    assert notes == []
+    assert is_silent
+
+
+def test_a_changed_start_that_fails_of_something_else_does_not_hide_the_first_failure(program):
+    ran = program("""
+    def main():
+        change = lambda patch: os.environ.update(FAKE_DIES="other")
+        try:
+            with oomguard.guard(allow="reduces-capacity", on_patch=change) as g:
+                LLM("org/model", **SMALL)
+        except RuntimeError as error:
+            print(json.dumps([error.__notes__[0], shown(g)]))
+    """)
+    note, attempts = json.loads(ran.stdout.splitlines()[-1])
+    assert note.startswith("oomguard: One request needs about 0.02 GiB of KV cache")
+    assert "  tried: max_model_len 32768 -> 1953: RuntimeError" in note
+    assert len(attempts) == 2
+
+
+def test_ctrl_c_while_the_engine_starts_ends_it_and_leaves_nothing(program, tmp):
+    ran = program(
+        f"""{LEFT}
+    import signal
+    def main():
+        before = dict(os.environ), logging.getLogRecordFactory(), os.readlink("/proc/self/fd/2")
+        def stop():
+            while not any("spawn_main" in " ".join(c.cmdline()) for c in psutil.Process().children()):
+                time.sleep(0.05)
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=stop).start()
+        try:
+            with oomguard.guard() as g:
+                LLM("org/model")
+        except KeyboardInterrupt as error:
+            assert not hasattr(error, "__notes__")
+            error = None
+        gc.collect()
+        assert (dict(os.environ), logging.getLogRecordFactory(), os.readlink("/proc/self/fd/2")) == before
+        processes, _, threads, folders = left()
+        print(json.dumps([processes, threads, folders, shown(g)]))
+    """,
+        FAKE_DIES="hangs",
+        **tmp,
+    )
+    assert json.loads(ran.stdout.splitlines()[-1]) == [0, ["MainThread"], [], []]
+
+
+def test_ctrl_c_between_two_attempts_is_a_stop(program, tmp):
+    ran = program(
+        f"""{LEFT}
+    def stop(patch):
+        raise KeyboardInterrupt
+    def main():
+        try:
+            with oomguard.guard(allow="reduces-capacity", on_patch=stop) as g:
+                LLM("org/model", **SMALL)
+        except KeyboardInterrupt:
+            pass
+        gc.collect()
+        processes, _, threads, folders = left()
+        print(json.dumps([processes, threads, folders, shown(g)]))
+    """,
+        **tmp,
+    )
+    assert json.loads(ran.stdout.splitlines()[-1]) == [0, ["MainThread"], [], [[1, [], "RuntimeError"]]]
+
+
+def test_two_threads_start_their_engines_one_after_the_other(program):
+    ran = program("""
+    def main():
+        found = []
+        def start():
+            with oomguard.guard(allow="reduces-capacity") as g:
+                llm = LLM("org/model", **SMALL)
+            found.append(shown(g))
+            llm.shutdown()
+        threads = [threading.Thread(target=start) for _ in range(2)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        print(json.dumps(found))
+    """)
+    one, two = json.loads(ran.stdout.splitlines()[-1])
+    assert json.dumps(one) == json.dumps(two) == FITS
+
+
+def test_a_program_that_is_no_file_starts_its_engine_as_one_that_is(program):
+    assert FITS in program(START, is_file=False).stdout
+
+
+TROUBLE = """
+    import oomguard.guarding.start, oomguard.guarding.start_failure
+    from oomguard.engines.vllm.in_process import leftovers, start
+    def trouble(*args, **kwargs):
+        raise RuntimeError("trouble of ours")
+"""
+
+
+@pytest.mark.parametrize("where", ["oomguard.guarding.start.StartRun._measured", "leftovers.remove_segments"])
+def test_trouble_of_ours_does_not_cost_the_program_its_engine(where, program):
+    ran = program(f"""{TROUBLE}
+    def main():
+        {where} = trouble
+        with oomguard.guard(allow="reduces-capacity") as g:
+            llm = LLM("org/model", **SMALL)
+        print(json.dumps(shown(g)))
+        llm.shutdown()
+    """)
+    assert FITS in ran.stdout
+    assert "trouble of ours" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "where", ["oomguard.guarding.start_failure.scan_start", "start.StartArguments.settings_in_force", "start._position"]
+)
+def test_trouble_of_ours_leaves_vllms_own_exception_as_it_is(where, program):
+    ran = program(f"""{TROUBLE}
+    from oomguard.engines.vllm.in_process import arguments
+    def main():
+        {where.replace("start._position", "arguments._position")} = trouble
+        try:
+            with oomguard.guard(allow="reduces-capacity") as g:
+                LLM("org/model", **SMALL)
+        except RuntimeError as error:
+            print(json.dumps(str(error)))
+    """)
+    assert json.loads(ran.stdout.splitlines()[-1]).startswith("Engine core initialization failed.")

@@ -1,0 +1,75 @@
+"""The real engine under a guard in the user's own process: a start that fails for memory is made again, and nothing stays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+def run(folder: Path, env: dict[str, str], *words: str, **more: str) -> list[object]:
+    """Run a case of scripts/guarded.py and return what it printed last, as JSON."""
+    ran = subprocess.run(
+        ["python", "guarded.py", *words],
+        cwd=folder,
+        env={**env, **more},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    rows = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
+    assert rows, ran.stdout[-4000:] + ran.stderr[-4000:]
+    found: list[object] = json.loads(rows[-1].removeprefix("RESULT "))
+    return found
+
+
+def test_an_llm_whose_length_does_not_fit_is_started_once_more_and_answers(folder, vllm_env):
+    tokens, length, attempts, left = run(folder, vllm_env, "llm")
+    assert tokens == [8, 8]
+    assert length == 1792
+    assert attempts == [[[], "RuntimeError"], [["max_model_len 32768 -> 1792"], ""]]
+    assert left == {"processes": [], "segments": [], "threads": []}
+
+
+def test_a_start_that_works_is_made_once_and_left_as_it_is(folder, vllm_env):
+    _, length, attempts, left = run(folder, vllm_env, "healthy", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    assert (length, attempts) == (1024, [[[], ""]])
+    assert left["threads"] == []
+
+
+@pytest.mark.breadth
+def test_a_worker_that_fails_is_the_cause_and_not_the_core_that_passes_it_on(folder, vllm_env):
+    _, _, attempts, left = run(folder, vllm_env, "low")
+    assert len(attempts) == 2  # on a node whose memory moves meanwhile it may be more
+    (change,) = attempts[1][0]
+    assert change.startswith("gpu_memory_utilization 0.02 -> 0.")
+    assert left == {"processes": [], "segments": [], "threads": []}
+
+
+def test_an_async_engine_is_started_within_its_loop(folder, vllm_env):
+    tokens, length, attempts, _ = run(folder, vllm_env, "async")
+    assert (tokens, length) == ([8], 1792)
+    assert len(attempts) == 2
+
+
+@pytest.mark.breadth
+@pytest.mark.parametrize("way", ["subclass", "engine-args", "llm-engine"])
+def test_other_front_ends_go_the_same_way(way, folder, vllm_env):
+    _, length, attempts, _ = run(folder, vllm_env, way, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    assert length == 1792
+    assert [error for _, error in attempts] == ["ValueError", ""]
+
+
+def test_when_nothing_is_left_the_original_exception_has_the_cores_own_words(folder, vllm_env):
+    kind, message, notes, attempts, left = run(folder, vllm_env, "nothing-left")
+    assert kind == "RuntimeError"
+    assert message.startswith("Engine core initialization failed. See root cause above.")
+    (note,) = notes
+    assert note.startswith("oomguard: One request needs 16.00 MiB of KV cache, 0.95 MiB is there")
+    assert "  where: vllm 0.32.0, kv cache init, EngineCore pid=" in note
+    assert "  change: max_model_len: max_model_len=1792 (reduces-capacity)" in note
+    assert attempts == [[[], "RuntimeError"]]
+    assert left == {"processes": [], "segments": [], "threads": []}
