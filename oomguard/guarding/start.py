@@ -5,35 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.watched_start import EndedStart, ReadStart, WatchedStart
 from oomguard.facts import Fact, FactValue, is_of_type
 from oomguard.guarding.failure import clear
+from oomguard.guarding.owner import Owner
 from oomguard.guarding.watching import entered, inside_call
-from oomguard.incident import PATCHED, Attempt, Diagnosis, Effect, Incident, Patch, SettingInForce
+from oomguard.incident import PATCHED, Diagnosis, Effect, Incident, SettingInForce
 from oomguard.log import get_logger
-from oomguard.remedy.policy import Policy
 from oomguard.settings import SETTING_FACTS
 from oomguard.switch import disabled
 
 _ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
-
-
-class StartOwner(Protocol):
-    """The guard, as a start sees it."""
-
-    policy: Policy
-
-    def record(self, attempt: Attempt) -> None:
-        """Take an attempt that ended."""
-
-    def incident(self, diagnosis: Diagnosis) -> None:
-        """Take what is known of a failure."""
-
-    def patched(self, patch: Patch) -> None:
-        """Take a change before it is made."""
 
 
 def started(
@@ -60,7 +45,7 @@ def started(
 
 
 def _run_of(
-    owner: StartOwner, read: ReadStart, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    owner: Owner, read: ReadStart, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> StartRun | None:
     """Return the run of a start; None where its call cannot be read: then it is made as if there were no guard."""
     try:
@@ -79,7 +64,7 @@ class StartRun:
         source: what its diagnosis is called.
     """
 
-    def __init__(self, owner: StartOwner, start: WatchedStart, source: str) -> None:
+    def __init__(self, owner: Owner, start: WatchedStart, source: str) -> None:
         self._owner, self._start, self._source = owner, start, source
         self._ledger = Ledger(owner.policy)
         self._first_error: Exception | None = None
@@ -94,11 +79,13 @@ class StartRun:
             ended = self._attempt()
             if ended.error is None:
                 self._succeeded(ended)
+                self._owner.ended(tuple(ledger.attempts) if self._first_error is not None else (), None)
                 return ended.result, None
             self._failed(ended.error, ended)
         if self._first_error is not None and self._incident is not None:
             with _keeping_quiet("the note"):
                 self._annotate(self._first_error, self._incident)
+        self._owner.ended(tuple(ledger.attempts), None)
         return None, self._first_error
 
     def _succeeded(self, ended: EndedStart) -> None:
