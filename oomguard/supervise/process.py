@@ -92,7 +92,7 @@ def _run(
     on_failing: Callable[[], None],
 ) -> tuple[int, bool]:
     process = _start(launch, signals, source, terminal)
-    signals.attach(grace_s=grace_s, terminal=terminal)
+    signals.attach(grace_s=grace_s, printed=lambda: recording.came, terminal=terminal)
     is_late, ended_s = False, None
     try:
         tee = Tee(recording)
@@ -108,9 +108,6 @@ def _run(
             stopped_s = signals.stopped_at_s
             if stopped_s is None or time.monotonic() - stopped_s <= grace_s or is_late:
                 return
-            if terminal is not None and terminal.is_edited():
-                signals.be_patient()
-                return
             is_late = True
             signals.watcher.kill()
 
@@ -120,7 +117,7 @@ def _run(
                 ended_s = time.monotonic()
             return ended_s is not None
 
-        tee.pump(has_ended, check_grace, lambda: signals.stopped_by is not None)
+        tee.pump(has_ended, check_grace, lambda: signals.hurries or (signals.stopped_by is not None and has_ended()))
         if terminal is not None:
             terminal.give_back()  # before anything of ours is printed
         for number, count in tee.lost_bytes.items():

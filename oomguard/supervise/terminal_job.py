@@ -19,7 +19,7 @@ from oomguard.supervise.own_terminal import OwnTerminal, Shown, stop_ourselves
 from oomguard.supervise.pseudo_terminal import PseudoTerminal
 from oomguard.supervise.signal_sets import JOB_STOPS, SI_KERNEL
 from oomguard.supervise.tee import Tee
-from oomguard.supervise.terminal_modes import for_background, is_by_line, read_modes, stop_keys
+from oomguard.supervise.terminal_modes import echo_bytes, for_background, read_modes, stop_keys
 from oomguard.supervise.typed_ahead import end_of_file
 from oomguard.supervise.watcher import Watcher
 from oomguard.supervise.watcher_terminal import Given
@@ -37,7 +37,7 @@ class TerminalJob:
     Args:
         shown: which of our streams are the terminal.
         watcher: starts and continues the command.
-        on_stop_key: is told each signal by which the user asks the command, at a key, to stop.
+        on_stop_keys: is told the signals by which the user asks the command, at keys, to stop, and how much of them is shown.
         on_typed: is called when something else was typed.
 
     Raises:
@@ -45,10 +45,14 @@ class TerminalJob:
     """
 
     def __init__(
-        self, shown: Shown, watcher: Watcher, on_stop_key: Callable[[int], None], on_typed: Callable[[], None]
+        self,
+        shown: Shown,
+        watcher: Watcher,
+        on_stop_keys: Callable[[list[int], int], None],
+        on_typed: Callable[[], None],
     ) -> None:
         self._shown, self._watcher = shown, watcher
-        self._on_stop_key, self._on_typed = on_stop_key, on_typed
+        self._on_stop_keys, self._on_typed = on_stop_keys, on_typed
         self._pseudo = PseudoTerminal(shown.output)
         self._own: OwnTerminal | None = None
         self._tee: Tee | None = None
@@ -128,10 +132,6 @@ class TerminalJob:
             self._own_share.set()
             return True
         return False
-
-    def is_edited(self) -> bool:
-        """Return whether the command reads its terminal key by key now: somebody is at work there."""
-        return self._holds and not is_by_line(self._pseudo.modes)
 
     def give_back(self) -> None:
         """Pass on nothing more; the user's terminal is as before."""
@@ -233,8 +233,8 @@ class TerminalJob:
         keys = stop_keys(written, modes)
         if written and not keys:
             self._on_typed()
-        for number in keys:
-            self._on_stop_key(number)
+        if keys:
+            self._on_stop_keys(keys, len(keys) * echo_bytes(modes))
         if self._typed and self._own is not None:
             self._unwatch(self._own.fd)
             self._watch(self._pseudo.ours, selectors.EVENT_WRITE, self._write)

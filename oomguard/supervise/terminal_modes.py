@@ -69,6 +69,13 @@ def for_background(modes: Modes, own: Modes) -> Modes:
     return [*modes[:3], (modes[3] & ~termios.TOSTOP) | (own[3] & termios.TOSTOP), *modes[4:]]
 
 
+def echo_bytes(modes: Modes | None) -> int:
+    """Return how many bytes a terminal shows of a stop key."""
+    if modes is None or not modes[3] & termios.ECHO:
+        return 0
+    return 2 if modes[3] & termios.ECHOCTL else 1  # ^C
+
+
 def stop_keys(data: bytes, modes: Modes | None) -> list[int]:
     """Return the signals that a terminal makes of typed bytes, of those that ask to stop.
 
