@@ -149,7 +149,7 @@ def _terminal(signals: Signals) -> TerminalJob | None:
     if shown is None:
         return None
     try:
-        return TerminalJob(shown, signals.watcher, signals.typed, signals.be_patient)
+        return TerminalJob(shown, signals.watcher, signals.typed, signals.be_patient, signals.lasting)
     except OSError as error:
         get_logger().warning("the command's output is no terminal", reason=error.strerror or str(error))
         return None

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from oomguard.supervise import tree
 from oomguard.supervise.keys import Keys
+from oomguard.supervise.lasting_modes import Lasting
 from oomguard.supervise.signal_sets import BY_KEY, IGNORED_BY_PYTHON, SI_KERNEL, STOPS, handed_on, ignored
 from oomguard.supervise.terminal_job import TerminalJob
 from oomguard.supervise.watcher import Watcher
@@ -38,6 +39,7 @@ class Signals:
         count: stops that another process sent.
         stopped_between_runs: whether it came while no command was there to end of it.
         was_typed: whether a stop came from a key of the terminal.
+        lasting: what the command sets on its terminal stays; set when all is told.
         watcher: starts the command, and ends it where oomguard is killed; there while entered.
     """
 
@@ -49,6 +51,7 @@ class Signals:
         self.count = 0
         self.stopped_between_runs = False
         self.was_typed = False
+        self.lasting = Lasting()
         self._keys = Keys()
         self._closed = closed
         self._runs = False
@@ -78,6 +81,7 @@ class Signals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.lasting.apply()
         self._leaving = True
         self._wake()
         self._thread.join()
