@@ -122,12 +122,10 @@ class PseudoTerminal:
 
     def was_set(self) -> Set | None:
         """Return what the command has set, and left so."""
-        modes = self.modes
-        try:
+        modes, other = self.modes, None
+        with self._closing, contextlib.suppress(OSError):  # no size of the user's is on its way
             size = _size(self.ours)
-        except OSError:
-            return None
-        other = size if size != self._size else None
+            other = size if size != self._size else None
         if modes is None or self._given is None or (modes == self._given and other is None):
             return None
         return Set(self._given, modes, other)
