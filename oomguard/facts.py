@@ -71,11 +71,7 @@ def _specs() -> dict[str, FactSpec]:
         ("gpu_index", "int", "index of the device in the message"),
         # vLLM
         ("kv_cache_needed_bytes", "int", "KV cache that one request of max_model_len tokens needs"),
-        (
-            "kv_cache_available_bytes",
-            "int",
-            "memory that is left for the KV cache; negative if the rest takes too much",
-        ),
+        ("kv_cache_available_bytes", "int", "memory left for the KV cache; negative if the rest takes too much"),
         ("kv_cache_capacity_tokens", "int", "tokens that fit in the KV cache"),
         ("kv_cache_requested_bytes", "int", "KV cache size that was asked for"),
         (

@@ -10,8 +10,8 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.supervise.terminal_modes import Modes, is_same, raw, read_modes, set_modes
-from oomguard.supervise.typed_ahead import typed_ahead
+from oomguard.supervise.terminal_modes import Modes, is_same, raw, read_modes, set_modes, unseen
+from oomguard.supervise.typed_ahead import end_of_file, keys_ahead, may_type_back, type_back, typed_ahead
 from oomguard.supervise.watcher import Watcher
 
 _OWN_SHARE_S: Final = 1.0
@@ -93,13 +93,13 @@ class OwnTerminal:
             return False
 
     def take(self, end: bytes) -> bytes:
-        """Make it raw, also where somebody has set it since we did; return the lines typed before, ``end`` for each Ctrl-D."""
+        """Make it raw, also where somebody has set it since we did; return what was typed before, ``end`` for each Ctrl-D."""
         modes = read_modes(self.fd)
         if modes is None or (self._raw is not None and is_same(modes, self._raw)):
             return b""
         typed = typed_ahead(self.fd, modes, end)
         self._set(modes, raw(modes, adds_returns=not self._alone))
-        return typed
+        return typed + keys_ahead(self.fd)
 
     def print_as(self, *, adds_returns: bool) -> None:
         """Go on adding carriage returns for the others of our job as long as the command's terminal does it for the command."""
@@ -112,6 +112,31 @@ class OwnTerminal:
         self._saved, self._raw = saved, wanted
         self._watcher.lend(self.fd, saved, wanted)
         set_modes(self.fd, wanted)
+
+    @property
+    def end_of_file(self) -> bytes:
+        """What is Ctrl-D on it, as its user has it."""
+        return end_of_file(self._saved)
+
+    def type_back(self, seen: bytes, keys: bytes) -> None:
+        """Leave to who reads here next what the command has not read, and what is typed at this moment, as long as it is raw.
+
+        Args:
+            seen: is not shown again.
+            keys: nobody has met them yet.
+        """
+        modes = read_modes(self.fd)
+        if self._saved is None or self._raw is None or modes is None or not is_same(modes, self._raw):
+            return
+        if not may_type_back():
+            return
+        keys += keys_ahead(self.fd)
+        self._set(self._saved, unseen(self._saved))
+        keys += keys_ahead(self.fd)  # what came between the two; nothing is before what is typed back
+        type_back(self.fd, seen)
+        if keys:
+            self._set(self._saved, self._saved)
+            type_back(self.fd, keys)
 
     def give_back(self) -> None:
         """Set it as it was, unless somebody has set it since we did."""

@@ -99,7 +99,7 @@ def _run(
     on_failing: Callable[[], None],
 ) -> tuple[int, Tee]:
     process = _start(launch, signals, source, terminal)
-    signals.attach(grace_s=grace_s, terminal=terminal)
+    signals.attach(grace_s=grace_s, printed=lambda: recording.came, terminal=terminal)
     on_started()
     is_late, ended_s, tee = False, None, Tee(recording)
     try:
@@ -115,9 +115,6 @@ def _run(
             stopped_s = signals.stopped_at_s
             if stopped_s is None or time.monotonic() - stopped_s <= grace_s or is_late:
                 return
-            if terminal is not None and terminal.is_edited():
-                signals.be_patient()
-                return
             is_late = True
             signals.watcher.kill()
 
@@ -127,7 +124,7 @@ def _run(
                 ended_s = time.monotonic()
             return ended_s is not None
 
-        tee.pump(has_ended, check_grace, lambda: signals.stopped_by is not None)
+        tee.pump(has_ended, check_grace, lambda: signals.hurries or (signals.stopped_by is not None and has_ended()))
         if terminal is not None:
             terminal.give_back()  # before anything of ours is printed
         for number, count in tee.lost_bytes.items():
@@ -159,7 +156,7 @@ def _terminal(signals: Signals) -> TerminalJob | None:
     if shown is None:
         return None
     try:
-        return TerminalJob(shown, signals.watcher, signals.typed, signals.be_patient)
+        return TerminalJob(shown, signals.watcher, signals.typed, signals.be_patient, signals.lasting)
     except OSError as error:
         get_logger().warning("the command's output is no terminal", reason=error.strerror or str(error))
         return None

@@ -6,11 +6,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final
 
 from oomguard.supervise import tree
-from oomguard.supervise.signal_sets import IGNORED_BY_PYTHON, SI_KERNEL, STOPS, handed_on, ignored
+from oomguard.supervise.keys import Keys
+from oomguard.supervise.lasting_modes import Lasting
+from oomguard.supervise.signal_sets import BY_KEY, IGNORED_BY_PYTHON, SI_KERNEL, STOPS, handed_on, ignored
 from oomguard.supervise.terminal_job import TerminalJob
 from oomguard.supervise.watcher import Watcher
 from oomguard.supervise.watcher_process import Before
@@ -32,10 +35,11 @@ class Signals:
 
     Attributes:
         stopped_by: the first signal that asked to stop.
-        stopped_at_s: when it came, on the monotonic clock; None where its user then went on with the command.
-        count: signals that asked to stop.
+        stopped_at_s: when another process sent one first, on the monotonic clock. A key is its user's to repeat.
+        count: stops that another process sent.
         stopped_between_runs: whether it came while no command was there to end of it.
         was_typed: whether a stop came from a key of the terminal.
+        lasting: what the command sets on its terminal stays; set when all is told.
         watcher: starts the command, and ends it where oomguard is killed; there while entered.
     """
 
@@ -47,10 +51,11 @@ class Signals:
         self.count = 0
         self.stopped_between_runs = False
         self.was_typed = False
+        self.lasting = Lasting()
+        self._keys = Keys()
         self._closed = closed
         self._runs = False
         self._terminal: TerminalJob | None = None
-        self._was_sent_one = False
         self._grace_s = 0.0
         self._lock = threading.Lock()
         self._numbers: frozenset[int] = frozenset()
@@ -76,6 +81,7 @@ class Signals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.lasting.apply()
         self._leaving = True
         self._wake()
         self._thread.join()
@@ -88,11 +94,20 @@ class Signals:
         """Let Ctrl-Z stop us as any program, while no command is there that it would stop first."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK if does else signal.SIG_BLOCK, {signal.SIGTSTP} - self._masked)
 
-    def attach(self, *, grace_s: float, terminal: TerminalJob | None = None) -> None:
-        """Hand signals on from here on, as the command has started; a stop that came just before goes to it now."""
+    def attach(
+        self, *, grace_s: float, printed: Callable[[], int] = lambda: 0, terminal: TerminalJob | None = None
+    ) -> None:
+        """Hand signals on from here on, as the command has started; a stop that came just before goes to it now.
+
+        Args:
+            grace_s: 0 where a stop kills and is not handed on.
+            printed: returns how many bytes the command has printed.
+            terminal: the command's own.
+        """
         self._stops_us(does=False)
         with self._lock:
             self._runs, self._grace_s, self._terminal = True, grace_s, terminal
+            self._keys = Keys(printed)
             if self.stopped_by is not None:
                 self._send(int(self.stopped_by), None, None, is_stop=True)
 
@@ -102,20 +117,24 @@ class Signals:
             self._runs, self._terminal = False, None
         self._stops_us(does=True)
 
-    def typed(self, number: int) -> None:
-        """Note a stop that the command had at a key of its own terminal; the others of our job have it too."""
+    def typed(self, numbers: Sequence[int], echo_bytes: int) -> None:
+        """Note stops that the command had at keys of its own terminal, at once; the others of our job have them too."""
         with self._lock:
-            self.was_typed = True
-            tree.send_to_others(os.getpgrp(), number)
-            self._stop(number)
+            for number in numbers:
+                tree.send_to_others(os.getpgrp(), number)
+            self._key(numbers[0], echo_bytes)
             if self._runs and self._grace_s == 0:
                 self.watcher.kill()
 
     def be_patient(self) -> None:
-        """Give the command all the time it takes: its user goes on with it after stops at a key. Nothing is remedied all the same."""
+        """Count the keys anew: their user goes on with the command. Nothing is remedied all the same."""
         with self._lock:
-            if not self._was_sent_one:
-                self.stopped_at_s, self.count = None, 0
+            self._keys.forget()
+
+    @property
+    def hurries(self) -> bool:
+        """Whether another process has asked to stop: nothing holds up the end."""
+        return self.stopped_at_s is not None
 
     def was_told(self, *, told: bool) -> None:
         """Say whether the command was told to stop while it lived, where a stop came at all."""
@@ -147,27 +166,35 @@ class Signals:
             if number not in self._ignored | self._masked:  # this thread took what would have stopped the other
                 os.kill(os.getpid(), signal.SIGSTOP)
             return
-        if number in STOPS and code == SI_KERNEL:
-            self.was_typed = True
         with self._lock:
             if self._terminal is not None and self._terminal.received(number, code, sender):
                 return
             is_stop = number in STOPS and (number not in self._ignored or self._is_heeded(number))
-            if is_stop:
-                self._was_sent_one = True
+            if is_stop and code == SI_KERNEL and number in BY_KEY:
+                self._key(number, 0)
+            elif is_stop:
                 self._stop(number)
             if self._runs:
                 self._send(number, code, sender, is_stop=is_stop)
+
+    def _key(self, number: int, echo_bytes: int) -> None:
+        self.was_typed = True
+        self._note(number)
+        if self._keys.press(echo_bytes) >= IMPATIENT_COUNT:
+            self.watcher.kill()
 
     def _stop(self, number: int) -> None:
         self.count += 1
         if self.stopped_at_s is None:
             self.stopped_at_s = time.monotonic()
+        self._note(number)
+        if self.count >= IMPATIENT_COUNT:
+            self.watcher.kill()
+
+    def _note(self, number: int) -> None:
         if self.stopped_by is None:
             self.stopped_by = signal.Signals(number)
             self.stopped_between_runs = not self._runs
-        if self.count >= IMPATIENT_COUNT:
-            self.watcher.kill()
 
     def _send(self, number: int, code: int | None, sender: int | None, *, is_stop: bool) -> None:
         if is_stop and self._grace_s == 0:

@@ -14,19 +14,22 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from oomguard.supervise.lasting_modes import Lasting
 from oomguard.supervise.line_ends import LineEnds
 from oomguard.supervise.own_terminal import OwnTerminal, Shown, stop_ourselves
 from oomguard.supervise.pseudo_terminal import PseudoTerminal
 from oomguard.supervise.signal_sets import JOB_STOPS, SI_KERNEL
 from oomguard.supervise.tee import Tee
-from oomguard.supervise.terminal_modes import for_background, is_by_line, read_modes, stop_keys
-from oomguard.supervise.typed_ahead import end_of_file
+from oomguard.supervise.terminal_modes import echo_bytes, for_background, read_modes, stop_keys
+from oomguard.supervise.typed_ahead import end_of_file, may_type_back
 from oomguard.supervise.watcher import Watcher
 from oomguard.supervise.watcher_terminal import Given
 
 _TYPED_BYTES: Final = 4096
 # What was printed before a stop is shown first, for so long at most.
 _SHOW_S: Final = 1.0
+# The watcher lets go of a terminal just before it tells that the command has ended.
+_TOLD_S: Final = 1.0
 # The command wants the terminal and is not in its foreground.
 _WANTS_IT: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
 
@@ -37,18 +40,25 @@ class TerminalJob:
     Args:
         shown: which of our streams are the terminal.
         watcher: starts and continues the command.
-        on_stop_key: is told each signal by which the user asks the command, at a key, to stop.
+        on_stop_keys: is told the signals by which the user asks the command, at keys, to stop, and how much of them is shown.
         on_typed: is called when something else was typed.
+        lasting: keeps what the command sets on its terminal, where it ends of itself.
 
     Raises:
         OSError: there is no pseudo-terminal.
     """
 
     def __init__(
-        self, shown: Shown, watcher: Watcher, on_stop_key: Callable[[int], None], on_typed: Callable[[], None]
+        self,
+        shown: Shown,
+        watcher: Watcher,
+        on_stop_keys: Callable[[list[int], int], None],
+        on_typed: Callable[[], None],
+        lasting: Lasting,
     ) -> None:
         self._shown, self._watcher = shown, watcher
-        self._on_stop_key, self._on_typed = on_stop_key, on_typed
+        self._on_stop_keys, self._on_typed = on_stop_keys, on_typed
+        self._lasting = lasting
         self._pseudo = PseudoTerminal(shown.output)
         self._own: OwnTerminal | None = None
         self._tee: Tee | None = None
@@ -71,11 +81,14 @@ class TerminalJob:
     def begin(self) -> Given:
         """Take the terminal where the command is to have it; return what it is started on."""
         own = self._own
+        self._lasting.note(None)
         modes, pseudo = read_modes(self._shown.output), self._pseudo.modes
         if modes is not None and pseudo is not None:
             in_front = own is None or own.is_foreground()
             self._pseudo.begin_as(modes if in_front else for_background(pseudo, modes))
         self._holds = own is not None and own.is_foreground() and self._wants
+        if own is not None and self._holds and may_type_back():  # it is the shell's where the command cannot be started
+            self._take(own, stands_still=True)
         return Given(self._pseudo.theirs, self._shown.streams, self._shown.controls, self._holds)
 
     def attach(self, tee: Tee) -> None:
@@ -88,7 +101,7 @@ class TerminalJob:
         tee.watch(self._watcher.fileno(), selectors.EVENT_READ, self._answered)
         self._watched.add(self._watcher.fileno())
         if self._holds and self._own is not None and self._own.is_foreground():
-            self._take(self._own)  # not before: what was typed is the shell's where the command cannot be started
+            self._take(self._own)
             self._go_on_typing()
 
     def tick(self) -> None:
@@ -129,12 +142,14 @@ class TerminalJob:
             return True
         return False
 
-    def is_edited(self) -> bool:
-        """Return whether the command reads its terminal key by key now: somebody is at work there."""
-        return self._holds and not is_by_line(self._pseudo.modes)
-
     def give_back(self) -> None:
-        """Pass on nothing more; the user's terminal is as before."""
+        """Pass on nothing more; the user's terminal is as before, and has what the command did not read."""
+        if self._own is not None and self._holds and self._own.is_foreground():
+            status = self._watcher.exit_status(_TOLD_S)
+            if status is not None and os.WIFEXITED(status):
+                self._lasting.note(self._pseudo.was_set())
+            self._own.type_back(self._pseudo.unread(self._own.end_of_file), self._typed)
+            self._typed = b""
         self._let_go()
         self._tee = None
 
@@ -167,7 +182,7 @@ class TerminalJob:
         """Have the command in the foreground, and the user's terminal raw."""
         if (modes := read_modes(own.fd)) is not None:
             self._pseudo.begin_as(modes)
-        self._take(own)
+        self._take(own, stands_still=self._stopped is not None)
         self._holds = self._wants = True
         self._stopped = None
         self._pseudo.copy_size()
@@ -190,8 +205,11 @@ class TerminalJob:
         else:
             self.tick()
 
-    def _take(self, own: OwnTerminal) -> None:
-        self._typed += own.take(end_of_file(self._pseudo.modes))
+    def _take(self, own: OwnTerminal, *, stands_still: bool = False) -> None:
+        """Make the user's terminal raw; what was typed there before is the command's."""
+        typed = own.take(end_of_file(self._pseudo.modes))
+        count = self._pseudo.type_unseen(typed) if stands_still and not self._typed else 0
+        self._typed += typed[count:]
 
     def _go_on_typing(self) -> None:
         if self._typed and self._pseudo.ours not in self._watched:
@@ -233,8 +251,8 @@ class TerminalJob:
         keys = stop_keys(written, modes)
         if written and not keys:
             self._on_typed()
-        for number in keys:
-            self._on_stop_key(number)
+        if keys:
+            self._on_stop_keys(keys, len(keys) * echo_bytes(modes))
         if self._typed and self._own is not None:
             self._unwatch(self._own.fd)
             self._watch(self._pseudo.ours, selectors.EVENT_WRITE, self._write)

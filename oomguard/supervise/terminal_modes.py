@@ -22,6 +22,7 @@ _IN: Final = (
 )
 _LOCAL: Final = termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN
 _RETURNS: Final = termios.OPOST | termios.ONLCR
+_EDITING: Final = (termios.VERASE, termios.VKILL, termios.VWERASE, termios.VREPRINT, termios.VLNEXT)
 _KEYS: Final = {termios.VINTR: signal.SIGINT, termios.VQUIT: signal.SIGQUIT}
 _NO_KEY: Final = b"\0"  # this character is turned off
 
@@ -49,6 +50,25 @@ def raw(modes: Modes, *, adds_returns: bool = False) -> Modes:
     return [i & ~_IN, o if adds_returns else o & ~termios.OPOST, c, local & ~_LOCAL, in_speed, out_speed, changed]
 
 
+def without_lines(modes: Modes) -> Modes:
+    """Return modes in which every key is handed on at once."""
+    characters = list(modes[6])
+    characters[termios.VMIN], characters[termios.VTIME] = 1, 0
+    return [*modes[:3], modes[3] & ~termios.ICANON, *modes[4:6], characters]
+
+
+def unseen(modes: Modes, flow: tuple[bytes, bytes] | None = None) -> Modes:
+    """Return modes in which what is typed is not shown, edits no line and is no key; two bytes stop and start the output with ``flow``."""
+    i, characters = modes[0] & ~(termios.IXON | termios.IXANY), list(modes[6])
+    for at in _EDITING:
+        characters[at] = _NO_KEY
+    if flow is not None:
+        i |= termios.IXON
+        characters[termios.VSTOP], characters[termios.VSTART] = flow
+    local = modes[3] & ~(termios.ECHO | termios.ECHONL | termios.ISIG)
+    return [i, *modes[1:3], local, *modes[4:6], characters]
+
+
 def is_same(one: Modes, other: Modes) -> bool:
     """Return whether two modes treat what passes the same way."""
     return one[:2] == other[:2] and one[3] == other[3]
@@ -67,6 +87,13 @@ def is_by_line(modes: Modes | None) -> bool:
 def for_background(modes: Modes, own: Modes) -> Modes:
     """Return modes for a job behind a shell, which edits a line meanwhile: of its own only whether such a job may print."""
     return [*modes[:3], (modes[3] & ~termios.TOSTOP) | (own[3] & termios.TOSTOP), *modes[4:]]
+
+
+def echo_bytes(modes: Modes | None) -> int:
+    """Return how many bytes a terminal shows of a stop key."""
+    if modes is None or not modes[3] & termios.ECHO:
+        return 0
+    return 2 if modes[3] & termios.ECHOCTL else 1  # ^C
 
 
 def stop_keys(data: bytes, modes: Modes | None) -> list[int]:

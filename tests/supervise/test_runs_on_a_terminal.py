@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -196,28 +197,59 @@ def test_a_stop_key_is_a_stop_nothing_is_run_again_after_it():
     assert b"running again" not in shown
 
 
-def test_the_third_ctrl_c_kills_however_long_the_grace():
-    code = "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: print('GOT', flush=True))\nprint('READY', flush=True)\nwhile True: time.sleep(1)"
-    keys = [(b"READY\r\n", b"\x03"), (b"GOT\r\n", b"\x03"), (b"GOT\r\n", b"\x03")]
+def test_the_third_ctrl_c_that_is_not_answered_kills_however_long_the_grace():
+    code = "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: None)\nprint('READY', flush=True)\nwhile True: time.sleep(1)"
     with sitting_at([*JOB_SHELL, *RUN, "-q", "--grace", "100000", "--", PY, "-c", code]) as terminal:
-        for pattern, key in keys:
-            terminal.until(pattern)
-            terminal.type(key)
+        terminal.until(b"READY\r\n")
+        for _ in range(3):
+            terminal.type(b"\x03")
+            terminal.until(rb"\^C")
         terminal.until(b"STATUS 137")
 
 
-def test_after_ctrl_c_the_grace_runs_until_something_else_is_typed():
+@pytest.mark.parametrize("more", [[], ["--no-pty"]])
+def test_a_command_that_answers_ctrl_c_goes_on_however_often_it_comes_and_no_grace_runs(more):
     code = (
         "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: print('GOT', flush=True))\nprint('READY', flush=True)\n"
         "while True: print('LINE', sys.stdin.readline().strip(), flush=True)"
     )
-    with sitting_at([*JOB_SHELL, *RUN, "-q", "--grace", "2", "--", PY, "-c", code]) as terminal:
+    with sitting_at([*JOB_SHELL, *RUN, "-q", "--grace", "1", *more, "--", PY, "-c", code]) as terminal:
         terminal.until(b"READY\r\n")
-        for text in (b"one", b"two"):
+        for _ in range(5):
             terminal.type(b"\x03")
-            terminal.until(b"GOT\r\n")
+            terminal.until(b"GOT\r?\n")
+        assert not wait_for(lambda: b"STATUS" in terminal.shown or not terminal._read(), 2)
+        terminal.type(b"one\r")
+        terminal.until(b"LINE one")
+
+
+def test_after_something_else_is_typed_ctrl_c_counts_anew():
+    code = (
+        "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: None)\nprint('READY', flush=True)\n"
+        "while True: line = sys.stdin.readline().strip(); print('LINE', line, flush=True) if line == 'last' else None"
+    )
+    with sitting_at([*JOB_SHELL, *QUIET, PY, "-c", code]) as terminal:
+        terminal.until(b"READY\r\n")
+        for text in (b"one", b"two", b"last"):
+            for _ in range(2):
+                terminal.type(b"\x03")
+                terminal.until(rb"\^C")
             terminal.type(text + b"\r")
-            terminal.until(b"LINE " + text)
-        assert not wait_for(lambda: b"STATUS" in terminal.shown or not terminal._read(), 3)
+            terminal.until(text + b"\r\n")
+        terminal.until(b"LINE last")
+
+
+def test_after_ctrl_c_all_that_is_printed_arrives_however_slowly_it_is_shown():
+    """Nothing is dropped: the command goes on, as a shell at its prompt does."""
+    code = (
+        "import signal, sys, time\ndef handle(*_):\n  print('GOT', flush=True)\n  for n in range(40_000): print('line', n)\n  print('END', flush=True)\n"
+        "signal.signal(signal.SIGINT, handle)\nprint('READY', flush=True)\nsignal.pause()"
+    )
+    with sitting_at([*QUIET, PY, "-c", code]) as terminal:
+        terminal.until(b"READY\r\n")
         terminal.type(b"\x03")
-        terminal.until(b"STATUS 137")
+        terminal.until(b"GOT\r\n")
+        time.sleep(1)  # the reader of the terminal is away
+        shown = terminal.end()
+        assert shown.count(b"line ") == 40_000
+        assert shown.endswith(b"END\r\n")

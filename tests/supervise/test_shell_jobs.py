@@ -295,7 +295,7 @@ def test_others_of_a_pipeline_print_as_always_while_the_command_asks(by):
         begin(terminal, f"{'' if by == 'bare' else 'run '}{py(code)} | cat")
         for name in (b"one", b"two", b"three"):
             terminal.until(rb"name\? ")
-            time.sleep(0.3)  # what is typed before the command asks is shown once more
+            time.sleep(0.3)  # the command asks
             terminal.type(name + b"\r")
             terminal.until(name + b" answered\r\n")
         terminal.until(b"done\r\n.*PROMPT> ")

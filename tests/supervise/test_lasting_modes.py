@@ -1,0 +1,82 @@
+"""What a command sets on its terminal stays on its user's, as alone."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.driving import shell, sitting_at
+from support.supervising import QUIET, RUN
+
+PY = sys.executable
+JOB_SHELL = [PY, str(Path(__file__).with_name("job_shell.py"))]
+BY = pytest.mark.parametrize("by", [[], QUIET], ids=["bare", "oomguard"])
+ENGINE = [PY, str(Path(__file__).with_name("fake_engine.py"))]
+SHOWS = "stty -a | tr '\\n' ' ' | sed s/^/MODES/; echo"
+KILL_STATUS = 128 + signal.SIGKILL
+
+
+def left_by(command: list[str], by: list[str], first: str = ":") -> tuple[bytes, bytes]:
+    """Return what ``stty`` shows before a command and after it."""
+    script = f"{first}; {SHOWS}; {shlex.join([*by, *command])}; {SHOWS}"
+    with sitting_at(["sh", "-c", script]) as terminal:
+        before = terminal.until(rb"MODES(.*?)\r?\n").group(1)
+        return before, terminal.until(rb"MODES(.*?)\r?\n").group(1)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["stty -echo", "stty intr ^X", "stty rows 40 cols 99", "stty raw -echo", "stty -onlcr ixany", "stty -echo; exit 3"],
+)
+def test_what_a_command_sets_stays(command):
+    before, bare = left_by(["sh", "-c", command], [])
+    assert left_by(["sh", "-c", command], QUIET) == (before, bare)
+    assert bare != before
+
+
+def test_what_it_sets_back_to_sane_is_sane():
+    first = "stty -echo -onlcr intr ^X rows 33"
+    before, bare = left_by(["stty", "sane"], [], first)
+    assert left_by(["stty", "sane"], QUIET, first) == (before, bare)
+    assert bare != before
+
+
+def test_a_command_that_sets_nothing_leaves_what_was_set():
+    before, after = left_by(["true"], QUIET, "stty -echo intr ^X rows 33 cols 44 ixany")
+    assert after == before
+    assert b"-echo " in after
+
+
+@BY
+def test_a_shell_keeps_what_a_command_has_set(by):
+    with shell() as terminal:
+        terminal.type(shlex.join([*by, "stty", "intr", "^X", "rows", "40", "cols", "120"]).encode() + b"\r")
+        terminal.until(b"\n.*PROMPT> $")
+        terminal.type(f"{SHOWS}\r".encode())
+        shown = terminal.until(rb"MODES(speed.*?)\r?\n").group(1)
+        assert b"intr = ^X;" in shown
+        assert b"rows 40; columns 120;" in shown
+
+
+def test_a_command_that_dies_of_a_signal_leaves_the_terminal_as_it_was():
+    command = ["sh", "-c", "stty raw -echo rows 40; kill -9 $$"]
+    with sitting_at([*JOB_SHELL, *QUIET, *command]) as terminal:
+        before = terminal.modes
+        terminal.until(f"STATUS {KILL_STATUS}".encode())
+        assert terminal.modes == before
+
+
+def test_what_a_failed_attempt_sets_is_neither_the_next_ones_nor_in_the_way_of_what_is_told():
+    script = f'stty -echo -onlcr; exec {shlex.join(ENGINE)} "$@"'
+    command = [*RUN, "--allow", "reduces-capacity", "--", "sh", "-c", f"stty -a | grep -o '.echo '; {script}", "sh"]
+    with sitting_at(["sh", "-c", f"{shlex.join(command)}; {SHOWS}"]) as terminal:
+        shown = terminal.end()
+    assert shown.count(b" echo \r\n") == 2
+    assert b"What oomguard did" in shown
+    told = shown[shown.index(b"What oomguard did") : shown.index(b"MODES")]
+    assert told.count(b"\n") == told.count(b"\r\n")
+    assert b"-onlcr" in shown[shown.index(b"MODES") :]
