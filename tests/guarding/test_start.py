@@ -84,10 +84,10 @@ def test_the_log_says_what_failed_and_what_is_changed(program):
             with oomguard.guard(allow="reduces-capacity"):
                 LLM("org/model", **SMALL).shutdown()
     """)
-    said = [line for line in ran.stderr.splitlines() if line.startswith("event=")]
-    assert said[0].startswith("event='out of memory' kind='kv_cache_too_small_for_max_len'")
-    assert "process='EngineCore pid=" in said[0]
-    assert said[1] == "event='this engine starts with reduced settings' max_model_len='32768 -> 1953'"
+    said = [line for line in ran.stderr.splitlines() if line.startswith("oomguard: ")]
+    assert said[0].startswith("oomguard: out of memory: kind kv_cache_too_small_for_max_len")
+    assert "process EngineCore pid=" in said[0]
+    assert said[1] == "oomguard: this engine starts with reduced settings: max_model_len 32768 -> 1953"
 
 
 def test_callbacks_and_the_guards_own_records_tell_what_happened(program):
