@@ -244,6 +244,8 @@ class WatcherProcess:
                 return True
             if pid == self._child:
                 self._follow(status)
+            elif self._witness is not None and pid == self._witness.pid and os.WIFSIGNALED(status):
+                self._witness = None  # somebody killed it: what the group has arrives once more
 
     def _follow(self, status: int) -> None:
         """Tell oomguard that the command ended; stop and go on with it, so that a shell sees its job stopped."""
@@ -267,6 +269,7 @@ class WatcherProcess:
             self._paused_parent = False
             if self._terminal is not None:
                 self._terminal.close()
+            self._end_witness()  # what is left is the command's own
             self._say("exited", status)
 
     def _go_on(self, *, in_front: bool) -> None:

@@ -165,25 +165,6 @@ def test_a_state_folder_that_cannot_be_written_does_not_stop_the_run(place):
     assert (ran.returncode, ran.stdout) == (0, b"hi\n")
 
 
-def test_a_journal_that_locks_in_the_middle_does_not_stop_the_run(tmp_path):
-    import sqlite3
-
-    path = tmp_path / "journal.sqlite3"
-    go, locked = tmp_path / "go", tmp_path / "locked"
-    script = f"touch '{go}'; while [ ! -e '{locked}' ]; do sleep 0.1; done; exit 7"
-    command = [sys.executable, "-m", "oomguard", "run", "--journal", str(path), "--", "sh", "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while not go.exists():
-            time.sleep(0.05)
-        database = sqlite3.connect(path, isolation_level=None)
-        database.execute("BEGIN EXCLUSIVE")
-        locked.touch()
-        _, errors = process.communicate(timeout=LIMIT_S)
-        database.close()
-    assert process.returncode == 7
-    assert b"the journal is left out" in errors
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_the_command_and_its_answer_is_ours(number):
     code = f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: sys.exit(7))\nprint('ready', flush=True)\ntime.sleep(30)"
