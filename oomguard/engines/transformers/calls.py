@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from collections.abc import Callable
 from typing import Any, Final
 
 from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding
+from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.generate import GenerateCall
 
 # Module, method in it, and how a call of it is read.
@@ -21,8 +23,11 @@ WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
 _handlers: list[Handler] = []
 
 
-def watch(handler: Handler) -> None:
-    """Have every watched call go through ``handler``, now or once its module is imported; once per process."""
+def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> None:
+    """Have every watched call go through ``handler``, now or once its module is imported; once per process.
+
+    The call of a model itself goes through ``often``, the outermost one: ``is_inside`` tells of those below.
+    """
     if _handlers:
         return
     _handlers.append(handler)
@@ -34,6 +39,26 @@ def watch(handler: Handler) -> None:
             wrap(sys.modules[module])
         else:
             wrapt.register_post_import_hook(wrap, module)
+    wrap_forward = functools.partial(_watch_forward, often, is_inside)
+    if "transformers.modeling_utils" in sys.modules:
+        wrap_forward(sys.modules["transformers.modeling_utils"])
+    else:
+        wrapt.register_post_import_hook(wrap_forward, "transformers.modeling_utils")
+
+
+def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -> None:
+    """Give models a ``__call__`` of their own: a plain function, which torch.compile reads through where it compiles."""
+    import torch
+
+    base, is_compiling = torch.nn.Module, torch.compiler.is_compiling
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or is_inside():
+            return base.__call__(self, *args, **kwargs)
+        return often(ForwardCall.of, functools.partial(base.__call__, self), self, args, kwargs)
+
+    call.__name__, call.__qualname__ = "__call__", "PreTrainedModel.__call__"
+    module.PreTrainedModel.__call__ = call
 
 
 def _wrap(method: str, read: ReadCall, module: Any) -> None:
