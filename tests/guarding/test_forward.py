@@ -194,7 +194,7 @@ def test_a_model_compiled_with_the_watched_call_in_it_runs_whole_graphs():
 
 
 def test_the_next_call_begins_with_the_rows_that_fitted(classifier):
-    batch = {"input_ids": padded()["input_ids"] + 3}
+    batch = {"input_ids": padded()["input_ids"].clamp(min=3)}
 
     def call():
         with torch.no_grad():
@@ -219,7 +219,8 @@ def test_only_the_outermost_call_is_split(llama, monkeypatch):
     inner = type(llama.model).forward
 
     def counting(self, input_ids=None, **options):
-        sizes.append(len(input_ids))
+        if type(input_ids) is torch.Tensor:  # a trace runs it under fake ones
+            sizes.append(len(input_ids))
         return inner(self, input_ids, **options)
 
     monkeypatch.setattr(type(llama.model), "forward", counting)
@@ -237,3 +238,30 @@ def test_only_the_outermost_call_is_split(llama, monkeypatch):
         call()
     assert sizes[0] == ROWS
     assert sum(sizes[1:]) == ROWS
+
+
+def test_a_trace_tells_to_the_byte_what_other_numbers_of_rows_need(llama):
+    from oomguard.engines.transformers.forward import ForwardCall
+
+    batch = padded()
+    traced = ForwardCall.of(llama, (), batch).traced()
+    with torch.no_grad(), limit_memory("4 GiB") as device:
+        device.adopt([*llama.parameters(), *llama.buffers(), *batch.values()])
+        before = device.live_bytes
+        result = llama(**batch)
+        assert traced.need_bytes(ROWS) == device.peak_bytes - before + device.live_bytes - before
+        del result
+
+
+def test_a_failed_call_of_modules_with_hooks_leaves_nothing_alive(llama):
+    batch = padded()
+    with torch.no_grad():
+        llama(**batch, output_hidden_states=True)  # transformers puts its hooks in place for good
+
+    def call():
+        with torch.no_grad():
+            return llama(**batch).logits
+
+    _, _, g = whole_and_in_parts(call)
+    weights = sum(tensor.nbytes for tensor in (*llama.parameters(), *llama.buffers(), *batch.values()))
+    assert g.attempts[0].incident.facts["baseline_bytes"].value <= weights

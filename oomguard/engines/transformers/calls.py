@@ -6,6 +6,7 @@ it calls the method above cannot be split any more.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
@@ -13,12 +14,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding
+from oomguard.engines.transformers.features import FeaturesCall
 from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.generate import GenerateCall
 
 # Module, method in it, and how a call of it is read.
 WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
     ("transformers.generation.utils", "GenerationMixin.generate", GenerateCall.of),
+)
+# The same for what is called often, through ``often``: a module of sentence-transformers calls a model's ``forward`` by its name.
+OFTEN: Final[tuple[tuple[str, str, ReadCall], ...]] = (
+    ("sentence_transformers.base.modules.transformer", "Transformer.forward", FeaturesCall.of),
 )
 _handlers: list[Handler] = []
 
@@ -33,17 +39,21 @@ def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> No
     _handlers.append(handler)
     import wrapt
 
-    for module, method, read in WATCHED:
-        wrap = functools.partial(_wrap, method, read)
+    wraps = [(module, functools.partial(_wrap, method, read)) for module, method, read in WATCHED]
+    wraps += [(module, functools.partial(_wrap_often, often, method, read)) for module, method, read in OFTEN]
+    wraps.append(("transformers.modeling_utils", functools.partial(_watch_forward, often, is_inside)))
+    for module, wrap in wraps:
         if module in sys.modules:
             wrap(sys.modules[module])
         else:
             wrapt.register_post_import_hook(wrap, module)
-    wrap_forward = functools.partial(_watch_forward, often, is_inside)
-    if "transformers.modeling_utils" in sys.modules:
-        wrap_forward(sys.modules["transformers.modeling_utils"])
-    else:
-        wrapt.register_post_import_hook(wrap_forward, "transformers.modeling_utils")
+
+
+def _wrap_often(often: Handler, method: str, read: ReadCall, module: Any) -> None:
+    import wrapt
+
+    with contextlib.suppress(AttributeError):  # a version that has no such method is imported all the same
+        wrapt.wrap_function_wrapper(module, method, functools.partial(often, read))
 
 
 def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -> None:

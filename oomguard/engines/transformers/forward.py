@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
 from oomguard.engines.transformers.loss import mean_weight
+from oomguard.engines.transformers.traced_forward import TracedForward
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _LABELS: Final = ("labels", "start_positions", "end_positions")
@@ -70,22 +71,41 @@ class ForwardCall:
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included."""
-        args = tuple(
-            _cut(name, value, self.rows, start, stop) for name, value in zip(self.positional, self.args, strict=True)
-        )
-        return args, {name: _cut(name, value, self.rows, start, stop) for name, value in self.kwargs.items()}
+        args = tuple(self._changed(name, value, lambda t: t[start:stop]) for name, value in self._positional())
+        return args, {name: self._changed(name, value, lambda t: t[start:stop]) for name, value in self.kwargs.items()}
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return None: every field of a part's result is looked at where it is put."""
         del part, rows
         return None
 
-    def traced(self) -> None:
-        """Return None: what its rows take is measured."""
-        return
+    def traced(self) -> TracedForward | None:
+        """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
+        if self.not_splittable is not None:
+            return None
+        given = {**dict(self._positional()), **self.kwargs}
+        return TracedForward(
+            self.model,
+            self.rows,
+            lambda change: {name: self._changed(name, value, change) for name, value in given.items()},
+            given.get("attention_mask"),
+        )
+
+    def _positional(self) -> Iterator[tuple[str, Any]]:
+        return zip(self.positional, self.args, strict=True)
+
+    def _changed(self, name: str, value: Any, change: Callable[[Any], Any]) -> Any:
+        """Return an argument with what ``change`` makes of each tensor in it that holds rows."""
+        if _is_tensor(value):
+            return change(value) if _is_cut(name, value, self.rows) else value
+        if isinstance(value, Mapping) and any(True for _ in _tensors(value)):
+            return type(value)(**{key: self._changed(name, entry, change) for key, entry in value.items()})
+        if type(value) in (list, tuple) and any(True for _ in _tensors(value)):
+            return type(value)(self._changed(name, entry, change) for entry in value)
+        return value
 
     def _weight(self, part: Any, start: int, stop: int) -> float | None:
-        given = {**dict(zip(self.positional, self.args, strict=True)), **self.kwargs}
+        given = {**dict(self._positional()), **self.kwargs}
         labels = {name: given[name][start:stop] for name in _LABELS if given.get(name) is not None}
         return mean_weight(part, labels) if labels else None
 
@@ -124,18 +144,7 @@ def _is_whole(name: str, value: Any) -> bool:
     return value.ndim == 0 or name in _names("whole") or (name in _names("shared") and value.shape[0] == 1)
 
 
-def _cut(name: str, value: Any, rows: int, start: int, stop: int) -> Any:
-    """Return rows of an argument, also of each tensor in one that is a mapping or a tuple of them."""
-    if _is_tensor(value):
-        return value[start:stop] if _is_cut(name, value, rows) else value
-    if isinstance(value, Mapping) and any(True for _ in _tensors(value)):
-        return type(value)(**{key: _cut(name, entry, rows, start, stop) for key, entry in value.items()})
-    if type(value) in (list, tuple) and any(True for _ in _tensors(value)):
-        return type(value)(_cut(name, entry, rows, start, stop) for entry in value)
-    return value
-
-
-def _tensors(value: Any) -> Any:
+def _tensors(value: Any) -> Iterator[Any]:
     if _is_tensor(value):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
