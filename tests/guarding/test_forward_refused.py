@@ -122,6 +122,7 @@ class Averaging(transformers.BertForSequenceClassification):
     ("returned", "reason"),
     [
         ("loss", "is one number for all rows"),
+        ("matrix", "a result has the shape"),
         ("object", "how to put several together is not known"),
     ],
 )
@@ -161,3 +162,38 @@ def test_a_call_outside_a_guard_is_as_it_was(bert, ids):
     with limit_memory("1 MiB"), pytest.raises(torch.OutOfMemoryError) as raised, torch.no_grad():
         bert(input_ids=ids)
     assert not getattr(raised.value, "__notes__", [])
+
+
+class Features(torch.nn.Module):
+    """As a module of sentence-transformers: features in, the same features and what was found out."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, features):
+        ids = {"input_ids": features["input_ids"], "attention_mask": features["attention_mask"]}
+        features["embedding"] = self.model.forward(**ids).logits
+        return features
+
+
+def test_a_dict_of_features_is_cut_and_put_together(bert, ids):
+    from oomguard.engines.transformers.features import FeaturesCall
+    from oomguard.guarding.gathered import Gathered
+
+    def batch():
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "modality": "text"}
+
+    module = Features(bert)
+    with torch.no_grad():
+        whole, call = module(batch()), FeaturesCall.of(module, (batch(),), {})
+        assert (call.not_splittable, call.rows) == (None, ROWS)
+        gathered = Gathered(ROWS, weigh=call.weigh)
+        for start, stop in ((0, 3), (3, ROWS)):
+            args, kwargs = call.part(start, stop)
+            assert gathered.add(module(*args, **kwargs), stop - start) is None
+    joined = gathered.result()
+    assert list(joined) == list(whole)
+    assert joined["modality"] == "text"
+    assert torch.equal(joined["input_ids"], ids)
+    torch.testing.assert_close(joined["embedding"], whole["embedding"])

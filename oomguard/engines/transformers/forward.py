@@ -6,7 +6,7 @@ import functools
 import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,8 @@ def _names(group: str) -> tuple[str, ...]:
 class ForwardCall:
     """One call of a model: its rows, and how to make a part of it.
 
-    ``positional`` are the names of its positional arguments, by the model's own signature.
+    ``positional`` are the names of its positional arguments, by the model's own signature; ``found`` is why parts of its results,
+    as a trace shows them, cannot be put together.
     """
 
     model: Any
@@ -43,6 +44,7 @@ class ForwardCall:
     result_row_bytes: int = 0
     pad_value: int | None = None
     phase: str | None = None
+    found: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
@@ -75,9 +77,9 @@ class ForwardCall:
         return args, {name: self._changed(name, value, lambda t: t[start:stop]) for name, value in self.kwargs.items()}
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return None: every field of a part's result is looked at where it is put."""
+        """Return what a trace found; every field of a part's result is looked at where it is put."""
         del part, rows
-        return None
+        return self.found[0] if self.found else None
 
     def traced(self) -> TracedForward | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
@@ -89,6 +91,7 @@ class ForwardCall:
             self.rows,
             lambda change: {name: self._changed(name, value, change) for name, value in given.items()},
             given.get("attention_mask"),
+            self.found.append,
         )
 
     def _positional(self) -> Iterator[tuple[str, Any]]:

@@ -26,14 +26,19 @@ class TracedForward:
         total_rows: rows of the whole call, whose results are alive together in the end.
         arguments: its arguments by name, with other tensors for those that hold rows.
         mask: its attention mask; None where it has none.
+        refuse: called with the reason where the results show that they do not hold one entry a row.
     """
 
-    def __init__(self, model: Any, total_rows: int, arguments: WithRows, mask: Any) -> None:
+    def __init__(
+        self, model: Any, total_rows: int, arguments: WithRows, mask: Any, refuse: Callable[[str], object]
+    ) -> None:
+        self._refuse = refuse
         self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
         self._twin: Any = None
         self._mask_is_full = False
         self._started_s = time.monotonic()
         self._failed = False
+        self._entries: list[tuple[int, ...]] = []
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
         """Return the bytes of ``rows`` rows at their peak, the results of all beside them; None where that cannot be told.
@@ -62,6 +67,7 @@ class TracedForward:
         on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
         arguments: Mapping[str, Any] = self._arguments(lambda tensor: rows_like(self._twin, tensor, rows))
         traced = trace_forward(self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=on_cuda)
+        self._look_at(traced.shapes, rows)
         need = traced.need_bytes + (_SCRATCH_BYTES if on_cuda else 0)
         need += -(-traced.result_bytes * self._total_rows // rows)  # the results stand in places made for all rows
         if on_cuda and room_bytes is not None and need <= room_bytes:
@@ -70,3 +76,13 @@ class TracedForward:
             if replay(traced.events, traced.start_bytes + room_bytes) is None:
                 return room_bytes + 1
         return need
+
+    def _look_at(self, shapes: tuple[tuple[int, ...], ...], rows: int) -> None:
+        """Refuse results whose first axis is not their rows, or another axis with them."""
+        of_rows = [shape for shape in shapes if shape and shape != (0,)]
+        strange = [shape for shape in of_rows if shape[0] != rows]
+        entries = [shape[1:] for shape in of_rows]
+        self._entries = self._entries or entries
+        strange += [shape for shape, own in zip(of_rows, self._entries, strict=False) if shape[1:] != own]
+        if strange:
+            self._refuse(f"a result has the shape {strange[0]} for {rows} rows")

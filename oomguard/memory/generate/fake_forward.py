@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.fake_generate import _ONE_AT_A_TIME, Twin, _as_if_real, _fake, _Watch
@@ -23,12 +23,14 @@ class TracedForward:
         need_bytes: bytes at its peak beyond its arguments.
         result_bytes: bytes of what it gives.
         events: allocations and ends, for a replay.
+        shapes: of the tensors that it gives, as far as they are seen.
     """
 
     need_bytes: int
     result_bytes: int
     start_bytes: int
     events: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
 
 def trace_forward(twin: Twin, arguments: Mapping[str, Any], *, mask_is_full: bool, keep_events: bool) -> TracedForward:
@@ -50,5 +52,6 @@ def trace_forward(twin: Twin, arguments: Mapping[str, Any], *, mask_is_full: boo
         with watch:
             result = twin.model(**faked)
         need_bytes, result_bytes = storages.peak_bytes - start_bytes, storages.bytes - start_bytes
+        shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         del result
-    return TracedForward(need_bytes, result_bytes, start_bytes, tuple(storages.events or ()))
+    return TracedForward(need_bytes, result_bytes, start_bytes, tuple(storages.events or ()), shapes)
