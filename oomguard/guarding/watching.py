@@ -122,6 +122,8 @@ def _watched_often(
 ) -> Any:
     """Run a watched call of a kind that is made often: read and noted only where one under this guard has failed."""
     guards = entered.get()
+    if not guards and not in_force and not _failed_calls.get():
+        return wrapped(*args, **kwargs)  # what every call outside a guard goes through
     if not guards or inside_call.get() or disabled():
         return _watched(read, wrapped, model, args, kwargs)
     token = inside_call.set(True)
