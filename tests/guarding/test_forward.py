@@ -265,3 +265,17 @@ def test_a_failed_call_of_modules_with_hooks_leaves_nothing_alive(llama):
     _, _, g = whole_and_in_parts(call)
     weights = sum(tensor.nbytes for tensor in (*llama.parameters(), *llama.buffers(), *batch.values()))
     assert g.attempts[0].incident.facts["baseline_bytes"].value <= weights
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_padded_batch_needs_one_failed_attempt_in_either_mode(classifier, mode):
+    batch = padded(side="right")
+
+    def call():
+        with mode():
+            return classifier(**batch).logits
+
+    whole, parts, g = whole_and_in_parts(call)
+    assert_same(whole, parts)
+    assert [attempt.succeeded for attempt in g.attempts] == [False, True]
+    assert g.attempts[1].settings["batch_size"] > 2
