@@ -1,4 +1,7 @@
-"""A model's forward under fake tensors: what would be alive at its peak, and what it would give."""
+"""A model's forward under fake tensors: what would be alive at its peak, and what it would give.
+
+As fake_generate.py this imports torch, so only code that has it already may import it.
+"""
 
 from __future__ import annotations
 
