@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -35,10 +36,13 @@ def insight_of(engine: Launcher) -> Insight:
     return cast("Insight", found)
 
 
-def watch_calls(handler: Handler) -> None:
-    """Have the watched calls of every engine that has a module ``calls`` go through ``handler``."""
+def watch_calls(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> None:
+    """Have the watched calls of every engine that has a module ``calls`` go through ``handler``.
+
+    Those of a kind that is made often go through ``often``, but not where ``is_inside`` tells that a watched call is around it.
+    """
     for module in _modules("calls"):
-        module.watch(handler)
+        module.watch(handler, often, is_inside)
 
 
 def watch_starts(handler: StartHandler) -> None:

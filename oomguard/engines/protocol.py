@@ -6,7 +6,8 @@ An engine is a folder here, and what lies in it says what it can do:
 - ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
 - ``effects.toml``: its servers, caches, and how it tells of requests (read by effects.py); an engine may have none.
 - ``insight.py``: the functions of ``Insight``, for an engine that tells more of itself than its log does.
-- ``calls.py``: ``watch(handler)``, for an engine that is called inside the process; a call of it answers to ``WatchedCall``.
+- ``calls.py``: ``watch(handler, often, is_inside)``, for an engine that is called inside the process; a call of it answers to
+  ``WatchedCall``.
 - ``starts.py``: ``watch(handler)``, for an engine that a program starts inside the process; a start answers to ``WatchedStart``.
 
 How its log tells a failure, and its end, stands in rules/signatures.
@@ -137,6 +138,13 @@ class WatchedCall(Protocol):
     @property
     def pad_value(self) -> int | None:
         """What fills a row of the result that ended earlier than others; None where all have one length."""
+
+    @property
+    def weigh(self) -> Callable[[Any, int, int], float | None] | None:
+        """What the mean loss in a part's result weighs, by that and its rows, where results are records of fields.
+
+        Each field then holds one entry a row. None: the result is one value, whose entries are the rows.
+        """
 
     def traced(self) -> CallTrace | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""

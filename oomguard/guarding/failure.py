@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType, FunctionType
 from typing import Any
 
 from oomguard.diagnosing import default_rules
 from oomguard.engines.protocol import WatchedCall
 from oomguard.facts import Fact
+from oomguard.guarding.frames import module_of
 from oomguard.incident import Attempt, Diagnosis, Incident, SettingInForce
 from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
 from oomguard.observe.scan import scan
@@ -75,6 +78,19 @@ def clear(error: BaseException) -> None:
     """Drop the locals of the frames in an exception's traceback and its chain: they hold the failed call's tensors."""
     for link in chain(error):
         traceback.clear_frames(link.__traceback__)
+        for frame, _ in traceback.walk_tb(link.__traceback__):
+            if module_of(frame) == "torch.nn.modules.module" and frame.f_code.co_freevars:
+                _empty_closure(frame)
+
+
+def _empty_closure(frame: FrameType) -> None:
+    """Drop what the call of a module with hooks holds: its arguments are in a closure of its own, which outlives its frame's locals."""
+    for function in gc.get_referents(frame):
+        if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
+            for cell in function.__closure__ or ():
+                with contextlib.suppress(ValueError):  # it is empty already
+                    if isinstance(cell.cell_contents, (dict, tuple)):
+                        del cell.cell_contents
 
 
 def add_note(error: BaseException, text: str) -> None:

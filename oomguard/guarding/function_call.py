@@ -29,6 +29,7 @@ class RowsCall:
     pad_value: int | None = None
     may_train: bool = True
     phase: str | None = None
+    weigh: None = None
 
     @classmethod
     def of(

@@ -6,8 +6,10 @@ no room for the results they wait on the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from oomguard.guarding.fields import Fields, FieldsPart
 from oomguard.guarding.places import Place, place_for
 
 
@@ -17,17 +19,26 @@ class Gathered:
     Args:
         rows: rows of the whole call.
         pad_value: what fills a row that ended earlier than others; None: all rows have one length.
+        weigh: what the mean loss in a part's result weighs, where the results are records of fields; None: they are not.
     """
 
-    def __init__(self, rows: int, pad_value: int | None = None) -> None:
-        self.rows, self._pad_value = rows, pad_value
+    def __init__(
+        self,
+        rows: int,
+        pad_value: int | None = None,
+        weigh: Callable[[Any, int, int], float | None] | None = None,
+    ) -> None:
+        self.rows, self._pad_value, self._weigh = rows, pad_value, weigh
         self.done = 0
         self.is_parked = False
         self._place: Place | None = None
 
     def add(self, part: Any, rows: int) -> str | None:
         """Put the result of the next ``rows`` rows into its place; return why that cannot be done, None where it was."""
-        if self._place is None:
+        if self._weigh is not None:
+            part = FieldsPart(part, rows, self._weigh(part, self.done, self.done + rows))
+            self._place = self._place or Fields(self.rows, is_parked=self.is_parked)
+        elif self._place is None:
             self._place = place_for(part, rows, self.rows, self._pad_value, is_parked=self.is_parked)
         problem = self._place.add(part)
         if problem is None:

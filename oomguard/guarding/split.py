@@ -46,7 +46,7 @@ class SplitRun:
         self._owner, self._wrapped, self._call = owner, wrapped, call
         self._rows = self._size = self._begun = call.rows
         self._whole: Any = None
-        self._gathered = Gathered(call.rows, call.pad_value)
+        self._gathered = Gathered(call.rows, call.pad_value, call.weigh)
         self._next_row = 0
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable

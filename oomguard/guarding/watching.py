@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from oomguard.engines.known import watch_calls
 from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall
-from oomguard.guarding.failure import run_guarded
+from oomguard.guarding.failure import add_note, run_guarded
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.split import SplitRun
+from oomguard.guarding.training import WHY_NOT
 from oomguard.incident import Attempt
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
@@ -41,7 +42,7 @@ def watch() -> None:
         from oomguard.engines.known import watch_starts
         from oomguard.guarding.start import started
 
-        watch_calls(_watched)
+        watch_calls(_watched, _watched_often, inside_call.get)
         watch_starts(started)
         watching.append(_watched)
 
@@ -118,6 +119,46 @@ def _whole(
         return SplitRun(owner, wrapped, call).run(error, seconds=took_s, measured=measured)
     owner.record(Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured))
     return result, None
+
+
+def _watched_often(
+    read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a watched call of a kind that is made often: read and noted only where one under this guard has failed."""
+    guards = entered.get()
+    if not guards and not in_force and not _failed_calls.get():
+        return wrapped(*args, **kwargs)  # what every call outside a guard goes through
+    if not guards or inside_call.get() or disabled():
+        return _watched(read, wrapped, model, args, kwargs)
+    token = inside_call.set(True)
+    try:
+        result, error = _run_often(guards[-1], read, wrapped, (model, args, kwargs))
+    finally:
+        inside_call.reset(token)
+    try:
+        if error is not None:
+            raise error
+        return result
+    finally:
+        del error
+
+
+def _run_often(
+    owner: Owner, read: ReadCall, wrapped: Callable[..., Any], given: tuple[Any, tuple[Any, ...], dict[str, Any]]
+) -> tuple[Any, BaseException | None]:
+    failed = None
+    if not owner.known:
+        result, failed = run_guarded(wrapped, given[1], given[2])
+        if failed is None or not may_be_oom(failed):
+            return result, failed
+    call, unread = run_guarded(read, given, {})
+    if unread is not None or call.may_train:
+        if failed is None:
+            return run_guarded(wrapped, given[1], given[2])
+        add_note(failed, f"oomguard: not run in parts: {WHY_NOT if unread is None else unread}")
+        return None, failed
+    outcome, error = run_guarded(SplitRun(owner, wrapped, call).run, (failed,), {})
+    return outcome if error is None else (None, error)
 
 
 def _tell_of_thread() -> None:

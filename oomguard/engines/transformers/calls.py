@@ -6,34 +6,69 @@ it calls the method above cannot be split any more.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
+from collections.abc import Callable
 from typing import Any, Final
 
 from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding
+from oomguard.engines.transformers.features import FeaturesCall
+from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.generate import GenerateCall
 
 # Module, method in it, and how a call of it is read.
 WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
     ("transformers.generation.utils", "GenerationMixin.generate", GenerateCall.of),
 )
+# The same for what is called often, through ``often``: a module of sentence-transformers calls a model's ``forward`` by its name.
+OFTEN: Final[tuple[tuple[str, str, ReadCall], ...]] = (
+    ("sentence_transformers.base.modules.transformer", "Transformer.forward", FeaturesCall.of),
+)
 _handlers: list[Handler] = []
 
 
-def watch(handler: Handler) -> None:
-    """Have every watched call go through ``handler``, now or once its module is imported; once per process."""
+def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> None:
+    """Have every watched call go through ``handler``, now or once its module is imported; once per process.
+
+    The call of a model itself goes through ``often``, the outermost one: ``is_inside`` tells of those below.
+    """
     if _handlers:
         return
     _handlers.append(handler)
     import wrapt
 
-    for module, method, read in WATCHED:
-        wrap = functools.partial(_wrap, method, read)
+    wraps = [(module, functools.partial(_wrap, method, read)) for module, method, read in WATCHED]
+    wraps += [(module, functools.partial(_wrap_often, often, method, read)) for module, method, read in OFTEN]
+    wraps.append(("transformers.modeling_utils", functools.partial(_watch_forward, often, is_inside)))
+    for module, wrap in wraps:
         if module in sys.modules:
             wrap(sys.modules[module])
         else:
             wrapt.register_post_import_hook(wrap, module)
+
+
+def _wrap_often(often: Handler, method: str, read: ReadCall, module: Any) -> None:
+    import wrapt
+
+    with contextlib.suppress(AttributeError):  # a version that has no such method is imported all the same
+        wrapt.wrap_function_wrapper(module, method, functools.partial(often, read))
+
+
+def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -> None:
+    """Give models a ``__call__`` of their own: a plain function, which torch.compile reads through where it compiles."""
+    import torch
+
+    base, is_compiling = torch.nn.Module, torch.compiler.is_compiling
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or is_inside():
+            return base.__call__(self, *args, **kwargs)
+        return often(ForwardCall.of, functools.partial(base.__call__, self), self, args, kwargs)
+
+    call.__name__, call.__qualname__ = "__call__", "PreTrainedModel.__call__"
+    module.PreTrainedModel.__call__ = call
 
 
 def _wrap(method: str, read: ReadCall, module: Any) -> None:

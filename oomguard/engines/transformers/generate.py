@@ -52,6 +52,7 @@ class GenerateCall:
     prompt_tokens: int | None
     may_train: bool = False
     phase: str | None = "generate"
+    weigh: None = None
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:

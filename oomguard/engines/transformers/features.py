@@ -1,0 +1,84 @@
+"""A module of sentence-transformers that runs a model on a dict of features, and gives the dict back with what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oomguard.engines.transformers.forward import ForwardCall
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturesCall:
+    """One call of such a module; ``features`` is the call of its model that they amount to."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    features: ForwardCall
+    not_splittable: str | None
+    result_row_bytes: int = 0
+    pad_value: int | None = None
+    phase: str | None = None
+
+    @classmethod
+    def of(cls, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FeaturesCall:
+        """Read a call."""
+        model = getattr(module, "auto_model", None) or module.model
+        given = args[0] if args else kwargs.get("features")
+        tensors = {name: value for name, value in dict(given or {}).items() if _is_tensor(value)}
+        features = ForwardCall.of(model, (), tensors)
+        known = len(args) == 1 and isinstance(given, Mapping) and not any(map(_is_tensor, kwargs.values()))
+        return cls(args, kwargs, features, features.not_splittable if known else "its arguments are not known")
+
+    @property
+    def model(self) -> Any:
+        """The model that runs."""
+        return self.features.model
+
+    @property
+    def rows(self) -> int:
+        """Rows of the call."""
+        return self.features.rows
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of a row, padding included."""
+        return self.features.prompt_tokens
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """No tokens are generated."""
+        return self.features.max_new_tokens
+
+    @property
+    def may_train(self) -> bool:
+        """Whether gradients are recorded."""
+        return self.features.may_train
+
+    @property
+    def weigh(self) -> Callable[[Any, int, int], float | None]:
+        """What a mean over rows weighs: the result is a record of fields, none of which is known to be one."""
+        return _no_weight
+
+    def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with rows ``start`` to ``stop`` of each feature."""
+        _, cut = self.features.part(start, stop)
+        given = self.args[0]
+        return (type(given)({**given, **cut}),), dict(self.kwargs)
+
+    def problem(self, part: Any, rows: int) -> str | None:
+        """Return None: every field of a part's result is looked at where it is put."""
+        return self.features.problem(part, rows)
+
+    def traced(self) -> Any:
+        """Return the call of the model, to be asked what other numbers of rows need."""
+        return self.features.traced()
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "untyped_storage")
+
+
+def _no_weight(part: Any, start: int, stop: int) -> None:
+    del part, start, stop

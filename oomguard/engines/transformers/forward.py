@@ -1,0 +1,164 @@
+"""A model's forward: the outermost call of it, run in parts that give the same rows in order."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
+from oomguard.engines.transformers.loss import mean_weight
+from oomguard.engines.transformers.traced_forward import TracedForward
+
+_DATA: Final = Path(__file__).with_name("forward_arguments.toml")
+_LABELS: Final = ("labels", "start_positions", "end_positions")
+_PIXEL_AXES: Final = 4
+
+
+@functools.cache
+def _names(group: str) -> tuple[str, ...]:
+    return tuple(tomllib.loads(_DATA.read_text())[group])
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCall:
+    """One call of a model: its rows, and how to make a part of it.
+
+    ``positional`` are the names of its positional arguments, by the model's own signature; ``found`` is why parts of its results,
+    as a trace shows them, cannot be put together.
+    """
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    positional: tuple[str, ...]
+    rows: int
+    prompt_tokens: int | None
+    not_splittable: str | None
+    may_train: bool
+    max_new_tokens: int | None = 0
+    result_row_bytes: int = 0
+    pad_value: int | None = None
+    phase: str | None = None
+    found: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
+        """Read a call; ``not_splittable`` says why its rows cannot be run apart, None where they can."""
+        parameters = tuple(inspect.signature(type(model).forward).parameters)[1:]
+        positional = parameters[: len(args)]
+        arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
+        found = next(
+            (name for name in (*_names("text"), *_names("others")) if _is_input(name, arguments.get(name))), None
+        )
+        trains = records_gradients(model, arguments.values())
+        if found is None:
+            return cls(
+                model, args, kwargs, positional, 1, None, "no tensor of inputs is known among the arguments", trains
+            )
+        rows = int(arguments[found].shape[0])
+        reason = None if len(positional) == len(args) else "its positional arguments have no names"
+        reason = reason or why_rows_depend(model) or _why_not_rows(arguments, rows)
+        tokens = int(arguments[found].shape[1]) if found in _names("text") else None
+        return cls(model, args, kwargs, positional, rows, tokens, reason, trains)
+
+    @property
+    def weigh(self) -> Callable[[Any, int, int], float | None]:
+        """What the mean loss of rows weighs."""
+        return self._weight
+
+    def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with rows ``start`` to ``stop``, padding columns included."""
+        args = tuple(self._changed(name, value, lambda t: t[start:stop]) for name, value in self._positional())
+        return args, {name: self._changed(name, value, lambda t: t[start:stop]) for name, value in self.kwargs.items()}
+
+    def problem(self, part: Any, rows: int) -> str | None:
+        """Return what a trace found; every field of a part's result is looked at where it is put."""
+        del part, rows
+        return self.found[0] if self.found else None
+
+    def traced(self) -> TracedForward | None:
+        """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
+        if self.not_splittable is not None:
+            return None
+        given = {**dict(self._positional()), **self.kwargs}
+        return TracedForward(
+            self.model,
+            self.rows,
+            lambda change: {name: self._changed(name, value, change) for name, value in given.items()},
+            given.get("attention_mask"),
+            self.found.append,
+        )
+
+    def _positional(self) -> Iterator[tuple[str, Any]]:
+        return zip(self.positional, self.args, strict=True)
+
+    def _changed(self, name: str, value: Any, change: Callable[[Any], Any]) -> Any:
+        """Return an argument with what ``change`` makes of each tensor in it that holds rows."""
+        if _is_tensor(value):
+            return change(value) if _is_cut(name, value, self.rows) else value
+        if isinstance(value, Mapping) and any(True for _ in _tensors(value)):
+            return type(value)(**{key: self._changed(name, entry, change) for key, entry in value.items()})
+        if type(value) in (list, tuple) and any(True for _ in _tensors(value)):
+            return type(value)(self._changed(name, entry, change) for entry in value)
+        return value
+
+    def _weight(self, part: Any, start: int, stop: int) -> float | None:
+        given = {**dict(self._positional()), **self.kwargs}
+        labels = {name: given[name][start:stop] for name in _LABELS if given.get(name) is not None}
+        return mean_weight(part, labels) if labels else None
+
+
+def _is_input(name: str, value: Any) -> bool:
+    """Return whether an argument is an input of rows; flat patches of images of any size are not."""
+    axes = getattr(value, "ndim", 0) if _is_tensor(value) else 0
+    return axes >= (_PIXEL_AXES if name == "pixel_values" else 2)
+
+
+def _why_not_rows(arguments: Mapping[str, Any], rows: int) -> str | None:
+    """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together."""
+    if any(arguments.get(name) is not None for name in _names("text")):
+        for name in _names("beside_text"):
+            if arguments.get(name) is not None:
+                return f"the argument {name} is not known to belong to the text row by row"
+    for name, value in arguments.items():
+        if _is_state(value):
+            return f"the argument {name} is extended by the call"
+        for tensor in _tensors(value):
+            if not _is_cut(name, tensor, rows) and not _is_whole(name, tensor):
+                return f"the argument {name} is not known to hold one row per input"
+        if isinstance(value, (list, tuple)) and len(value) == rows > 1 and not any(True for _ in _tensors(value)):
+            return f"the argument {name} has {rows} entries too"
+    return None
+
+
+def _is_cut(name: str, value: Any, rows: int) -> bool:
+    known = name in _names("rows") or name in _names("text") or name in _names("others")
+    if name == "position_ids" and value.ndim > 2:
+        known = False  # some models put an axis of three before the rows
+    return bool(known and value.ndim > 0 and value.shape[0] == rows)
+
+
+def _is_whole(name: str, value: Any) -> bool:
+    return value.ndim == 0 or name in _names("whole") or (name in _names("shared") and value.shape[0] == 1)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if _is_tensor(value):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(entry)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "untyped_storage")
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is a cache, in whatever form: a call adds its own tokens to it."""
+    return any(base.__name__ == "Cache" for base in type(value).__mro__)

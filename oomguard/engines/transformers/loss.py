@@ -1,0 +1,87 @@
+"""What the mean loss of some rows weighs in the mean of all: known where their own logits and labels give it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_IGNORED: Final = -100
+_TOLERANCE: Final = 1e-4
+_HALF_TOLERANCE: Final = 2e-2
+
+
+def mean_weight(result: Any, labels: Mapping[str, Any]) -> float | None:
+    """Return how many labels the loss in a model's result is the mean over; None where no mean that is known gives it."""
+    import torch
+
+    loss, logits = _loss_and_logits(result)
+    if loss is None or not logits:
+        return None
+    found = set()
+    for total, count in _means(logits, labels):
+        mean = total / count if count else float("nan")
+        tolerance = _TOLERANCE if loss.dtype in (torch.float32, torch.float64) else _HALF_TOLERANCE
+        if torch.isclose(loss.detach().double().cpu(), torch.tensor(mean).double(), tolerance, 1e-7, equal_nan=True):
+            found.add(float(count))
+    return found.pop() if len(found) == 1 else None
+
+
+def _loss_and_logits(result: Any) -> tuple[Any, list[Any]]:
+    entries = list(result.values()) if hasattr(result, "values") else result if isinstance(result, tuple) else []
+    tensors = [entry for entry in entries if hasattr(entry, "untyped_storage")]
+    if not tensors or tensors[0].dim() or entries[0] is not tensors[0]:
+        return None, []
+    return tensors[0], tensors[1:]
+
+
+def _means(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float, int]]:
+    """Yield the sum and the number of each loss that may have been meant."""
+    if "labels" not in labels:
+        yield from _of_spans(logits, labels)
+        return
+    first, wanted = logits[0], labels["labels"]
+    if wanted.is_floating_point():
+        yield from _of_numbers(first, wanted)
+    elif first.dim() == wanted.dim() + 1 and first.shape[:-1] == wanted.shape:
+        yield _cross_entropy(first, wanted)
+        if wanted.dim() == 2:  # each position tells of the next one
+            yield _cross_entropy(first[:, :-1], wanted[:, 1:])
+    elif wanted.numel() == first.shape[0] and first.dim() == 2:
+        yield _cross_entropy(first, wanted.reshape(-1))
+
+
+def _cross_entropy(logits: Any, labels: Any) -> tuple[float, int]:
+    """Return the sum over all labels but those ignored, row by row: no more memory than one row takes."""
+    import torch
+
+    total = 0.0
+    for row, wanted in zip(logits, labels, strict=True):
+        flat = row.reshape(-1, row.shape[-1]).float()
+        target = wanted.reshape(-1).to(flat.device)
+        total += float(torch.nn.functional.cross_entropy(flat, target, ignore_index=_IGNORED, reduction="sum"))
+    return total, int((labels != _IGNORED).sum())
+
+
+def _of_numbers(logits: Any, labels: Any) -> Iterator[tuple[float, int]]:
+    import torch
+
+    if logits.numel() != labels.numel():
+        return
+    flat, wanted = logits.reshape(labels.shape).float(), labels.to(logits.device).float()
+    yield float(torch.nn.functional.mse_loss(flat, wanted, reduction="sum")), labels.numel()
+    yield (
+        float(torch.nn.functional.binary_cross_entropy_with_logits(flat, wanted, reduction="sum")),
+        labels.numel(),
+    )
+
+
+def _of_spans(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float, int]]:
+    """Yield the mean of a start's and an end's loss, where each is a place in the row: one outside is ignored."""
+    starts, ends = labels.get("start_positions"), labels.get("end_positions")
+    if starts is None or ends is None or len(logits) < 2:
+        return
+    places, length = [position.reshape(-1) for position in (starts, ends)], logits[0].shape[-1]
+    if any(bool(((place < 0) | (place >= length)).any()) for place in places):
+        return
+    sums = [_cross_entropy(tensor, place)[0] for tensor, place in zip(logits, places, strict=False)]
+    yield sum(sums) / 2, int(places[0].numel())

@@ -1,0 +1,92 @@
+"""What a model's call would need with other numbers of rows: its own code, run under fake tensors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from oomguard.facts import MIB
+from oomguard.log import get_logger
+
+# After this no further number of rows is tried: the answer so far is known to fit.
+_LIMIT_S: Final = 60.0
+# Kernels' own memory, which no trace sees: cuBLAS takes up to 32 MiB of workspace a handle (torch's default on Hopper).
+_SCRATCH_BYTES: Final = 64 * MIB
+
+# Returns the arguments of a call, with what a function makes of each tensor in them that holds rows.
+WithRows = Callable[[Callable[[Any], Any]], dict[str, Any]]
+
+
+class TracedForward:
+    """One call of a model, to be asked for the bytes that ``n`` rows of it take beyond what is alive before it.
+
+    Args:
+        model: the model.
+        total_rows: rows of the whole call, whose results are alive together in the end.
+        arguments: its arguments by name, with other tensors for those that hold rows.
+        mask: its attention mask; None where it has none.
+        refuse: called with the reason where the results show that they do not hold one entry a row.
+    """
+
+    def __init__(
+        self, model: Any, total_rows: int, arguments: WithRows, mask: Any, refuse: Callable[[str], object]
+    ) -> None:
+        self._refuse = refuse
+        self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
+        self._twin: Any = None
+        self._mask_is_full = False
+        self._started_s = time.monotonic()
+        self._failed = False
+        self._entries: list[tuple[int, ...]] = []
+
+    def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
+        """Return the bytes of ``rows`` rows at their peak, the results of all beside them; None where that cannot be told.
+
+        On CUDA a need within ``room_bytes`` is also replayed through torch's caching allocator, as for ``generate``.
+        """
+        if self._failed or time.monotonic() - self._started_s > _LIMIT_S:
+            return None
+        import torch
+
+        try:
+            # Under inference_mode a question about values would not come through as the operation that the trace answers.
+            with torch.inference_mode(mode=False):
+                return self._traced(rows, room_bytes)
+        except Exception as error:  # noqa: BLE001 - a model's own code under fake tensors: anything, and all means "not known"
+            self._failed = True
+            get_logger().debug("the call cannot be traced", error=f"{type(error).__name__}: {error}")
+            return None
+
+    def _traced(self, rows: int, room_bytes: int | None) -> int | None:
+        from oomguard.memory.generate.fake_forward import trace_forward
+        from oomguard.memory.generate.fake_generate import is_full, rows_like, twin_of
+
+        if self._twin is None:
+            devices = {tensor.device for tensor in (*self._model.parameters(), *self._model.buffers())}
+            if len(devices) != 1:
+                self._failed = True  # the peak of each of several devices is not told apart
+                return None
+            self._twin, self._mask_is_full = twin_of(self._model), is_full(self._mask)
+        on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
+        arguments: Mapping[str, Any] = self._arguments(lambda tensor: rows_like(self._twin, tensor, rows))
+        traced = trace_forward(self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=on_cuda)
+        self._look_at(traced.shapes, rows)
+        need = traced.need_bytes + (_SCRATCH_BYTES if on_cuda else 0)
+        need += -(-traced.result_bytes * self._total_rows // rows)  # the results stand in places made for all rows
+        if on_cuda and room_bytes is not None and need <= room_bytes:
+            from oomguard.memory.generate.caching_allocator import replay
+
+            if replay(traced.events, traced.start_bytes + room_bytes) is None:
+                return room_bytes + 1
+        return need
+
+    def _look_at(self, shapes: tuple[tuple[int, ...], ...], rows: int) -> None:
+        """Refuse results whose first axis is not their rows, or another axis with them."""
+        of_rows = [shape for shape in shapes if shape and shape != (0,)]
+        strange = [shape for shape in of_rows if shape[0] != rows]
+        entries = [shape[1:] for shape in of_rows]
+        self._entries = self._entries or entries
+        strange += [shape for shape, own in zip(of_rows, self._entries, strict=False) if shape[1:] != own]
+        if strange:
+            self._refuse(f"a result has the shape {strange[0]} for {rows} rows")

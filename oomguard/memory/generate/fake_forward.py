@@ -1,0 +1,60 @@
+"""A model's forward under fake tensors: what would be alive at its peak, and what it would give.
+
+As fake_generate.py this imports torch, so only code that has it already may import it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from oomguard.live_storages import LiveStorages
+from oomguard.memory.generate.fake_generate import _ONE_AT_A_TIME, Twin, _as_if_real, _fake, _Watch
+
+
+@dataclass(frozen=True, slots=True)
+class TracedForward:
+    """A forward under fake tensors.
+
+    Attributes:
+        need_bytes: bytes at its peak beyond its arguments.
+        result_bytes: bytes of what it gives.
+        events: allocations and ends, for a replay.
+        shapes: of the tensors that it gives, as far as they are seen.
+    """
+
+    need_bytes: int
+    result_bytes: int
+    start_bytes: int
+    events: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+def trace_forward(twin: Twin, arguments: Mapping[str, Any], *, mask_is_full: bool, keep_events: bool) -> TracedForward:
+    """Run ``twin.model(**arguments)``; real tensors among the arguments become fake.
+
+    Raises whatever the model's code raises under fake tensors.
+    """
+    storages = LiveStorages(keep_events=keep_events)
+    watch = _Watch(storages, mask_is_full=mask_is_full)
+    with _ONE_AT_A_TIME, _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        faked = tree_map_only(torch.Tensor, lambda tensor: _fake(twin.mode, tensor), dict(arguments))
+        for tensor in (*twin.model.parameters(), *twin.model.buffers()):
+            storages.adopt(tensor)
+        for value in faked.values():
+            storages.adopt(value)
+        storages.reset_peak()
+        start_bytes = storages.bytes
+        with watch:
+            result = twin.model(**faked)
+        need_bytes, result_bytes = storages.peak_bytes - start_bytes, storages.bytes - start_bytes
+        shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        del result
+    return TracedForward(need_bytes, result_bytes, start_bytes, tuple(storages.events or ()), shapes)

@@ -1,0 +1,281 @@
+"""Plain calls of a model run in parts: what comes back is what the whole call would have given, type by type."""
+
+from __future__ import annotations
+
+import pytest
+
+import oomguard
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from oomguard.testing import limit_memory  # noqa: E402
+
+ROWS, TOKENS, VOCAB = 16, 96, 64
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def made(name, **options):
+    """A tiny model in float32 with random weights; eager attention is what takes memory."""
+    torch.manual_seed(0)
+    config = getattr(transformers, name.split("For")[0].removesuffix("Model") + "Config")
+    settings = {**SIZES, "vocab_size": VOCAB, "max_position_embeddings": 512, "pad_token_id": 0, **options}
+    return getattr(transformers, name)._from_config(config(**settings), attn_implementation="eager").eval()
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return made("BertForSequenceClassification", num_labels=3)
+
+
+def padded(rows=ROWS, tokens=TOKENS, side="left"):
+    ids = torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    for row in range(rows):
+        if side == "left":
+            mask[row, : row * 2] = 0
+        else:
+            mask[row, tokens - row * 2 :] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def whole_and_in_parts(call, share=0.5, **options):
+    """The result of a call with all the memory, with a share of what it took, and the guard of the second."""
+    with limit_memory("4 GiB") as device:
+        whole = call()
+        capacity = int(device.peak_bytes * share)
+    with limit_memory(capacity), pytest.raises(torch.OutOfMemoryError):
+        call()
+    with limit_memory(capacity), oomguard.guard(**options) as g:
+        parts = call()
+    return whole, parts, g
+
+
+def assert_same(whole, parts):
+    """Types, fields, shapes and dtypes are equal, numbers to the last bits of float32."""
+    assert type(parts) is type(whole)
+    if isinstance(whole, torch.Tensor):
+        assert (parts.dtype, parts.requires_grad) == (whole.dtype, whole.requires_grad)
+        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5, equal_nan=True)
+    elif hasattr(whole, "keys"):
+        assert list(parts) == list(whole)
+        for name in whole:
+            assert_same(whole[name], parts[name])
+    elif isinstance(whole, (list, tuple)):
+        assert len(parts) == len(whole)
+        for one, other in zip(whole, parts, strict=True):
+            assert_same(one, other)
+    elif hasattr(whole, "layers"):
+        assert_same([(layer.keys, layer.values) for layer in whole.layers], [(r.keys, r.values) for r in parts.layers])
+    else:
+        assert parts == whole
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_logits_are_those_of_the_whole_call(llama, mode):
+    batch = padded()
+
+    def call():
+        with mode():
+            return llama(**batch).logits
+
+    whole, parts, g = whole_and_in_parts(call)
+    assert_same(whole, parts)
+    assert g.attempts[-1].succeeded
+    assert g.attempts[1].patches[0].setting == "batch_size"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_cache": False},
+        {"return_dict": False},
+        {"output_hidden_states": True},
+        {"output_attentions": True, "use_cache": False},
+        {"logits_to_keep": 1},
+    ],
+    ids=str,
+)
+def test_every_field_of_a_result_is_put_together(llama, options):
+    batch = padded()
+
+    def call():
+        with torch.no_grad():
+            return llama(**batch, **options)
+
+    assert_same(*whole_and_in_parts(call, 0.8)[:2])
+
+
+def test_a_cache_that_was_put_together_serves_the_next_call(llama):
+    batch = padded()
+
+    def call():
+        with torch.no_grad():
+            first = llama(**batch, use_cache=True)
+            token = first.logits[:, -1:].argmax(-1)
+            mask = torch.cat([batch["attention_mask"], torch.ones_like(token)], 1)
+            second = llama(input_ids=token, attention_mask=mask, past_key_values=first.past_key_values)
+            return second.logits, second.past_key_values
+
+    assert_same(*whole_and_in_parts(call, 0.6)[:2])
+
+
+def test_a_tensor_that_stands_in_two_fields_stays_one(llama):
+    def call():
+        with torch.no_grad():
+            return llama.model(**padded(), output_hidden_states=True)
+
+    whole, parts, _ = whole_and_in_parts(call, 0.8)
+    assert whole.hidden_states[-1] is whole.last_hidden_state
+    assert parts.hidden_states[-1] is parts.last_hidden_state
+
+
+def test_positional_arguments_are_cut_by_their_names(llama):
+    batch = padded()
+
+    def call():
+        with torch.no_grad():
+            return llama(batch["input_ids"], batch["attention_mask"]).logits
+
+    assert_same(*whole_and_in_parts(call)[:2])
+
+
+def test_a_mask_and_positions_for_all_rows_are_given_whole(llama):
+    batch = padded()
+    positions = torch.arange(TOKENS)[None]
+
+    def call():
+        with torch.no_grad():
+            return llama(**batch, position_ids=positions).logits
+
+    assert_same(*whole_and_in_parts(call)[:2])
+
+
+def test_frozen_models_need_no_mode_without_gradients(llama):
+    batch = padded()
+    for parameter in llama.parameters():
+        parameter.requires_grad_(False)
+    try:
+        assert_same(*whole_and_in_parts(lambda: llama(**batch).logits)[:2])
+    finally:
+        for parameter in llama.parameters():
+            parameter.requires_grad_(True)
+
+
+class Compiled:
+    """A model whose forward is compiled; the compiler's work is not what is tested."""
+
+    def __init__(self, model):
+        self.model = model
+        self.model.forward = torch.compile(model.forward, backend="eager")
+
+    def __call__(self, **batch):
+        with torch.no_grad():
+            return self.model(**batch, use_cache=False).logits
+
+
+def test_a_compiled_forward_is_split_too():
+    model, batch = Compiled(made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None)), padded()
+    assert_same(*whole_and_in_parts(lambda: model(**batch))[:2])
+
+
+def test_a_model_compiled_with_the_watched_call_in_it_runs_whole_graphs():
+    model, batch = made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None), padded(2)
+    with torch.no_grad():
+        whole = model(**batch, use_cache=False).logits
+        with oomguard.guard():
+            compiled = torch.compile(model, backend="eager", fullgraph=True)
+            assert_same(whole, compiled(**batch, use_cache=False).logits)
+
+
+def test_the_next_call_begins_with_the_rows_that_fitted(classifier):
+    batch = {"input_ids": padded()["input_ids"].clamp(min=3)}
+
+    def call():
+        with torch.no_grad():
+            return [classifier(**batch).logits for _ in range(4)]
+
+    whole, parts, g = whole_and_in_parts(call)
+    assert_same(whole, parts)
+    errors = [bool(attempt.error) for attempt in g.attempts]
+    assert errors[0]
+    assert not any(errors[errors.index(False) :])
+
+
+def test_a_call_that_fits_leaves_no_attempt_and_is_given_as_it_is(classifier):
+    with oomguard.guard() as g, torch.no_grad():
+        result = classifier(**padded(4))
+    assert g.attempts == ()
+    assert result.logits.shape == (4, 3)
+
+
+def test_only_the_outermost_call_is_split(llama, monkeypatch):
+    sizes = []
+    inner = type(llama.model).forward
+
+    def counting(self, input_ids=None, **options):
+        if type(input_ids) is torch.Tensor:  # a trace runs it under fake ones
+            sizes.append(len(input_ids))
+        return inner(self, input_ids, **options)
+
+    monkeypatch.setattr(type(llama.model), "forward", counting)
+    batch = padded()
+
+    def call():
+        with torch.no_grad():
+            return llama(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+
+    with limit_memory("4 GiB") as device:
+        call()
+        capacity = device.peak_bytes // 2
+    sizes.clear()
+    with limit_memory(capacity), oomguard.guard():
+        call()
+    assert sizes[0] == ROWS
+    assert sum(sizes[1:]) == ROWS
+
+
+def test_a_trace_tells_to_the_byte_what_other_numbers_of_rows_need(llama):
+    from oomguard.engines.transformers.forward import ForwardCall
+
+    batch = padded()
+    traced = ForwardCall.of(llama, (), batch).traced()
+    with torch.no_grad(), limit_memory("4 GiB") as device:
+        device.adopt([*llama.parameters(), *llama.buffers(), *batch.values()])
+        before = device.live_bytes
+        result = llama(**batch)
+        assert traced.need_bytes(ROWS) == device.peak_bytes - before + device.live_bytes - before
+        del result
+
+
+def test_a_failed_call_of_modules_with_hooks_leaves_nothing_alive(llama):
+    batch = padded()
+    with torch.no_grad():
+        llama(**batch, output_hidden_states=True)  # transformers puts its hooks in place for good
+
+    def call():
+        with torch.no_grad():
+            return llama(**batch).logits
+
+    _, _, g = whole_and_in_parts(call)
+    weights = sum(tensor.nbytes for tensor in (*llama.parameters(), *llama.buffers(), *batch.values()))
+    assert g.attempts[0].incident.facts["baseline_bytes"].value <= weights
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_padded_batch_needs_one_failed_attempt_in_either_mode(classifier, mode):
+    batch = padded(side="right")
+
+    def call():
+        with mode():
+            return classifier(**batch).logits
+
+    whole, parts, g = whole_and_in_parts(call)
+    assert_same(whole, parts)
+    assert [attempt.succeeded for attempt in g.attempts] == [False, True]
+    assert g.attempts[1].settings["batch_size"] > 2
