@@ -15,6 +15,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from oomguard import log
+
 ROOT = Path(__file__).parents[1]
 
 # How long an example takes says what else the machine does: benchmarks judge time, tests do not.
@@ -76,6 +78,16 @@ def _state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("OOMGUARD_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_usual() -> Iterator[None]:
+    """Neither a command line that ran in this process nor who captured events decides where those of later tests go."""
+    yield
+    log._writer.clear()
+    log._least.clear()
+    if "structlog" in sys.modules:  # structlog.testing leaves it configured
+        sys.modules["structlog"].reset_defaults()
 
 
 @pytest.fixture(autouse=True)

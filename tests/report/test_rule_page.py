@@ -87,6 +87,8 @@ def test_the_steps_of_the_confidence_are_in_words():
         "- 0.97 to begin with",
         "- 0.25 less where `device_share_ratio <= 0.6 && max_model_len_tokens <= 16384.0`",
         "- 0.25 more where `kv_cache_is_fixed == true && device_share_ratio <= 0.6 && max_model_len_tokens <= 16384.0`",
+        "- 0.30 less where `fitting_step_tokens > 0.0`",
+        "- 0.30 less where `fitting_block_tokens > 0.0`",
         "- 0.02 more where `estimated_max_model_len_tokens < max_model_len_tokens`",
     ]
 
