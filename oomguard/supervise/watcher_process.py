@@ -212,8 +212,8 @@ class WatcherProcess:
 
     def _forward(self, number: int, code: int | None, sender: int | None) -> None:
         self._reap()
-        if self._child is None:  # ended of this very key, or of its own
-            self._told = self._told or (self._shares_group and number in STOPS and code == SI_KERNEL)
+        if self._child is None:  # ended of this very one, which its group had, or of its own
+            self._told = self._told or (self._shares_group and number in STOPS)
             return
         group = os.getpgid(self._child)
         witness = self._witness if self._witness is not None and group == self._witness.group else None

@@ -291,6 +291,25 @@ def test_a_signal_to_the_group_reaches_what_the_command_has_started_too(number, 
         )
 
 
+def test_a_command_that_ends_of_a_stop_of_its_group_has_its_own_status():
+    """It may be faster than its watcher looks: the stop then counted as one between two runs, and the status was 143."""
+    code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); print('READY', flush=True); signal.pause()"
+    with subprocess.Popen(
+        [*QUIET, sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout.readline() == b"READY\n"
+        child = psutil.Process(process.pid).children()[0].children()
+        (command,) = (one for one in child if one.name() != "group-witness")
+        assert wait_for(lambda: state(command.pid) == "S")
+        watcher = command.parent()
+        watcher.suspend()
+        os.killpg(process.pid, signal.SIGTERM)
+        assert wait_for(lambda: state(command.pid) == "Z")
+        time.sleep(0.2)  # what oomguard had to say it has said
+        watcher.resume()
+        assert process.wait(LIMIT_S) == 5
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_to_every_process_of_a_service_reaches_the_command_once(number):
     """systemd with ``KillMode=control-group``, ``scancel --full``, ``kill -1``."""
