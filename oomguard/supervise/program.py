@@ -39,8 +39,11 @@ def read_failure(told: int, pid: int) -> bytes:
     poll = select.poll()
     poll.register(told, select.POLLIN)
     while not poll.poll(_STOPPED_MS):
-        if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
-            return b""
+        try:
+            if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+                return b""
+        except ChildProcessError:  # it has ended, and cannot stop any more
+            break
     return os.read(told, 16)  # nothing: the pipe closed because the command took over
 
 

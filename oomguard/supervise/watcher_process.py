@@ -143,7 +143,10 @@ class WatcherProcess:
     ) -> None:
         self._told = self._hurried = False
         self._shares_group = shares_group
-        failed, told = os.pipe()
+        if shares_group and self._witness is None:
+            with contextlib.suppress(OSError):  # no process can be started: the command's fork says so
+                self._witness = Witness(os.getpgid(self._parent))
+        failed, told = os.pipe()  # after the witness, which would hold it open
         own = os.getpid()
         try:
             if self._terminal is not None and self._terminal.controls:
@@ -151,8 +154,6 @@ class WatcherProcess:
             else:
                 with contextlib.suppress(OSError):
                     os.setpgid(0, 0)
-            if shares_group and self._witness is None:
-                self._witness = Witness(os.getpgid(self._parent))
             pid = os.fork()
         except OSError as error:
             os.close(told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -37,4 +38,20 @@ def test_a_child_that_is_stopped_before_it_is_the_command_holds_nobody_up():
     assert read_failure(told, pid) == b""
     os.kill(pid, signal.SIGCONT)
     assert os.waitpid(pid, 0)[1] == 0
+    os.close(told)
+
+
+def test_a_child_that_has_ended_while_somebody_else_still_holds_the_pipe_is_none():
+    told, tells = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    closing = threading.Timer(
+        0.2, os.close, [tells]
+    )  # beyond the wait after which it is looked whether the child is stopped
+    closing.start()
+    assert read_failure(told, pid) == b""
+    closing.join()
+    os.waitpid(pid, 0)
     os.close(told)
