@@ -237,16 +237,13 @@ def _pool_bytes(found: ExactKv, incident: Incident) -> float | None:
 
 def pool_blocks(found: ExactKv, incident: Incident) -> int | None:
     """Return the blocks that the failed start had at least, None where nothing tells them."""
-    override, given = incident.number("num_gpu_blocks_override"), incident.number("kv_cache_memory_bytes")
+    override = incident.number("num_gpu_blocks_override")
     if override is not None:
         return int(override)
-    if given is not None:
-        return int(given) // found.block_bytes
-    left = incident.number("kv_cache_available_bytes")
-    if left is None or incident.kind != TOO_SMALL:
+    if "kv_cache_memory_bytes" not in incident.facts and incident.kind != TOO_SMALL:
         return None
-    # What the engine prints there is what is left beside the block that it keeps for itself.
-    return int(left - incident.slack("kv_cache_available_bytes")) // found.block_bytes + 1
+    pool_bytes = _pool_bytes(found, incident)
+    return None if pool_bytes is None else int(pool_bytes) // found.block_bytes
 
 
 def _contradictions(found: ExactKv, incident: Incident, pool: int | None) -> Iterator[str]:
