@@ -55,6 +55,7 @@ class InnerCommand:
     change: Change
     variables: Mapping[str, str | None] = field(default_factory=dict)
     set_variables: Callable[[Mapping[str, str]], tuple[str, ...]] | None = None
+    without: Mapping[str, Callable[[], tuple[str, ...]]] = field(default_factory=dict)
     has_no_others: bool = False
     is_elsewhere: bool = False
 
@@ -176,17 +177,20 @@ def _in_wrapper(
         elsewhere = elsewhere or option in table.get("folder", ())
         at += taken
     at += at < len(args) and args[at] == "--"
-    setter = command.set_variables
+    setter, without = command.set_variables, command.without
     if table.get("assignments"):
+        begin = at
         while at < len(args) and (found := _ASSIGNMENT.fullmatch(args[at])):
             variables[found.group(1)] = found.group(2)
             at += 1
+        without = {**without, **_without(command.change, args[begin:at], begin)}
         setter = functools.partial(_assigned, command.change, at)
     at += table.get("operands", 0)
     inner = replace(
         _behind(command, at),
         variables=variables,
         set_variables=setter,
+        without=without,
         has_no_others=clears,
         is_elsewhere=elsewhere,
     )
@@ -208,6 +212,15 @@ def _option(word: str, table: Mapping[str, Any]) -> tuple[str, str | None]:
 
 def _assigned(change: Change, at: int, variables: Mapping[str, str]) -> tuple[str, ...]:
     return change([Edit(at, at, tuple(f"{name}={value}" for name, value in variables.items()))])
+
+
+def _without(change: Change, words: Sequence[str], begin: int) -> dict[str, Callable[[], tuple[str, ...]]]:
+    """Return, for each variable that the words from ``begin`` on assign, what takes its assignments away."""
+    places: dict[str, list[Edit]] = {}
+    for at, word in enumerate(words, begin):
+        if found := _ASSIGNMENT.fullmatch(word):
+            places.setdefault(found.group(1), []).append(Edit(at, at + 1, ()))
+    return {name: functools.partial(change, edits) for name, edits in places.items()}
 
 
 def _in_shell(command: InnerCommand, table: Mapping[str, Any]) -> Iterator[InnerCommand]:
@@ -236,7 +249,9 @@ def _in_text(command: InnerCommand, index: int) -> Iterator[InnerCommand]:
         moved = moved or values[0] in {"cd", "pushd"}
         change = functools.partial(_changed_text, command.change, index, text, tuple(words))
         setter = functools.partial(_assigned, change, first)
-        inner = InnerCommand("", values, change, {**variables, **found}, setter, command.has_no_others, moved)
+        without = {**command.without, **_without(change, values[:first], 0)}
+        given = {**variables, **found}
+        inner = InnerCommand("", values, change, given, setter, without, command.has_no_others, moved)
         yield _behind(inner, first)
 
 
@@ -258,8 +273,10 @@ def _changed_text(
         new = " ".join(map(_written, edit.words))
         if edit.start < edit.end:
             start, end = words[edit.start].start, words[edit.end - 1].end
-            if not edit.words:  # the blank before it goes too
-                start = words[edit.start - 1].end if edit.start else start
+            if not edit.words and edit.start:  # the blank before it goes too
+                start = words[edit.start - 1].end
+            elif not edit.words and edit.end < len(words):
+                end = words[edit.end].start
         elif edit.start < len(words):
             start = end = words[edit.start].start
             new = f"{new} " if new else ""

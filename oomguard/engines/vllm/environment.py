@@ -5,6 +5,7 @@ A wrapper in the command (``env``, a shell's text) may set variables over ours: 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,14 +42,22 @@ def set_by_variable(
 
 
 def without_variables(launch: Launch, settings: Mapping[str, FactValue], environ: Mapping[str, str]) -> Launch:
-    """Return the launch without the inherited variables that would set the settings over what is carried.
+    """Return the launch without the variables that would set the settings over what is carried.
 
-    One that a wrapper in the command sets stays: it is the command's own, and told as what beats the change.
+    One that an earlier command of a shell's text sets (``export``) stays, and is told as what beats the change.
     """
-    rows = [row for name in settings for row in surface(name, _NAME).variables]
-    names = [row["name"] for row in rows if environ.get(row["name"])]
-    unset = [word for name in names if not _sets_by_itself(launch, name) for word in ("-u", name)]
-    return replace(launch, argv=("env", *unset, *launch.argv)) if unset else launch
+    names = [row["name"] for name in settings for row in surface(name, _NAME).variables]
+    launch = functools.reduce(_without_assignments, names, launch)
+    unset = [n for n in names if environ.get(n) and not _sets_by_itself(launch, n)]
+    words = [word for name in unset for word in ("-u", name)]
+    return replace(launch, argv=("env", *words, *launch.argv)) if words else launch
+
+
+def _without_assignments(launch: Launch, name: str) -> Launch:
+    """Return the launch without the words of its wrappers that assign a variable."""
+    while (inner := _inner(launch)) is not None and name in inner.without:
+        launch = replace(launch, argv=inner.without[name]())
+    return launch
 
 
 def with_plugin(

@@ -213,10 +213,13 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
 
 
 def _fits_the_length(incident: Incident) -> bool:
-    """Return whether the engine was to find the length that fits ("auto", -1); it prints the model's own then."""
+    """Return whether the engine was to find the length that fits; it prints the model's own then.
+
+    "auto" and -1 are read as a length that somebody set to none.
+    """
     asked = incident.settings.get("max_model_len")
-    if asked is not None and asked.value is not None:
-        return isinstance(asked.value, str) or asked.value <= 0
+    if asked is not None and (asked.set_by_user or asked.value is not None):
+        return asked.value is None or isinstance(asked.value, str) or asked.value <= 0
     return (incident.number("max_model_len_tokens") or 0) <= 0
 
 

@@ -61,6 +61,32 @@ def test_a_change_of_what_the_variable_sets_takes_the_variable_away(monkeypatch)
     assert vllm.shown(launch("vllm serve m"), {"max_model_len": 5}) == "vllm serve m --max-model-len 5"
 
 
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        (f"nice -n 3 env {SPACE}=40 vllm serve m", "nice -n 3 env vllm serve m --kv-cache-memory-bytes 5"),
+        (f"env A=1 {SPACE}=4 {SPACE}=40 vllm serve m", "env A=1 vllm serve m --kv-cache-memory-bytes 5"),
+        (f"env {SPACE}=4 nohup env B=2 {SPACE}=40 vllm serve m", "env nohup env B=2 vllm serve m --kv-cache-memory-bytes 5"),
+        (f"bash -c '{SPACE}=40 B=2 exec vllm serve m'", "bash -c 'B=2 exec vllm serve m --kv-cache-memory-bytes 5'"),
+        (f"env -u {SPACE} vllm serve m", f"env -u {SPACE} vllm serve m --kv-cache-memory-bytes 5"),
+    ],
+)  # fmt: skip
+def test_one_that_a_wrapper_sets_is_taken_out_of_the_command(line, changed):
+    assert vllm.shown(launch(line), {"kv_cache_memory_bytes": 5}) == changed
+
+
+def test_one_that_a_wrapper_set_over_an_inherited_one_takes_both_away(monkeypatch):
+    monkeypatch.setenv(SPACE, "2")
+    assert vllm.shown(launch(f"env {SPACE}=40 vllm serve m"), {"kv_cache_memory_bytes": 5}) == (
+        f"env -u {SPACE} env vllm serve m --kv-cache-memory-bytes 5"
+    )
+
+
+def test_one_that_the_shell_exports_first_stays():
+    text = f"export {SPACE}=40; exec vllm serve m"
+    assert f"export {SPACE}=40" in vllm.shown(Launch(("bash", "-c", text)), {"kv_cache_memory_bytes": 5})
+
+
 def test_the_user_s_list_of_plugins_is_joined_where_it_is_set(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
     assert vllm.apply(launch("python s.py"), {"max_model_len": 7}, tmp_path).env["VLLM_PLUGINS"] == "mine,oomguard"

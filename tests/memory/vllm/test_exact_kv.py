@@ -127,7 +127,13 @@ def test_blocks_that_were_set_too_large_are_made_smaller_before_the_length_is_cu
 
 
 @pytest.mark.parametrize(
-    "asked", [{"max_model_len_tokens": -1}, {"user": {"max_model_len": -1}}, {"user": {"max_model_len": "auto"}}]
+    "asked",
+    [
+        {"max_model_len_tokens": -1},
+        {"user": {"max_model_len": -1}},
+        {"user": {"max_model_len": "auto"}},
+        {"user": {"max_model_len": None}},  # what a printed -1 is read as
+    ],
 )
 def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_long_as_it_can_be(too_small, asked):
     """As a log tells it: the length as it was asked for, or the model's own."""
