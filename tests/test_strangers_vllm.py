@@ -14,8 +14,9 @@ from oomguard.settings import SETTINGS
 from support import stranger_judge as judge
 from support.stranger_case import DATA, make_folder, read_cases, read_models, read_reading
 
-CASES = {case["name"]: case for case in read_cases()}
-READING = read_reading()
+NAME = "strangers_40"
+CASES = {case["name"]: case for case in read_cases(NAME)}
+READING = read_reading(NAME)
 
 
 def ran(name: str, old: float | None = None, effect: str = "reduces-capacity", **changed: float) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def ran(name: str, old: float | None = None, effect: str = "reduces-capacity", *
 def test_forty_cases_of_different_names_and_ports():
     ports = [case["port"] for case in CASES.values() if case["port"]]
 
-    assert len(CASES) == len(read_cases()) == 40
+    assert len(CASES) == len(read_cases(NAME)) == 40
     assert len(set(ports)) == len(ports)
 
 
@@ -47,12 +48,12 @@ def test_the_files_that_a_command_names_are_there(name, tmp_path):
 
     named = {word for word in case["command"] if re.search(r"\.(py|ya?ml|jsonl?|sh)$", word)} - made_by_it
     assert all((tmp_path / "work" / word).is_file() for word in named), named
-    assert set(case["models"].values()) <= set(read_models())
+    assert set(case["models"].values()) <= set(read_models(NAME))
 
 
 def test_every_file_and_model_belongs_to_a_case():
-    assert {path.name for path in (DATA / "files").iterdir()} <= set(CASES)
-    assert set(read_models()) == {model for case in CASES.values() for model in case["models"].values()}
+    assert {path.name for path in (DATA / NAME / "files").iterdir()} <= set(CASES)
+    assert set(read_models(NAME)) == {model for case in CASES.values() for model in case["models"].values()}
 
 
 def test_a_model_has_a_tokenizer_with_a_token_for_every_byte(tmp_path):
@@ -64,7 +65,7 @@ def test_a_model_has_a_tokenizer_with_a_token_for_every_byte(tmp_path):
 
 
 def test_no_data_names_a_place_on_the_testers_machine():
-    texts = [path.read_text(encoding="utf-8") for path in DATA.rglob("*") if path.is_file()]
+    texts = [path.read_text(encoding="utf-8") for path in (DATA / NAME).rglob("*") if path.is_file()]
 
     assert not [found for text in texts for found in re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users)\b", text)]
 

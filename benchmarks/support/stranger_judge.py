@@ -1,4 +1,4 @@
-"""What the tester of data/strangers_40 says of a run: the cause, the share kept, and what was changed that must not be."""
+"""What a tester says of a run: the cause, the share kept, and what was changed that must not be."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""One case of data/strangers_40 under `oomguard run`: what was seen, without a verdict."""
+"""One tester's case under `oomguard run`: what was seen, without a verdict."""
 
 import contextlib
 import itertools
@@ -37,13 +37,14 @@ def observe(case: dict[str, Any]) -> dict[str, Any]:
         lines = stdout.splitlines()
         seen["printed"] = [line[:200] for line in lines if re.match(r"[A-Z-]+ \d+$", line)]  # what scripts tell
         seen["to_paste"] = _to_paste(stderr.splitlines())
+        seen["own_lines"] = [line[:200] for line in stderr.splitlines() if line.startswith(("oomguard:", "╭"))]
         return seen
 
 
-def start(case: dict[str, Any], line: str) -> dict[str, Any]:
-    """Run a line that was printed for a case, as somebody who pastes it into a shell; no process of it is left."""
+def start(case: dict[str, Any], command: list[str]) -> dict[str, Any]:
+    """Run a command in a case's place, without oomguard; no process of it is left."""
     with tempfile.TemporaryDirectory() as temporary:
-        return _seen(["bash", "-c", line], case, Path(temporary))[0]
+        return _seen(command, case, Path(temporary))[0]
 
 
 def _seen(command: list[str], case: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str, str]:
