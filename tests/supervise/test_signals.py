@@ -198,7 +198,7 @@ def test_after_the_grace_the_whole_tree_is_killed():
 
 
 def test_a_third_stop_kills_however_long_the_grace():
-    code = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('TERM', flush=True))\nprint('ready', flush=True)\nwhile True: time.sleep(1)"
+    code = "import os, signal, time\nsignal.signal(signal.SIGTERM, lambda *_: os.write(1, b'TERM\\n'))\nprint('ready', flush=True)\nwhile True: time.sleep(1)"
     with subprocess.Popen([*QUIET, sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         for expected in (b"ready\n", b"TERM\n", b"TERM\n"):
             assert process.stdout.readline() == expected
