@@ -91,6 +91,15 @@ def _log_as_usual() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _priority_as_usual() -> Iterator[None]:
+    """A test gives its own process no other priority: all that later tests start would have it too."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    after = os.getpriority(os.PRIO_PROCESS, 0)
+    assert after == before, f"nice {before} before, {after} after"
+
+
+@pytest.fixture(autouse=True)
 def _no_process_left() -> object:
     """Every process that a test started has ended when the test does."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
