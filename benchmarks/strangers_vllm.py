@@ -7,19 +7,17 @@ A program cannot compare causes in words: causes.toml beside them says which ids
 numbers are those of 23.5 GiB of memory, most of it free; a case that starts as it is on a larger machine is named and not counted.
 """
 
-import argparse
-import signal
+import functools
 import sys
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from support import stranger_judge as judge
-from support.figure import conclude, skip
-from support.resume import Results
-from support.stranger_case import read_cases, read_reading
-from support.stranger_run import BINARIES, observe
+from support.case_options import asked_cases
+from support.figure import conclude
+from support.stranger_case import read_reading
+from support.stranger_run import observe
 
 ONCE_GOAL, KEPT_GOAL = 95, 97  # percent
 TESTER_GIB = 23.5
@@ -88,27 +86,12 @@ def figures(cases: list[dict[str, Any]], found: list[dict[str, Any]], reading: d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--set", default=SETS[0], choices=SETS, help="whose cases")
-    parser.add_argument("only", nargs="?", default="", help="only cases whose name begins so")
-    parser.add_argument(
-        "--resume", type=Path, help="a file that keeps each case's result; cases in it are not run again"
-    )
-    asked = parser.parse_args()
-    if not (BINARIES / "vllm").is_file():
-        skip("no vLLM environment: run scripts/vllm-env")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
-    cases = [case for case in read_cases(asked.set) if case["name"].startswith(asked.only)]
-    if not cases:
-        parser.error(f"no case begins with {asked.only!r}")
-    memory, reading, known = psutil.virtual_memory(), read_reading(asked.set), Results(asked.resume)
+    cases, known = asked_cases(__doc__, SETS)
+    memory, reading = psutil.virtual_memory(), read_reading(cases[0]["set"])
     print(f"memory {memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} free; the tester's {TESTER_GIB} GiB")
     found = []
     for case in cases:
-        seen = known.get(case["name"])
-        if seen is None:
-            seen = observe(case)
-            known.add(case["name"], seen)
+        seen = known.kept(case["name"], functools.partial(observe, case))
         found.append(seen)
         show(case, seen, reading)
     text, met = figures(cases, found, reading)

