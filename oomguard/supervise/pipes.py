@@ -1,10 +1,12 @@
-"""What Linux can do with the bytes that wait in a pipe: count them, double them into another pipe, hold more of them or fewer."""
+"""What Linux can do with the bytes that wait in a pipe: count them, double them into another pipe, hold more of them or fewer;
+and whether anybody reads them."""
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
 import os
+import select
 import struct
 import termios
 from collections.abc import Callable
@@ -43,3 +45,12 @@ def resize(pipe: int, size_bytes: int) -> None:
 def waiting_bytes(fd: int) -> int:
     """Return how many bytes wait to be read; either end of a pipe tells."""
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
+
+
+def has_no_reader(fd: int) -> bool:
+    """Return whether what is written to a pipe or a socket has nobody any more who could read it; a terminal always has."""
+    if os.isatty(fd):
+        return False
+    poll = select.poll()
+    poll.register(fd, 0)  # errors and hang-ups are told unasked
+    return any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0))

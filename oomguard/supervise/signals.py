@@ -63,6 +63,7 @@ class Signals:
         self._masked: set[int] = set()
         self._ignored: frozenset[int] = frozenset()
         self._strays: list[int] = []
+        self._early: list[tuple[int, int | None, int | None]] = []
         self._leaving = False
         self._thread = threading.Thread(target=self._listen, name="oomguard-signals", daemon=True)
 
@@ -97,7 +98,7 @@ class Signals:
     def attach(
         self, *, grace_s: float, printed: Callable[[], int] = lambda: 0, terminal: TerminalJob | None = None
     ) -> None:
-        """Hand signals on from here on, as the command has started; a stop that came just before goes to it now.
+        """Hand signals on from here on, as the command has started; what came before goes to it now.
 
         Args:
             grace_s: 0 where a stop kills and is not handed on.
@@ -110,6 +111,9 @@ class Signals:
             self._keys = Keys(printed)
             if self.stopped_by is not None:
                 self._send(int(self.stopped_by), None, None, is_stop=True)
+            for early in self._early:
+                self._send(*early, is_stop=False)
+            self._early.clear()
 
     def detach(self) -> None:
         """Keep signals from here on: the command has ended."""
@@ -156,7 +160,7 @@ class Signals:
             info = signal.sigwaitinfo(self._numbers)
             while self._strays:
                 self._received(self._strays.pop(0), None, None)
-            if not (info.si_pid == own and info.si_signo == min(self._numbers) and info.si_code < -1):
+            if (info.si_pid, info.si_signo) != (own, min(self._numbers)):  # which only wakes us
                 self._received(info.si_signo, info.si_code, info.si_pid)
 
     def _received(self, number: int, code: int | None, sender: int | None) -> None:
@@ -176,6 +180,8 @@ class Signals:
                 self._stop(number)
             if self._runs:
                 self._send(number, code, sender, is_stop=is_stop)
+            elif not is_stop:
+                self._early.append((number, code, sender))
 
     def _key(self, number: int, echo_bytes: int) -> None:
         self.was_typed = True

@@ -1,7 +1,10 @@
-"""The descriptors 0, 1 and 2 as oomguard was started: which are missing, and whether output and error are one."""
+"""The descriptors 0, 1 and 2 as oomguard was started: which are missing, which can be written to, and whether
+output and error are one."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 
 
@@ -26,3 +29,13 @@ def is_one_stream() -> bool:
         return os.path.samestat(os.fstat(1), os.fstat(2))
     except OSError:
         return False
+
+
+def writable() -> frozenset[int]:
+    """Return those of standard output and error that can be written to; one that is open for reading only is the command's own."""
+    found = set()
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+                found.add(number)
+    return frozenset(found)

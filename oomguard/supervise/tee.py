@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO, Final
 
 from oomguard.supervise.line_ends import LineEnds
-from oomguard.supervise.pipes import kernel_tee, resize, waiting_bytes
+from oomguard.supervise.pipes import has_no_reader, kernel_tee, resize, waiting_bytes
 from oomguard.supervise.recording import Recording
 
 CHUNK_BYTES: Final = 1 << 20
@@ -26,6 +26,8 @@ POLL_S: Final = 0.1
 # An orphan that holds the pipe's other end keeps end-of-file away for ever, printing or silent: once the child has ended and
 # what it printed is passed on, reading stops after so long.
 DRAIN_S: Final = 2.0
+# Once the command is to end, a reader that has taken nothing for so long is waited for no more.
+PATIENCE_S: Final = 2.0
 # What a full disk, a quota or a limit of size says: the command goes on.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -44,6 +46,7 @@ class _Stream:
     nobody_reads: bool = False
     lost_bytes: int = 0
     owed_bytes: int = 0
+    waits_since_s: float = 0.0
 
 
 class Tee:
@@ -94,10 +97,11 @@ class Tee:
         Args:
             ended: whether the child has exited.
             tick: runs between reads, and while whoever reads the output is slow.
-            stopping: once true, output that nobody reads is dropped, so that a paused reader cannot hold up the end.
+            stopping: once true, output that nobody reads is dropped after a moment, so that a paused reader cannot hold up the end.
         """
         self._stopping = stopping
         ended_s: float | None = None
+        looked_s = time.monotonic()
         while self._open():
             for key, _ in self._selector.select(POLL_S):
                 if isinstance(key.data, _Stream):
@@ -105,6 +109,9 @@ class Tee:
                 else:
                     key.data()
             tick()
+            if time.monotonic() - looked_s >= POLL_S:
+                self._end_unread()
+                looked_s = time.monotonic()
             if stopping():
                 self._drop_what_waits()
             if ended_s is None and ended():
@@ -141,14 +148,23 @@ class Tee:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            # Nobody reads any more (``| head``): the child finds its pipe closed, as it would without us.
-            self.lost_reader = True
-            self._finish(stream)
+            self._lose_reader(stream)
         except OSError as error:
             if error.errno == errno.EIO and not stream.between_pipes and not stream.pending:
                 self._finish(stream)  # a terminal whose other side is closed
                 return
             raise
+
+    def _end_unread(self) -> None:
+        """Close the pipes whose reader has gone also while nothing is printed: ``tail -f`` looks for that."""
+        for stream in self._open():
+            if stream.may_block and has_no_reader(stream.sink_fd):
+                self._lose_reader(stream)
+
+    def _lose_reader(self, stream: _Stream) -> None:
+        """Close the child's pipe, as it finds it closed without us where nobody reads any more (``| head``)."""
+        self.lost_reader = True
+        self._finish(stream)
 
     def _pass_on(self, stream: _Stream) -> None:
         """Let the kernel double what waits, and move one of the two into the copy."""
@@ -196,6 +212,7 @@ class Tee:
 
     def _flush(self, stream: _Stream) -> None:
         stream.pending = self._write(stream, stream.pending)
+        stream.waits_since_s = time.monotonic()
         if not stream.pending:
             self._wait_for_source(stream)
 
@@ -219,6 +236,7 @@ class Tee:
 
     def _wait_for_sink(self, stream: _Stream) -> None:
         """Look at the source no more until its reader has made room; the other streams go on."""
+        stream.waits_since_s = time.monotonic()
         self._selector.unregister(stream.source.fileno())
         self._selector.register(stream.sink_fd, selectors.EVENT_WRITE, stream)
 
@@ -230,7 +248,8 @@ class Tee:
     def _drop_what_waits(self) -> None:
         """Go on without a reader that has stopped reading, now that the command is to end."""
         for stream in self._open():
-            if self._selector.get_map().get(stream.sink_fd) is None or _is_ready(stream.sink_fd):
+            waits = self._selector.get_map().get(stream.sink_fd) is not None and not _is_ready(stream.sink_fd)
+            if not waits or time.monotonic() - stream.waits_since_s < PATIENCE_S:
                 continue
             self._wait_for_source(stream)
             stream.pending, stream.nobody_reads = memoryview(b""), True

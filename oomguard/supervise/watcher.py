@@ -25,7 +25,7 @@ from typing import IO, Any, Final
 
 from oomguard.supervise import tree
 from oomguard.supervise.channel import receive, send
-from oomguard.supervise.standard_streams import is_one_stream
+from oomguard.supervise.standard_streams import is_one_stream, writable
 from oomguard.supervise.terminal_modes import Modes
 from oomguard.supervise.watcher_process import Before, WatcherProcess
 from oomguard.supervise.watcher_terminal import Given
@@ -115,10 +115,13 @@ class Watcher:
         if any(b"\0" in text for text in (*words, *variables)):
             raise ValueError("embedded null byte")
         of_terminal = terminal.streams if terminal is not None else frozenset()
-        ours = {1, 2} - of_terminal - self._closed
+        given_on = {1, 2} - of_terminal - self._closed
+        ours = given_on & writable()
         is_one = ours == {1, 2} and is_one_stream()
         pipes = {number: os.pipe() for number in sorted(ours) if not (is_one and number == 2)}
-        targets = {number: writer for number, (_, writer) in pipes.items()}
+        targets = {number: writer for number, (_, writer) in pipes.items()} | {
+            number: number for number in given_on - ours
+        }
         if is_one:  # what is printed to both keeps its order
             targets[2] = targets[1]
         outputs: dict[int, IO[bytes]] = {

@@ -24,6 +24,9 @@ from oomguard.supervise.witness import Witness
 
 AFTER_KILL_WAIT_S: Final = 2.0
 
+# With these systemd names the process for which its sockets, its watchdog and its journal are: the command.
+_OF_A_SERVICE: Final = frozenset({b"LISTEN_PID", b"WATCHDOG_PID", b"SYSTEMD_EXEC_PID"})
+
 
 @dataclass(frozen=True, slots=True)
 class Before:
@@ -203,8 +206,9 @@ class WatcherProcess:
                 signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._before.masked)
             env = dict(variable.split(b"=", 1) for variable in variables)
-            if env.get(b"LISTEN_PID") == str(self._parent).encode():  # systemd's sockets are for the command
-                env[b"LISTEN_PID"] = str(os.getpid()).encode()
+            for name in _OF_A_SERVICE & env.keys():
+                if env[name] == str(self._parent).encode():
+                    env[name] = str(os.getpid()).encode()
             execute(words, env)
         except OSError as error:
             os.write(told, str(error.errno or errno.EINVAL).encode())

@@ -289,11 +289,31 @@ def test_handlers_that_python_sets_in_c_are_left_alone(name):
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"hi\n", b"")
 
 
-def test_sockets_that_systemd_passes_on_are_the_commands():
-    """As systemd starts it: the variable names the process that it starts, which is ours."""
-    code = "import os; print(os.environ['LISTEN_PID'] == str(os.getpid()), os.environ['LISTEN_FDS'], os.fstat(3).st_ino > 0)"
+@pytest.mark.parametrize("name", ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"])
+def test_what_systemd_means_for_the_process_that_it_starts_is_the_commands(name):
+    """As systemd starts it: the variable names oomguard."""
+    code = (
+        f"import os; print(os.environ[{name!r}] == str(os.getpid()), os.environ['LISTEN_FDS'], os.fstat(3).st_ino > 0)"
+    )
     passed = os.open(os.devnull, os.O_RDONLY)
-    shell = f"exec 3<&{passed}; LISTEN_PID=$$ LISTEN_FDS=1 exec {shlex.join([*OOMGUARD, *py(code)])}"
+    shell = f"exec 3<&{passed}; {name}=$$ LISTEN_FDS=1 exec {shlex.join([*OOMGUARD, *py(code)])}"
     ran = subprocess.run(["bash", "-c", shell], capture_output=True, pass_fds=[passed], timeout=LIMIT_S, check=True)
     os.close(passed)
     assert ran.stdout == b"True 1 True\n"
+
+
+def test_a_command_that_waits_for_its_reader_to_go_ends_with_it(tmp_path):
+    """``tail -f log | head -1``: nothing more is printed, and tail looks for the end of its pipe."""
+    log = tmp_path / "log"
+    log.write_text("one\n")
+    shell = f"{shlex.join([*OOMGUARD, 'tail', '-f', str(log)])} | head -1; exit ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=LIMIT_S, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (141, b"one\n", b"")
+
+
+def test_an_output_that_is_open_for_reading_only_is_the_commands_own(tmp_path):
+    (tmp_path / "in").touch()
+    command = [*OOMGUARD, "sh", "-c", "echo hi || echo failed >&2"]
+    with (tmp_path / "in").open() as read_only:
+        ran = subprocess.run(command, stdout=read_only, stderr=subprocess.PIPE, timeout=LIMIT_S, check=False)
+    assert ran.stderr.endswith(b"failed\n")

@@ -350,6 +350,15 @@ def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_th
     assert child.returncode == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGALRM, signal.SIGABRT, signal.SIGRTMIN + 2])
+def test_a_signal_that_came_before_the_start_goes_to_the_command_then(number):
+    with Signals() as signals:
+        os.kill(os.getpid(), number)
+        assert wait_for(lambda: bool(signals._early), LIMIT_S)
+        ended = run_once(Launch(("sleep", "60")), Recording(), signals, StandardInput())
+    assert ended.status == 128 + number
+
+
 def test_after_a_stop_nothing_is_started():
     with Signals() as signals:
         stop_us()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,27 @@ def test_an_orphan_that_holds_the_pipe_does_not_hold_us_up(tmp_path):
     os.kill(int(Path(pid).read_text()), 9)
     os.close(writer)
     assert read_all(reader) == b""
+
+
+def test_a_reader_that_is_slower_than_the_end_gets_all_after_a_stop():
+    """Its pipe is full for a moment while the command ends: that is no reader who has gone to sleep."""
+    source, sink = os.pipe(), os.pipe()
+    os.write(source[1], b"x" * 65_000)
+    os.close(source[1])
+    os.write(sink[1], b"y" * 65_000)
+    read: list[bytes] = []
+
+    def take() -> None:
+        time.sleep(0.3)
+        while data := os.read(sink[0], 65_536):
+            read.append(data)
+
+    reader = threading.Thread(target=take)
+    reader.start()
+    tee = Tee(Recording())
+    tee.add(os.fdopen(source[0], "rb", buffering=0), sink[1])
+    tee.pump(lambda: True, lambda: None, lambda: True)
+    os.close(sink[1])
+    reader.join()
+    os.close(sink[0])
+    assert sum(map(len, read)) == 130_000
