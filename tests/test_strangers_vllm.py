@@ -1,18 +1,15 @@
-"""The tester's 40 cases are whole, and judged as the tester wrote; `python benchmarks/strangers_vllm.py` runs them."""
+"""Testers' cases are judged as the testers wrote; `python benchmarks/strangers_vllm.py` runs them."""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
 
 import strangers_vllm
-from oomguard.rules.load import load_rules
-from oomguard.settings import SETTINGS
 from support import stranger_judge as judge
-from support.stranger_case import DATA, make_folder, read_cases, read_models, read_reading
+from support.stranger_case import make_folder, read_cases, read_reading
 
 NAME = "strangers_40"
 CASES = {case["name"]: case for case in read_cases(NAME)}
@@ -33,60 +30,12 @@ def ran(name: str, old: float | None = None, effect: str = "reduces-capacity", *
     }
 
 
-def test_forty_cases_of_different_names_and_ports():
-    ports = [case["port"] for case in CASES.values() if case["port"]]
-
-    assert len(CASES) == len(read_cases(NAME)) == 40
-    assert len(set(ports)) == len(ports)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_files_that_a_command_names_are_there(name, tmp_path):
-    case = CASES[name]
-    made_by_it = {case["healthy"].get("file")}
-    make_folder(case | {"models": {}}, tmp_path / "work")
-
-    named = {word for word in case["command"] if re.search(r"\.(py|ya?ml|jsonl?|sh)$", word)} - made_by_it
-    assert all((tmp_path / "work" / word).is_file() for word in named), named
-    assert set(case["models"].values()) <= set(read_models(NAME))
-
-
-def test_every_file_and_model_belongs_to_a_case():
-    assert {path.name for path in (DATA / NAME / "files").iterdir()} <= set(CASES)
-    assert set(read_models(NAME)) == {model for case in CASES.values() for model in case["models"].values()}
-
-
 def test_a_model_has_a_tokenizer_with_a_token_for_every_byte(tmp_path):
     make_folder(CASES["c13_yaml_mm_profile"], tmp_path / "work")
 
     tokens = json.loads((tmp_path / "work" / "blip" / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(tokens) == 256 + 5  # <image> is the fifth special one
     assert (tmp_path / "work" / "blip" / "preprocessor_config.json").is_file()
-
-
-def test_no_data_names_a_place_on_the_testers_machine():
-    texts = [path.read_text(encoding="utf-8") for path in (DATA / NAME).rglob("*") if path.is_file()]
-
-    assert not [found for text in texts for found in re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users)\b", text)]
-
-
-def test_every_case_has_its_causes_and_the_rules_know_them():
-    known = {rule.cause for rule in load_rules().rules}
-
-    assert set(READING["causes"]) == set(CASES)
-    assert {cause for right in READING["causes"].values() for cause in right} <= known
-
-
-def test_every_setting_that_is_judged_is_one_of_oomguard():
-    texts = {text for case in CASES.values() for text in case["must_not_change"]}
-    judged = {setting for case in CASES.values() for setting in judge.judged(case, READING)}
-    read = READING["must_not_change"]
-
-    assert judged <= set(SETTINGS)
-    assert texts - set(read) <= set(SETTINGS)
-    assert set(read) <= texts
-    assert {row["setting"] for row in read.values() if "setting" in row} <= set(SETTINGS)
-    assert not {text for text, row in read.items() if "no_setting" in row} & set(SETTINGS)
 
 
 def test_permissions_are_effects_that_oomguard_has():
@@ -140,6 +89,17 @@ def test_the_first_of_two_engines_has_to_keep_its_length():
 
     assert not judge.forbidden(case, seen | {"printed": ["WRITER 2048", "JUDGE 4992"]}, READING)
     assert judge.forbidden(case, seen | {"printed": ["WRITER 2048", "WRITER 1024"]}, READING)
+
+
+def test_a_setting_that_is_set_as_the_user_wrote_it_has_not_changed():
+    case, reading = (
+        next(c for c in read_cases("strangers_20") if c["name"] == "b09_throughput_env_30"),
+        read_reading("strangers_20"),
+    )
+    seen = {"relaunches": 1, "patches": [], "printed": []}
+
+    assert not judge.forbidden(case, seen | {"attempts": [{}, {"kv_cache_memory_bytes": 2**29}]}, reading)
+    assert judge.forbidden(case, seen | {"attempts": [{}, {"kv_cache_memory_bytes": 2**28}]}, reading)
 
 
 def test_a_cause_is_right_if_it_is_among_those_and_none_may_be_named_where_memory_did_not_fail():

@@ -1,5 +1,6 @@
 """What a tester says of a run: the cause, the share kept, and what was changed that must not be."""
 
+import math
 import re
 from typing import Any
 
@@ -53,7 +54,7 @@ def judged(case: dict[str, Any], reading: dict[str, Any]) -> list[str]:
 
 def forbidden(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) -> list[str]:
     """Return what any attempt changed that must not be, or that was not permitted."""
-    found = [text for text in case["must_not_change"] if _is_broken_word(text, seen, reading["must_not_change"])]
+    found = [text for text in case["must_not_change"] if _is_broken_word(text, case, seen, reading)]
     permitted = EFFECTS.index(next((word for word in case["allow"] if word in EFFECTS), EFFECTS[0]))
     text = written_text(case)
     for patch in seen["patches"]:
@@ -65,8 +66,8 @@ def forbidden(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any
     return list(dict.fromkeys(found))
 
 
-def _is_broken_word(text: str, seen: dict[str, Any], readings: dict[str, Any]) -> bool:
-    reading = readings.get(text, {"setting": text})
+def _is_broken_word(text: str, case: dict[str, Any], seen: dict[str, Any], readings: dict[str, Any]) -> bool:
+    reading = readings["must_not_change"].get(text, {"setting": text})
     if "no_setting" in reading:
         return False
     if "any_setting" in reading:
@@ -74,8 +75,9 @@ def _is_broken_word(text: str, seen: dict[str, Any], readings: dict[str, Any]) -
     if "printed" in reading:
         told = [found[1] for line in seen["printed"] if (found := re.match(reading["printed"], line))]
         return any(value != reading["as"] for value in told)
-    values = [settings[reading["setting"]] for settings in seen["attempts"] if reading["setting"] in settings]
-    return any("least" not in reading or value < reading["least"] for value in values)
+    setting, written = reading["setting"], readings.get("as_written", {}).get(case["name"], {})
+    values = [settings[setting] for settings in seen["attempts"] if setting in settings]
+    return any(value != written.get(setting) and value < reading.get("least", math.inf) for value in values)
 
 
 def _before(setting: str, seen: dict[str, Any]) -> float | None:

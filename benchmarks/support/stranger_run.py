@@ -35,7 +35,7 @@ def observe(case: dict[str, Any]) -> dict[str, Any]:
         seen, stdout, stderr = _seen(command, case, folder)
         seen |= _journalled(journal)
         lines = stdout.splitlines()
-        seen["printed"] = [line[:200] for line in lines if re.match(r"[A-Z-]+ \d+$", line)]  # what scripts tell
+        seen["printed"] = [line[:200] for line in lines if re.match(r"[A-Z-]+( \w+)? \d+$", line)]  # what scripts tell
         seen["to_paste"] = _to_paste(stderr.splitlines())
         seen["own_lines"] = [line[:200] for line in stderr.splitlines() if line.startswith(("oomguard:", "╭"))]
         return seen
