@@ -14,7 +14,7 @@ from oomguard.supervise.terminal_modes import Modes, is_same, raw, read_modes, s
 from oomguard.supervise.typed_ahead import end_of_file, keys_ahead, may_type_back, type_back, typed_ahead
 from oomguard.supervise.watcher import Watcher
 
-_OWN_SHARE_S: Final = 1.0
+_OWN_SHARE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +159,23 @@ def stop_ourselves(number: int, *, others: threading.Event | None) -> None:
 
     Args:
         number: the signal that stopped the command.
-        others: where the rest of our process group has not had it, at a key that only the command got: it is set once our
-            own share has been read, which would stop us a second time.
+        others: where the rest of our process group has not had it, at a key that only the command got: it is set where our
+            own share was read by the thread that reads signals, and has stopped nobody.
     """
-    if others is not None and signal.getsignal(number) is not signal.SIG_IGN:
-        others.clear()
-        with contextlib.suppress(OSError):
-            os.killpg(0, number)
-            others.wait(_OWN_SHARE_S)
+    tells = others is not None and signal.getsignal(number) is not signal.SIG_IGN
     before = signal.signal(number, signal.SIG_DFL)
     masked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    signal.pthread_kill(threading.get_ident(), number)  # to this thread: the one that reads signals would take another
-    signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-    signal.signal(number, before)
+    try:
+        if others is not None and tells:
+            # All at once: a shell that has seen the leader stop may continue the job before a second signal stops us, for good.
+            others.clear()
+            with contextlib.suppress(OSError):
+                os.killpg(0, number)
+            if not others.wait(_OWN_SHARE_S):
+                return
+        signal.pthread_kill(
+            threading.get_ident(), number
+        )  # to this thread: the one that reads signals would take another
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        signal.signal(number, before)

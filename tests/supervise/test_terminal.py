@@ -191,6 +191,19 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it_any_number_of_times():
         shown.until("STATUS 7")
 
 
+@pytest.mark.parametrize("_time", range(3))  # it was a race
+def test_a_job_that_another_process_leads_goes_on_however_soon_fg_follows(_time):
+    """A script around oomguard: the shell sees it stop, and continues the job before anybody else may have stopped."""
+    command = ("sh", "-c", "echo READY; sleep 1; echo ON")
+    with terminal("/bin/sh", "-c", '"$@"; exit 7', "sh", *QUIET, *command) as (shown, _):
+        shown.until("READY")
+        os.kill(shown.shell, signal.SIGUSR1)  # waits for the stop
+        shown.type(b"\x1a")
+        shown.until("STOPPED")
+        shown.until("ON")
+        shown.until("STATUS 7")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU])
 def test_a_stop_of_oomguard_alone_stops_the_command_and_the_shell_sees_its_job_stopped(number):
     with listening("--stoppable") as (shown, job, child):
