@@ -8,6 +8,7 @@ import signal
 import stat
 import threading
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from oomguard.supervise.terminal_modes import Modes, is_same, raw, read_modes, set_modes, unseen
@@ -154,28 +155,35 @@ class OwnTerminal:
         os.close(self.fd)
 
 
-def stop_ourselves(number: int, *, others: threading.Event | None) -> None:
+def stop_ourselves(number: int, *, told: SimpleQueue[int] | None) -> None:
     """Stop as a job of a shell does, by the signal itself; return when we go on, at once where no shell waits for us.
 
     Args:
         number: the signal that stopped the command.
-        others: where the rest of our process group has not had it, at a key that only the command got: it is set where our
-            own share was read by the thread that reads signals, and has stopped nobody.
+        told: where the rest of our process group has not had it, at a key that only the command got: the job signals that
+            the thread which reads signals gets. Our own share among them has stopped nobody.
     """
-    tells = others is not None and signal.getsignal(number) is not signal.SIG_IGN
+    is_ignored = signal.getsignal(number) is signal.SIG_IGN
     before = signal.signal(number, signal.SIG_DFL)
     masked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     try:
-        if others is not None and tells:
-            # All at once: a shell that has seen the leader stop may continue the job before a second signal stops us, for good.
-            others.clear()
-            with contextlib.suppress(OSError):
-                os.killpg(0, number)
-            if not others.wait(_OWN_SHARE_S):
-                return
-        signal.pthread_kill(
-            threading.get_ident(), number
-        )  # to this thread: the one that reads signals would take another
+        # All at once: a shell that has seen the leader stop may continue the job before a second signal stops us, for good.
+        if told is None or is_ignored or _stop_group(number, told) == number:
+            signal.pthread_kill(
+                threading.get_ident(), number
+            )  # to this thread: the one that reads signals would take another
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         signal.signal(number, before)
+
+
+def _stop_group(number: int, told: SimpleQueue[int]) -> int | None:
+    """Stop our process group, and us with it; return the first job signal that was read then, None where none came."""
+    with contextlib.suppress(Empty):
+        while True:
+            told.get_nowait()
+    with contextlib.suppress(OSError):
+        os.killpg(0, number)
+    with contextlib.suppress(Empty):
+        return told.get(timeout=_OWN_SHARE_S)
+    return None

@@ -237,6 +237,8 @@ class Tee:
     def _wait_for_sink(self, stream: _Stream) -> None:
         """Look at the source no more until its reader has made room; the other streams go on."""
         stream.waits_since_s = time.monotonic()
+        if self._selector.get_map().get(stream.source.fileno()) is None:
+            return  # it waits: somebody else has taken the room that there was
         self._selector.unregister(stream.source.fileno())
         self._selector.register(stream.sink_fd, selectors.EVENT_WRITE, stream)
 

@@ -9,9 +9,9 @@ import contextlib
 import os
 import selectors
 import signal
-import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Final
 
 from oomguard.supervise.lasting_modes import Lasting
@@ -67,7 +67,7 @@ class TerminalJob:
         self._stopped: int | None = None
         self._stopped_s = 0.0
         self._stops_itself = False
-        self._own_share = threading.Event()
+        self._told: SimpleQueue[int] = SimpleQueue()
         self._was_continued = False
         self._typed = b""
         self._watched: set[int] = set()
@@ -135,10 +135,11 @@ class TerminalJob:
             return self._holds and (is_other_size or code == SI_KERNEL)
         if number == signal.SIGCONT:
             self._was_continued = True
+            self._told.put(number)
             was_ours, self._stops_itself = self._stops_itself, False
             return was_ours
         if number in JOB_STOPS and sender == os.getpid():
-            self._own_share.set()
+            self._told.put(number)
             return True
         return False
 
@@ -166,11 +167,11 @@ class TerminalJob:
         if number in _WANTS_IT and in_front and not self._holds:
             self._hold(own)  # it has asked for a terminal that nobody else of our job uses
             return
-        others = self._own_share if self._holds or number in _WANTS_IT else None
+        told = self._told if self._holds or number in _WANTS_IT else None
         self._let_go()
         self._stops_itself = True
         # Some programs stop themselves by STOP. That one would stop us also where no shell waits to continue us.
-        stop_ourselves(signal.SIGTSTP if number == signal.SIGSTOP else number, others=others)
+        stop_ourselves(signal.SIGTSTP if number == signal.SIGSTOP else number, told=told)
         if own.is_foreground() and (self._wants or number in _WANTS_IT):
             self._hold(own)
         elif number not in _WANTS_IT:

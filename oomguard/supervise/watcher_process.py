@@ -228,7 +228,7 @@ class WatcherProcess:
             tree.send(-group if as_terminal else self._child, number)
         self._told = self._told or number in STOPS
         if number in STOPS and tree.is_stopped(self._child) and tree.heeds(self._child, number):
-            tree.send(self._child, signal.SIGCONT)
+            tree.send(-group if group == self._child else self._child, signal.SIGCONT)  # as a shell continues a job
 
     def _is_job(self) -> bool:
         return self._shares_group and has_terminal()

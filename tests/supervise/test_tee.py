@@ -170,3 +170,25 @@ def test_a_reader_that_is_slower_than_the_end_gets_all_after_a_stop():
     reader.join()
     os.close(sink[0])
     assert sum(map(len, read)) == 130_000
+
+
+def test_room_that_another_writer_has_taken_is_waited_for_again():
+    """Several runs share one reader (``xargs -P``): a pipe that had room when we looked is full when we write."""
+    source, sink = os.pipe(), os.pipe()
+    os.write(source[1], b"line\n")
+    os.close(source[1])
+    tee, looks = Tee(Recording()), iter([True, True])
+    double = tee._tee
+    assert double is not None
+
+    def taken_twice(*given: int) -> int:
+        if next(looks, False):
+            raise BlockingIOError
+        return double(*given)
+
+    tee._tee = taken_twice
+    tee.add(os.fdopen(source[0], "rb", buffering=0), sink[1])
+    tee.pump(lambda: True, lambda: None, lambda: False)
+    os.close(sink[1])
+    assert os.read(sink[0], 99) == b"line\n"
+    os.close(sink[0])
