@@ -154,6 +154,7 @@ def _specs() -> dict[str, FactSpec]:
         ("recovered", "bool", "the engine went on after the refusal"),
         ("exit_signal", "int", "signal that ended a process of the engine, by its number on Linux"),
         ("lora_frames", "bool", "the traceback goes through the slots of LoRA adapters"),
+        ("draft_model", "str", "the draft model's name or folder"),
         ("drafted_tokens", "int", "tokens that are drafted in a step"),
         ("ngram_frames", "bool", "drafts are looked up in the prompt, by the settings or the traceback"),
         ("array_shape", "str", "dimensions of the array that was refused"),
@@ -174,6 +175,7 @@ def _specs() -> dict[str, FactSpec]:
         ("allocation", "str", "which of the engine's tensors has just the bytes that were asked for"),
         ("allocation_terms", "str", "the settings and the model's numbers whose product they are"),
         ("allocation_sure_ratio", "float", "how sure that is, by how many other products have as many bytes"),
+        ("allocation_of_request", "bool", "a request alone decides how large it is, and no setting does"),
         ("host_available_bytes", "int", "memory that the host had free after the failure"),
         ("host_total_bytes", "int", "memory of the host, of which the engine's CPU backend takes a share"),
         # a guarded call

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from oomguard.facts import GIB, format_gib
 from oomguard.incident import PATCHED, Alternative, Effect, Incident, Patch
@@ -47,7 +47,7 @@ class AllocationModel:
     def solve(self, setting: str, incident: Incident) -> Solution | None:
         """Return the value of a setting with which the allocation fits; None where it is no lever of it."""
         product = self.failed.named.product
-        lever = product.allocation.levers.get(setting)
+        lever = self._lever(setting, incident)
         now = value_in_force(setting, incident.settings, incident.facts)
         value = now[0] if now is not None else product.numbers.get(setting)
         if lever is None or isinstance(value, (str, bool)) or value is None or value <= lever["least"]:
@@ -61,7 +61,7 @@ class AllocationModel:
         if solved or room >= self._need(setting, made):
             limit = f"{format_gib(room)} is free for it by every figure, and it was refused"
             return self._without_room(setting, now_value, lever, incident, limit)
-        fits = self._largest(setting, now_value, self._least(setting, lever), lever["step"], room)
+        fits = self._fitting(setting, now_value, lever, room)
         useful = self._useful(setting, incident)
         if fits is not None and useful is not None and lever["least"] <= useful < fits:
             why = f"no more than {useful} requests can run together in the KV cache, of {fits} whose rows would fit"
@@ -74,6 +74,10 @@ class AllocationModel:
             return Solution(None, f"{told}, {format_gib(max(0, room))} is free for it")
         reason = f"{product.allocation.what}: {need} at {made}, {format_gib(room)} is free for it{_margin(incident)}"
         return Solution(fits, reason, round(self._need(setting, made) - self._need(setting, fits)))
+
+    def _lever(self, setting: str, incident: Incident) -> Mapping[str, Any] | None:
+        lever = self.failed.named.product.allocation.levers.get(setting)
+        return None if lever is None or lever.get("unless") in incident.settings else lever
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
         """Return a smaller step with as many requests as it has tokens, where their number keeps the step from being that small."""
@@ -107,6 +111,13 @@ class AllocationModel:
         product = self.failed.named.product
         return min(now, product.numbers.get("tokens", now)) if setting in product.allocation.up_to else now
 
+    def _fitting(self, setting: str, now: int, lever: Mapping[str, Any], room: float) -> int | None:
+        """Return the largest smaller value that the engine knows and that fits, None where none does."""
+        if "values" not in lever:
+            return self._largest(setting, now, self._least(setting, lever), lever["step"], room)
+        smaller = (value for value in lever["values"] if value < now)
+        return max((value for value in smaller if self._taken(setting, value, now) <= room), default=None)
+
     def _largest(self, setting: str, now: int, least: int, step: int, room: float) -> int | None:
         """Return the largest value below what was made that fits, in whole steps from ``least``; None where none does."""
         low, high = -(-least // step), (self._made(setting, now) - 1) // step
@@ -117,12 +128,12 @@ class AllocationModel:
             low, high = (middle, high) if self._taken(setting, middle * step, now) <= room else (low, middle - 1)
         return low * step
 
-    def _least(self, setting: str, lever: Mapping[str, int]) -> int:
+    def _least(self, setting: str, lever: Mapping[str, Any]) -> int:
         """Return the smallest value that the engine takes beside its other settings."""
-        start = self.failed.start
+        start, least = self.failed.start, int(lever["least"])
         if setting != "max_num_batched_tokens" or start is None:
-            return lever["least"]
-        return max(lever["least"], start.settings.max_num_seqs or 0)  # a step has a token for every request
+            return least
+        return max(least, start.settings.max_num_seqs or 0)  # a step has a token for every request
 
     def _need(self, setting: str, value: int) -> float:
         """Return the bytes of the allocation and of all that is made along with it, under a value of one of its settings."""
@@ -222,7 +233,7 @@ class AllocationModel:
         share = desired or (None if total is None else total * settings.gpu_memory_utilization)
         return None if share is None else share + _WORKER_BYTES
 
-    def _without_room(self, setting: str, now: int, lever: Mapping[str, int], incident: Incident, why: str) -> Solution:
+    def _without_room(self, setting: str, now: int, lever: Mapping[str, Any], incident: Incident, why: str) -> Solution:
         """Return a value that most likely fits where nothing tells what is free."""
         what = self.failed.named.product.allocation.what
         made = self._made(setting, now)

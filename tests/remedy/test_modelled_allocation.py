@@ -57,8 +57,9 @@ def free_host(monkeypatch):
     return set_bytes
 
 
-def planned(incident: Incident, allow: str | None = None) -> Incident:
-    return assess(incident, default_rules(), make_policy(allow) if allow else Policy(), local_models=True)
+def planned(incident: Incident, allow: str | None = None, pinned: tuple[str, ...] = ()) -> Incident:
+    policy = make_policy(allow, pinned) if allow else Policy()
+    return assess(incident, default_rules(), policy, local_models=True)
 
 
 def value(incident: Incident, setting: str):
@@ -194,6 +195,17 @@ def test_slots_of_adapters_are_solved_by_all_matrices_together(failed, free_host
     each = 2 * 512 * (4 * (256 + 256) - 2 * (256 - 64) + 3 * (256 + 512)) * 2
     around = 2 * 512 * (VOCAB + 256) * 2  # and of the embedding and the head
     assert slots == pytest.approx(0.8 * (17 * GIB - 2 * VOCAB * 256 * 2) / (each + around), rel=0.03)
+
+
+def test_where_the_number_of_adapters_is_pinned_the_largest_rank_that_the_engine_knows_is_solved(failed, free_host):
+    free_host(20 * GIB)
+    user = {"enable_lora": True, "max_loras": 1_000, "max_lora_rank": 512, "kv_cache_memory_bytes": GIB}
+    incident = failed(1_000 * 512 * 256 * 2, user=user, phase="load_weights")
+    found = planned(incident, "reduces-capacity", pinned=("max_loras",))
+    assert value(found, "max_lora_rank") == 16
+    with_adapters = failed(1_000 * 512 * 256 * 2, user={**user, "lora_modules": "['a=./a']"}, phase="load_weights")
+    unknown = planned(with_adapters, "reduces-capacity", pinned=("max_loras",))  # whose rank nothing prints
+    assert not any(patch.applicable for patch in unknown.plan if patch.setting == "max_lora_rank")
 
 
 def test_bytes_that_are_no_product_leave_the_host_s_memory_the_cause(failed, free_host):

@@ -46,8 +46,9 @@ class Allocation:
     phases: frozenset[str]
     only_on_host: bool
     told_by: frozenset[str]
-    levers: Mapping[str, Mapping[str, int]]
+    levers: Mapping[str, Mapping[str, Any]]
     needs: str | None
+    of_request: bool
     source: str
 
 
@@ -131,6 +132,7 @@ def allocations() -> tuple[Allocation, ...]:
             frozenset(row.get("told_by", ())),
             row.get("levers", {}),
             row.get("needs"),
+            row.get("of_request", False),
             row["source"],
         )
         for row in rows

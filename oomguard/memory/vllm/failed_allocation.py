@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -19,6 +19,7 @@ from oomguard.settings import value_in_force
 
 # The memory model is loaded where a model may be read; a saved log alone is told at once.
 if TYPE_CHECKING:
+    from oomguard.memory.model.headers import Parameter
     from oomguard.memory.model.shape import ModelShape
     from oomguard.memory.vllm.failed_start import FailedStart
     from oomguard.memory.vllm.start import VllmSettings
@@ -95,6 +96,8 @@ def with_allocation(incident: Incident, model: str | None = None, *, local: bool
             "allocation_terms": f"{named.product.allocation.what} ({named.product})",
             "allocation_sure_ratio": named.sure,
         }
+        if named.product.allocation.of_request:
+            told["allocation_of_request"] = True
         facts.update({name: Fact(name, value, "solved") for name, value in told.items()})
     return replace(incident, facts=MappingProxyType(facts))
 
@@ -135,6 +138,7 @@ def _of_shape(shape: ModelShape) -> dict[str, int]:
     return {
         "dtype": shape.dtype_bytes,
         "vocabulary": shape.vocab,
+        "vocabulary_and_itself": shape.vocab + 1,
         "hidden": shape.hidden,
         "queries": queries,
         "keys": keys,
@@ -177,8 +181,19 @@ def _of_weights(start: FailedStart, incident: Incident) -> dict[str, int]:
     tried, element = incident.number("tried_bytes"), start.model.shape.dtype_bytes
     if incident.phase != "load_weights" or not tried or not start.model.exact:
         return {}
-    sizes = {parameter.elements for parameter in start.model.parameters}
-    return {"matrix": min(sizes, key=lambda size: abs(size * element - tried))} if sizes else {}
+    from oomguard.memory.vllm.failed_start import read_draft
+
+    found = {"matrix": _nearest(start.model.parameters, tried / element)}
+    draft = read_draft(incident, start.settings.dtype)
+    if draft is not None and draft.exact:
+        found["draft_matrix"] = _nearest(draft.parameters, tried / element)
+    return found
+
+
+def _nearest(parameters: Iterable[Parameter], elements: float) -> int:
+    """Return the elements of the parameter that has about so many, alone or put together with another one like it; 0 without any."""
+    sizes = {times * parameter.elements for parameter in parameters for times in (1, 2)}
+    return min(sizes, key=lambda size: abs(size - elements), default=0)
 
 
 def _of_encoder(start: FailedStart) -> dict[str, int]:

@@ -68,6 +68,13 @@ def read_failed_start(
         return None
 
 
+def read_draft(incident: Incident, dtype: str) -> Model | None:
+    """Read the draft model that the engine printed; None where there is none, or it cannot be read here."""
+    named = _text(incident, "draft_model")
+    source = None if named is None else local_path(named)
+    return None if source is None else _read(str(source), dtype, None)
+
+
 def local_path(name: str) -> Path | None:
     """Return a folder or file of this machine by the name in a log, also of a model that the hub's cache holds.
 

@@ -116,3 +116,21 @@ def test_a_row_of_block_numbers_has_the_blocks_of_the_longest_request(incident, 
 def test_a_drafter_s_copy_of_the_token_ids_is_on_the_device(incident, kind, name):
     found = failed_allocation(incident(250 * 32750 * 4, kind, ngram_frames=True))
     assert found.named.product.allocation.name == name
+
+
+def test_a_matrix_of_the_draft_model_is_told_from_the_target_s(incident, tmp_path):
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": 16384, "intermediate_size": 458752}))
+    tried = 2 * 458752 * 16384 * 2  # gate and up in one
+    found = failed_allocation(incident(tried, kind="host_oom", draft_model=str(draft)))
+    assert found.named.product.allocation.what == "one matrix of the draft model"
+    assert failed_allocation(incident(tried, kind="host_oom")) is None
+
+
+def test_what_a_request_asks_for_over_the_whole_vocabulary_is_no_matter_of_the_step(incident):
+    """Every prompt token but the first, each with the whole vocabulary and its own: kept on the host until the request ends."""
+    found = failed_allocation(incident(25_999 * 128_257 * 4, kind="host_oom", phase="prompt_logprobs"))
+    assert found.named.product.allocation.name == "prompt_logprobs_result"
+    assert found.named.product.numbers["tokens"] == 25_999
+    assert not found.named.product.allocation.levers
