@@ -102,6 +102,24 @@ def test_a_setting_that_is_set_as_the_user_wrote_it_has_not_changed():
     assert judge.forbidden(case, seen | {"attempts": [{}, {"kv_cache_memory_bytes": 2**28}]}, reading)
 
 
+def test_a_flag_that_the_shell_ate_was_never_given():
+    case, reading = (
+        next(c for c in read_cases("strangers_20") if c["name"] == "w14_comment_ate_the_flags"),
+        read_reading("strangers_20"),
+    )
+    patch = {"setting": "max_model_len", "from": 131072, "to": 24448, "effect": "reduces-capacity"}
+    seen = {
+        "runs": True,
+        "relaunches": 1,
+        "patches": [patch],
+        "printed": [],
+        "attempts": [{}, {"max_model_len": 24448}],
+    }
+
+    assert judge.kept(case, seen, reading) == 1.0
+    assert judge.forbidden(case, seen, {**reading, "never_given": {}}) == ["max_model_len (reduces-capacity)"]
+
+
 def test_a_cause_is_right_if_it_is_among_those_and_none_may_be_named_where_memory_did_not_fail():
     case, other = CASES["s07_serve_lora_slots"], CASES["r23_runbatch_not_memory"]
 

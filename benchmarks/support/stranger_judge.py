@@ -56,11 +56,12 @@ def forbidden(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any
     """Return what any attempt changed that must not be, or that was not permitted."""
     found = [text for text in case["must_not_change"] if _is_broken_word(text, case, seen, reading)]
     permitted = EFFECTS.index(next((word for word in case["allow"] if word in EFFECTS), EFFECTS[0]))
-    text = written_text(case)
+    text, never_given = written_text(case), reading.get("never_given", {}).get(case["name"], [])
     for patch in seen["patches"]:
         setting = patch["setting"]
+        is_given = setting not in never_given and (setting in text or setting.replace("_", "-") in text)
         # Capacity may be taken unasked from what the user left alone (docs/run.md), outputs never.
-        limit = permitted if setting in text or setting.replace("_", "-") in text else max(permitted, 1)
+        limit = permitted if is_given else max(permitted, 1)
         if EFFECTS.index(patch["effect"]) > limit:
             found.append(f"{setting} ({patch['effect']})")
     return list(dict.fromkeys(found))
@@ -91,8 +92,8 @@ def _share(best: dict[str, Any], old: float | None, new: float) -> float:
     raised = old is not None and new > old
     if is_exact(best):
         edge = float(best["value"])
-    elif best["low"] is None:
-        return 1.0  # no number to compare with: what must not change did not
+    elif best["low"] is None or (raised and best["high"] is None):
+        return 1.0 if best["low"] is None or new >= best["low"] else 0.0  # no number above it to compare with
     else:
         edge = float(best["high"] if raised else best["low"])
     return min(1.0, edge / new if raised else new / edge)
