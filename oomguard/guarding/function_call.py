@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -66,6 +67,11 @@ class RowsCall:
         arguments.update({name: cut(arguments[name], start, stop) for name in self.names})
         part = inspect.BoundArguments(self.bound.signature, arguments)
         return part.args, part.kwargs
+
+    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
+        """Return nothing to enter: rows are cut, and nothing else."""
+        del start, stop
+        return nullcontext()
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it has one entry for each row."""

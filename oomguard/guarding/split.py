@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -131,7 +130,7 @@ class SplitRun:
             stop = min(self._rows, self._next_row + self._size)
             rows, before = stop - self._next_row, torch_memory.live_bytes(self._call.model)
             torch_memory.reset_peak()
-            with refusing_gradients() if self._call.may_train else contextlib.nullcontext():
+            with refusing_gradients(really=self._call.may_train), self._call.around(self._next_row, stop):
                 part, error = run_guarded(self._wrapped, *self._call.part(self._next_row, stop))
             peak = torch_memory.peak_bytes()
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)

@@ -13,14 +13,14 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding
+from oomguard.engines.protocol import Handler, ReadBegun, ReadCall, ReadOverriding
 from oomguard.engines.transformers.features import FeaturesCall
 from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.generate import GenerateCall
 
 # Module, method in it, and how a call of it is read.
 WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
-    ("transformers.generation.utils", "GenerationMixin.generate", GenerateCall.of),
+    ("transformers.generation.utils", "GenerationMixin.generate", ReadBegun(GenerateCall.of, GenerateCall.begin)),
 )
 # The same for what is called often, through ``often``: a module of sentence-transformers calls a model's ``forward`` by its name.
 OFTEN: Final[tuple[tuple[str, str, ReadCall], ...]] = (

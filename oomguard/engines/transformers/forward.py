@@ -6,6 +6,7 @@ import functools
 import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -75,6 +76,11 @@ class ForwardCall:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included."""
         args = tuple(self._changed(name, value, lambda t: t[start:stop]) for name, value in self._positional())
         return args, {name: self._changed(name, value, lambda t: t[start:stop]) for name, value in self.kwargs.items()}
+
+    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
+        """Return nothing to enter: rows are cut, and nothing else."""
+        del start, stop
+        return nullcontext()
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return what a trace found; every field of a part's result is looked at where it is put."""

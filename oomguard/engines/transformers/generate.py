@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.traced_call import TracedCall
+
+if TYPE_CHECKING:
+    from oomguard.engines.transformers.draws import Draws, States
 
 # Arguments known to hold one row per input. A tensor under any other name may not (images of several per row, say),
 # so a call that has one is not split.
@@ -50,20 +54,37 @@ class GenerateCall:
     kwargs: Mapping[str, Any]
     rows: int
     prompt_tokens: int | None
+    draws: Draws
     may_train: bool = False
     phase: str | None = "generate"
     weigh: None = None
 
     @classmethod
-    def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:
-        """Read a call, no more of it than a call that succeeds has use for."""
+    def of(
+        cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: States | None = None
+    ) -> GenerateCall:
+        """Read a call, no more of it than a call that succeeds has use for; ``began`` is what ``begin`` found before it was made."""
+        from oomguard.engines.transformers.draws import Draws
+
         main = _inputs(args, kwargs)
         shape: Any = getattr(main, "shape", ())
-        if len(shape) < 2:
-            return cls(model, args, kwargs, 1, None)
+        rows = shape[0] if len(shape) > 1 else 1
+        # A method of its own around generation (Whisper's) draws again for some of the rows.
+        draws = Draws(cls.begin(args, kwargs) if began is None else began, rows, may_draw=not _is_overridden(model))
         # Features of sound and of images are no tokens: their second axis is a band or a channel.
-        are_tokens = len(shape) == 2 or kwargs.get("inputs_embeds") is main
-        return cls(model, args, kwargs, shape[0], shape[1] if are_tokens else None)
+        are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)
+        return cls(model, args, kwargs, rows, shape[1] if are_tokens else None, draws)
+
+    @staticmethod
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> States:
+        """Note where the generators stand that a call will draw from."""
+        from oomguard.engines.transformers.draws import states_now
+
+        return states_now(getattr(_inputs(args, kwargs), "device", None))
+
+    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
+        """Return a context in which rows ``start`` to ``stop`` draw what the whole call would have drawn for them."""
+        return self.draws.of_rows(start, stop)
 
     @property
     def not_splittable(self) -> str | None:  # noqa: PLR0911 - one reason a line
@@ -114,6 +135,8 @@ class GenerateCall:
         """Return why the result of a part cannot be put together with others; None where it can."""
         import torch
 
+        if self.draws.problem is not None:
+            return self.draws.problem
         if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
             return None
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
@@ -131,10 +154,16 @@ class GenerateCall:
 
     @property
     def result_row_bytes(self) -> int:
-        """Bytes of one row of the result, which stays alive while later parts run."""
+        """Bytes of one row of the result, which stays alive while later parts run, and of what is drawn for it."""
         returned = int(_option(self.model, self.args, self.kwargs, "num_return_sequences") or 1)
         encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
-        return 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
+        own = 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
+        if not _option(self.model, self.args, self.kwargs, "do_sample"):
+            return own
+        config: Any = getattr(self.model, "config", None)
+        vocabulary = int(getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", 0) or 0)
+        beams = int(_option(self.model, self.args, self.kwargs, "num_beams") or 1)
+        return own + 4 * vocabulary * max(returned, beams)
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
@@ -150,6 +179,12 @@ class GenerateCall:
         cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE}
         return TracedCall(self.model, cut, others, max(1, self.max_new_tokens))
+
+
+def _is_overridden(model: Any) -> bool:
+    """Return whether a model's ``generate`` is not that of transformers."""
+    owner = next((base for base in type(model).__mro__ if "generate" in vars(base)), None)
+    return owner is not None and owner.__module__ != "transformers.generation.utils"
 
 
 def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
