@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +31,8 @@ _ROW_ARGUMENTS: Final = frozenset(
 _INPUTS: Final = ("inputs", "input_ids", "inputs_embeds", "input_features")
 # Arguments that hold one text per row where they are a list of as many.
 _ROW_LISTS: Final = frozenset({"adapter_names", "language"})
+# Options that make the result a record of fields.
+_RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
 # Arguments that see the whole batch, or count its rows.
 _UNSPLITTABLE: Final = (
     "streamer",
@@ -57,7 +59,6 @@ class GenerateCall:
     draws: Draws
     may_train: bool = False
     phase: str | None = "generate"
-    weigh: None = None
 
     @classmethod
     def of(
@@ -95,8 +96,8 @@ class GenerateCall:
         main = _inputs(args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
             return "no rows to split: the call has no tensor of inputs"
-        if _option(self.model, args, kwargs, "return_dict_in_generate"):
-            return "return_dict_in_generate: parts cannot be put together again"
+        if self._gives_record and max(self._option("num_beams") or 1, self._option("num_return_sequences") or 1) > 1:
+            return "return_dict_in_generate with several rows for each input: whose they are is not known"
         if any(argument is not None for argument in args[2:]) or (len(args) > 1 and _holds_tensors(args[1])):
             return "positional arguments after the configuration belong to the whole batch"
         for name in _UNSPLITTABLE:
@@ -137,15 +138,29 @@ class GenerateCall:
 
         if self.draws.problem is not None:
             return self.draws.problem
+        if self._gives_record and isinstance(part, Mapping):
+            return None  # every field of it is looked at where it is put
         if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
             return None
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
 
     @property
+    def weigh(self) -> Callable[[Any, int, int], None] | None:
+        """What makes the result a record of fields: with ``return_dict_in_generate`` each has one entry a row, step by step."""
+        return _no_weight if self._gives_record else None
+
+    @property
+    def _gives_record(self) -> bool:
+        return any(self._option(name) for name in _RECORDS)
+
+    def _option(self, name: str) -> Any:
+        return _option(self.model, self.args, self.kwargs, name)
+
+    @property
     def pad_value(self) -> int:
         """The token after a row that ended earlier than others, as in one batch."""
         for name in ("pad_token_id", "eos_token_id"):
-            value = _option(self.model, self.args, self.kwargs, name)
+            value = self._option(name)
             if isinstance(value, (list, tuple)):
                 value = value[0] if value else None
             if value is not None:
@@ -155,14 +170,14 @@ class GenerateCall:
     @property
     def result_row_bytes(self) -> int:
         """Bytes of one row of the result, which stays alive while later parts run, and of what is drawn for it."""
-        returned = int(_option(self.model, self.args, self.kwargs, "num_return_sequences") or 1)
+        returned = int(self._option("num_return_sequences") or 1)
         encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
         own = 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
-        if not _option(self.model, self.args, self.kwargs, "do_sample"):
+        if not self._option("do_sample"):
             return own
         config: Any = getattr(self.model, "config", None)
         vocabulary = int(getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", 0) or 0)
-        beams = int(_option(self.model, self.args, self.kwargs, "num_beams") or 1)
+        beams = int(self._option("num_beams") or 1)
         return own + 4 * vocabulary * max(returned, beams)
 
     def traced(self) -> TracedCall | None:
@@ -171,6 +186,8 @@ class GenerateCall:
             return None
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
             return None  # it would have to be cut for each number of rows
+        if self._gives_record:
+            return None  # what all steps give is alive in the end, and a trace runs a few
         import torch
 
         arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
@@ -179,6 +196,10 @@ class GenerateCall:
         cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE}
         return TracedCall(self.model, cut, others, max(1, self.max_new_tokens))
+
+
+def _no_weight(part: Any, start: int, stop: int) -> None:
+    del part, start, stop
 
 
 def _is_overridden(model: Any) -> bool:
