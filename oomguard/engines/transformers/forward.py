@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
 from oomguard.engines.transformers.loss import mean_weight
+from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_forward import TracedForward
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
@@ -46,6 +47,7 @@ class ForwardCall:
     pad_value: int | None = None
     phase: str | None = None
     found: list[str] = field(default_factory=list)
+    media: Media = field(default_factory=lambda: Media({}))
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
@@ -63,9 +65,12 @@ class ForwardCall:
             )
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
-        reason = reason or why_rows_depend(model) or _why_not_rows(arguments, rows)
+        media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
+        reason = reason or why_rows_depend(model)
+        reason = reason or (media if isinstance(media, str) else _why_not_rows(arguments, rows, media))
         tokens = int(arguments[found].shape[1]) if found in _names("text") else None
-        return cls(model, args, kwargs, positional, rows, tokens, reason, trains)
+        of_rows = Media({}) if isinstance(media, str) else media
+        return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows)
 
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:
@@ -74,8 +79,10 @@ class ForwardCall:
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included."""
-        args = tuple(self._changed(name, value, lambda t: t[start:stop]) for name, value in self._positional())
-        return args, {name: self._changed(name, value, lambda t: t[start:stop]) for name, value in self.kwargs.items()}
+        given = {**dict(self._positional()), **self.kwargs}
+        cut = {name: self._changed(name, value, lambda t: t[start:stop]) for name, value in given.items()}
+        cut.update(self.media.part(given, start, stop))
+        return tuple(cut[name] for name in self.positional), {name: cut[name] for name in self.kwargs}
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
         """Return nothing to enter: rows are cut, and nothing else."""
@@ -89,7 +96,7 @@ class ForwardCall:
 
     def traced(self) -> TracedForward | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
-        if self.not_splittable is not None:
+        if self.not_splittable is not None or self.media.starts:
             return None
         given = {**dict(self._positional()), **self.kwargs}
         return TracedForward(
@@ -125,13 +132,15 @@ def _is_input(name: str, value: Any) -> bool:
     return axes >= (_PIXEL_AXES if name == "pixel_values" else 2)
 
 
-def _why_not_rows(arguments: Mapping[str, Any], rows: int) -> str | None:
+def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str | None:
     """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together."""
     if any(arguments.get(name) is not None for name in _names("text")):
         for name in _names("beside_text"):
-            if arguments.get(name) is not None:
+            if arguments.get(name) is not None and name not in media.starts:
                 return f"the argument {name} is not known to belong to the text row by row"
     for name, value in arguments.items():
+        if name in media.starts:
+            continue
         if _is_state(value):
             return f"the argument {name} is extended by the call"
         for tensor in _tensors(value):

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_call import TracedCall
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _ROW_ARGUMENTS: Final = frozenset(
         "decoder_input_ids",
         "decoder_attention_mask",
         "input_features",
+        "mm_token_type_ids",
     }
 )
 # The ones that a call is made for, the first that it has.
@@ -103,7 +105,12 @@ class GenerateCall:
         for name in _UNSPLITTABLE:
             if kwargs.get(name) is not None and kwargs[name] != []:
                 return f"the argument {name} belongs to the whole batch"
+        media = self._media()
+        if isinstance(media, str):
+            return media
         for name, value in kwargs.items():
+            if name in media.starts:
+                continue
             known = name in _ROW_ARGUMENTS and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
@@ -130,7 +137,12 @@ class GenerateCall:
             else v
             for n, v in self.kwargs.items()
         }
-        return args, kwargs
+        media = self._media()
+        assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
+        return args, {**kwargs, **media.part(self.kwargs, start, stop)}
+
+    def _media(self) -> Media | str:
+        return media_of(self.model, self.kwargs, _inputs(self.args, self.kwargs))
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it can."""
@@ -186,8 +198,8 @@ class GenerateCall:
             return None
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
             return None  # it would have to be cut for each number of rows
-        if self._gives_record:
-            return None  # what all steps give is alive in the end, and a trace runs a few
+        if self._gives_record or self._media() != Media({}):
+            return None  # what all steps give is alive in the end, and a trace runs a few; media differ in size
         import torch
 
         arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
