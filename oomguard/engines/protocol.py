@@ -15,7 +15,7 @@ How its log tells a failure, and its end, stands in rules/signatures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +127,12 @@ class WatchedCall(Protocol):
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
         """Return what is entered while rows ``start`` to ``stop`` run, so that they give what the whole call would."""
+
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> WatchedCall | str:
+        """Return the call with ``tokens`` tokens of its prompt at a time, or why it gives another result so, or none.
+
+        ``failed_in`` are the functions that its failure went through; None: it has not been run.
+        """
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -72,6 +72,11 @@ class RowsCall:
         """Return nothing to enter: rows are cut, and nothing else."""
         del start, stop
         return nullcontext()
+
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
+        """Return why a prompt cannot be run in chunks."""
+        del tokens, failed_in
+        return "the function is your own"
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it has one entry for each row."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +88,11 @@ class ForwardCall:
         """Return nothing to enter: rows are cut, and nothing else."""
         del start, stop
         return nullcontext()
+
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
+        """Return why a prompt cannot be run in chunks."""
+        del tokens, failed_in
+        return "no cache holds the prompt"
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return what a trace found; every field of a part's result is looked at where it is put."""

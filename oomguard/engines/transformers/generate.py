@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.began import Began
+from oomguard.engines.transformers.in_chunks import AfterPrompt, why_not_in_chunks
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_call import TracedCall
 
 if TYPE_CHECKING:
-    from oomguard.engines.transformers.draws import Draws, States
+    from oomguard.engines.transformers.draws import Draws
 
 # Arguments known to hold one row per input. A tensor under any other name may not (images of several per row, say),
 # so a call that has one is not split.
@@ -59,12 +61,13 @@ class GenerateCall:
     rows: int
     prompt_tokens: int | None
     draws: Draws
+    began: Began
     may_train: bool = False
     phase: str | None = "generate"
 
     @classmethod
     def of(
-        cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: States | None = None
+        cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None
     ) -> GenerateCall:
         """Read a call, no more of it than a call that succeeds has use for; ``began`` is what ``begin`` found before it was made."""
         from oomguard.engines.transformers.draws import Draws
@@ -73,21 +76,39 @@ class GenerateCall:
         shape: Any = getattr(main, "shape", ())
         rows = shape[0] if len(shape) > 1 else 1
         # A method of its own around generation (Whisper's) draws again for some of the rows.
-        draws = Draws(cls.begin(args, kwargs) if began is None else began, rows, may_draw=not _is_overridden(model))
+        began = cls.begin(args, kwargs) if began is None else began
+        draws = Draws(began.states, rows, may_draw=not _is_overridden(model))
         # Features of sound and of images are no tokens: their second axis is a band or a channel.
         are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)
-        return cls(model, args, kwargs, rows, shape[1] if are_tokens else None, draws)
+        return cls(model, args, kwargs, rows, shape[1] if are_tokens else None, draws, began)
 
     @staticmethod
-    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> States:
-        """Note where the generators stand that a call will draw from."""
-        from oomguard.engines.transformers.draws import states_now
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
+        """Note what a call will change beside its result."""
+        return Began.now(_inputs(args, kwargs), kwargs.get("past_key_values"))
 
-        return states_now(getattr(_inputs(args, kwargs), "device", None))
+    @contextlib.contextmanager
+    def around(self, start: int, stop: int) -> Iterator[None]:
+        """Have rows ``start`` to ``stop`` draw what the whole call would have drawn for them, with what it would have found."""
+        self.began.restore(self.kwargs)
+        with self.draws.of_rows(start, stop):
+            yield
 
-    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return a context in which rows ``start`` to ``stop`` draw what the whole call would have drawn for them."""
-        return self.draws.of_rows(start, stop)
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> GenerateCall | str:
+        """Return the call with its prompt processed ``tokens`` tokens at a time, or why it cannot be."""
+        why_not = why_not_in_chunks(self.model, self.kwargs, self._option, failed_in)
+        if why_not is None and (self.prompt_tokens is None or self.prompt_tokens <= tokens):
+            why_not = "the prompt is no longer than a chunk"
+        if why_not is None and self._media() != Media({}):
+            why_not = "what stands beside the text is not processed in chunks"
+        if why_not is None and self.kwargs.get("past_key_values") is not None and self.began.cache_tokens is None:
+            why_not = "what the failed call left in past_key_values cannot be taken back"
+        if why_not is not None:
+            return why_not
+        changed: dict[str, Any] = {**self.kwargs, "prefill_chunk_size": tokens}
+        if failed_in is not None and changed.get("streamer") is not None:
+            changed["streamer"] = AfterPrompt(changed["streamer"])
+        return replace(self, kwargs=changed)
 
     @property
     def not_splittable(self) -> str | None:  # noqa: PLR0911 - one reason a line
@@ -165,6 +186,10 @@ class GenerateCall:
     def _gives_record(self) -> bool:
         return any(self._option(name) for name in _RECORDS)
 
+    @property
+    def _is_in_chunks(self) -> bool:
+        return self.kwargs.get("prefill_chunk_size") is not None and self.kwargs.get("past_key_values") is None
+
     def _option(self, name: str) -> Any:
         return _option(self.model, self.args, self.kwargs, name)
 
@@ -194,7 +219,9 @@ class GenerateCall:
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
-        if self.max_new_tokens is None or self.not_splittable is not None or not hasattr(self.model, "parameters"):
+        if self.max_new_tokens is None or not hasattr(self.model, "parameters"):
+            return None
+        if self.not_splittable is not None and not self._is_in_chunks:
             return None
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
             return None  # it would have to be cut for each number of rows
