@@ -192,7 +192,9 @@ class ReadOverriding:
 
 def begun(read: ReadCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadCall:
     """Return how a call is read once it has been made, which is now begun."""
-    inner = read.read if isinstance(read, ReadOverriding) else read
+    inner = read
+    while isinstance(inner, ReadOverriding):
+        inner = inner.read
     if not isinstance(inner, ReadBegun):
         return read
     noted, reads = inner.begin(args, kwargs), inner.read

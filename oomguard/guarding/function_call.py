@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from oomguard.guarding.rows import can_be_cut, cut, entries, why_not_rows
+from oomguard.guarding.rows import can_be_cut, cut, entries, is_record, why_not_rows
 
 # How a method names the object it is called on, which holds no rows of the call.
 _OWNERS: Final = frozenset({"self", "cls"})
@@ -17,7 +17,10 @@ _SEVERAL: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWO
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """One call of a function whose arguments ``names`` hold one entry per row, each in the same order."""
+    """One call of a function whose arguments ``names`` hold one entry per row, each in the same order.
+
+    ``records`` says of the first part's result whether it is a record of fields, which later ones are then too.
+    """
 
     bound: inspect.BoundArguments
     names: tuple[str, ...]
@@ -31,6 +34,7 @@ class RowsCall:
     may_train: bool = True
     phase: str | None = None
     weigh: None = None
+    records: list[bool] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -80,7 +84,9 @@ class RowsCall:
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it has one entry for each row."""
-        return why_not_rows(part, rows)
+        if not self.records:
+            self.records.append(is_record(part, rows))
+        return why_not_rows(part, rows, is_known_record=self.records[0])
 
     def traced(self) -> None:
         """Return None: nobody knows what the function does."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _ROW_ARGUMENTS: Final = frozenset(
     {
         "inputs",
+        "context",  # lm-evaluation-harness
         "input_ids",
         "inputs_embeds",
         "attention_mask",
@@ -32,7 +33,7 @@ _ROW_ARGUMENTS: Final = frozenset(
     }
 )
 # The ones that a call is made for, the first that it has.
-_INPUTS: Final = ("inputs", "input_ids", "inputs_embeds", "input_features")
+_INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_features")
 # Arguments that hold one text per row where they are a list of as many.
 _ROW_LISTS: Final = frozenset({"adapter_names", "language"})
 # Options that make the result a record of fields.
