@@ -2,6 +2,8 @@
 
 A token is drawn as the largest of p/q, where q is exponential noise for every row of the batch and every token, whatever p is. So a
 part takes its own rows of the noise for all: the generator stands where the call found it, and moves on as under the whole call.
+
+This imports torch, so only code that has it already may import it.
 """
 
 from __future__ import annotations

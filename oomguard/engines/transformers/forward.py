@@ -7,10 +7,11 @@ import inspect
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
 from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
 from oomguard.engines.transformers.loss import mean_weight
 from oomguard.engines.transformers.media import Media, media_of
@@ -19,6 +20,7 @@ from oomguard.engines.transformers.traced_forward import TracedForward
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _LABELS: Final = ("labels", "start_positions", "end_positions")
 _PIXEL_AXES: Final = 4
+WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mode"
 
 
 @functools.cache
@@ -47,6 +49,7 @@ class ForwardCall:
     pad_value: int | None = None
     phase: str | None = None
     found: list[str] = field(default_factory=list)
+    chunk_tokens: int | None = None
     media: Media = field(default_factory=lambda: Media({}))
 
     @classmethod
@@ -85,14 +88,22 @@ class ForwardCall:
         return tuple(cut[name] for name in self.positional), {name: cut[name] for name in self.kwargs}
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return nothing to enter: rows are cut, and nothing else."""
+        """Return what has the model run over some tokens at a time, where the call is to be run so."""
         del start, stop
-        return nullcontext()
+        return nullcontext() if self.chunk_tokens is None else chunking(self.model, self.chunk_tokens)
 
-    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
-        """Return why a prompt cannot be run in chunks."""
-        del tokens, failed_in
-        return "no cache holds the prompt"
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> ForwardCall | str:
+        """Return the call over ``tokens`` tokens at a time, or why it gives another result so."""
+        del failed_in
+        given = {**dict(self._positional()), **self.kwargs}
+        why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else why_not_in_chunks(self.model, given)
+        if why_not is None and given.get("past_key_values") is not None:
+            why_not = "what the failed call left in past_key_values cannot be taken back"
+        if why_not is None and begins_padded(given.get("attention_mask")):
+            why_not = "what the padding before a row says would change"
+        if why_not is None and (self.prompt_tokens or 0) <= tokens:
+            why_not = "its tokens are no more than a chunk"
+        return why_not or replace(self, chunk_tokens=tokens)
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return what a trace found; every field of a part's result is looked at where it is put."""
@@ -110,6 +121,7 @@ class ForwardCall:
             lambda change: {name: self._changed(name, value, change) for name, value in given.items()},
             given.get("attention_mask"),
             self.found.append,
+            lambda model: nullcontext() if self.chunk_tokens is None else chunking(model, self.chunk_tokens),
         )
 
     def _positional(self) -> Iterator[tuple[str, Any]]:

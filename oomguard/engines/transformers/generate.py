@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.began import Began
-from oomguard.engines.transformers.in_chunks import AfterPrompt, why_not_in_chunks
+from oomguard.engines.transformers.chunked_forward import chunking
+from oomguard.engines.transformers.in_chunks import generate_in_chunks
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_call import TracedCall
 
@@ -65,6 +66,7 @@ class GenerateCall:
     began: Began
     may_train: bool = False
     phase: str | None = "generate"
+    chunk_tokens: int | None = None  # of every call of its model, where generate itself knows no chunks
 
     @classmethod
     def of(
@@ -92,24 +94,15 @@ class GenerateCall:
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Have rows ``start`` to ``stop`` draw what the whole call would have drawn for them, with what it would have found."""
         self.began.restore(self.kwargs)
-        with self.draws.of_rows(start, stop):
+        with self.draws.of_rows(start, stop), contextlib.ExitStack() as stack:
+            for model in (self.model, self.kwargs.get("assistant_model")):
+                if self.chunk_tokens is not None and model is not None:
+                    stack.enter_context(chunking(model, self.chunk_tokens))
             yield
 
     def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> GenerateCall | str:
         """Return the call with its prompt processed ``tokens`` tokens at a time, or why it cannot be."""
-        why_not = why_not_in_chunks(self.model, self.kwargs, self._option, failed_in)
-        if why_not is None and (self.prompt_tokens is None or self.prompt_tokens <= tokens):
-            why_not = "the prompt is no longer than a chunk"
-        if why_not is None and self._media() != Media({}):
-            why_not = "what stands beside the text is not processed in chunks"
-        if why_not is None and self.kwargs.get("past_key_values") is not None and self.began.cache_tokens is None:
-            why_not = "what the failed call left in past_key_values cannot be taken back"
-        if why_not is not None:
-            return why_not
-        changed: dict[str, Any] = {**self.kwargs, "prefill_chunk_size": tokens}
-        if failed_in is not None and changed.get("streamer") is not None:
-            changed["streamer"] = AfterPrompt(changed["streamer"])
-        return replace(self, kwargs=changed)
+        return generate_in_chunks(self, tokens, failed_in)
 
     @property
     def not_splittable(self) -> str | None:  # noqa: PLR0911 - one reason a line
@@ -120,14 +113,14 @@ class GenerateCall:
         main = _inputs(args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
             return "no rows to split: the call has no tensor of inputs"
-        if self._gives_record and max(self._option("num_beams") or 1, self._option("num_return_sequences") or 1) > 1:
+        if self._gives_record and max(self.option("num_beams") or 1, self.option("num_return_sequences") or 1) > 1:
             return "return_dict_in_generate with several rows for each input: whose they are is not known"
         if any(argument is not None for argument in args[2:]) or (len(args) > 1 and _holds_tensors(args[1])):
             return "positional arguments after the configuration belong to the whole batch"
         for name in _UNSPLITTABLE:
             if kwargs.get(name) is not None and kwargs[name] != []:
                 return f"the argument {name} belongs to the whole batch"
-        media = self._media()
+        media = self.media()
         if isinstance(media, str):
             return media
         for name, value in kwargs.items():
@@ -159,11 +152,12 @@ class GenerateCall:
             else v
             for n, v in self.kwargs.items()
         }
-        media = self._media()
+        media = self.media()
         assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
         return args, {**kwargs, **media.part(self.kwargs, start, stop)}
 
-    def _media(self) -> Media | str:
+    def media(self) -> Media | str:
+        """Return whose the images and videos beside the text are, or why that cannot be told."""
         return media_of(self.model, self.kwargs, _inputs(self.args, self.kwargs))
 
     def problem(self, part: Any, rows: int) -> str | None:
@@ -185,20 +179,21 @@ class GenerateCall:
 
     @property
     def _gives_record(self) -> bool:
-        return any(self._option(name) for name in _RECORDS)
+        return any(self.option(name) for name in _RECORDS)
 
     @property
     def _is_in_chunks(self) -> bool:
         return self.kwargs.get("prefill_chunk_size") is not None and self.kwargs.get("past_key_values") is None
 
-    def _option(self, name: str) -> Any:
+    def option(self, name: str) -> Any:
+        """Return an option of the call, as transformers resolves it."""
         return _option(self.model, self.args, self.kwargs, name)
 
     @property
     def pad_value(self) -> int:
         """The token after a row that ended earlier than others, as in one batch."""
         for name in ("pad_token_id", "eos_token_id"):
-            value = self._option(name)
+            value = self.option(name)
             if isinstance(value, (list, tuple)):
                 value = value[0] if value else None
             if value is not None:
@@ -208,14 +203,14 @@ class GenerateCall:
     @property
     def result_row_bytes(self) -> int:
         """Bytes of one row of the result, which stays alive while later parts run, and of what is drawn for it."""
-        returned = int(self._option("num_return_sequences") or 1)
+        returned = int(self.option("num_return_sequences") or 1)
         encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
         own = 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
-        if not self._option("do_sample"):
+        if not self.option("do_sample"):
             return own
         config: Any = getattr(self.model, "config", None)
         vocabulary = int(getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", 0) or 0)
-        beams = int(self._option("num_beams") or 1)
+        beams = int(self.option("num_beams") or 1)
         return own + 4 * vocabulary * max(returned, beams)
 
     def traced(self) -> TracedCall | None:
@@ -226,7 +221,7 @@ class GenerateCall:
             return None
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
             return None  # it would have to be cut for each number of rows
-        if self._gives_record or self._media() != Media({}):
+        if self._gives_record or self.chunk_tokens is not None or self.media() != Media({}):
             return None  # what all steps give is alive in the end, and a trace runs a few; media differ in size
         import torch
 
