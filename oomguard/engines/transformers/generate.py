@@ -12,6 +12,7 @@ from oomguard.engines.transformers.chunked_forward import chunking
 from oomguard.engines.transformers.in_chunks import generate_in_chunks
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_call import TracedCall
+from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, PROCESSORS, WholeView, why_not_viewed
 
 if TYPE_CHECKING:
     from oomguard.engines.transformers.draws import Draws
@@ -45,9 +46,6 @@ _UNSPLITTABLE: Final = (
     "past_key_values",
     "assistant_model",
     "encoder_outputs",
-    "prefix_allowed_tokens_fn",
-    "logits_processor",
-    "stopping_criteria",
     "custom_generate",
     "negative_prompt_ids",
 )
@@ -64,6 +62,7 @@ class GenerateCall:
     prompt_tokens: int | None
     draws: Draws
     began: Began
+    view: WholeView
     may_train: bool = False
     phase: str | None = "generate"
     chunk_tokens: int | None = None  # of every call of its model, where generate itself knows no chunks
@@ -83,7 +82,7 @@ class GenerateCall:
         draws = Draws(began.states, rows, may_draw=not _is_overridden(model))
         # Features of sound and of images are no tokens: their second axis is a band or a channel.
         are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)
-        return cls(model, args, kwargs, rows, shape[1] if are_tokens else None, draws, began)
+        return cls(model, args, kwargs, rows, shape[1] if are_tokens else None, draws, began, WholeView(rows))
 
     @staticmethod
     def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
@@ -123,8 +122,11 @@ class GenerateCall:
         media = self.media()
         if isinstance(media, str):
             return media
+        own = [name for name in NAMES if kwargs.get(name)]
+        if own and (_is_overridden(self.model) or (why := why_not_viewed(kwargs)) is not None):
+            return f"the argument {own[0]} belongs to the whole batch" if _is_overridden(self.model) else why
         for name, value in kwargs.items():
-            if name in media.starts:
+            if name in media.starts or name in own:
                 continue
             known = name in _ROW_ARGUMENTS and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             if name == "position_ids" and known and value.dim() > 2:
@@ -154,7 +156,9 @@ class GenerateCall:
         }
         media = self.media()
         assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
-        return args, {**kwargs, **media.part(self.kwargs, start, stop)}
+        several = max(self.option("num_return_sequences") or 1, beams := self.option("num_beams") or 1)
+        viewed = self.view.part(self.kwargs, start, stop, several // beams)
+        return args, {**kwargs, **media.part(self.kwargs, start, stop), **viewed}
 
     def media(self) -> Media | str:
         """Return whose the images and videos beside the text are, or why that cannot be told."""
@@ -164,8 +168,8 @@ class GenerateCall:
         """Return why the result of a part cannot be put together with others; None where it can."""
         import torch
 
-        if self.draws.problem is not None:
-            return self.draws.problem
+        if (changed := self.draws.problem or self.view.problem) is not None:
+            return changed
         if self._gives_record and isinstance(part, Mapping):
             return None  # every field of it is looked at where it is put
         if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
@@ -190,8 +194,10 @@ class GenerateCall:
         return _option(self.model, self.args, self.kwargs, name)
 
     @property
-    def pad_value(self) -> int:
-        """The token after a row that ended earlier than others, as in one batch."""
+    def pad_value(self) -> int | None:
+        """The token after a row that ended earlier than others, as in one batch; None: rows go on until the last one ends."""
+        if self.kwargs.get(CRITERIA) and self.option("eos_token_id") is None:
+            return None
         for name in ("pad_token_id", "eos_token_id"):
             value = self.option(name)
             if isinstance(value, (list, tuple)):
@@ -206,12 +212,13 @@ class GenerateCall:
         returned = int(self.option("num_return_sequences") or 1)
         encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
         own = 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
-        if not self.option("do_sample"):
+        noise = bool(self.option("do_sample")) + 4 * len(self.kwargs.get(PROCESSORS) or ())
+        if not noise:
             return own
         config: Any = getattr(self.model, "config", None)
         vocabulary = int(getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", 0) or 0)
         beams = int(self.option("num_beams") or 1)
-        return own + 4 * vocabulary * max(returned, beams)
+        return own + 4 * noise * vocabulary * max(returned, beams)
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
@@ -229,7 +236,7 @@ class GenerateCall:
         if len(self.args) > 1:
             arguments["generation_config"] = self.args[1]
         cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
-        others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE}
+        others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         return TracedCall(self.model, cut, others, max(1, self.max_new_tokens))
 
 

@@ -43,10 +43,10 @@ class HarnessCall(GenerateCall):
         named.update(named.pop("generation_kwargs", {}))
         call = GenerateCall.of(lm.model, (), {"input_ids": named["context"]}, began)
         pad = getattr(lm.tokenizer, "pad_token_id", None)
-        return cls(lm.model, (), named, call.rows, call.prompt_tokens, call.draws, call.began, pad=pad or 0)
+        return cls(lm.model, (), named, call.rows, call.prompt_tokens, call.draws, call.began, call.view, pad=pad or 0)
 
     @property
-    def pad_value(self) -> int:
+    def pad_value(self) -> int | None:
         """The token after a row that ended earlier than others."""
         return self.pad
 
@@ -54,4 +54,6 @@ class HarnessCall(GenerateCall):
         """Return the call of ``generate``, without its criteria: no answer is longer than it."""
         given = {name: value for name, value in self.kwargs.items() if name not in {"context", "stop"}}
         given.update(input_ids=self.kwargs["context"], pad_token_id=self.pad)
-        return GenerateCall(self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began).traced()
+        return GenerateCall(
+            self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began, self.view
+        ).traced()
