@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -68,6 +70,22 @@ class EndsAll(Ends):
         return bool(super().__call__(input_ids, scores).all())
 
 
+class Grammar:
+    """Holds how often it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def allowed(self, row, ids):
+        self.asked += 1
+        return [7 + row, 45]
+
+
+def remembered(seen, row, ids):
+    seen.append(row)
+    return [7 + row, 45]
+
+
 def processors(*own):
     return {"logits_processor": LogitsProcessorList(own)}
 
@@ -102,13 +120,15 @@ def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(llama, own):
         (lambda: processors(Centres()), "Centres looks at other rows"),
         (lambda: criteria(EndsAny()), "EndsAny looks at other rows"),
         (lambda: criteria(EndsAll()), "EndsAll looks at other rows"),
+        (lambda: {"prefix_allowed_tokens_fn": Grammar().allowed}, "allowed changes as it is called"),
+        (lambda: {"prefix_allowed_tokens_fn": functools.partial(remembered, [])}, "changes as it is called"),
         (lambda: processors(Favour(Unreadable([7]))), "what Favour holds cannot be read"),
         (
             lambda: criteria(transformers.generation.stopping_criteria.MaxTimeCriteria(900)),
             "belongs to the whole batch",
         ),
     ],
-    ids=["counts", "centres", "any", "all", "unreadable", "a clock"],
+    ids=["counts", "centres", "any", "all", "a method", "a partial", "unreadable", "a clock"],
 )
 def test_what_hangs_on_more_is_told_and_not_run_in_parts(llama, own, reason):
     with pytest.raises(torch.OutOfMemoryError) as raised:

@@ -46,21 +46,22 @@ class Draws:
 
     @contextlib.contextmanager
     def of_rows(self, start: int, stop: int) -> Iterator[None]:
-        """Draw inside what the whole call would have drawn for rows ``start`` to ``stop``; end where it would have ended."""
-        _set(self._states)
+        """Draw inside what the whole call would have drawn for rows ``start`` to ``stop``; end where it would have ended.
+
+        Where nothing is drawn the generators are not touched: other threads draw from them too.
+        """
         mode = _OfRows(start, stop, self._rows, self._states)
         try:
             with mode:
                 yield
         finally:
-            if mode.number and not self._may_draw:
-                mode.problem = mode.problem or _OTHERWISE
-            if not _are_equal(mode.states, _now(self._states)):
+            if not _are_equal(mode.expected, _now(self._states)) or (mode.number and not self._may_draw):
                 mode.problem = mode.problem or _OTHERWISE
             self.problem = self.problem or mode.problem
             if mode.number > self._most_draws:
-                self._most_draws, self._furthest = mode.number, mode.states
-            _set(self._furthest)
+                self._most_draws, self._furthest = mode.number, mode.expected
+            if mode.number:
+                _set(self._furthest)
 
 
 class _OfRows(TorchFunctionMode):  # type: ignore[misc]
@@ -68,8 +69,8 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
 
     def __init__(self, start: int, stop: int, total: int, states: States) -> None:
         super().__init__()
-        self._start, self._stop, self._total = start, stop, total
-        self.states: States = states
+        self._start, self._stop, self._total, self._states = start, stop, total, states
+        self.expected: States = _now(states)
         self.number = 0
         self.problem: str | None = None
 
@@ -91,22 +92,24 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Return the tokens drawn; None where they have to be drawn as they are."""
         rows = self._stop - self._start
-        known = input.device in self.states and input.dim() == 2 and input.shape[0] % rows == 0
+        known = input.device in self._states and input.dim() == 2 and input.shape[0] % rows == 0
         plain = generator is None and out is None and (num_samples == 1 or not replacement)
         if not (known and plain and _draws_so(input.device, input.dtype)):
             self.problem = _OTHERWISE
             return None
-        if not _are_equal(self.states, _now(self.states)):
+        if not _are_equal(self.expected, _now(self._states)):
             self.problem = _OTHERWISE  # something else has drawn
             return None
         if not bool((input.max() < float("inf")) & (input.min() >= 0)):
             return None  # it raises what the whole call would have raised
+        if not self.number:
+            _set(self._states)
         each = input.shape[0] // rows
         noise = torch.empty((self._total * each, input.shape[1]), dtype=input.dtype, device=input.device)
         noise.exponential_(1)
         found = _largest(input, noise[self._start * each : self._stop * each], num_samples)
         self.number += 1
-        self.states = _now(self.states)
+        self.expected = _now(self._states)
         return found
 
 
@@ -123,12 +126,11 @@ def _draws_so(device: torch.device, dtype: torch.dtype) -> bool:
         given = torch.arange(1, 65, dtype=torch.float32, device=device).reshape(4, 16).to(dtype) / 64
         found = []
         for number in (1, 3):
-            torch.manual_seed(number)
+            _set(before)
             theirs = torch.multinomial(given, number)
             after = _now(before)
-            torch.manual_seed(number)
-            noise = torch.empty_like(given).exponential_(1)
-            ours = _largest(given, noise, number)
+            _set(before)
+            ours = _largest(given, torch.empty_like(given).exponential_(1), number)
             found.append(bool((theirs == ours).all()) and _are_equal(after, _now(before)))
         return all(found)
     finally:

@@ -52,6 +52,8 @@ def _starts(
     kind: Mapping[str, Any], config: Any, arguments: Mapping[str, Any], ids: Any
 ) -> dict[str, tuple[int, ...]] | str:
     values, grid = arguments[kind["values"]], arguments.get(kind["grid"])
+    if not all(hasattr(value, "untyped_storage") for value in (values, grid) if value is not None):
+        return "it is no tensor"
     token = next((t for name in kind["token"] if isinstance(t := getattr(config, name, None), int)), None)
     if token is None or getattr(ids, "ndim", 0) != 2 or ids.dtype.is_floating_point:
         return "no token stands for it"

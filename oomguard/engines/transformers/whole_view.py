@@ -7,9 +7,11 @@ changes as they are called.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import pickle
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -171,14 +173,22 @@ class _Little(io.BytesIO):
 
 def state_of(given: Any) -> bytes | None:
     """Return what a function of the user's holds; None where that cannot be read."""
-    held = [vars(given)] if hasattr(given, "__dict__") else []
     try:
-        cells = [cell.cell_contents for cell in getattr(given, "__closure__", None) or ()]
         out = _Little()
-        pickle.Pickler(out).dump([held, cells, getattr(given, "__defaults__", None)])
+        pickle.Pickler(out).dump(_held(given))
         return out.getvalue()
     except Exception:  # noqa: BLE001 - a user's own object: anything, and all means "not known"
         return None
+
+
+def _held(given: Any) -> list[Any]:
+    if isinstance(given, types.MethodType):
+        return [_held(given.__self__), _held(given.__func__)]
+    if isinstance(given, functools.partial):
+        return [_held(given.func), given.args, given.keywords]
+    if isinstance(given, types.FunctionType):
+        return [vars(given), [cell.cell_contents for cell in given.__closure__ or ()], given.__defaults__]
+    return [vars(given)]  # a TypeError where it keeps what it holds elsewhere
 
 
 def why_not_viewed(arguments: Mapping[str, Any]) -> str | None:

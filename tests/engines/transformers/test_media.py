@@ -65,8 +65,17 @@ def test_images_of_one_size_are_counted_by_their_tokens():
         ({"pixel_values": torch.zeros(3, 3, 8, 8)}, rows(15, 15)),
         ({"pixel_values": torch.zeros(2, 3, 8, 8)}, rows(0, 0)),
         ({"pixel_values": torch.zeros(2, 2, 3, 8, 8)}, rows(4, 4)),
+        ({"pixel_values": [torch.zeros(3, 8, 8)] * 2}, rows(4, 4)),
     ],
-    ids=["too few tokens", "too many tokens", "patches not counted", "no whole image", "no token", "an axis more"],
+    ids=[
+        "too few tokens",
+        "too many tokens",
+        "patches not counted",
+        "no whole image",
+        "no token",
+        "an axis more",
+        "a list",
+    ],
 )
 def test_media_that_tokens_do_not_count_are_not_cut(given, ids):
     assert "not known to belong to the text row by row" in media_of(model(), given, ids)
