@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ _SEVERAL: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWO
 class RowsCall:
     """One call of a function whose arguments ``names`` hold one entry per row, each in the same order.
 
-    ``records`` says of the first part's result whether it is a record of fields, which later ones are then too.
+    ``records`` says of the first part's result whether it is a record of fields, which later ones are then too; ``told``
+    that the user knows of random numbers in it.
     """
 
     bound: inspect.BoundArguments
@@ -35,6 +37,7 @@ class RowsCall:
     phase: str | None = None
     weigh: None = None
     records: list[bool] = field(default_factory=list)
+    told: list[bool] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -72,10 +75,19 @@ class RowsCall:
         part = inspect.BoundArguments(self.bound.signature, arguments)
         return part.args, part.kwargs
 
-    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return nothing to enter: rows are cut, and nothing else."""
+    @contextlib.contextmanager
+    def around(self, start: int, stop: int) -> Iterator[None]:
+        """Say once where the function draws random numbers: rows in parts draw others than they would together."""
         del start, stop
-        return nullcontext()
+        torch = sys.modules.get("torch")
+        before = None if torch is None or self.told else torch.get_rng_state()
+        yield
+        if torch is not None and before is not None and not torch.equal(before, torch.get_rng_state()):
+            from oomguard.log import get_logger
+
+            self.told.append(True)
+            hint = "seed each row by itself"
+            get_logger().warning("the function draws random numbers: other ones in parts than in one call", hint=hint)
 
     def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
         """Return why a prompt cannot be run in chunks."""
