@@ -77,6 +77,27 @@ def test_a_call_that_guesses_tokens_is_run_in_chunks(llama):
     assert g.attempts[-1].patches[0].setting == "prefill_chunk_size"
 
 
+FAMILIES = {
+    "MistralForCausalLM": {"sliding_window": 24, "num_key_value_heads": 2},
+    "Gemma2ForCausalLM": {"sliding_window": 24, "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8},
+    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2},
+    "Phi3ForCausalLM": {"eos_token_id": 2},
+    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_families_give_the_same_in_chunks(name):
+    model = made(name, **FAMILIES[name])
+    assert why_not_in_chunks(model, one_row()) is None
+    with torch.no_grad():
+        whole = model(**one_row(rows=2))
+        with chunking(model, 100):
+            parts = model(**one_row(rows=2))
+
+    assert_same(whole, parts)
+
+
 def test_what_is_not_of_tokens_is_told(llama):
     roberta = made("RobertaForCausalLM", is_decoder=False)
     classifier = made("BertForSequenceClassification", num_labels=3)

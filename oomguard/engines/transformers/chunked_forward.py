@@ -14,6 +14,8 @@ _ALIKE: Final = frozenset({"cache_position", "past_key_values", "use_cache", "la
 # What has to be off: it would have to be put together along other axes.
 _STATES: Final = ("output_hidden_states", "output_attentions", "output_router_logits")
 _MASK_AXES: Final = 2
+# How transformers names what reads on from its own tokens.
+_CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 
 
 def why_not_in_chunks(model: Any, arguments: Mapping[str, Any]) -> str | None:
@@ -21,7 +23,7 @@ def why_not_in_chunks(model: Any, arguments: Mapping[str, Any]) -> str | None:
     config: Any = getattr(model, "config", None)
     name = type(model).__name__
     reads_on = "past_key_values" in inspect.signature(type(model).forward).parameters
-    if not name.endswith("ForCausalLM") or getattr(config, "is_encoder_decoder", True) or not reads_on:
+    if not name.endswith(_CAUSAL) or getattr(config, "is_encoder_decoder", True) or not reads_on:
         return f"{name} is not known to read its tokens one after the other, with a cache of those before"
     looks = [causal for module in model.modules() if isinstance(causal := getattr(module, "is_causal", None), bool)]
     if not looks or not all(looks):
