@@ -12,7 +12,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .cache/fuzz
 
-.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm bench-strangers vllm-versions demo-seeds fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -77,6 +77,15 @@ bench-vllm: .venv/ready-bench .venv-vllm/ready   ## those that need the real vLL
 bench-strangers: .venv/ready-bench .venv-vllm/ready   ## 40 configurations that a tester broke, what is printed to be pasted, 50 healthy starts; BENCH_RESUME=FOLDER goes on where it stopped
 	@scripts/bench $(BIN)/python strangers_vllm:60 vllm_alternatives:30 vllm_healthy:30
 
+bench-hf: .venv-hf/ready       ## 102 patterns of Hugging Face users under the guard; BENCH_RESUME=FOLDER goes on where it stopped
+	@scripts/bench .venv-hf/bin/python hf_patterns:25
+
+.venv-hf/ready: benchmarks/data/hf_patterns/requirements.txt
+	$(PYTHON) -m venv .venv-hf
+	.venv-hf/bin/pip install -q --disable-pip-version-check '$(TORCH)' $(PIP_TORCH_ARGS)
+	.venv-hf/bin/pip install -q --disable-pip-version-check -r $< -e .
+	touch $@
+
 vllm-versions: .venv/ready-dev ## what oomguard relies on in vLLM beside the sources of its wheels, and what moved; VERSIONS=table reads all
 	@$(TIMED) 'vLLM versions' 3 $(BIN)/python benchmarks/vllm_versions.py $(VERSIONS)
 
@@ -103,4 +112,4 @@ wheel: .venv/ready-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .venv-vllm dist build site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm .venv-hf dist build site .mypy_cache .ruff_cache .pytest_cache

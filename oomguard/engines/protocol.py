@@ -15,7 +15,8 @@ How its log tells a failure, and its end, stands in rules/signatures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -124,6 +125,15 @@ class WatchedCall(Protocol):
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call on rows ``start`` to ``stop``."""
 
+    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
+        """Return what is entered while rows ``start`` to ``stop`` run, so that they give what the whole call would."""
+
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> WatchedCall | str:
+        """Return the call with ``tokens`` tokens of its prompt at a time, or why it gives another result so, or none.
+
+        ``failed_in`` are the functions that its failure went through; None: it has not been run.
+        """
+
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
 
@@ -155,6 +165,21 @@ ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
 
 
 @dataclass(frozen=True, slots=True)
+class ReadBegun:
+    """How a call is read that changes what it is given, or where random generators stand.
+
+    ``begin`` notes that before the call is made; ``read`` gets it as its last argument.
+    """
+
+    read: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], WatchedCall]
+    begin: Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+
+    def __call__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WatchedCall:
+        """Read a call that has not been made."""
+        return self.read(model, args, kwargs, self.begin(args, kwargs))
+
+
+@dataclass(frozen=True, slots=True)
 class ReadOverriding:
     """How a call is read of a method that overrides a watched one: where it cannot be split, the calls that it makes may be."""
 
@@ -163,6 +188,17 @@ class ReadOverriding:
     def __call__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WatchedCall:
         """Read a call."""
         return self.read(model, args, kwargs)
+
+
+def begun(read: ReadCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadCall:
+    """Return how a call is read once it has been made, which is now begun."""
+    inner = read
+    while isinstance(inner, ReadOverriding):
+        inner = inner.read
+    if not isinstance(inner, ReadBegun):
+        return read
+    noted, reads = inner.begin(args, kwargs), inner.read
+    return lambda model, given, named: reads(model, given, named, noted)
 
 
 # What every watched call goes through: it gets the reader, the engine's own function, its object and the arguments.

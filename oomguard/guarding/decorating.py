@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -35,7 +36,18 @@ def decorate(made: Guard, function: F) -> F:
     return decorated
 
 
+def _as_watched(function: F) -> F:
+    """Return an engine's method that was taken from its object before it was watched (``guard(model.generate)``) as it is now."""
+    if not isinstance(function, types.MethodType):
+        return function
+    if not watching:
+        watch()
+    now = getattr(function.__self__, function.__name__, function)
+    return cast("F", now) if getattr(now, "__wrapped__", None) == function else function
+
+
 def _around(current: Guard, function: F) -> F:
+    function = _as_watched(function)
     if not current.batch:
         return enter_around(function, current) or _guarding(current, function)
     for name in current.batch:

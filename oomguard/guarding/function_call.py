@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from oomguard.guarding.rows import can_be_cut, cut, entries, why_not_rows
+from oomguard.guarding.rows import can_be_cut, cut, entries, is_record, why_not_rows
 
 # How a method names the object it is called on, which holds no rows of the call.
 _OWNERS: Final = frozenset({"self", "cls"})
@@ -16,7 +18,11 @@ _SEVERAL: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWO
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """One call of a function whose arguments ``names`` hold one entry per row, each in the same order."""
+    """One call of a function whose arguments ``names`` hold one entry per row, each in the same order.
+
+    ``records`` says of the first part's result whether it is a record of fields, which later ones are then too; ``told``
+    that the user knows of random numbers in it.
+    """
 
     bound: inspect.BoundArguments
     names: tuple[str, ...]
@@ -30,6 +36,8 @@ class RowsCall:
     may_train: bool = True
     phase: str | None = None
     weigh: None = None
+    records: list[bool] = field(default_factory=list)
+    told: list[bool] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -67,9 +75,30 @@ class RowsCall:
         part = inspect.BoundArguments(self.bound.signature, arguments)
         return part.args, part.kwargs
 
+    @contextlib.contextmanager
+    def around(self, start: int, stop: int) -> Iterator[None]:
+        """Say once where the function draws random numbers: rows in parts draw others than they would together."""
+        del start, stop
+        torch = sys.modules.get("torch")
+        before = None if torch is None or self.told else torch.get_rng_state()
+        yield
+        if torch is not None and before is not None and not torch.equal(before, torch.get_rng_state()):
+            from oomguard.log import get_logger
+
+            self.told.append(True)
+            hint = "seed each row by itself"
+            get_logger().warning("the function draws random numbers: other ones in parts than in one call", hint=hint)
+
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
+        """Return why a prompt cannot be run in chunks."""
+        del tokens, failed_in
+        return "the function is your own"
+
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it has one entry for each row."""
-        return why_not_rows(part, rows)
+        if not self.records:
+            self.records.append(is_record(part, rows))
+        return why_not_rows(part, rows, is_known_record=self.records[0])
 
     def traced(self) -> None:
         """Return None: nobody knows what the function does."""

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from oomguard.guarding.fields import Fields, FieldsPart
-from oomguard.guarding.places import Place, place_for
+from oomguard.guarding.places import Place
+from oomguard.guarding.record import place_of
 
 
 class Gathered:
@@ -39,7 +40,7 @@ class Gathered:
             part = FieldsPart(part, rows, self._weigh(part, self.done, self.done + rows))
             self._place = self._place or Fields(self.rows, is_parked=self.is_parked)
         elif self._place is None:
-            self._place = place_for(part, rows, self.rows, self._pad_value, is_parked=self.is_parked)
+            self._place = place_of(part, rows, self.rows, self._pad_value, is_parked=self.is_parked)
         problem = self._place.add(part)
         if problem is None:
             self.done += rows

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oomguard.engines.protocol import WatchedCall
+from oomguard.facts import FactValue
 
 # Rows to come may be heavier than those that were measured.
 _MARGIN_RATIO: Final = 0.02
 _MOST_GROWTH: Final = 8
+# A prompt that is shorter than half of one that needed chunks is tried without.
+_CHUNKED_FROM: Final = 2
 # Where nothing measures memory: calls in a row that fitted, after which twice as many rows are tried.
 _FIRST_PATIENCE_CALLS: Final = 8
 
@@ -25,6 +28,7 @@ class _Known:
     calm_calls: int = 0
     patience_calls: int = _FIRST_PATIENCE_CALLS
     is_trying_more: bool = False
+    chunk_tokens: int | None = None
 
 
 class KnownSizes:
@@ -59,7 +63,22 @@ class KnownSizes:
             size *= 2
         return min(call.rows, max(1, size))
 
-    def ran(self, call: WatchedCall, rows: int, row_bytes: float | None, *, after_failure: bool) -> None:
+    def chunk_tokens(self, call: WatchedCall) -> int | None:
+        """Return how many tokens of a prompt to process at a time: None unless one as long ran so."""
+        known, tokens = self._known(call), _tokens(call)
+        if known is None or known.tokens is None or tokens is None or tokens * _CHUNKED_FROM < known.tokens:
+            return None
+        return known.chunk_tokens
+
+    def ran(
+        self,
+        call: WatchedCall,
+        rows: int,
+        row_bytes: float | None,
+        *,
+        after_failure: bool,
+        chunk_tokens: FactValue | None = None,
+    ) -> None:
         """Note that parts of ``rows`` rows ran, each row with at most ``row_bytes``; after a failure the size is known anew."""
         known = self._known(call)
         if known is None and not after_failure:
@@ -71,6 +90,7 @@ class KnownSizes:
                 )
                 model = None if call.model is None else weakref.ref(call.model)
                 self._by_call[_key(call)] = _Known(rows, _tokens(call), row_bytes, model, patience_calls=again)
+                self._by_call[_key(call)].chunk_tokens = chunk_tokens if isinstance(chunk_tokens, int) else None
             else:
                 known.calm_calls = 0 if known.is_trying_more else known.calm_calls + 1
                 known.is_trying_more = False

@@ -7,6 +7,8 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
+from oomguard.guarding.failure import add_note
+
 
 @dataclass(frozen=True, slots=True)
 class Partial:
@@ -31,6 +33,17 @@ class Partial:
 
 def _loaded(rows: int, done: int, result: bytes) -> Partial:
     return Partial(rows, done, pickle.loads(result))  # noqa: S301 - written by ``__reduce__``, within another pickle
+
+
+def leave_with(error: BaseException, partial: Partial | None, why_whole: str | None) -> BaseException:
+    """Return an explained exception with why its call was not run in parts, and the rows that are done."""
+    if why_whole is not None and why_whole not in "".join(getattr(error, "__notes__", ())):
+        add_note(error, f"oomguard: not run in parts: {why_whole}")
+    if partial is not None:
+        keep_in(error, partial)
+        done = f"{partial.done} of {partial.rows} rows are done"
+        add_note(error, f"oomguard: {done}: `partial` of this exception holds them")
+    return error
 
 
 def keep_in(error: BaseException, partial: Partial) -> None:

@@ -26,8 +26,8 @@ def is_frame(value: Any) -> bool:
 
 
 def entries(value: Any) -> int | None:
-    """Return how many rows a value may hold; None for one thing: a text, a number, a mapping, a model."""
-    if isinstance(value, _WHOLE) or hasattr(value, "parameters"):
+    """Return how many rows a value may hold; None for one thing: a text, a number, a mapping, a model, a class."""
+    if isinstance(value, (*_WHOLE, type)) or hasattr(value, "parameters"):
         return None
     shape = getattr(value, "shape", None)
     if shape is not None:
@@ -45,16 +45,35 @@ def cut(value: Any, start: int, stop: int) -> Any:
     return value.iloc[start:stop] if hasattr(value, "iloc") else value[start:stop]
 
 
-def why_not_rows(result: Any, rows: int) -> str | None:
-    """Return why a result is not one entry for each row; None where it is."""
-    if not isinstance(result, (list, tuple)) and not can_be_joined(result):
-        return f"its result is a {type(result).__name__}: a list, tuple, tensor, array or table with one entry a row is needed"
+def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
+    """Return whether a result is a record of fields with one entry a row each: a dict, a tuple that cannot be one of rows.
+
+    ``is_known``: another part's is one, so that a tuple of as many fields as rows is too.
+    """
+    if isinstance(result, dict):
+        fields = list(result.values())
+    else:
+        fields = list(result) if isinstance(result, tuple) and (is_known or len(result) != rows) else []
+    return bool(fields) and all(_is_field(field) and entries(field) == rows for field in fields)
+
+
+def why_not_rows(result: Any, rows: int, *, is_known_record: bool = False) -> str | None:
+    """Return why a result is not one entry for each row, in itself or in each of its fields; None where it is."""
+    if is_record(result, rows, is_known=is_known_record):
+        return None
+    if not _is_field(result):
+        needed = "a list, tuple, tensor, array or table with one entry a row is needed, or a dict of them"
+        return f"its result is a {type(result).__name__}: {needed}"
     size = entries(result)
+    if isinstance(result, tuple) and all(_is_field(entry) and entries(entry) == rows for entry in result):
+        return f"its result is a tuple of {size} that hold {rows} entries each: whether it is one entry a row cannot be told"
     if size != rows:
         return f"its result has {size} entries for {rows} rows"
-    if isinstance(result, tuple) and all(entries(entry) == rows for entry in result):
-        return f"its result is a tuple of {size} that hold {rows} entries each: whether it is one entry a row cannot be told"
     return None
+
+
+def _is_field(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or can_be_joined(value)
 
 
 def can_be_joined(result: Any) -> bool:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.diagnosing import default_rules
 from oomguard.engines.protocol import WatchedCall
+from oomguard.guarding.call_model import FailedRows, model_of
+from oomguard.guarding.chunking import SETTING as CHUNK
+from oomguard.guarding.chunking import chunks_of, functions_of, tell_of
 from oomguard.guarding.failure import (
-    add_note,
     annotate,
     clear,
     facts_of,
     in_phase,
-    row_bytes_at_failure,
     run_guarded,
     scan_error,
 )
 from oomguard.guarding.gathered import Gathered
+from oomguard.guarding.measured_rows import MeasuredRows
 from oomguard.guarding.owner import Owner
-from oomguard.guarding.partial import Partial, keep_in
+from oomguard.guarding.partial import Partial, leave_with
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.incident import Incident, Patch, SettingInForce
-from oomguard.memory.generate.rows import RowsThatRan
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.modelled_call import BATCH_MARGIN_RATIO, CallModel
@@ -43,7 +43,9 @@ class SplitRun:
     """
 
     def __init__(self, owner: Owner, wrapped: Callable[..., Any], call: WatchedCall) -> None:
-        self._owner, self._wrapped, self._call = owner, wrapped, call
+        self._owner, self._wrapped = owner, wrapped
+        self._call = self._made = call
+        self._not_in_chunks: str | None = None
         self._rows = self._size = self._begun = call.rows
         self._whole: Any = None
         self._gathered = Gathered(call.rows, call.pad_value, call.weigh)
@@ -51,8 +53,7 @@ class SplitRun:
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable
         self._is_traced = False
-        self._ran = RowsThatRan()
-        self._most_rows, self._row_bytes = 0, 0.0
+        self._measured = MeasuredRows()
         self._base_bytes = 0
         self._room_bytes: float | None = None
         self._peak_bytes: float | None = None
@@ -97,6 +98,8 @@ class SplitRun:
         self._base_bytes, free = torch_memory.live_bytes(self._call.model) or 0, torch_memory.free_bytes()
         self._size = self._begun = self._owner.known.begin(self._call, free)
         self._ledger.settings["batch_size"] = self._size
+        if (tokens := self._owner.known.chunk_tokens(self._call)) is not None:
+            self._put_in_chunks(tokens, None)
         self._room_bytes = None if free is None else free * (1 - BATCH_MARGIN_RATIO)
 
     def _attempt(self) -> bool:
@@ -104,7 +107,7 @@ class SplitRun:
         if self._ledger.attempts:
             self._peak_bytes = self._seconds = None
         failed = self._run_whole() if self._size >= self._rows else self._run_parts()
-        # Parts that were measured made room for larger ones: the last size is the one that holds.
+        # Measured parts made room for larger ones: the last size is the one that holds.
         self._ledger.settings["batch_size"] = self._size
         measured = {} if self._peak_bytes is None else {"peak_bytes": self._peak_bytes}
         incident = None if failed is None else self._explain(failed)
@@ -112,26 +115,43 @@ class SplitRun:
         attempt = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
         self._owner.record(attempt)
         if incident is not None:
-            self._ledger.choose(incident, lambda name: name == "batch_size")
+            self._ledger.choose(incident, lambda name: name in {"batch_size", CHUNK})
         return failed is None
 
     def _run_whole(self) -> BaseException | None:
-        """Run the call as the user made it, unless it has been run, and keep its result as it is."""
+        """Run the call as the user made it, unless it has been run, or in chunks, and keep its result as it is."""
+        if self._call is not self._made:
+            return self._run_changed()
         if self._first_error is not None:
             return self._first_error
         torch_memory.reset_peak()
         self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
         self._peak_bytes = torch_memory.peak_bytes()
         if error is None and self._owner.known:
-            self._measured(self._rows, self._base_bytes, self._peak_bytes)
+            self._measured.add(self._rows, self._base_bytes, self._peak_bytes)
         return error
+
+    def _run_changed(self) -> BaseException | None:
+        """Run all rows with the prompt in chunks; return the first failure where that shows that it cannot be done."""
+        torch_memory.reset_peak()
+        with self._call.around(0, self._rows):
+            self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
+        self._peak_bytes = torch_memory.peak_bytes()
+        if error is not None and may_be_oom(error) and scan_error(error).first_cause is not None:
+            return error
+        why = f"{type(error).__name__}: {error}" if error is not None else self._call.problem(self._whole, self._rows)
+        if why is None:
+            return None
+        self._not_in_chunks, self._call = f"in chunks it gave no such result: {why}", self._made
+        self._ledger.settings.pop(CHUNK, None)
+        return self._run_whole()
 
     def _run_parts(self) -> BaseException | None:
         while self._next_row < self._rows:
             stop = min(self._rows, self._next_row + self._size)
             rows, before = stop - self._next_row, torch_memory.live_bytes(self._call.model)
             torch_memory.reset_peak()
-            with refusing_gradients() if self._call.may_train else contextlib.nullcontext():
+            with refusing_gradients(really=self._call.may_train), self._call.around(self._next_row, stop):
                 part, error = run_guarded(self._wrapped, *self._call.part(self._next_row, stop))
             peak = torch_memory.peak_bytes()
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
@@ -147,7 +167,7 @@ class SplitRun:
                 continue
             if error is not None:
                 return self._failed_in_part(error, stop)
-            self._measured(rows, before, peak)
+            self._measured.add(rows, before, peak)
             self._learn(rows, before, peak)
             self._next_row = stop
         return None
@@ -157,8 +177,7 @@ class SplitRun:
         if isinstance(error, GradientRecorded):
             return self._as_it_was_made(str(error))
         if may_be_oom(error) and scan_error(error).first_cause is not None:
-            self._ran.failed(stop - self._next_row)
-            self._most_rows, self._row_bytes = 0, 0.0
+            self._measured.failed(stop - self._next_row)
             return error
         if self._first_error is None and stop - self._next_row >= self._begun:
             return error  # earlier calls ran in parts of this size
@@ -185,20 +204,13 @@ class SplitRun:
         torch_memory.release()
         return failed is None
 
-    def _measured(self, rows: int, before: int | None, peak: int | None) -> None:
-        self._most_rows = max(self._most_rows, rows)
-        if before is not None and peak is not None:
-            self._row_bytes = max(self._row_bytes, (peak - before) / rows)
-
     def _learn(self, rows: int, before: int | None, peak: int | None) -> None:
         """Set the rows of the next part from what this one took, unless a trace of the call has told them."""
         if self._is_traced or before is None or peak is None or self._room_bytes is None:
             return
-        self._ran.add(rows, peak - before)
         # The results of finished parts are alive too.
         held = (torch_memory.live_bytes(self._call.model) or before) - self._base_bytes
-        room = self._room_bytes - held
-        self._size = min(self._rows, self._ran.rows_within(round(room)))
+        self._size = min(self._rows, self._measured.rows_next(rows, peak - before, self._room_bytes - held))
 
     def _explain(self, error: BaseException) -> Incident | None:
         """Diagnose a failure and plan for it; None where it is no memory failure. The first one is what is raised in the end."""
@@ -222,7 +234,7 @@ class SplitRun:
         diagnosis = self._ledger.diagnose(
             scanned,
             default_rules(),
-            failed_with={"batch_size": model.rows},
+            failed_with={**self._ledger.settings, "batch_size": model.rows},
             given=facts_of(self._call, model, failure),
             behind=model,
         )
@@ -234,33 +246,28 @@ class SplitRun:
         return incident
 
     def _model(self, failure: Incident) -> CallModel:
-        """Return the model behind the failure: the call's trace, and what its rows held."""
-        call, refused = self._call, self._not_splittable
+        refused, attempts = self._not_splittable, self._ledger.attempts
+        left = self._owner.policy.max_relaunches - len(attempts)
         rows = self._rows if refused is not None else min(self._size, self._rows - self._next_row)
-        base = torch_memory.live_bytes(call.model)
-        # Where a size that the trace gave has failed, it is wrong for this call, and what is measured counts.
-        is_first = not self._ledger.attempts and refused is None
-        return CallModel(
-            rows,
-            base,
-            seen_row_bytes=row_bytes_at_failure(failure, base, rows),
-            trace=call.traced() if is_first else None,
-            total_rows=self._rows,
-            result_row_bytes=call.result_row_bytes,
-            is_cached=torch_memory.is_cached(),
-            not_splittable=refused,
-            others_ran=self._next_row > 0,
-            attempts_left=self._owner.policy.max_relaunches - len(self._ledger.attempts),
-        )
+        failed = FailedRows(rows, refused, not attempts, others_ran=self._next_row > 0, attempts_left=left)
+        chunks = chunks_of(self._made, self._first_error, self._ledger.settings, rows, self._not_in_chunks)
+        return model_of(self._call, failure, failed, chunks)
 
     def _apply(self, patch: Patch) -> None:
-        from oomguard.log import get_logger
-
-        assert isinstance(patch.new, int)  # noqa: S101 - a number of rows
+        assert isinstance(patch.new, int)  # noqa: S101 - a number of rows, or of tokens
         self._owner.patched(patch)
-        self._size = patch.new
-        kind = self._incident.kind if self._incident else None
-        get_logger().warning("splitting the batch", rows=f"{patch.old} -> {patch.new}", kind=kind, done=self._next_row)
+        if patch.setting == "batch_size":
+            self._size = patch.new
+        else:
+            self._put_in_chunks(patch.new, functions_of(self._first_error))
+        tell_of(patch, self._incident.kind if self._incident else None, self._next_row)
+
+    def _put_in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> None:
+        changed = self._made.in_chunks(tokens, failed_in)
+        if isinstance(changed, str):
+            self._not_in_chunks = changed
+        else:
+            self._call, self._ledger.settings[CHUNK] = changed, tokens
 
     def _joined(self) -> tuple[Any, BaseException | None]:
         """Return the call's result, whole or put together; where that runs out of memory, the rows stand in the exception."""
@@ -272,7 +279,9 @@ class SplitRun:
             self._first_error = self._first_error or error
             return None, self._given_up()
         failed = self._first_error is not None
-        self._owner.known.ran(self._call, self._most_rows or self._rows, self._row_bytes or None, after_failure=failed)
+        rows, chunk = self._measured.most_rows or self._rows, self._ledger.settings.get(CHUNK)
+        ran = self._owner.known.ran
+        ran(self._call, rows, self._measured.row_bytes or None, after_failure=failed, chunk_tokens=chunk)
         self._owner.ended(tuple(self._ledger.attempts) if failed else (), None)
         return result, None
 
@@ -283,18 +292,9 @@ class SplitRun:
         if error is None or self._incident is None:
             return error
         annotate(error, self._incident, self._ledger.attempts)
-        if self._not_splittable is not None and self._not_splittable not in "".join(error.__notes__):
-            add_note(error, f"oomguard: not run in parts: {self._not_splittable}")
-        if partial is not None:
-            keep_in(error, partial)
-            add_note(
-                error,
-                f"oomguard: {partial.done} of {partial.rows} rows are done: `partial` of this exception holds them",
-            )
-        return error
+        return leave_with(error, partial, self._not_splittable)
 
     def _partial(self) -> Partial | None:
         """Return the rows that are done, None before the first."""
         finished, error = run_guarded(self._gathered.finished, (), {})
-        done = self._gathered.done if error is None else 0
-        return Partial(self._rows, done, finished) if done else None
+        return Partial(self._rows, self._gathered.done, finished) if self._gathered.done and error is None else None

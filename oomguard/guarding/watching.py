@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from oomguard.engines.known import watch_calls
-from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall
+from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall, begun
 from oomguard.guarding.failure import add_note, run_guarded
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.split import SplitRun
@@ -109,7 +109,10 @@ def _whole(
     """Run a call as it was made, and in parts where that fails; a call that succeeds costs little more than itself."""
     torch_memory.reset_peak()
     began_s = time.monotonic()
+    read, unread = run_guarded(begun, (read, args, kwargs), {})
     result, error = run_guarded(wrapped, args, kwargs)
+    if unread is not None:
+        return result, error
     peak, took_s = torch_memory.peak_bytes(), time.monotonic() - began_s
     measured = {} if peak is None else {"peak_bytes": peak}
     call, unread = run_guarded(read, (model, args, kwargs), {})

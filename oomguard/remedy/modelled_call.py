@@ -12,6 +12,7 @@ from oomguard.incident import Alternative, Incident, Patch
 from oomguard.memory.constants import reserved_ratio
 from oomguard.memory.generate.rows import CallTrace, largest_rows
 from oomguard.remedy.policy import Policy
+from oomguard.remedy.prompt_chunks import Chunks, chunk_that_fits
 from oomguard.remedy.solution import Solution
 
 # What was measured on other rows: those to come may be longer by a little.
@@ -38,6 +39,7 @@ class CallModel:
         not_splittable: why the rows cannot be run apart; None where they can.
         others_ran: whether rows of the same call ran, so that one of these may be heavier than the rest.
         attempts_left: how often the rest may be run again; None where the rows are only to be told.
+        chunks: the call with its prompt in chunks; None where that is not known.
     """
 
     rows: int
@@ -51,12 +53,13 @@ class CallModel:
     not_splittable: str | None = None
     others_ran: bool = False
     attempts_left: int | None = None
+    chunks: Chunks | None = None
     _asked: dict[int, tuple[int, int] | None] = field(init=False, default_factory=dict)
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
         """Return the value of one setting with which the call fits; None where no row of ``SOLVED_BY`` solves it."""
         solver = SOLVED_BY.get(setting)
-        if solver is None:
+        if solver is None or (setting == "prefill_chunk_size" and self.chunks is None):
             return None
         # What forbids running rows apart says nothing of other settings.
         return replace(solver(self, incident), blocked_by=self.not_splittable if setting == "batch_size" else None)
@@ -136,6 +139,14 @@ def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
     return Solution(value, reason, freed, predicts=predicts)
 
 
+def prompt_in_chunks(call: CallModel, incident: Incident) -> Solution:
+    """Return the tokens of a prompt to process at a time, where fewer rows do not help."""
+    assert call.chunks is not None  # noqa: S101 - asked only of a call that has them
+    if call.rows > 1 and call.not_splittable is None and (call.traced_rows(incident) or (1, 0))[0] > 0:
+        return Solution(None, "fewer rows at a time come first")
+    return chunk_that_fits(call.chunks, call.room_bytes(incident, traced=True))
+
+
 def _traced(call: CallModel, fit: int, need: int, base: int, room: float) -> Solution:
     free, seen = format_gib(max(0, room)), call.seen_row_bytes
     if fit < 1 and call.rows > 1 and seen is not None and seen <= room:
@@ -171,4 +182,7 @@ def _rows(number: int) -> str:
 
 
 # What solves a setting of a failed call, where a fix of a rule asks for it (`lever`, or a `solve` that MODELLED has).
-SOLVED_BY: Final[Mapping[str, Callable[[CallModel, Incident], Solution]]] = {"batch_size": rows_that_fit}
+SOLVED_BY: Final[Mapping[str, Callable[[CallModel, Incident], Solution]]] = {
+    "batch_size": rows_that_fit,
+    "prefill_chunk_size": prompt_in_chunks,
+}

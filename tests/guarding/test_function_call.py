@@ -221,3 +221,13 @@ def test_many_rows_come_down_to_one_within_the_attempts():
         return rows
 
     assert oomguard.guard(batch="rows")(work)(list(range(5000))) == list(range(5000))
+
+
+def test_a_function_that_draws_says_once_that_parts_draw_otherwise(caplog):
+    @oomguard.guard(batch="rows")
+    def noisy(rows):
+        return torch.rand(len(rows), 2**18)[:, 0].tolist()
+
+    with limit_memory("8 MiB"):
+        noisy(list(range(16)))
+    assert sum("draws random numbers" in record.message for record in caplog.records) == 1

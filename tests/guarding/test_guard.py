@@ -263,7 +263,7 @@ def test_async_generators_are_guarded(model, batch, expected):
 
 def test_a_result_that_cannot_be_put_together_again_is_not_split(model, batch):
     with limit_memory(CAPACITY), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard():
-        generate(model, batch, return_dict_in_generate=True)
+        generate(model, batch, return_dict_in_generate=True, num_beams=2)
     assert "return_dict_in_generate" in caught.value.__notes__[0]
 
 
@@ -339,16 +339,14 @@ def test_a_result_without_one_entry_per_row_is_never_put_together(result):
     assert "its result" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"])
+@pytest.mark.parametrize(
+    "name", ["streamer", "past_key_values", "encoder_outputs", "custom_generate", "negative_prompt_ids"]
+)
 def test_arguments_that_see_the_whole_batch_prevent_a_split(model, batch, name):
-    class Nothing:
-        def __call__(self, ids, scores=None, **_):
-            return scores if name == "logits_processor" else torch.zeros(len(ids), dtype=torch.bool)
+    from oomguard.engines.transformers.generate import GenerateCall
 
-    value = {"prefix_allowed_tokens_fn": lambda row, ids: [10 + row]}.get(name, [Nothing()])
-    with limit_memory(CAPACITY), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard():
-        generate(model, batch, **{name: value})
-    assert f"{name} belongs to the whole batch" in caught.value.__notes__[0]
+    call = GenerateCall.of(model, (), {**batch, name: object()})
+    assert f"{name} belongs to the whole batch" in call.not_splittable
 
 
 def test_lists_of_tensors_of_unknown_names_prevent_a_split():
@@ -439,7 +437,7 @@ def test_the_note_tells_only_the_attempts_of_its_own_call(model, batch):
     one = {k: v[:1] for k, v in batch.items()}
     with limit_memory(CAPACITY) as device, oomguard.guard():
         generate(model, batch)
-        device.capacity_bytes = device.live_bytes + 2**20
+        device.capacity_bytes = device.live_bytes + 2**12  # no chunk of the prompt either
         with pytest.raises(torch.OutOfMemoryError) as caught:
             generate(model, one)
     assert "tried:" not in caught.value.__notes__[0]

@@ -13,14 +13,17 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding
+from oomguard.engines.protocol import Handler, ReadBegun, ReadCall, ReadOverriding
 from oomguard.engines.transformers.features import FeaturesCall
 from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.generate import GenerateCall
+from oomguard.engines.transformers.libraries import AdaptersCall, HarnessCall
 
 # Module, method in it, and how a call of it is read.
 WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
-    ("transformers.generation.utils", "GenerationMixin.generate", GenerateCall.of),
+    ("transformers.generation.utils", "GenerationMixin.generate", ReadBegun(GenerateCall.of, GenerateCall.begin)),
+    ("peft.peft_model", "PeftModel.generate", ReadOverriding(ReadBegun(AdaptersCall.of, GenerateCall.begin))),
+    ("lm_eval.models.huggingface", "HFLM._model_generate", ReadBegun(HarnessCall.of, GenerateCall.begin)),
 )
 # The same for what is called often, through ``often``: a module of sentence-transformers calls a model's ``forward`` by its name.
 OFTEN: Final[tuple[tuple[str, str, ReadCall], ...]] = (
@@ -74,9 +77,11 @@ def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -
 def _wrap(method: str, read: ReadCall, module: Any) -> None:
     import wrapt
 
+    owner, _, name = method.partition(".")
+    if not hasattr(getattr(module, owner, None), name):
+        return  # a version that has no such method is imported all the same
     # A partial adds no frame of ours between the user's code and the engine's.
     wrapt.wrap_function_wrapper(module, method, functools.partial(_handlers[0], read))
-    owner, _, name = method.partition(".")
     _wrap_overriding(getattr(module, owner), name, ReadOverriding(read))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,16 @@ class FeaturesCall:
         _, cut = self.features.part(start, stop)
         given = self.args[0]
         return (type(given)({**given, **cut}),), dict(self.kwargs)
+
+    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
+        """Return nothing to enter: rows are cut, and nothing else."""
+        del start, stop
+        return nullcontext()
+
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
+        """Return why a prompt cannot be run in chunks."""
+        del tokens, failed_in
+        return "no cache holds the prompt"
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return None: every field of a part's result is looked at where it is put."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
 from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
 from oomguard.engines.transformers.loss import mean_weight
+from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_forward import TracedForward
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _LABELS: Final = ("labels", "start_positions", "end_positions")
 _PIXEL_AXES: Final = 4
+WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mode"
 
 
 @functools.cache
@@ -45,6 +49,8 @@ class ForwardCall:
     pad_value: int | None = None
     phase: str | None = None
     found: list[str] = field(default_factory=list)
+    chunk_tokens: int | None = None
+    media: Media = field(default_factory=lambda: Media({}))
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
@@ -62,9 +68,12 @@ class ForwardCall:
             )
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
-        reason = reason or why_rows_depend(model) or _why_not_rows(arguments, rows)
+        media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
+        reason = reason or why_rows_depend(model)
+        reason = reason or (media if isinstance(media, str) else _why_not_rows(arguments, rows, media))
         tokens = int(arguments[found].shape[1]) if found in _names("text") else None
-        return cls(model, args, kwargs, positional, rows, tokens, reason, trains)
+        of_rows = Media({}) if isinstance(media, str) else media
+        return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows)
 
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:
@@ -73,8 +82,28 @@ class ForwardCall:
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included."""
-        args = tuple(self._changed(name, value, lambda t: t[start:stop]) for name, value in self._positional())
-        return args, {name: self._changed(name, value, lambda t: t[start:stop]) for name, value in self.kwargs.items()}
+        given = {**dict(self._positional()), **self.kwargs}
+        cut = {name: self._changed(name, value, lambda t: t[start:stop]) for name, value in given.items()}
+        cut.update(self.media.part(given, start, stop))
+        return tuple(cut[name] for name in self.positional), {name: cut[name] for name in self.kwargs}
+
+    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
+        """Return what has the model run over some tokens at a time, where the call is to be run so."""
+        del start, stop
+        return nullcontext() if self.chunk_tokens is None else chunking(self.model, self.chunk_tokens)
+
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> ForwardCall | str:
+        """Return the call over ``tokens`` tokens at a time, or why it gives another result so."""
+        del failed_in
+        given = {**dict(self._positional()), **self.kwargs}
+        why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else why_not_in_chunks(self.model, given)
+        if why_not is None and given.get("past_key_values") is not None:
+            why_not = "what the failed call left in past_key_values cannot be taken back"
+        if why_not is None and begins_padded(given.get("attention_mask")):
+            why_not = "what the padding before a row says would change"
+        if why_not is None and (self.prompt_tokens or 0) <= tokens:
+            why_not = "its tokens are no more than a chunk"
+        return why_not or replace(self, chunk_tokens=tokens)
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return what a trace found; every field of a part's result is looked at where it is put."""
@@ -83,7 +112,7 @@ class ForwardCall:
 
     def traced(self) -> TracedForward | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
-        if self.not_splittable is not None:
+        if self.not_splittable is not None or self.media.starts:
             return None
         given = {**dict(self._positional()), **self.kwargs}
         return TracedForward(
@@ -92,6 +121,7 @@ class ForwardCall:
             lambda change: {name: self._changed(name, value, change) for name, value in given.items()},
             given.get("attention_mask"),
             self.found.append,
+            lambda model: nullcontext() if self.chunk_tokens is None else chunking(model, self.chunk_tokens),
         )
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
@@ -119,13 +149,15 @@ def _is_input(name: str, value: Any) -> bool:
     return axes >= (_PIXEL_AXES if name == "pixel_values" else 2)
 
 
-def _why_not_rows(arguments: Mapping[str, Any], rows: int) -> str | None:
+def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str | None:
     """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together."""
     if any(arguments.get(name) is not None for name in _names("text")):
         for name in _names("beside_text"):
-            if arguments.get(name) is not None:
+            if arguments.get(name) is not None and name not in media.starts:
                 return f"the argument {name} is not known to belong to the text row by row"
     for name, value in arguments.items():
+        if name in media.starts:
+            continue
         if _is_state(value):
             return f"the argument {name} is extended by the call"
         for tensor in _tensors(value):

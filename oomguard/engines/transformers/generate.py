@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.began import Began
+from oomguard.engines.transformers.chunked_forward import chunking
+from oomguard.engines.transformers.in_chunks import generate_in_chunks
+from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_call import TracedCall
+from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, PROCESSORS, WholeView, why_not_viewed
+
+if TYPE_CHECKING:
+    from oomguard.engines.transformers.draws import Draws
 
 # Arguments known to hold one row per input. A tensor under any other name may not (images of several per row, say),
 # so a call that has one is not split.
 _ROW_ARGUMENTS: Final = frozenset(
     {
         "inputs",
+        "context",  # lm-evaluation-harness
         "input_ids",
         "inputs_embeds",
         "attention_mask",
@@ -21,21 +31,21 @@ _ROW_ARGUMENTS: Final = frozenset(
         "decoder_input_ids",
         "decoder_attention_mask",
         "input_features",
+        "mm_token_type_ids",
     }
 )
 # The ones that a call is made for, the first that it has.
-_INPUTS: Final = ("inputs", "input_ids", "inputs_embeds", "input_features")
+_INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_features")
 # Arguments that hold one text per row where they are a list of as many.
 _ROW_LISTS: Final = frozenset({"adapter_names", "language"})
+# Options that make the result a record of fields.
+_RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
 # Arguments that see the whole batch, or count its rows.
 _UNSPLITTABLE: Final = (
     "streamer",
     "past_key_values",
     "assistant_model",
     "encoder_outputs",
-    "prefix_allowed_tokens_fn",
-    "logits_processor",
-    "stopping_criteria",
     "custom_generate",
     "negative_prompt_ids",
 )
@@ -50,20 +60,48 @@ class GenerateCall:
     kwargs: Mapping[str, Any]
     rows: int
     prompt_tokens: int | None
+    draws: Draws
+    began: Began
+    view: WholeView
     may_train: bool = False
     phase: str | None = "generate"
-    weigh: None = None
+    chunk_tokens: int | None = None  # of every call of its model, where generate itself knows no chunks
 
     @classmethod
-    def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GenerateCall:
-        """Read a call, no more of it than a call that succeeds has use for."""
+    def of(
+        cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None
+    ) -> GenerateCall:
+        """Read a call, no more of it than a call that succeeds has use for; ``began`` is what ``begin`` found before it was made."""
+        from oomguard.engines.transformers.draws import Draws
+
         main = _inputs(args, kwargs)
         shape: Any = getattr(main, "shape", ())
-        if len(shape) < 2:
-            return cls(model, args, kwargs, 1, None)
+        rows = shape[0] if len(shape) > 1 else 1
+        # A method of its own around generation (Whisper's) draws again for some of the rows.
+        began = cls.begin(args, kwargs) if began is None else began
+        draws = Draws(began.states, rows, may_draw=not _is_overridden(model))
         # Features of sound and of images are no tokens: their second axis is a band or a channel.
-        are_tokens = len(shape) == 2 or kwargs.get("inputs_embeds") is main
-        return cls(model, args, kwargs, shape[0], shape[1] if are_tokens else None)
+        are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)
+        return cls(model, args, kwargs, rows, shape[1] if are_tokens else None, draws, began, WholeView(rows))
+
+    @staticmethod
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
+        """Note what a call will change beside its result."""
+        return Began.now(_inputs(args, kwargs), kwargs.get("past_key_values"))
+
+    @contextlib.contextmanager
+    def around(self, start: int, stop: int) -> Iterator[None]:
+        """Have rows ``start`` to ``stop`` draw what the whole call would have drawn for them, with what it would have found."""
+        self.began.restore(self.kwargs)
+        with self.draws.of_rows(start, stop), contextlib.ExitStack() as stack:
+            for model in (self.model, self.kwargs.get("assistant_model")):
+                if self.chunk_tokens is not None and model is not None:
+                    stack.enter_context(chunking(model, self.chunk_tokens))
+            yield
+
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> GenerateCall | str:
+        """Return the call with its prompt processed ``tokens`` tokens at a time, or why it cannot be."""
+        return generate_in_chunks(self, tokens, failed_in)
 
     @property
     def not_splittable(self) -> str | None:  # noqa: PLR0911 - one reason a line
@@ -74,14 +112,22 @@ class GenerateCall:
         main = _inputs(args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
             return "no rows to split: the call has no tensor of inputs"
-        if _option(self.model, args, kwargs, "return_dict_in_generate"):
-            return "return_dict_in_generate: parts cannot be put together again"
+        if self._gives_record and max(self.option("num_beams") or 1, self.option("num_return_sequences") or 1) > 1:
+            return "return_dict_in_generate with several rows for each input: whose they are is not known"
         if any(argument is not None for argument in args[2:]) or (len(args) > 1 and _holds_tensors(args[1])):
             return "positional arguments after the configuration belong to the whole batch"
         for name in _UNSPLITTABLE:
             if kwargs.get(name) is not None and kwargs[name] != []:
                 return f"the argument {name} belongs to the whole batch"
+        media = self.media()
+        if isinstance(media, str):
+            return media
+        own = [name for name in NAMES if kwargs.get(name)]
+        if own and (_is_overridden(self.model) or (why := why_not_viewed(kwargs)) is not None):
+            return f"the argument {own[0]} belongs to the whole batch" if _is_overridden(self.model) else why
         for name, value in kwargs.items():
+            if name in media.starts or name in own:
+                continue
             known = name in _ROW_ARGUMENTS and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
@@ -108,21 +154,52 @@ class GenerateCall:
             else v
             for n, v in self.kwargs.items()
         }
-        return args, kwargs
+        media = self.media()
+        assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
+        several = max(self.option("num_return_sequences") or 1, beams := self.option("num_beams") or 1)
+        viewed = self.view.part(self.kwargs, start, stop, several // beams)
+        return args, {**kwargs, **media.part(self.kwargs, start, stop), **viewed}
+
+    def media(self) -> Media | str:
+        """Return whose the images and videos beside the text are, or why that cannot be told."""
+        return media_of(self.model, self.kwargs, _inputs(self.args, self.kwargs))
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it can."""
         import torch
 
+        if (changed := self.draws.problem or self.view.problem) is not None:
+            return changed
+        if self._gives_record and isinstance(part, Mapping):
+            return None  # every field of it is looked at where it is put
         if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
             return None
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
 
     @property
-    def pad_value(self) -> int:
-        """The token after a row that ended earlier than others, as in one batch."""
+    def weigh(self) -> Callable[[Any, int, int], None] | None:
+        """What makes the result a record of fields: with ``return_dict_in_generate`` each has one entry a row, step by step."""
+        return _no_weight if self._gives_record else None
+
+    @property
+    def _gives_record(self) -> bool:
+        return any(self.option(name) for name in _RECORDS)
+
+    @property
+    def _is_in_chunks(self) -> bool:
+        return self.kwargs.get("prefill_chunk_size") is not None and self.kwargs.get("past_key_values") is None
+
+    def option(self, name: str) -> Any:
+        """Return an option of the call, as transformers resolves it."""
+        return _option(self.model, self.args, self.kwargs, name)
+
+    @property
+    def pad_value(self) -> int | None:
+        """The token after a row that ended earlier than others, as in one batch; None: rows go on until the last one ends."""
+        if self.kwargs.get(CRITERIA) and self.option("eos_token_id") is None:
+            return None
         for name in ("pad_token_id", "eos_token_id"):
-            value = _option(self.model, self.args, self.kwargs, name)
+            value = self.option(name)
             if isinstance(value, (list, tuple)):
                 value = value[0] if value else None
             if value is not None:
@@ -131,25 +208,46 @@ class GenerateCall:
 
     @property
     def result_row_bytes(self) -> int:
-        """Bytes of one row of the result, which stays alive while later parts run."""
-        returned = int(_option(self.model, self.args, self.kwargs, "num_return_sequences") or 1)
+        """Bytes of one row of the result, which stays alive while later parts run, and of what is drawn for it."""
+        returned = int(self.option("num_return_sequences") or 1)
         encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
-        return 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
+        own = 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
+        noise = bool(self.option("do_sample")) + 4 * len(self.kwargs.get(PROCESSORS) or ())
+        if not noise:
+            return own
+        config: Any = getattr(self.model, "config", None)
+        vocabulary = int(getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", 0) or 0)
+        beams = int(self.option("num_beams") or 1)
+        return own + 4 * noise * vocabulary * max(returned, beams)
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
-        if self.max_new_tokens is None or self.not_splittable is not None or not hasattr(self.model, "parameters"):
+        if self.max_new_tokens is None or not hasattr(self.model, "parameters"):
+            return None
+        if self.not_splittable is not None and not self._is_in_chunks:
             return None
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
             return None  # it would have to be cut for each number of rows
+        if self._gives_record or self.chunk_tokens is not None or self.media() != Media({}):
+            return None  # what all steps give is alive in the end, and a trace runs a few; media differ in size
         import torch
 
         arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
         if len(self.args) > 1:
             arguments["generation_config"] = self.args[1]
         cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
-        others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE}
+        others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         return TracedCall(self.model, cut, others, max(1, self.max_new_tokens))
+
+
+def _no_weight(part: Any, start: int, stop: int) -> None:
+    del part, start, stop
+
+
+def _is_overridden(model: Any) -> bool:
+    """Return whether a model's ``generate`` is not that of transformers."""
+    owner = next((base for base in type(model).__mro__ if "generate" in vars(base)), None)
+    return owner is not None and owner.__module__ != "transformers.generation.utils"
 
 
 def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

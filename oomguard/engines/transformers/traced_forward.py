@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from oomguard.facts import MIB
@@ -26,13 +27,20 @@ class TracedForward:
         total_rows: rows of the whole call, whose results are alive together in the end.
         arguments: its arguments by name, with other tensors for those that hold rows.
         mask: its attention mask; None where it has none.
+        around: entered around a call of the model that it is given.
         refuse: called with the reason where the results show that they do not hold one entry a row.
     """
 
     def __init__(
-        self, model: Any, total_rows: int, arguments: WithRows, mask: Any, refuse: Callable[[str], object]
+        self,
+        model: Any,
+        total_rows: int,
+        arguments: WithRows,
+        mask: Any,
+        refuse: Callable[[str], object],
+        around: Callable[[Any], AbstractContextManager[object]],
     ) -> None:
-        self._refuse = refuse
+        self._refuse, self._around = refuse, around
         self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
         self._twin: Any = None
         self._mask_is_full = False
@@ -70,7 +78,8 @@ class TracedForward:
             self._twin, self._mask_is_full = twin_of(self._model), is_full(self._mask)
         on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
         arguments: Mapping[str, Any] = self._arguments(lambda tensor: rows_like(self._twin, tensor, rows))
-        traced = trace_forward(self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=on_cuda)
+        with self._around(self._twin.model):
+            traced = trace_forward(self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=on_cuda)
         self._look_at(traced.shapes, rows)
         need = traced.need_bytes + (_SCRATCH_BYTES if on_cuda else 0)
         need += -(-traced.result_bytes * self._total_rows // rows)  # the results stand in places made for all rows

@@ -1,0 +1,118 @@
+"""A causal model's forward over some tokens at a time: its cache carries what came before, and logits are put side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+# Arguments that are cut along the tokens, or mean the same for each chunk; with any other tensor a call runs as it is.
+_ALONG_TOKENS: Final = frozenset({"input_ids", "inputs_embeds", "position_ids", "token_type_ids"})
+_MASK: Final = "attention_mask"
+_ALIKE: Final = frozenset({"cache_position", "past_key_values", "use_cache", "labels"})
+# What has to be off: it would have to be put together along other axes.
+_STATES: Final = ("output_hidden_states", "output_attentions", "output_router_logits")
+_MASK_AXES: Final = 2
+# How transformers names what reads on from its own tokens.
+_CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
+
+
+def why_not_in_chunks(model: Any, arguments: Mapping[str, Any]) -> str | None:
+    """Return why a call of a model cannot be run over some tokens at a time; None where it can."""
+    config: Any = getattr(model, "config", None)
+    name = type(model).__name__
+    reads_on = "past_key_values" in inspect.signature(type(model).forward).parameters
+    if not name.endswith(_CAUSAL) or getattr(config, "is_encoder_decoder", True) or not reads_on:
+        return f"{name} is not known to read its tokens one after the other, with a cache of those before"
+    looks = [causal for module in model.modules() if isinstance(causal := getattr(module, "is_causal", None), bool)]
+    if not looks or not all(looks):
+        return f"{name} may look at tokens to come"
+    for option in _STATES:
+        if arguments.get(option, getattr(config, option, False)):
+            return f"{option} is not put together along the tokens"
+    return next(
+        (
+            f"the argument {name} is not of tokens"
+            for name, value in arguments.items()
+            if not _is_of_tokens(name, value)
+        ),
+        None,
+    )
+
+
+def _is_of_tokens(name: str, value: Any) -> bool:
+    if name == _MASK:
+        return value is None or getattr(value, "ndim", 0) == _MASK_AXES
+    if name == "return_dict":
+        return value is not False  # a tuple is not put together along its tokens
+    if name == "logits_to_keep":
+        return value is None or isinstance(value, int)
+    return name in _ALONG_TOKENS or name in _ALIKE or value is None or isinstance(value, (bool, int, float, str))
+
+
+def begins_padded(mask: Any) -> bool:
+    """Return whether a row begins with hidden tokens: they look at all others alike, so what they say changes with the chunk."""
+    return mask is not None and getattr(mask, "ndim", 0) == _MASK_AXES and bool((mask[:, 0] == 0).any())
+
+
+@contextlib.contextmanager
+def chunking(model: Any, tokens: int) -> Iterator[None]:
+    """Have every call of a model over more than ``tokens`` tokens run in chunks of as many, where that can be done."""
+    own, forward = vars(model).get("forward"), model.forward
+    names = tuple(inspect.signature(type(model).forward).parameters)[1:]
+
+    def chunked(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        main = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+        if main is None or main.ndim < 2 or main.shape[1] <= tokens or why_not_in_chunks(model, given) is not None:
+            return forward(*args, **kwargs)
+        return _in_chunks(model, forward, given, tokens)
+
+    model.forward = chunked
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own
+
+
+def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> Any:
+    import torch
+    from transformers import DynamicCache
+
+    main = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
+    total, labels, keeps_cache = main.shape[1], given.pop("labels", None), given.get("use_cache")
+    cache = given.get("past_key_values")
+    cache = DynamicCache(config=model.config) if cache is None else cache
+    before, kept, logits = cache.get_seq_length(), int(given.get("logits_to_keep") or 0) or total, list[Any]()
+    for start in range(0, total, tokens):
+        stop = min(total, start + tokens)
+        wanted = kept - (total - stop)
+        part = _part(given, start, stop, before)
+        if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
+            part["logits_to_keep"] = min(max(1, wanted), stop - start)
+        result = forward(**{**part, "past_key_values": cache, "use_cache": True, "return_dict": True})
+        if wanted > 0:
+            logits.append(result.logits[:, -wanted:])
+    result.logits = logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+    if not (model.config.use_cache if keeps_cache is None else keeps_cache):
+        result.past_key_values = None
+    if labels is not None:
+        result.loss = model.loss_function(logits=result.logits, labels=labels, vocab_size=model.config.vocab_size)
+    fields = {name: getattr(result, name) for name in ("loss", *result.keys()) if getattr(result, name) is not None}
+    return type(result)(**fields)
+
+
+def _part(given: Mapping[str, Any], start: int, stop: int, before: int) -> dict[str, Any]:
+    part = dict(given)
+    for name in _ALONG_TOKENS:
+        if part.get(name) is not None:
+            part[name] = part[name][:, start:stop]
+    if part.get(_MASK) is not None:
+        part[_MASK] = part[_MASK][:, : before + stop]
+    if part.get("cache_position") is not None:
+        part["cache_position"] = part["cache_position"][start:stop]
+    return part

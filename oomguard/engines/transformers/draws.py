@@ -1,0 +1,156 @@
+"""Random numbers that the rows of a part get: those that the whole call would have drawn for them.
+
+A token is drawn as the largest of p/q, where q is exponential noise for every row of the batch and every token, whatever p is. So a
+part takes its own rows of the noise for all: the generator stands where the call found it, and moves on as under the whole call.
+
+This imports torch, so only code that has it already may import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+States = Mapping[torch.device, torch.Tensor]
+_OTHERWISE: Final = "it draws random numbers in a way that parts cannot repeat"
+# Devices beside the CPU whose generators can be read and set.
+_DEVICES: Final = frozenset({"cuda", "xpu", "npu"})
+
+
+def states_now(device: torch.device | None) -> States:
+    """Return where the generators stand that a call on ``device`` draws from."""
+    states = {torch.device("cpu"): torch.get_rng_state()}
+    if device is not None and device.type in _DEVICES:
+        states[device] = getattr(torch, device.type).get_rng_state(device)
+    return states
+
+
+class Draws:
+    """What the parts of one call draw.
+
+    Attributes:
+        problem: why the parts cannot have what the whole call would have drawn; None as long as they have.
+    """
+
+    def __init__(self, states: States, rows: int, *, may_draw: bool) -> None:
+        """``states`` are of when the call was made, ``rows`` all of its rows; ``may_draw`` is False where its draws are not known."""
+        self._states, self._rows, self._may_draw = states, rows, may_draw
+        self._furthest: States = states
+        self._most_draws = 0
+        self.problem: str | None = None
+
+    @contextlib.contextmanager
+    def of_rows(self, start: int, stop: int) -> Iterator[None]:
+        """Draw inside what the whole call would have drawn for rows ``start`` to ``stop``; end where it would have ended.
+
+        Where nothing is drawn the generators are not touched: other threads draw from them too.
+        """
+        mode = _OfRows(start, stop, self._rows, self._states)
+        try:
+            with mode:
+                yield
+        finally:
+            if not _are_equal(mode.expected, _now(self._states)) or (mode.number and not self._may_draw):
+                mode.problem = mode.problem or _OTHERWISE
+            self.problem = self.problem or mode.problem
+            if mode.number > self._most_draws:
+                self._most_draws, self._furthest = mode.number, mode.expected
+            if mode.number:
+                _set(self._furthest)
+
+
+class _OfRows(TorchFunctionMode):  # type: ignore[misc]
+    """Answers ``multinomial`` with some rows of what all rows draw."""
+
+    def __init__(self, start: int, stop: int, total: int, states: States) -> None:
+        super().__init__()
+        self._start, self._stop, self._total, self._states = start, stop, total, states
+        self.expected: States = _now(states)
+        self.number = 0
+        self.problem: str | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.multinomial or func is torch.Tensor.multinomial:
+            found = self._drawn(*args, **(kwargs or {}))
+            if found is not None:
+                return found
+        return func(*args, **(kwargs or {}))
+
+    def _drawn(  # its arguments are called as in torch
+        self,
+        input: Any,  # noqa: A002
+        num_samples: int,
+        replacement: bool = False,
+        *,
+        generator: Any = None,
+        out: Any = None,
+    ) -> Any:
+        """Return the tokens drawn; None where they have to be drawn as they are."""
+        rows = self._stop - self._start
+        known = input.device in self._states and input.dim() == 2 and input.shape[0] % rows == 0
+        plain = generator is None and out is None and (num_samples == 1 or not replacement)
+        if not (known and plain and _draws_so(input.device, input.dtype)):
+            self.problem = _OTHERWISE
+            return None
+        if not _are_equal(self.expected, _now(self._states)):
+            self.problem = _OTHERWISE  # something else has drawn
+            return None
+        if not bool((input.max() < float("inf")) & (input.min() >= 0)):
+            return None  # it raises what the whole call would have raised
+        if not self.number:
+            _set(self._states)
+        each = input.shape[0] // rows
+        noise = torch.empty((self._total * each, input.shape[1]), dtype=input.dtype, device=input.device)
+        noise.exponential_(1)
+        found = _largest(input, noise[self._start * each : self._stop * each], num_samples)
+        self.number += 1
+        self.expected = _now(self._states)
+        return found
+
+
+def _largest(probabilities: Any, noise: Any, number: int) -> Any:
+    weighed = probabilities / noise
+    return weighed.argmax(dim=-1, keepdim=True) if number == 1 else weighed.topk(number).indices
+
+
+@functools.cache
+def _draws_so(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether this torch draws as we do: the same entries, and its generator at the same place."""
+    before = states_now(device)
+    try:
+        given = torch.arange(1, 65, dtype=torch.float32, device=device).reshape(4, 16).to(dtype) / 64
+        found = []
+        for number in (1, 3):
+            _set(before)
+            theirs = torch.multinomial(given, number)
+            after = _now(before)
+            _set(before)
+            ours = _largest(given, torch.empty_like(given).exponential_(1), number)
+            found.append(bool((theirs == ours).all()) and _are_equal(after, _now(before)))
+        return all(found)
+    finally:
+        _set(before)
+
+
+def _now(like: States) -> States:
+    return {
+        device: torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
+        for device in like
+    }
+
+
+def _set(states: States) -> None:
+    for device, state in states.items():
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            getattr(torch, device.type).set_rng_state(state, device)
+
+
+def _are_equal(one: States, other: States) -> bool:
+    return all(torch.equal(state, other[device]) for device, state in one.items())

@@ -1,0 +1,88 @@
+"""``generate`` with its prompt processed some tokens at a time: the same tokens, and activations of one chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.engines.transformers.chunked_forward import begins_padded
+from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
+from oomguard.engines.transformers.media import Media
+
+if TYPE_CHECKING:
+    from oomguard.engines.transformers.generate import GenerateCall
+
+# What has to be off, by the option's name: another way of the same, or states of the prompt that are wanted whole.
+_NOT_WITH: Final = ("prefill_chunk_size", "output_hidden_states", "output_attentions")
+# With these transformers processes the prompt in a way of its own, so every call of the model is run in chunks.
+_SPECULATIVE: Final = ("assistant_model", "prompt_lookup_num_tokens")
+_NO_PROMPT: Final = ("inputs_embeds", "encoder_outputs", "custom_generate")
+# The function of transformers that processes a prompt: of a call that fails there no token has come out.
+_PREFILL: Final = "_prefill"
+
+
+def generate_in_chunks(call: GenerateCall, tokens: int, failed_in: Collection[str] | None) -> GenerateCall | str:
+    """Return a call with its prompt processed ``tokens`` tokens at a time, or why it cannot be.
+
+    ``failed_in`` are the functions that its failure went through; None: it has not been run.
+    """
+    why_not = _why_not(call) or _why_not_again(call, failed_in)
+    if why_not is None and (call.prompt_tokens is None or call.prompt_tokens <= tokens):
+        why_not = "the prompt is no longer than a chunk"
+    if why_not is not None:
+        return why_not
+    if _speculates(call):
+        return replace(call, chunk_tokens=tokens)
+    changed: dict[str, Any] = {**call.kwargs, "prefill_chunk_size": tokens}
+    if failed_in is not None and changed.get("streamer") is not None:
+        changed["streamer"] = AfterPrompt(changed["streamer"])
+    return replace(call, kwargs=changed)
+
+
+def _why_not(call: GenerateCall) -> str | None:
+    """Return why a prompt in chunks would give another result, or none."""
+    config, own = getattr(call.model, "config", None), getattr(call.model, "generation_config", None)
+    if getattr(config, "is_encoder_decoder", True) or not hasattr(own, "prefill_chunk_size"):
+        return "the model processes no prompt in chunks"
+    if call.option("use_cache") is False:
+        return "a prompt in chunks needs the cache, and use_cache is off"
+    for name in (*_NOT_WITH, *_NO_PROMPT):
+        if call.kwargs.get(name) is not None or (name in _NOT_WITH and call.option(name)):
+            return f"a prompt in chunks does not go with {name}"
+    if call.weigh is not None and begins_padded(call.kwargs.get("attention_mask")):
+        return "the cache in the result holds what the padding before a row says, which would change"
+    if call.media() != Media({}):
+        return "what stands beside the text is not processed in chunks"
+    return why_no_forward_in_chunks(call.model, {}) if _speculates(call) else None
+
+
+def _why_not_again(call: GenerateCall, failed_in: Collection[str] | None) -> str | None:
+    """Return why a call that has failed cannot be made once more."""
+    if call.kwargs.get("past_key_values") is not None and call.began.cache_tokens is None:
+        return "what the failed call left in past_key_values cannot be taken back"
+    if call.kwargs.get("streamer") is not None and failed_in is not None and _PREFILL not in failed_in:
+        return "the streamer has had tokens already"
+    return None
+
+
+def _speculates(call: GenerateCall) -> bool:
+    """Return whether tokens are guessed by something else than the model."""
+    return any(call.kwargs.get(name) is not None or call.option(name) for name in _SPECULATIVE)
+
+
+class AfterPrompt:
+    """A streamer that has had the prompt: it is not given again."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer, self._had_prompt = streamer, True
+
+    def put(self, value: Any) -> None:
+        """Pass tokens on, but not the first ones."""
+        if self._had_prompt:
+            self._had_prompt = False
+        else:
+            self._streamer.put(value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._streamer, name)

@@ -1,0 +1,59 @@
+"""Methods of other libraries around ``generate`` that hand it more than rows: read as the call of it that they amount to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oomguard.engines.transformers.began import Began
+from oomguard.engines.transformers.generate import GenerateCall
+from oomguard.engines.transformers.traced_call import TracedCall
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersCall(GenerateCall):
+    """``generate`` of a PEFT model; only with an adapter for each row is it more than the call that it makes."""
+
+    @property
+    def not_splittable(self) -> str | None:
+        """Why its rows cannot be run apart; the call that it makes is looked at where it names no adapters."""
+        if self.kwargs.get("adapter_names") is None:
+            return "it names no adapters for its rows"
+        return GenerateCall.not_splittable.fget(self)  # type: ignore[attr-defined,no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessCall(GenerateCall):
+    """``_model_generate`` of lm-evaluation-harness.
+
+    It makes criteria for as many rows as it gets, that end all of them once each has said a stop word. Rows of a part may end
+    earlier than in the whole batch: what comes after a stop word is cut off by the harness.
+    """
+
+    pad: int = 0
+
+    @classmethod
+    def of(cls, lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None) -> HarnessCall:
+        """Read a call; its arguments get the names that ``generate`` has for them."""
+        bound = inspect.signature(type(lm)._model_generate).bind(lm, *args, **kwargs)
+        named = dict(bound.arguments)
+        named.pop("self")
+        named.update(named.pop("generation_kwargs", {}))
+        call = GenerateCall.of(lm.model, (), {"input_ids": named["context"]}, began)
+        pad = getattr(lm.tokenizer, "pad_token_id", None)
+        return cls(lm.model, (), named, call.rows, call.prompt_tokens, call.draws, call.began, call.view, pad=pad or 0)
+
+    @property
+    def pad_value(self) -> int | None:
+        """The token after a row that ended earlier than others."""
+        return self.pad
+
+    def traced(self) -> TracedCall | None:
+        """Return the call of ``generate``, without its criteria: no answer is longer than it."""
+        given = {name: value for name, value in self.kwargs.items() if name not in {"context", "stop"}}
+        given.update(input_ids=self.kwargs["context"], pad_token_id=self.pad)
+        return GenerateCall(
+            self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began, self.view
+        ).traced()

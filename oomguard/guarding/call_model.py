@@ -1,0 +1,50 @@
+"""The model behind the failure of a guarded call: its trace, what its rows held, and its prompt in chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oomguard.engines.protocol import WatchedCall
+from oomguard.guarding.failure import row_bytes_at_failure
+from oomguard.incident import Incident
+from oomguard.observe import torch_memory
+from oomguard.remedy.modelled_call import CallModel
+from oomguard.remedy.prompt_chunks import Chunks
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRows:
+    """The rows that failed together.
+
+    Attributes:
+        rows: how many.
+        not_splittable: why they cannot be run apart; None where they can.
+        is_first: whether the call has failed for the first time: where a size that a trace gave has failed, the trace is wrong
+            for this call, and what is measured counts.
+        others_ran: whether rows of the same call ran.
+        attempts_left: how often the rest may be run again.
+    """
+
+    rows: int
+    not_splittable: str | None
+    is_first: bool
+    others_ran: bool
+    attempts_left: int
+
+
+def model_of(call: WatchedCall, failure: Incident, failed: FailedRows, chunks: Chunks | None) -> CallModel:
+    """Return the model of a call whose rows failed together."""
+    base = torch_memory.live_bytes(call.model)
+    return CallModel(
+        failed.rows,
+        base,
+        seen_row_bytes=row_bytes_at_failure(failure, base, failed.rows),
+        trace=call.traced() if failed.is_first and failed.not_splittable is None else None,
+        total_rows=call.rows,
+        result_row_bytes=call.result_row_bytes,
+        is_cached=torch_memory.is_cached(),
+        not_splittable=failed.not_splittable,
+        others_ran=failed.others_ran,
+        attempts_left=failed.attempts_left,
+        chunks=chunks,
+    )

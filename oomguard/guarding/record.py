@@ -1,0 +1,60 @@
+"""Where the results of a function go that are records: a dict or a tuple of fields, each with one entry a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oomguard.guarding.places import Place, place_for
+from oomguard.guarding.rows import is_record
+
+
+def place_of(part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool) -> Place:
+    """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows gave ``part``."""
+    if is_record(part, rows):
+        return Record(part, rows, total, is_parked=is_parked)
+    return place_for(part, rows, total, pad_value, is_parked=is_parked)
+
+
+class Record:
+    """A place for each field, and around them what the function gave."""
+
+    def __init__(self, like: Any, rows: int, total: int, *, is_parked: bool) -> None:
+        self._kind = type(like)
+        self._names = list(like) if isinstance(like, dict) else list(range(len(like)))
+        self._places: list[Place] = [
+            place_for(like[name], rows, total, None, is_parked=is_parked) for name in self._names
+        ]
+
+    def add(self, part: Any) -> str | None:
+        """Put each field into its place; return why one cannot be."""
+        names = list(part) if isinstance(part, dict) else list(range(len(part)))
+        if type(part) is not self._kind or names != self._names:
+            return "its results have different fields"
+        for name, place in zip(self._names, self._places, strict=True):
+            problem = place.add(part[name])
+            if problem is not None:
+                return problem
+        return None
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that the fields hold on a device."""
+        return sum(place.device_bytes for place in self._places)
+
+    def park(self) -> None:
+        """Move the fields to the host."""
+        for place in self._places:
+            place.park()
+
+    def result(self) -> Any:
+        """Return the record of all rows."""
+        return self._made([place.result() for place in self._places])
+
+    def finished(self) -> Any:
+        """Return the record of the rows so far."""
+        return self._made([place.finished() for place in self._places])
+
+    def _made(self, fields: list[Any]) -> Any:
+        if issubclass(self._kind, dict):
+            return self._kind(zip(self._names, fields, strict=True))
+        return self._kind(*fields) if hasattr(self._kind, "_fields") else self._kind(fields)

@@ -1,0 +1,137 @@
+"""A call of a causal model over more tokens than fit: run over some at a time, with the same result."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from model_calls import VOCAB, assert_same, made, whole_and_in_parts  # noqa: E402
+
+from oomguard.engines.transformers.chunked_forward import chunking, why_not_in_chunks  # noqa: E402
+
+TOKENS = 256
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None)
+
+
+def one_row(rows=1, pads=0):
+    ids = torch.randint(3, VOCAB, (rows, TOKENS), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[:, :pads] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+OPTIONS = {
+    "logits": {},
+    "padded": {"pads": 9},
+    "the last logits": {"logits_to_keep": 1},
+    "some logits": {"logits_to_keep": 70},
+    "no cache": {"use_cache": False},
+    "loss": {"labels": True},
+    "several rows": {"rows": 3},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("tokens", [64, 100])
+def test_a_call_in_chunks_gives_what_the_whole_call_gives(llama, name, tokens):
+    options = dict(OPTIONS[name])
+    batch = one_row(options.pop("rows", 1), options.pop("pads", 0))
+    if options.pop("labels", False):
+        options["labels"] = batch["input_ids"].masked_fill(torch.arange(TOKENS) < 40, -100)
+    with torch.no_grad():
+        whole = llama(**batch, **options)
+        with chunking(llama, tokens):
+            parts = llama(**batch, **options)
+
+    assert "forward" not in vars(llama)
+    if OPTIONS[name].get("pads"):  # what a hidden token says is nothing
+        assert_same(whole.logits[:, 9:], parts.logits[:, 9:])
+    else:
+        assert_same(whole, parts)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_row_that_is_too_long_is_run_in_chunks_and_later_ones_begin_so(llama, mode):
+    def call():
+        with mode():
+            return [llama(**one_row(), logits_to_keep=1).logits for _ in range(2)]
+
+    whole, parts, g = whole_and_in_parts(call, 0.6)
+
+    assert_same(whole, parts)
+    assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", "", ""]
+    assert g.attempts[1].patches[0].setting == "prefill_chunk_size"
+
+
+def test_a_call_that_guesses_tokens_is_run_in_chunks(llama):
+    llama.generation_config.pad_token_id = 0
+    options = {"do_sample": False, "max_new_tokens": 4, "prompt_lookup_num_tokens": 3}
+    whole, parts, g = whole_and_in_parts(lambda: llama.generate(**one_row(), **options), 0.6)
+
+    assert_same(whole, parts)
+    assert g.attempts[-1].patches[0].setting == "prefill_chunk_size"
+
+
+FAMILIES = {
+    "MistralForCausalLM": {"sliding_window": 24, "num_key_value_heads": 2},
+    "Gemma2ForCausalLM": {"sliding_window": 24, "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8},
+    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2},
+    "Phi3ForCausalLM": {"eos_token_id": 2},
+    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_families_give_the_same_in_chunks(name):
+    model = made(name, **FAMILIES[name])
+    assert why_not_in_chunks(model, one_row()) is None
+    with torch.no_grad():
+        whole = model(**one_row(rows=2))
+        with chunking(model, 100):
+            parts = model(**one_row(rows=2))
+
+    assert_same(whole, parts)
+
+
+def test_what_is_not_of_tokens_is_told(llama):
+    roberta = made("RobertaForCausalLM", is_decoder=False)
+    classifier = made("BertForSequenceClassification", num_labels=3)
+
+    assert why_not_in_chunks(llama, one_row()) is None
+    assert "may look at tokens to come" in why_not_in_chunks(roberta, one_row())
+    assert "one after the other" in why_not_in_chunks(classifier, one_row())
+    assert "output_attentions" in why_not_in_chunks(llama, {**one_row(), "output_attentions": True})
+    assert "return_dict" in why_not_in_chunks(llama, {**one_row(), "return_dict": False})
+    assert "attention_mask" in why_not_in_chunks(llama, {"attention_mask": torch.ones(1, 1, 4, 4)})
+
+
+def test_a_long_row_of_a_classifier_is_told_why_it_is_not_run_in_chunks():
+    classifier = made("BertForSequenceClassification", num_labels=3)
+
+    def call():
+        with torch.no_grad():
+            return classifier(**one_row())
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        whole_and_in_parts(call, 0.6)
+    assert "one after the other" in "".join(raised.value.__notes__)
+
+
+def test_a_row_that_begins_with_padding_is_not_run_in_chunks(llama):
+    def call():
+        with torch.no_grad():
+            return llama(**one_row(pads=9))
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        whole_and_in_parts(call, 0.6)
+    assert "padding before a row" in "".join(raised.value.__notes__)
+
+
+def test_a_training_row_is_not_run_in_chunks(llama):
+    with pytest.raises(torch.OutOfMemoryError):
+        whole_and_in_parts(lambda: llama(**one_row()).logits, 0.6)

@@ -1,0 +1,47 @@
+"""``generate`` with ``return_dict_in_generate`` in parts: every field of the record, step by step."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from model_calls import assert_same, made, padded, whole_and_in_parts  # noqa: E402
+
+STEPS = {"do_sample": False, "max_new_tokens": 3, "return_dict_in_generate": True}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    model = made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [("output_scores", "output_logits"), ("output_hidden_states", "output_attentions")],
+    ids=["scores", "states"],
+)
+def test_every_field_of_a_record_is_that_of_the_whole_call(llama, fields):
+    asked = dict.fromkeys(fields, True)
+    share = 0.8  # the record itself is a good part of it
+    whole, parts, _ = whole_and_in_parts(lambda: llama.generate(**padded(), **STEPS, **asked), share)
+
+    assert_same(whole, parts)
+    assert type(parts.past_key_values) is type(whole.past_key_values)
+
+
+def test_a_record_whose_parts_end_at_different_steps_is_not_put_together(llama):
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        options = {**STEPS, "max_new_tokens": 24, "eos_token_id": [5, 9, 17, 23, 40], "output_scores": True}
+        whole_and_in_parts(lambda: llama.generate(**padded(), **options))
+
+    assert "differ in more than their rows" in "".join(raised.value.__notes__)
+
+
+def test_a_record_of_several_rows_an_input_is_not_put_together(llama):
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        whole_and_in_parts(lambda: llama.generate(**padded(), **STEPS, num_beams=2))
+
+    assert "several rows for each input" in "".join(raised.value.__notes__)

@@ -1,0 +1,165 @@
+"""One row that is too long: its prompt is processed in chunks, and gives the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+import oomguard
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from model_calls import VOCAB, assert_same, made, whole_and_in_parts  # noqa: E402
+
+from oomguard.testing import limit_memory  # noqa: E402
+
+TOKENS = 384
+GREEDY = {"do_sample": False, "max_new_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    model = made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def prompt(rows=1, tokens=TOKENS, seed=1):
+    ids = torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def chunks(g):
+    return [patch.new for attempt in g.attempts for patch in attempt.patches if patch.setting == "prefill_chunk_size"]
+
+
+class Words:
+    """A streamer that keeps what it is given, the prompt too."""
+
+    def __init__(self):
+        self.given, self.ends = [], 0
+
+    def put(self, value):
+        self.given += value.flatten().tolist()
+
+    def end(self):
+        self.ends += 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_beams": 3, "num_return_sequences": 3}, {"do_sample": True, "num_return_sequences": 2}],
+    ids=["greedy", "beams", "samples"],
+)
+def test_a_long_row_gives_the_same_tokens_in_chunks(llama, options):
+    def call():
+        torch.manual_seed(5)
+        return llama.generate(**prompt(), **{**GREEDY, **options})
+
+    whole, parts, g = whole_and_in_parts(call, 0.6)
+
+    assert_same(whole, parts)
+    assert len(chunks(g)) == 1
+    assert g.attempts[-1].patches[0].effect.name == "OUTPUT_PRESERVING"
+
+
+def test_rows_of_which_not_one_fits_are_run_in_chunks(llama):
+    one, _, _ = whole_and_in_parts(lambda: llama.generate(**prompt(), **GREEDY), 0.9)
+    with limit_memory("4 GiB") as device:
+        llama.generate(**prompt(), **GREEDY)
+        capacity = int(device.peak_bytes * 0.8)
+    with limit_memory(capacity), oomguard.guard() as g:
+        both = llama.generate(**prompt(rows=2), **GREEDY)
+
+    assert both.shape[0] == 2
+    assert torch.equal(both[:1], llama.generate(**{n: v[:1] for n, v in prompt(rows=2).items()}, **GREEDY))
+    assert one.shape[1] == both.shape[1]
+    assert chunks(g)
+
+
+def test_a_streamer_gets_the_prompt_once_and_every_token_once(llama):
+    def call():
+        words = Words()
+        llama.generate(**prompt(), **GREEDY, streamer=words)
+        return words.given, words.ends
+
+    whole, parts, g = whole_and_in_parts(call, 0.6)
+
+    assert parts == whole
+    assert chunks(g)
+
+
+def test_a_cache_of_the_users_goes_on_from_where_it_stood(llama):
+    def call():
+        cache = transformers.DynamicCache(config=llama.config)
+        first = llama.generate(**prompt(tokens=40), **GREEDY, past_key_values=cache)
+        ids = torch.cat([first, prompt(seed=2)["input_ids"]], 1)
+        second = llama.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY, past_key_values=cache)
+        return second, cache.get_seq_length(), cache
+
+    whole, parts, g = whole_and_in_parts(call, 0.6)
+
+    assert_same(whole, parts)
+    assert chunks(g)
+
+
+def test_a_later_prompt_as_long_begins_in_chunks(llama):
+    with limit_memory("4 GiB") as device:
+        whole = [llama.generate(**prompt(seed=seed), **GREEDY) for seed in range(3)]
+        capacity = int(device.peak_bytes * 0.6)
+    with limit_memory(capacity), oomguard.guard() as g:
+        parts = [llama.generate(**prompt(seed=seed), **GREEDY) for seed in range(3)]
+
+    assert_same(whole, parts)
+    assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"use_cache": False}, "use_cache is off"),
+        ({"prefill_chunk_size": 512}, "does not go with prefill_chunk_size"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "does not go with output_hidden_states"),
+    ],
+)
+def test_what_a_prompt_in_chunks_would_change_is_told(llama, options, reason):
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        whole_and_in_parts(lambda: llama.generate(**prompt(), **GREEDY, **options), 0.6)
+
+    assert reason in "".join(raised.value.__notes__)
+
+
+def test_a_method_that_was_taken_before_any_guard_is_watched_when_it_is_guarded(program_of):
+    printed = program_of(
+        """
+        model = made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
+        ids = torch.randint(3, 64, (16, 48))
+        with limit_memory("4 GiB") as device:
+            model.generate(ids, do_sample=False, max_new_tokens=4, pad_token_id=0)
+            capacity = device.peak_bytes // 2
+        answer = oomguard.guard(model.generate)
+        with limit_memory(capacity):
+            print(tuple(answer(ids, do_sample=False, max_new_tokens=4, pad_token_id=0).shape), len(answer.attempts))
+        """
+    )
+    assert printed == "(16, 52) 2\n"
+
+
+@pytest.fixture
+def program_of():
+    """Run lines in a process of its own, as nothing is watched yet there."""
+    import subprocess
+    import sys
+    import textwrap
+    from pathlib import Path
+
+    def run(body):
+        head = "import oomguard, torch, transformers\nfrom oomguard.testing import limit_memory\nfrom model_calls import made\n"
+        paths = f"{Path(__file__).parents[2]}:{Path(__file__).parent / 'shared'}"
+        command = [sys.executable, "-c", head + textwrap.dedent(body)]
+        ran = subprocess.run(
+            command, env={"PYTHONPATH": paths}, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    return run

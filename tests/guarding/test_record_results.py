@@ -1,0 +1,79 @@
+"""A function that gives several things a row, in a dict or a tuple: each is put together by itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+import oomguard
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from oomguard.testing import limit_memory  # noqa: E402
+
+WIDTH = 2**18  # 1 MiB of float32
+
+
+class Scored(NamedTuple):
+    scores: object
+    names: object
+
+
+def work(rows, make):
+    values = torch.ones(len(rows), WIDTH).cumsum(1)[:, -1] * torch.tensor(rows)
+    return make(values, [f"row {row}" for row in rows])
+
+
+MAKERS = {
+    "dict": lambda values, names: {"values": values, "names": names},
+    "tuple": lambda values, names: (values, values.int(), names),
+    "named": Scored,
+    "arrays": lambda values, names: {"values": values.numpy(), "names": tuple(names)},
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("rows", [16, 18])
+def test_each_field_is_that_of_the_whole_call(name, rows):
+    given, make = list(range(rows)), MAKERS[name]
+    whole = work(given, make)
+    with limit_memory("8 MiB"), oomguard.guard():
+        parts = oomguard.guard(batch="rows")(work)(given, make)
+
+    assert type(parts) is type(whole)
+    keys = list(whole) if isinstance(whole, dict) else range(len(whole))
+    assert not isinstance(whole, dict) or list(parts) == list(whole)
+    for key in keys:
+        assert type(parts[key]) is type(whole[key])
+        assert list(parts[key]) == list(whole[key])
+
+
+def test_a_tuple_of_as_many_fields_as_rows_in_the_last_part_is_one_of_fields_still():
+    @oomguard.guard(batch="rows")
+    def pair(rows):
+        torch.zeros(len(rows), WIDTH)
+        return [row * 2 for row in rows], [str(row) for row in rows]
+
+    with limit_memory("3.5 MiB"):
+        assert pair(list(range(5))) == ([0, 2, 4, 6, 8], ["0", "1", "2", "3", "4"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rows: {"mean": float(len(rows))},
+        lambda rows: {"rows": rows, "mean": torch.ones(())},
+        lambda rows: {f"row {rows[0]}": rows},
+        lambda rows: (rows, [1] * 99),
+    ],
+    ids=["a number", "a number beside rows", "other names", "another length"],
+)
+def test_a_field_that_is_not_of_rows_keeps_the_call_whole(make):
+    @oomguard.guard(batch="rows")
+    def odd(rows):
+        torch.zeros(len(rows), WIDTH)
+        return make(rows)
+
+    with limit_memory("8 MiB"), pytest.raises(torch.OutOfMemoryError) as raised:
+        odd(list(range(16)))
+    assert "not done by itself" in "".join(raised.value.__notes__)
