@@ -19,8 +19,11 @@ from oomguard import log
 
 ROOT = Path(__file__).parents[1]
 
-# How long an example takes says what else the machine does: benchmarks judge time, tests do not.
-settings.register_profile("oomguard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says what else the machine does: benchmarks judge time, tests do not. Where a red run stands in
+# everybody's way the examples are the same each time; elsewhere new ones are looked for.
+settings.register_profile(
+    "oomguard", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("oomguard")
 # One thread of torch in each process: on a machine whose cores are taken, several spin while they wait for one another, and a
 # test of seconds takes minutes. Set before torch is imported, and for the processes that tests start.

@@ -210,7 +210,7 @@ def test_the_third_ctrl_c_that_is_not_answered_kills_however_long_the_grace():
 @pytest.mark.parametrize("more", [[], ["--no-pty"]])
 def test_a_command_that_answers_ctrl_c_goes_on_however_often_it_comes_and_no_grace_runs(more):
     code = (
-        "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: print('GOT', flush=True))\nprint('READY', flush=True)\n"
+        "import os, signal, sys\nsignal.signal(signal.SIGINT, lambda *_: os.write(1, b'GOT\\n'))\nprint('READY', flush=True)\n"
         "while True: print('LINE', sys.stdin.readline().strip(), flush=True)"
     )
     with sitting_at([*JOB_SHELL, *RUN, "-q", "--grace", "1", *more, "--", PY, "-c", code]) as terminal:
