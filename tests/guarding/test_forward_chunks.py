@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -135,3 +137,44 @@ def test_a_row_that_begins_with_padding_is_not_run_in_chunks(llama):
 def test_a_training_row_is_not_run_in_chunks(llama):
     with pytest.raises(torch.OutOfMemoryError):
         whole_and_in_parts(lambda: llama(**one_row()).logits, 0.6)
+
+
+def test_positions_that_follow_from_the_length_are_told():
+    model = made("LlamaForCausalLM", rope_scaling={"rope_type": "dynamic", "factor": 4.0}, max_position_embeddings=64)
+    assert why_not_in_chunks(model, one_row()) == "positions by dynamic change with the length of what is read at once"
+
+
+def test_a_type_of_model_that_nobody_has_compared_is_told():
+    """Between chunks a recurrent layer is handed another state than within one."""
+    model = made("MambaForCausalLM") if not hasattr(transformers, "JambaForCausalLM") else made("JambaForCausalLM")
+    assert why_not_in_chunks(model, one_row()) is not None
+
+
+def test_a_hook_of_the_users_would_see_chunks(llama):
+    hook = llama.model.layers[0].register_forward_hook(lambda *_: None)
+    try:
+        assert "would see the rows of each part" in why_not_in_chunks(llama, one_row())
+    finally:
+        hook.remove()
+
+
+def test_what_else_a_loss_is_given_belongs_to_the_whole_call(llama):
+    given = {**one_row(), "labels": one_row()["input_ids"], "num_items_in_batch": 10}
+    assert why_not_in_chunks(llama, given) == "the argument num_items_in_batch belongs to the loss of the whole call"
+
+
+def test_two_threads_leave_the_model_as_it_was(llama):
+    begun = threading.Barrier(2)
+
+    def call():
+        begun.wait()
+        for _ in range(3):
+            with torch.no_grad(), chunking(llama, 64):
+                llama(**one_row())
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "forward" not in vars(llama)

@@ -1,4 +1,4 @@
-"""Processors and criteria of the user's own: a part shows them all rows, each in its place, or is not run."""
+"""Functions of the user's own in ``generate``: prefixes get each row's place, processors and criteria keep the call whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from model_calls import ROWS, assert_same, made, padded, whole_and_in_parts  # noqa: E402
+from model_calls import assert_same, made, padded, whole_and_in_parts  # noqa: E402
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList  # noqa: E402
 
 GREEDY = {"do_sample": False, "max_new_tokens": 6}
@@ -63,13 +63,6 @@ class EndsAny(Ends):
         return torch.full((len(input_ids),), bool(super().__call__(input_ids, scores).any()))
 
 
-class EndsAll(Ends):
-    """Ends all rows when each has ended: one answer for the batch."""
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return bool(super().__call__(input_ids, scores).all())
-
-
 class Grammar:
     """Holds how often it was asked."""
 
@@ -97,14 +90,11 @@ def criteria(*own):
 @pytest.mark.parametrize(
     "own",
     [
-        lambda: processors(Favour(list(range(7, 7 + ROWS)))),
-        lambda: {**processors(Favour(list(range(7, 7 + 2 * ROWS)))), "num_beams": 2, "num_return_sequences": 2},
-        lambda: processors(transformers.TemperatureLogitsWarper(0.7), Favour([9])),
+        lambda: processors(transformers.TemperatureLogitsWarper(0.7)),
         lambda: {"prefix_allowed_tokens_fn": lambda row, ids: [7 + row, 8 + row, 45]},
         lambda: {"prefix_allowed_tokens_fn": lambda row, ids: [7 + row, 8 + row, 45], "num_beams": 2},
-        lambda: {**criteria(Ends()), "eos_token_id": 5},
     ],
-    ids=["by row", "by row and beam", "with one of transformers", "prefixes", "prefixes of beams", "criterion"],
+    ids=["one of transformers", "prefixes", "prefixes of beams"],
 )
 def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(llama, own):
     whole, parts, g = whole_and_in_parts(lambda: llama.generate(**padded(), **GREEDY, **own()))
@@ -116,33 +106,24 @@ def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(llama, own):
 @pytest.mark.parametrize(
     ("own", "reason"),
     [
-        (lambda: processors(Counts(list(range(7, 40)))), "Counts changes as it is called"),
-        (lambda: processors(Centres()), "Centres looks at other rows"),
-        (lambda: criteria(EndsAny()), "EndsAny looks at other rows"),
-        (lambda: criteria(EndsAll()), "EndsAll looks at other rows"),
+        (lambda: processors(Counts(list(range(7, 40)))), "Counts may look at other rows, or keep a state"),
+        (lambda: processors(transformers.TemperatureLogitsWarper(0.7), Centres()), "Centres may look at other rows"),
+        (lambda: criteria(EndsAny()), "EndsAny may look at other rows"),
         (lambda: {"prefix_allowed_tokens_fn": Grammar().allowed}, "allowed changes as it is called"),
         (lambda: {"prefix_allowed_tokens_fn": functools.partial(remembered, [])}, "changes as it is called"),
-        (lambda: processors(Favour(Unreadable([7]))), "what Favour holds cannot be read"),
+        (lambda: {"prefix_allowed_tokens_fn": functools.partial(remembered, Unreadable())}, "holds cannot be read"),
         (
             lambda: criteria(transformers.generation.stopping_criteria.MaxTimeCriteria(900)),
             "belongs to the whole batch",
         ),
     ],
-    ids=["counts", "centres", "any", "all", "a method", "a partial", "unreadable", "a clock"],
+    ids=["counts", "centres", "any", "a method", "a partial", "unreadable", "a clock"],
 )
 def test_what_hangs_on_more_is_told_and_not_run_in_parts(llama, own, reason):
     with pytest.raises(torch.OutOfMemoryError) as raised:
         whole_and_in_parts(lambda: llama.generate(**padded(), **{**GREEDY, "max_new_tokens": 24}, **own()))
 
     assert reason in "".join(raised.value.__notes__)
-
-
-def test_rows_that_go_on_until_the_last_one_ends_are_not_padded(llama):
-    """Without a token for the end a row that has ended goes on, and a part would not know for how long."""
-    options = {**GREEDY, "max_new_tokens": 40, **criteria(Ends())}
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        whole_and_in_parts(lambda: llama.generate(**padded(), **options))
-    assert "different shapes" in "".join(raised.value.__notes__)
 
 
 class Unreadable(list):

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
+
+from oomguard.engines.transformers.independence import why_rows_depend
+from oomguard.user_files import read_tables
 
 # Arguments that are cut along the tokens, or mean the same for each chunk; with any other tensor a call runs as it is.
 _ALONG_TOKENS: Final = frozenset({"input_ids", "inputs_embeds", "position_ids", "token_type_ids"})
@@ -14,31 +20,57 @@ _ALIKE: Final = frozenset({"cache_position", "past_key_values", "use_cache", "la
 # What has to be off: it would have to be put together along other axes.
 _STATES: Final = ("output_hidden_states", "output_attentions", "output_router_logits")
 _MASK_AXES: Final = 2
+_FILE: Final = Path(__file__).with_name("chunked_models.toml")
+_BY_LENGTH: Final = frozenset({"dynamic", "longrope", "su"})
+# A model's forward is replaced while it runs in chunks: one call at a time.
+_ONE_CALL: Final = threading.RLock()
 # How transformers names what reads on from its own tokens.
 _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 
 
 def why_not_in_chunks(model: Any, arguments: Mapping[str, Any]) -> str | None:
     """Return why a call of a model cannot be run over some tokens at a time; None where it can."""
+    return _why_not_model(model) or _why_not_arguments(model, arguments)
+
+
+def _why_not_model(model: Any) -> str | None:
     config: Any = getattr(model, "config", None)
-    name = type(model).__name__
+    name, family = type(model).__name__, str(getattr(config, "model_type", ""))
     reads_on = "past_key_values" in inspect.signature(type(model).forward).parameters
     if not name.endswith(_CAUSAL) or getattr(config, "is_encoder_decoder", True) or not reads_on:
         return f"{name} is not known to read its tokens one after the other, with a cache of those before"
     looks = [causal for module in model.modules() if isinstance(causal := getattr(module, "is_causal", None), bool)]
     if not looks or not all(looks):
         return f"{name} may look at tokens to come"
+    if family not in _families():
+        return f"models of the type {family or name} are not known to give the same in chunks"
+    if (kind := _rope_by_length(config)) is not None:
+        return f"positions by {kind} change with the length of what is read at once"
+    return why_rows_depend(model)
+
+
+def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
     for option in _STATES:
-        if arguments.get(option, getattr(config, option, False)):
+        if arguments.get(option, getattr(model.config, option, False)):
             return f"{option} is not put together along the tokens"
-    return next(
-        (
-            f"the argument {name} is not of tokens"
-            for name, value in arguments.items()
-            if not _is_of_tokens(name, value)
-        ),
-        None,
-    )
+    named = inspect.signature(type(model).forward).parameters
+    if arguments.get("labels") is not None and (loss := next((n for n in arguments if n not in named), None)):
+        return f"the argument {loss} belongs to the loss of the whole call"
+    strange = next((name for name, value in arguments.items() if not _is_of_tokens(name, value)), None)
+    return None if strange is None else f"the argument {strange} is not of tokens"
+
+
+@functools.cache
+def _families() -> frozenset[str]:
+    return frozenset(next(iter(read_tables("chunked", [_FILE]).values()))["model_types"])
+
+
+def _rope_by_length(config: Any) -> str | None:
+    """Return the kind of rotary positions whose angles follow from the length of a call, None for any other."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    each = [found, *found.values()] if isinstance(found, Mapping) else []
+    kinds = (one.get("rope_type", one.get("type")) for one in each if isinstance(one, Mapping))
+    return next((str(kind) for kind in kinds if kind in _BY_LENGTH), None)
 
 
 def _is_of_tokens(name: str, value: Any) -> bool:
@@ -59,6 +91,11 @@ def begins_padded(mask: Any) -> bool:
 @contextlib.contextmanager
 def chunking(model: Any, tokens: int) -> Iterator[None]:
     """Have every call of a model over more than ``tokens`` tokens run in chunks of as many, where that can be done."""
+    with _ONE_CALL:
+        yield from _replaced(model, tokens)
+
+
+def _replaced(model: Any, tokens: int) -> Iterator[None]:
     own, forward = vars(model).get("forward"), model.forward
     names = tuple(inspect.signature(type(model).forward).parameters)[1:]
 

@@ -12,7 +12,7 @@ from oomguard.engines.transformers.chunked_forward import chunking
 from oomguard.engines.transformers.in_chunks import generate_in_chunks
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_call import TracedCall
-from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, PROCESSORS, WholeView, why_not_viewed
+from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_viewed
 
 if TYPE_CHECKING:
     from oomguard.engines.transformers.draws import Draws
@@ -82,7 +82,7 @@ class GenerateCall:
         draws = Draws(began.states, rows, may_draw=not _is_overridden(model))
         # Features of sound and of images are no tokens: their second axis is a band or a channel.
         are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)
-        return cls(model, args, kwargs, rows, shape[1] if are_tokens else None, draws, began, WholeView(rows))
+        return cls(model, args, kwargs, rows, shape[1] if are_tokens else None, draws, began, WholeView())
 
     @staticmethod
     def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
@@ -157,7 +157,7 @@ class GenerateCall:
         media = self.media()
         assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
         several = max(self.option("num_return_sequences") or 1, beams := self.option("num_beams") or 1)
-        viewed = self.view.part(self.kwargs, start, stop, several // beams)
+        viewed = self.view.part(self.kwargs, start, several // beams)
         return args, {**kwargs, **media.part(self.kwargs, start, stop), **viewed}
 
     def media(self) -> Media | str:
@@ -212,13 +212,12 @@ class GenerateCall:
         returned = int(self.option("num_return_sequences") or 1)
         encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
         own = 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
-        noise = bool(self.option("do_sample")) + 4 * len(self.kwargs.get(PROCESSORS) or ())
-        if not noise:
+        if not self.option("do_sample"):
             return own
         config: Any = getattr(self.model, "config", None)
         vocabulary = int(getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", 0) or 0)
         beams = int(self.option("num_beams") or 1)
-        return own + 4 * noise * vocabulary * max(returned, beams)
+        return own + 4 * vocabulary * max(returned, beams)
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.engines.transformers.chunked_forward import begins_padded
 from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
 from oomguard.engines.transformers.media import Media
+from oomguard.engines.transformers.whole_view import why_not_viewed
 
 if TYPE_CHECKING:
     from oomguard.engines.transformers.generate import GenerateCall
@@ -54,7 +55,7 @@ def _why_not(call: GenerateCall) -> str | None:
         return "the cache in the result holds what the padding before a row says, which would change"
     if call.media() != Media({}):
         return "what stands beside the text is not processed in chunks"
-    return why_no_forward_in_chunks(call.model, {}) if _speculates(call) else None
+    return why_not_viewed(call.kwargs) or why_no_forward_in_chunks(call.model, {})
 
 
 def _why_not_again(call: GenerateCall, failed_in: Collection[str] | None) -> str | None:
