@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
 from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
+from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import mean_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_forward import TracedForward
@@ -51,6 +52,7 @@ class ForwardCall:
     found: list[str] = field(default_factory=list)
     chunk_tokens: int | None = None
     media: Media = field(default_factory=lambda: Media({}))
+    left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
@@ -88,9 +90,10 @@ class ForwardCall:
         return tuple(cut[name] for name in self.positional), {name: cut[name] for name in self.kwargs}
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return what has the model run over some tokens at a time, where the call is to be run so."""
-        del start, stop
-        return nullcontext() if self.chunk_tokens is None else chunking(self.model, self.chunk_tokens)
+        """Return what has the model run over some tokens at a time, where it is to, or leave what the whole call leaves."""
+        if self.chunk_tokens is not None:
+            return chunking(self.model, self.chunk_tokens)
+        return put_together(self.model, self.left, start, self.rows - stop)
 
     def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> ForwardCall | str:
         """Return the call over ``tokens`` tokens at a time, or why it gives another result so."""
