@@ -119,7 +119,8 @@ def _in_parts(
     if unread is not None and failed is None:
         return run_guarded(function, args, kwargs)  # the function itself says what is wrong with its arguments
     if unread is None:
-        outcome, mistake = run_guarded(SplitRun(current, function, rows).run, (failed,), {})
+        given = None if failed is None else [failed]
+        outcome, mistake = run_guarded(SplitRun(current, function, rows).run, (given,), {})
         if mistake is None:
             ended: tuple[Any, BaseException | None] = outcome
             return ended

@@ -64,18 +64,18 @@ class SplitRun:
 
     def run(
         self,
-        failed: BaseException | None = None,
+        failed: list[BaseException] | None = None,
         *,
         seconds: float | None = None,
         measured: Mapping[str, float] | None = None,
     ) -> tuple[Any, BaseException | None]:
         """Return the call's result and None, or None and the exception to raise.
 
-        ``failed`` is the exception of the whole call, where it has been run already, with what was seen of it.
+        ``failed`` holds the exception of the whole call, where it has been run already, and is emptied: no frame may keep it.
         """
-        self._first_error = failed
+        self._first_error = failed.pop() if failed else None
         self._peak_bytes, self._seconds = (measured or {}).get("peak_bytes"), seconds
-        if failed is None:
+        if self._first_error is None:
             self._begin()
         try:
             for _ in self._ledger.rounds():

@@ -119,7 +119,8 @@ def _whole(
     if unread is not None:
         return result, error
     if error is not None:
-        return SplitRun(owner, wrapped, call).run(error, seconds=took_s, measured=measured)
+        failed, error = [error], None  # a frame that names what its own exception holds is a cycle
+        return SplitRun(owner, wrapped, call).run(failed, seconds=took_s, measured=measured)
     owner.record(Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured))
     return result, None
 
@@ -160,7 +161,8 @@ def _run_often(
             return run_guarded(wrapped, given[1], given[2])
         add_note(failed, f"oomguard: not run in parts: {WHY_NOT if unread is None else unread}")
         return None, failed
-    outcome, error = run_guarded(SplitRun(owner, wrapped, call).run, (failed,), {})
+    given_up, failed = [] if failed is None else [failed], None
+    outcome, error = run_guarded(SplitRun(owner, wrapped, call).run, (given_up,), {})
     return outcome if error is None else (None, error)
 
 
