@@ -11,16 +11,10 @@ from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.call_model import FailedRows, model_of
 from oomguard.guarding.chunking import SETTING as CHUNK
 from oomguard.guarding.chunking import chunks_of, functions_of, tell_of
-from oomguard.guarding.failure import (
-    annotate,
-    clear,
-    facts_of,
-    in_phase,
-    run_guarded,
-    scan_error,
-)
+from oomguard.guarding.failure import annotate, clear, facts_of, in_phase, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.guarding.measured_rows import MeasuredRows
+from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.partial import Partial, leave_with
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
@@ -84,9 +78,12 @@ class SplitRun:
                 if self._attempt():
                     return self._joined()
             return None, self._given_up()
-        except BaseException:  # a stop, or our own mistake: what is done can be reached all the same
+        except BaseException as stop:  # or our own mistake: what is done can be reached all the same
             self._owner.ended((), self._partial())
-            raise
+            if self._first_error is None or not isinstance(stop, Exception):
+                raise
+            tell_of_mistake(stop, self._first_error)
+            return None, self._given_up()
         finally:
             # An exception holds its frames, whose callers hold this run: neither would go before a collection.
             self._first_error = None
