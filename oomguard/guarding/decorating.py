@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from oomguard.errors import SettingError, UsageError
 from oomguard.guarding.failure import run_guarded
 from oomguard.guarding.function_call import RowsCall
-from oomguard.guarding.split import SplitRun
+from oomguard.guarding.in_parts import in_parts
 from oomguard.guarding.watching import entered, in_force, inside_call, watch, watching
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.observe.exceptions import may_be_oom
@@ -119,12 +118,7 @@ def _in_parts(
     if unread is not None and failed is None:
         return run_guarded(function, args, kwargs)  # the function itself says what is wrong with its arguments
     if unread is None:
-        outcome, mistake = run_guarded(SplitRun(current, function, rows).run, (failed,), {})
-        if mistake is None:
-            ended: tuple[Any, BaseException | None] = outcome
-            return ended
-        logging.getLogger("oomguard").error("the call could not be split", exc_info=mistake)
-        failed = failed or mistake
+        return in_parts(current, function, rows, None if failed is None else [failed])
     assert failed is not None  # noqa: S101 - a call that could not be read has failed
     current.explain(failed)
     return None, failed

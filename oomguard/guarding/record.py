@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from oomguard.guarding.places import Place, place_for
@@ -20,6 +21,7 @@ class Record:
 
     def __init__(self, like: Any, rows: int, total: int, *, is_parked: bool) -> None:
         self._kind = type(like)
+        self._empty = _emptied(like) if isinstance(like, dict) else None
         self._names = list(like) if isinstance(like, dict) else list(range(len(like)))
         self._places: list[Place] = [
             place_for(like[name], rows, total, None, is_parked=is_parked) for name in self._names
@@ -56,5 +58,22 @@ class Record:
 
     def _made(self, fields: list[Any]) -> Any:
         if issubclass(self._kind, dict):
-            return self._kind(zip(self._names, fields, strict=True))
+            entries = zip(self._names, fields, strict=True)
+            if self._empty is None:
+                return self._kind(entries)
+            made = copy.copy(self._empty)
+            made.update(entries)
+            return made
         return self._kind(*fields) if hasattr(self._kind, "_fields") else self._kind(fields)
+
+
+def _emptied(like: dict[Any, Any]) -> dict[Any, Any] | None:
+    """Return an empty copy of a dict whose type is not made from entries (``defaultdict``); None of any other."""
+    kind: Any = type(like)
+    try:
+        kind(())
+    except Exception:  # noqa: BLE001 - a type of the user's
+        empty = copy.copy(like)
+        empty.clear()
+        return empty
+    return None

@@ -8,19 +8,14 @@ from typing import Any, Final
 from oomguard.attempting.ledger import Ledger
 from oomguard.diagnosing import default_rules
 from oomguard.engines.protocol import WatchedCall
+from oomguard.guarding.beginning import Generators, may_begin_in_parts
 from oomguard.guarding.call_model import FailedRows, model_of
 from oomguard.guarding.chunking import SETTING as CHUNK
 from oomguard.guarding.chunking import chunks_of, functions_of, tell_of
-from oomguard.guarding.failure import (
-    annotate,
-    clear,
-    facts_of,
-    in_phase,
-    run_guarded,
-    scan_error,
-)
+from oomguard.guarding.failure import annotate, clear, facts_of, in_phase, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.guarding.measured_rows import MeasuredRows
+from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.partial import Partial, leave_with
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
@@ -58,24 +53,25 @@ class SplitRun:
         self._room_bytes: float | None = None
         self._peak_bytes: float | None = None
         self._seconds: float | None = None
+        self._generators = Generators({})
         self._first_error: BaseException | None = None
         self._part_error: str | None = None
         self._incident: Incident | None = None
 
     def run(
         self,
-        failed: BaseException | None = None,
+        failed: list[BaseException] | None = None,
         *,
         seconds: float | None = None,
         measured: Mapping[str, float] | None = None,
     ) -> tuple[Any, BaseException | None]:
         """Return the call's result and None, or None and the exception to raise.
 
-        ``failed`` is the exception of the whole call, where it has been run already, with what was seen of it.
+        ``failed`` holds the exception of the whole call, where it has been run already, and is emptied: no frame may keep it.
         """
-        self._first_error = failed
+        self._first_error = failed.pop() if failed else None
         self._peak_bytes, self._seconds = (measured or {}).get("peak_bytes"), seconds
-        if failed is None:
+        if self._first_error is None:
             self._begin()
         try:
             for _ in self._ledger.rounds():
@@ -84,9 +80,12 @@ class SplitRun:
                 if self._attempt():
                     return self._joined()
             return None, self._given_up()
-        except BaseException:  # a stop, or our own mistake: what is done can be reached all the same
+        except BaseException as stop:  # or our own mistake: what is done can be reached all the same
             self._owner.ended((), self._partial())
-            raise
+            if self._first_error is None or not isinstance(stop, Exception):
+                raise
+            tell_of_mistake(stop, self._first_error)
+            return None, self._given_up()
         finally:
             # An exception holds its frames, whose callers hold this run: neither would go before a collection.
             self._first_error = None
@@ -96,6 +95,9 @@ class SplitRun:
         if not self._owner.known:
             return
         self._base_bytes, free = torch_memory.live_bytes(self._call.model) or 0, torch_memory.free_bytes()
+        if not may_begin_in_parts(self._call.kwargs):
+            return
+        self._generators = Generators.now()
         self._size = self._begun = self._owner.known.begin(self._call, free)
         self._ledger.settings["batch_size"] = self._size
         if (tokens := self._owner.known.chunk_tokens(self._call)) is not None:
@@ -112,8 +114,7 @@ class SplitRun:
         measured = {} if self._peak_bytes is None else {"peak_bytes": self._peak_bytes}
         incident = None if failed is None else self._explain(failed)
         error = "" if failed is None else self._part_error or type(failed).__name__
-        attempt = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
-        self._owner.record(attempt)
+        self._owner.record(self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured))
         if incident is not None:
             self._ledger.choose(incident, lambda name: name in {"batch_size", CHUNK})
         return failed is None
@@ -144,6 +145,7 @@ class SplitRun:
             return None
         self._not_in_chunks, self._call = f"in chunks it gave no such result: {why}", self._made
         self._ledger.settings.pop(CHUNK, None)
+        self._generators.put_back()
         return self._run_whole()
 
     def _run_parts(self) -> BaseException | None:
@@ -155,12 +157,10 @@ class SplitRun:
                 part, error = run_guarded(self._wrapped, *self._call.part(self._next_row, stop))
             peak = torch_memory.peak_bytes()
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
-            problem = None
-            if error is None:
-                problem = self._call.problem(part, rows)
-                if problem is None:
-                    problem, error = run_guarded(self._gathered.add, (part, rows), {})
-                del part
+            problem = None if error is not None else self._call.problem(part, rows)
+            if error is None and problem is None:
+                problem, error = run_guarded(self._gathered.add, (part, rows), {})
+            del part
             if problem is not None:
                 return self._as_it_was_made(problem)
             if error is not None and self._makes_room(error):
@@ -191,6 +191,7 @@ class SplitRun:
             self._owner.known.forget(self._call)
             self._gathered, self._next_row, self._part_error = Gathered(self._rows), 0, None
             self._size = self._rows
+            self._generators.put_back()
         return self._run_whole()
 
     def _makes_room(self, error: BaseException) -> bool:
@@ -215,8 +216,7 @@ class SplitRun:
     def _explain(self, error: BaseException) -> Incident | None:
         """Diagnose a failure and plan for it; None where it is no memory failure. The first one is what is raised in the end."""
         size = self._size if self._not_splittable is None else self._rows
-        in_force = {"batch_size": SettingInForce("batch_size", size, None, "given")}
-        scanned = scan_error(error, in_force)
+        scanned = scan_error(error, {"batch_size": SettingInForce("batch_size", size, None, "given")})
         failure = scanned.first_cause
         if failure is None:
             self._first_error, self._incident = error, None  # no memory failure: not ours to explain or to replace
@@ -280,8 +280,8 @@ class SplitRun:
             return None, self._given_up()
         failed = self._first_error is not None
         rows, chunk = self._measured.most_rows or self._rows, self._ledger.settings.get(CHUNK)
-        ran = self._owner.known.ran
-        ran(self._call, rows, self._measured.row_bytes or None, after_failure=failed, chunk_tokens=chunk)
+        row_bytes = self._measured.row_bytes or None
+        self._owner.known.ran(self._call, rows, row_bytes, after_failure=failed, chunk_tokens=chunk)
         self._owner.ended(tuple(self._ledger.attempts) if failed else (), None)
         return result, None
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 from oomguard.engines.known import watch_calls
 from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall, begun
 from oomguard.guarding.failure import add_note, run_guarded
+from oomguard.guarding.in_parts import in_parts, may_split, read_or_none
 from oomguard.guarding.owner import Owner
-from oomguard.guarding.split import SplitRun
 from oomguard.guarding.training import WHY_NOT
 from oomguard.incident import Attempt
 from oomguard.observe import torch_memory
@@ -80,12 +80,12 @@ def _watched(
                     # Only the last one counts, and it must not keep the others' inputs.
                     failed[-1][:] = [(raised, read(model, args, kwargs))]
             raise
-    if isinstance(read, ReadOverriding) and read(model, args, kwargs).not_splittable is not None:
+    if isinstance(read, ReadOverriding) and not may_split(read_or_none(read, model, args, kwargs)):
         return wrapped(*args, **kwargs)
     token = inside_call.set(True)
     try:
-        if guards[-1].known:
-            result, error = SplitRun(guards[-1], wrapped, read(model, args, kwargs)).run()
+        if guards[-1].known and (call := read_or_none(read, model, args, kwargs)) is not None:
+            result, error = in_parts(guards[-1], wrapped, call)
         else:
             result, error = _whole(guards[-1], read, wrapped, model, args, kwargs)
     finally:
@@ -111,15 +111,16 @@ def _whole(
     began_s = time.monotonic()
     read, unread = run_guarded(begun, (read, args, kwargs), {})
     result, error = run_guarded(wrapped, args, kwargs)
-    if unread is not None:
+    if unread is not None or (error is not None and not may_be_oom(error)):
         return result, error
     peak, took_s = torch_memory.peak_bytes(), time.monotonic() - began_s
     measured = {} if peak is None else {"peak_bytes": peak}
-    call, unread = run_guarded(read, (model, args, kwargs), {})
-    if unread is not None:
+    call = read_or_none(read, model, args, kwargs)
+    if call is None:
         return result, error
     if error is not None:
-        return SplitRun(owner, wrapped, call).run(error, seconds=took_s, measured=measured)
+        failed, error = [error], None  # a frame that names what its own exception holds is a cycle
+        return in_parts(owner, wrapped, call, failed, seconds=took_s, measured=measured)
     owner.record(Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured))
     return result, None
 
@@ -160,8 +161,8 @@ def _run_often(
             return run_guarded(wrapped, given[1], given[2])
         add_note(failed, f"oomguard: not run in parts: {WHY_NOT if unread is None else unread}")
         return None, failed
-    outcome, error = run_guarded(SplitRun(owner, wrapped, call).run, (failed,), {})
-    return outcome if error is None else (None, error)
+    given_up, failed = [] if failed is None else [failed], None
+    return in_parts(owner, wrapped, call, given_up)
 
 
 def _tell_of_thread() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import NamedTuple
 
 import pytest
@@ -26,6 +27,7 @@ def work(rows, make):
 
 MAKERS = {
     "dict": lambda values, names: {"values": values, "names": names},
+    "with a default": lambda values, names: collections.defaultdict(list, {"values": values, "names": names}),
     "tuple": lambda values, names: (values, values.int(), names),
     "named": Scored,
     "arrays": lambda values, names: {"values": values.numpy(), "names": tuple(names)},

@@ -1,0 +1,15 @@
+"""What is said of a mistake of ours that ends a run in parts."""
+
+from __future__ import annotations
+
+import logging
+
+from oomguard.guarding.failure import add_note
+
+
+def tell_of_mistake(mistake: BaseException, failure: BaseException | None) -> None:
+    """Log a mistake of ours, and note it in the call's own failure, where there is one."""
+    logging.getLogger("oomguard").error("the call could not be split", exc_info=mistake)
+    if failure is not None:
+        why = f"a mistake in oomguard: {type(mistake).__name__}: {mistake}"
+        add_note(failure, f"oomguard: not run in parts: {why}")

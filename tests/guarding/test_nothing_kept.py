@@ -1,0 +1,56 @@
+"""What a failure that was handled leaves behind: nothing, without a collection."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+import oomguard
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from model_calls import made, padded  # noqa: E402
+
+from oomguard.testing import limit_memory  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def llama():
+    model = made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@pytest.fixture
+def without_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def forward(model, batch):
+    with torch.no_grad():
+        return model(**batch).logits
+
+
+def generate(model, batch):
+    return model.generate(**batch, do_sample=False, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("call", [forward, generate])
+def test_after_a_handled_failure_neither_inputs_nor_the_result_are_kept(llama, call, without_collection):
+    with limit_memory("4 GiB") as device:
+        call(llama, padded())
+        capacity = int(device.peak_bytes * 0.6)
+
+    def used():
+        batch = padded()
+        with limit_memory(capacity), oomguard.guard() as g:
+            result = call(llama, batch)
+        assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", ""]
+        return [weakref.ref(value) for value in (*batch.values(), result)]
+
+    assert [kept() for kept in used()] == [None, None, None]
