@@ -10,7 +10,7 @@ from oomguard.guarding.in_parts import in_parts
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from model_calls import made, padded  # noqa: E402
-from transformers import LogitsProcessor, LogitsProcessorList  # noqa: E402
+from transformers import LogitsProcessor  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
 
@@ -38,14 +38,6 @@ class Own(LogitsProcessor):
         return scores
 
 
-class NeedsMore(LogitsProcessorList):
-    """A list that is not made of its entries."""
-
-    def __init__(self, *, bias):
-        super().__init__([Own()])
-        self.bias = bias
-
-
 @pytest.mark.parametrize(
     "options", [{"logits_processor": Own()}, {"num_beams": "2", "return_dict_in_generate": True}], ids=["one", "text"]
 )
@@ -58,11 +50,14 @@ def test_an_error_that_is_no_memory_failure_is_raised_as_without_a_guard(llama, 
     assert str(guarded.value) == str(bare.value)
 
 
-def test_a_failed_call_that_cannot_be_made_in_parts_raises_its_memory_failure(llama, small):
-    with oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as caught:
-        llama.generate(**padded(), **GREEDY, logits_processor=NeedsMore(bias=1))
+def test_a_failed_call_that_cannot_be_made_in_parts_raises_its_memory_failure(llama, small, monkeypatch):
+    from oomguard.engines.transformers.generate import GenerateCall
 
-    assert "a mistake in oomguard: TypeError" in "".join(caught.value.__notes__)
+    monkeypatch.setattr(GenerateCall, "part", lambda *_: 1 / 0)
+    with oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as caught:
+        llama.generate(**padded(), **GREEDY)
+
+    assert "a mistake in oomguard: ZeroDivisionError" in "".join(caught.value.__notes__)
 
 
 def test_a_later_call_that_cannot_be_read_runs_as_it_is(llama, small, monkeypatch):
