@@ -13,7 +13,7 @@ from typing import Any, Final
 from oomguard.facts import GIB, format_gib
 from oomguard.incident import PATCHED, Alternative, Effect, Incident, Patch
 from oomguard.memory.vllm.activations import peak_activation
-from oomguard.memory.vllm.encoder_profile import profile_encoder
+from oomguard.memory.vllm.encoder_profile import profile_encoder, uncut_tokens
 from oomguard.memory.vllm.exact_kv import exact_kv
 from oomguard.memory.vllm.failed_allocation import FailedAllocation
 from oomguard.memory.vllm.failed_start import FailedStart
@@ -133,7 +133,8 @@ class AllocationModel:
         start, least = self.failed.start, int(lever["least"])
         if setting != "max_num_batched_tokens" or start is None:
             return least
-        return max(least, start.settings.max_num_seqs or 0)  # a step has a token for every request
+        rows = start.settings.max_num_seqs or 0  # a step has a token for every request
+        return max(least, rows, uncut_tokens(start.model.encoder, start.settings))
 
     def _need(self, setting: str, value: int) -> float:
         """Return the bytes of the allocation and of all that is made along with it, under a value of one of its settings."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from oomguard.incident import Alternative, Incident, Patch
-from oomguard.memory.vllm.exact_kv import TOO_SMALL, ExactKv, chunks_prompts, pool_blocks
+from oomguard.memory.vllm.exact_kv import TOO_SMALL, ExactKv, may_shrink_steps, pool_blocks
 from oomguard.remedy.modelled_start import start_patch
 from oomguard.remedy.permitted import why_blocked
 from oomguard.remedy.policy import Policy
@@ -48,7 +48,7 @@ class KvModel:
             if override < fitting < self.cache.needed_blocks and longest:
                 yield "num_gpu_blocks_override", (int(override), int(fitting))
                 yield "max_model_len", (settings.max_model_len, longest)
-        elif pool is not None and chunks_prompts(incident):
+        elif pool is not None and may_shrink_steps(self.cache, incident):
             found = self.cache.step_and_length(pool)
             if found is not None:
                 yield "max_num_batched_tokens", (settings.max_num_batched_tokens, found[0])

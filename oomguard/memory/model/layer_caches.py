@@ -16,7 +16,7 @@ from oomguard.memory.model.json_file import mistakes_in, shown
 from oomguard.memory.model.layer_kinds import GEMMA4, MIMO, blocks_of_layers, is_searched, layer_kinds, window_tokens
 from oomguard.memory.model.shape import ModelShape, is_count
 
-Kind = Literal["full", "sliding", "chunked", "state"]
+Kind = Literal["full", "sliding", "chunked", "cross", "state"]
 
 _MLA_HEADS: Final = 1
 _FLOAT32_BYTES: Final = 4
@@ -32,7 +32,7 @@ class LayerCache:
 
     Attributes:
         index: the layer's number, by which it belongs to a pipeline stage.
-        kind: what it keeps.
+        kind: what it keeps; ``cross`` is what the encoder read, not the tokens of the request.
         token_bytes: bytes of one token in an attention layer.
         state_bytes: bytes of a recurrent state.
         window_tokens: the sliding window or the chunk.
@@ -73,7 +73,7 @@ def layer_caches(
         for index, part in kinds:
             if part == "none":
                 continue
-            if part in {"full", "sliding", "chunked"}:
+            if part in {"full", "sliding", "chunked", "cross"}:
                 found.append(_attention(shape, index, part, kv_element_bytes, tensor_parallel_size))  # type: ignore[arg-type]
                 found += _indexer(shape, index)
             else:

@@ -32,7 +32,7 @@ def not_read(shape: ModelShape) -> tuple[str, ...]:
 
 
 def layer_kinds(shape: ModelShape) -> tuple[str, ...]:
-    """Return each layer's kind in order: ``full``, ``sliding``, ``chunked``, a kind of state, ``none``, or two joined by ``+``.
+    """Return each layer's kind in order: ``full``, ``sliding``, ``chunked``, ``cross``, a kind of state, ``none``, or two joined by ``+``.
 
     Raises:
         ConfigError: the configuration names a kind that is not known, or kinds for another number of layers.
@@ -168,6 +168,11 @@ def _lfm2(shape: ModelShape) -> tuple[str, ...]:
     return tuple("full" if i in ids else "conv" for i in range(shape.layers))
 
 
+def _encoder_decoder(shape: ModelShape) -> tuple[str, ...]:
+    """Return decoders that attend to what came before and, across, to what the encoder read."""
+    return ("full+cross",) * shape.layers
+
+
 def _by_numbers(shape: ModelShape) -> tuple[str, ...]:
     """Read a pattern of 1 for a window and 0 for full attention (vllm/model_executor/models/mimo_v2.py, 0.32)."""
     pattern = shape.config["hybrid_layer_pattern"]
@@ -238,4 +243,5 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
     "lfm2": _lfm2,
+    "encoder_decoder": _encoder_decoder,
 }

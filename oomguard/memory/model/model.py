@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.errors import ConfigError, SettingError
+from oomguard.memory.model.audio_encoder import read_audio_encoder
 from oomguard.memory.model.drafts import Speculation, read_speculation
+from oomguard.memory.model.encoder import Encoder
 from oomguard.memory.model.files import ModelFiles, find_model
 from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.json_file import shown
@@ -14,7 +16,7 @@ from oomguard.memory.model.layer_kinds import not_read
 from oomguard.memory.model.parameters import built_on_meta, completed, counted, well_counted
 from oomguard.memory.model.quantized import loaded, quantized
 from oomguard.memory.model.shape import DTYPE_BYTES, ModelShape, count_of, read_shape, text_part
-from oomguard.memory.model.vision_encoder import VisionEncoder, read_vision_encoder
+from oomguard.memory.model.vision_encoder import read_vision_encoder
 
 # Numbers that a published file may leave to its family's default.
 _OFTEN_LEFT_OUT: Final = (
@@ -41,7 +43,7 @@ class Model:
         weights_uncertainty_ratio: by how much the bytes of the parameters may be off.
         speculation: how it drafts, None where it does not.
         draft: the draft model.
-        encoder: the vision encoder, None where it has none or its numbers are not given.
+        encoder: the encoder of images or audio, None where it has none or its numbers are not given.
     """
 
     name: str
@@ -52,7 +54,7 @@ class Model:
     weights_uncertainty_ratio: float = 0.0
     speculation: Speculation | None = None
     draft: Model | None = None
-    encoder: VisionEncoder | None = None
+    encoder: Encoder | None = None
 
 
 def read_model(
@@ -79,10 +81,12 @@ def read_model(
     return replace(found, speculation=speculation, draft=draft, encoder=_encoder(model, found.shape))
 
 
-def _encoder(model: ModelFiles, shape: ModelShape) -> VisionEncoder | None:
-    """Read the vision encoder from the file, with its family's defaults where the file leaves its numbers out."""
+def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
+    """Read the encoder from the file, with its family's defaults where the file leaves its numbers out."""
     if not shape.has_encoder:
         return None
+    if (audio := read_audio_encoder(model.config, shape.hidden)) is not None:
+        return audio
     found = read_vision_encoder(model.config, model.processor, shape.hidden)
     return found or read_vision_encoder(completed(model.config), model.processor, shape.hidden)
 

@@ -99,10 +99,12 @@ def _without_code(value: Any) -> Any:
 
 def _build(shape: ModelShape) -> Iterator[Parameter]:
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSpeechSeq2Seq
 
     kind, whole = AutoModelForCausalLM, dict(shape.config)
-    if shape.has_encoder:  # tied by the language model's part, whatever the outer class defaults to
+    if shape.model_type in FAMILIES["encoder_decoder"]:
+        kind, whole = AutoModelForSpeechSeq2Seq, dict(shape.outer)
+    elif shape.has_encoder:  # tied by the language model's part, whatever the outer class defaults to
         kind, whole = AutoModelForImageTextToText, {**shape.outer, "tie_word_embeddings": _tied(shape)}
     whole["model_type"] = str(whole.get("model_type") or shape.model_type)
     with torch.device("meta"):

@@ -89,14 +89,25 @@ def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelSha
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a configuration; all of it where there is only one part."""
+    """Return the language model's part of a configuration; all of it where there is only one part.
+
+    Of a model of an encoder and a decoder that is the decoder, its numbers under the names that all decoders have.
+    """
     part = config
     while True:
         names = (name for name in FAMILIES["names"]["text_parts"] if isinstance(part.get(name), Mapping))
         inner = next((part[name] for name in names), None)
         if inner is None:
-            return part
+            return _decoder(part)
         part = inner
+
+
+def _decoder(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    kind = config.get("model_type")
+    both = FAMILIES["encoder_decoder"].get(kind) if isinstance(kind, str) else None
+    if both is None:
+        return config
+    return {**config, **{name: config[own] for name, own in both["decoder"].items() if own in config}}
 
 
 def _model_type(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str:

@@ -1,15 +1,15 @@
 """The vision encoder of a model, read from its configuration: widths, and the patches and tokens of its largest image.
 
-Sources: the fields of the published configurations, and vLLM's own reading of them in vllm/model_executor/models (0.32). The
-encoders of audio are not read.
+Sources: the fields of the published configurations, and vLLM's own reading of them in vllm/model_executor/models (0.32). Audio:
+audio_encoder.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from oomguard.memory.model.encoder import Encoder
 from oomguard.memory.model.shape import is_count
 
 _PLAIN_TENSORS, _PRODUCT_TENSORS = 2, 3
@@ -21,26 +21,7 @@ _NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "m
 _LARGEST_TOKENS: Final = 16_384
 
 
-@dataclass(frozen=True, slots=True)
-class VisionEncoder:
-    """An encoder's widths in elements, the tokens that its largest image becomes, and the patches behind each token.
-
-    ``mlp_tensors`` counts the tensors of the MLP's width that live at once: two, or three where the activation is gated or a
-    product. ``output_width`` is the width of its outputs, the language model's.
-    """
-
-    width: int
-    mlp_width: int
-    mlp_tensors: int
-    patches_per_token: int
-    tokens_per_image: int
-    output_width: int
-    takes_video: bool
-
-
-def read_vision_encoder(
-    config: Mapping[str, Any], processor: Mapping[str, Any], output_width: int
-) -> VisionEncoder | None:
+def read_vision_encoder(config: Mapping[str, Any], processor: Mapping[str, Any], output_width: int) -> Encoder | None:
     """Read the vision encoder from a model's whole configuration and that of its image processor.
 
     Return None where the model has no vision encoder, or where the configuration leaves out a number that it needs.
@@ -74,7 +55,7 @@ def read_vision_encoder(
         largest = _largest_pixels(processor)
         tokens = _LARGEST_TOKENS if largest is None else largest // (patch * merge) ** 2
     tensors = _PRODUCT_TENSORS if str(activation) in _PRODUCTS else _PLAIN_TENSORS
-    return VisionEncoder(width, mlp, tensors, merged, max(1, tokens), output_width, "video_token_id" in config)
+    return Encoder(width, mlp, tensors, merged, max(1, tokens), output_width, "video_token_id" in config)
 
 
 def _largest_pixels(processor: Mapping[str, Any]) -> int | None:

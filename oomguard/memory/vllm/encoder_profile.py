@@ -1,8 +1,8 @@
-"""What the vision encoder takes while vLLM profiles it: as many images as a step's tokens allow, all at once.
+"""What the encoder of images or audio takes while vLLM profiles it: as many images as a step's tokens allow, all at once.
 
 Per patch ``4.6 * H + k * I`` elements, with H the encoder's width, I its MLP's and k the tensors of that width that live at
 once. Counted by running vLLM 0.32's own encoders of CLIP (4.85), SigLIP (4.55) and Qwen2-VL (4.33) on the CPU with two layers;
-vllm/multimodal/encoder_budget.py decides how many images. Audio and video are not counted.
+vllm/multimodal/encoder_budget.py decides how many images, or audios for Whisper. Other audio and video are not counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import format_gib
-from oomguard.memory.model.vision_encoder import VisionEncoder
+from oomguard.memory.model.encoder import Encoder
 from oomguard.memory.vllm.start import VllmSettings
 
 NO_IMAGES: Final = '{"image": 0, "video": 0}'
@@ -25,16 +25,16 @@ _UNCERTAINTY_RATIO: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class EncoderProfile:
-    """Bytes at the encoder's peak, and of its outputs, which stay while vLLM profiles the language model."""
+    """How many items are profiled at once, bytes at the encoder's peak, and of its outputs, which stay for the language model's."""
 
-    images: int
-    tokens_per_image: int
+    items: int
+    tokens_per_item: int
     peak_bytes: int
     outputs_bytes: int
 
     def __str__(self) -> str:
         """Return the sentence that a budget lists among its assumptions."""
-        return f"profiled with {self.images} of {self.tokens_per_image} tokens each, {format_gib(self.peak_bytes)} at the peak"
+        return f"profiled with {self.items} of {self.tokens_per_item} tokens each, {format_gib(self.peak_bytes)} at the peak"
 
     @property
     def uncertainty_bytes(self) -> int:
@@ -42,8 +42,8 @@ class EncoderProfile:
         return round(_UNCERTAINTY_RATIO * self.peak_bytes)
 
 
-def profile_encoder(encoder: VisionEncoder, settings: VllmSettings, element_bytes: int) -> EncoderProfile | None:
-    """Profile a vision encoder on one rank; return None where prompts may have no images.
+def profile_encoder(encoder: Encoder, settings: VllmSettings, element_bytes: int) -> EncoderProfile | None:
+    """Profile an encoder on one rank; return None where prompts may have nothing for it.
 
     Args:
         encoder: the encoder by the model's configuration.
@@ -53,23 +53,33 @@ def profile_encoder(encoder: VisionEncoder, settings: VllmSettings, element_byte
     Raises:
         SettingError: ``limit_mm_per_prompt`` is not a limit that vLLM takes.
     """
-    per_prompt = images_per_prompt(settings.limit_mm_per_prompt, encoder)
+    per_prompt = items_per_prompt(settings.limit_mm_per_prompt, encoder)
     if per_prompt == 0:
         return None
-    each = encoder.tokens_per_image
+    each = encoder.tokens_per_item
     budget = max(settings.max_num_batched_tokens or 0, each)
     if settings.max_model_len is not None:
         per_prompt = max(1, min(per_prompt, settings.max_model_len // each))
-    images = max(1, min(budget // each, (settings.max_num_seqs or 1) * per_prompt))
+    items = max(1, min(budget // each, (settings.max_num_seqs or 1) * per_prompt))
     mlp = -(-encoder.mlp_width // settings.tensor_parallel_size)
     elements = _ELEMENTS_OF_WIDTH * encoder.width + encoder.mlp_tensors * mlp
-    outputs = images * each * encoder.output_width * element_bytes
-    peak = round(images * each * encoder.patches_per_token * elements * element_bytes) + outputs
-    return EncoderProfile(images, each, peak, outputs)
+    outputs = items * each * encoder.output_width * element_bytes
+    peak = round(items * each * encoder.patches_per_token * elements * element_bytes) + outputs
+    return EncoderProfile(items, each, peak, outputs)
 
 
-def images_per_prompt(limits: str | None, encoder: VisionEncoder) -> int:
-    """Return the most images or videos that a prompt may have under ``limit_mm_per_prompt``; raises SettingError for a bad limit."""
+def uncut_tokens(encoder: Encoder | None, settings: VllmSettings) -> int:
+    """Return what a step must hold whole: the longest audio and the longest request where a decoder attends across, else 0.
+
+    Source: vllm/config/scheduler.py, which takes chunks from encoder-decoder models, and vllm/v1/core/encoder_cache_manager.py (0.32).
+    """
+    if encoder is None or encoder.in_prompt:
+        return 0
+    return max(encoder.tokens_per_item, settings.max_model_len or 0)
+
+
+def items_per_prompt(limits: str | None, encoder: Encoder) -> int:
+    """Return the most images, videos or audios of a prompt under ``limit_mm_per_prompt``; raises SettingError for a bad limit."""
     if limits is None:
         return _MOST_PER_PROMPT
     try:
@@ -80,7 +90,7 @@ def images_per_prompt(limits: str | None, encoder: VisionEncoder) -> int:
     if any(value < 0 for value in counts.values()):
         raise SettingError(f"limit_mm_per_prompt is {limits!r}, with a count below 0")
     videos = counts.get("video", _MOST_PER_PROMPT) if encoder.takes_video else 0
-    return max(counts.get("image", _MOST_PER_PROMPT), videos)
+    return max(counts.get(encoder.modality, _MOST_PER_PROMPT), videos)
 
 
 def _limit(value: Any) -> Any:

@@ -16,7 +16,7 @@ from oomguard.facts import GIB, Fact, format_gib, format_rounded
 from oomguard.incident import Incident
 from oomguard.memory.model.model import Model
 from oomguard.memory.vllm.defaults import most_default_rows, with_defaults
-from oomguard.memory.vllm.encoder_profile import images_per_prompt
+from oomguard.memory.vllm.encoder_profile import items_per_prompt, uncut_tokens
 from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
 from oomguard.memory.vllm.kv_layout import KvLayout
 from oomguard.memory.vllm.refusals import refuse_impossible
@@ -38,7 +38,7 @@ class ExactKv:
         model: the model.
         settings: vLLM's settings, filled in.
         caches: the layout and the layers of each stage.
-        fewest_step_tokens: what a step holds at least: a token for every request that may run.
+        fewest_step_tokens: what a step holds at least: a token for every request that may run, and what may not be cut.
     """
 
     model: Model
@@ -66,10 +66,10 @@ class ExactKv:
         """The tokens of one image of the largest size, None where prompts have no images or the model does not tell it."""
         encoder = self.model.encoder
         try:
-            takes = encoder is not None and images_per_prompt(self.settings.limit_mm_per_prompt, encoder) > 0
+            takes = encoder is not None and items_per_prompt(self.settings.limit_mm_per_prompt, encoder) > 0
         except SettingError:  # limits of a form that only the engine reads
             return None
-        return encoder.tokens_per_image if encoder is not None and takes else None
+        return encoder.tokens_per_item if encoder is not None and encoder.in_prompt and takes else None
 
     @property
     def needed_blocks(self) -> int:
@@ -158,9 +158,8 @@ def exact_kv(start: FailedStart) -> ExactKv | None:
     settings = with_defaults(start.settings, start.model.shape, [])
     try:
         refuse_impossible(settings, start.model.shape)
-        found = ExactKv(
-            start.model, settings, start_caches(start.model, settings), most_default_rows(start.settings, settings)
-        )
+        fewest = max(most_default_rows(start.settings, settings), uncut_tokens(start.model.encoder, settings))
+        found = ExactKv(start.model, settings, start_caches(start.model, settings), fewest)
     except OomguardError:
         return None
     return found if found.block_bytes > 0 and found.layout.request_blocks() > 0 else None
@@ -204,7 +203,7 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         if fits_itself or pool_bytes // found.block_bytes < found.needed_blocks:
             new["fitting_block_tokens"] = found.block_tokens(pool_bytes, any_length=fits_itself)
     if incident.kind == TOO_SMALL and pool is not None:
-        if chunks_prompts(incident):
+        if may_shrink_steps(found, incident):
             new["fitting_step_tokens"] = found.step_tokens(pool)
         if "estimated_max_model_len_tokens" not in facts:
             new["estimated_max_model_len_tokens"] = found.longest(pool) or None
@@ -223,8 +222,10 @@ def _fits_the_length(incident: Incident) -> bool:
     return (incident.number("max_model_len_tokens") or 0) <= 0
 
 
-def chunks_prompts(incident: Incident) -> bool:
-    """Return whether a step may hold a part of a prompt, so that it may be made smaller than a prompt."""
+def may_shrink_steps(found: ExactKv, incident: Incident) -> bool:
+    """Return whether steps may be made smaller: they hold parts of prompts, or it is known what they must hold whole."""
+    if found.model.encoder is not None and not found.model.encoder.in_prompt:
+        return True
     chunked = incident.settings.get("enable_chunked_prefill")
     return chunked is None or chunked.value is not False
 

@@ -197,7 +197,7 @@ def _nearest(parameters: Iterable[Parameter], elements: float) -> int:
 
 
 def _of_encoder(start: FailedStart) -> dict[str, int]:
-    """Return the images that the start profiles at once, the patches of one, and the widths of their encoder."""
+    """Return the images or audios that the start profiles at once, the patches of one, and the widths of their encoder."""
     from oomguard.memory.vllm.encoder_profile import profile_encoder
 
     encoder = start.model.encoder
@@ -207,11 +207,10 @@ def _of_encoder(start: FailedStart) -> dict[str, int]:
         return {}
     if encoder is None or profile is None:
         return {}
-    patches = profile.tokens_per_image * encoder.patches_per_token
+    patches = profile.tokens_per_item * encoder.patches_per_token
     return {
-        "images": profile.images,
-        "patches": patches,
-        "patches_and_class": patches + 1,
+        f"{encoder.modality}s": profile.items,
+        **({"patches": patches, "patches_and_class": patches + 1} if encoder.in_prompt else {"frames": patches}),
         "encoder_width": encoder.width,
         "encoder_mlp": encoder.mlp_width,
     }

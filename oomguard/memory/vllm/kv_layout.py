@@ -2,8 +2,8 @@
 
 All groups draw equal blocks from one pool, so a model with several kinds of layers holds fewer tokens than the sum over its
 layers. Source: get_kv_cache_groups, unify_kv_cache_spec_page_size, get_kv_cache_config_from_groups and
-get_max_concurrency_for_kv_cache_config in vllm/v1/core/kv_cache_utils.py (0.32; kv_cache_planning.py in 0.33), and
-Platform._align_hybrid_block_size in vllm/platforms/interface.py.
+get_max_concurrency_for_kv_cache_config in vllm/v1/core/kv_cache_utils.py (0.32; kv_cache_planning.py in 0.33), CrossAttentionSpec in
+vllm/v1/kv_cache_interface.py, and Platform._align_hybrid_block_size in vllm/platforms/interface.py.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _LATENT_HYBRID_TOKENS: Final = 128
 class KvSettings:
     """What the layout depends on: tokens a block, the longest request, tokens in flight, draft tokens a step.
 
+    ``encoded_tokens`` is what layers that attend across keep for one request: vLLM takes a step's tokens for it.
     With ``cached_states`` prefixes are cached, and a request also keeps the state before its last block.
     """
 
@@ -32,6 +33,7 @@ class KvSettings:
     in_flight_tokens: int
     cached_states: bool = False
     draft_tokens: int = 0
+    encoded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Group:
         length = settings.max_model_len
         if self.kind == "state":
             return settings.draft_tokens + (2 + self.checkpoints if settings.cached_states else 1)
+        if self.kind == "cross":
+            return -(-settings.encoded_tokens // self.block_tokens)
         if self.kind == "sliding":
             held = min(self.window_tokens - 1 + settings.in_flight_tokens, length)
             return -(-held // self.block_tokens) + 1  # a window need not begin where a block does

@@ -37,7 +37,7 @@ class _Parts:
     weights: StartWeights
     caches: StartCaches
     fixed: FixedParts
-    images: EncoderProfile | None
+    encoder: EncoderProfile | None
 
 
 def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
@@ -106,12 +106,12 @@ def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
         weights,
         start_caches(model, settings),
         fixed_parts(settings, model.shape),
-        _images(model, settings, assumed),
+        _encoder(model, settings, assumed),
     )
 
 
-def _images(model: Model, settings: VllmSettings, assumed: list[str]) -> EncoderProfile | None:
-    """Profile the vision encoder and record the result as an assumption; None if absent or disabled."""
+def _encoder(model: Model, settings: VllmSettings, assumed: list[str]) -> EncoderProfile | None:
+    """Profile the encoder and record the result as an assumption; None if absent or disabled."""
     if not model.shape.has_encoder or settings.device == "cpu":
         return None
     if model.encoder is None:
@@ -119,7 +119,8 @@ def _images(model: Model, settings: VllmSettings, assumed: list[str]) -> Encoder
         return None
     found = profile_encoder(model.encoder, settings, model.shape.dtype_bytes)
     if found is not None:
-        assumed.append(f"images: {found}; audio and video are not counted")
+        others = "audio and video are" if model.encoder.modality == "image" else "video is"
+        assumed.append(f"{model.encoder.modality}s: {found}; {others} not counted")
     return found
 
 
@@ -132,7 +133,7 @@ def _prompt_logprobs(model: Model, settings: VllmSettings) -> int:
 
 def _peak(parts: _Parts, number: int) -> Peak:
     """Return the activation peak of a stage: the language model's beside the encoder's outputs, or the encoder's own."""
-    settings, images = parts.settings, parts.images
+    settings, encoder = parts.settings, parts.encoder
     peak = peak_activation(
         parts.model.shape,
         settings.version,
@@ -142,9 +143,9 @@ def _peak(parts: _Parts, number: int) -> Peak:
         first_stage=number == 0,
         last_stage=number == settings.pipeline_parallel_size - 1,
     )
-    if images is not None and number == 0:
-        larger = max(images.peak_bytes, peak.bytes + images.outputs_bytes)
-        uncertainty = images.uncertainty_bytes if larger == images.peak_bytes else peak.uncertainty_bytes
+    if encoder is not None and number == 0:
+        larger = max(encoder.peak_bytes, peak.bytes + encoder.outputs_bytes)
+        uncertainty = encoder.uncertainty_bytes if larger == encoder.peak_bytes else peak.uncertainty_bytes
         peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
     corrected = settings.peak_activation_ratio * peak.bytes
     beyond = 0 if settings.correction is None else settings.correction.peak_activation_bytes

@@ -38,7 +38,7 @@ class StartCaches:
 
     def token_bytes(self, layers: Collection[int]) -> int:
         """Return the bytes of one token in ``layers``; sliding and chunked layers keep only the last of them."""
-        return sum(cache.token_bytes for cache in self.caches if cache.index in layers)
+        return sum(c.token_bytes for c in self.caches if c.index in layers and c.kind != "cross")
 
 
 def start_caches(model: Model, settings: VllmSettings) -> StartCaches:
@@ -105,6 +105,7 @@ def _kv_settings(model: Model, settings: VllmSettings, caches: tuple[LayerCache,
         _steps_in_flight(settings, model.shape) * (settings.max_num_batched_tokens or 0),
         cached,
         0 if model.speculation is None else model.speculation.tokens,
+        settings.max_num_batched_tokens or 0,
     )
 
 

@@ -74,7 +74,7 @@ INTERN = {
 def test_an_encoder_is_read_from_its_family_s_fields(config, tokens, patches, tensors, width):
     found = read_vision_encoder(config, {}, 2048)
     assert found is not None
-    assert (found.tokens_per_image, found.patches_per_token, found.mlp_tensors, found.width) == (
+    assert (found.tokens_per_item, found.patches_per_token, found.mlp_tensors, found.width) == (
         tokens,
         patches,
         tensors,
@@ -83,8 +83,8 @@ def test_an_encoder_is_read_from_its_family_s_fields(config, tokens, patches, te
 
 
 def test_the_processor_says_how_large_an_image_can_be():
-    assert read_vision_encoder(QWEN25, {"max_pixels": 28 * 28 * 1280}, 2048).tokens_per_image == 1280
-    assert read_vision_encoder(QWEN25, {"size": {"longest_edge": 28 * 28 * 900}}, 2048).tokens_per_image == 900
+    assert read_vision_encoder(QWEN25, {"max_pixels": 28 * 28 * 1280}, 2048).tokens_per_item == 1280
+    assert read_vision_encoder(QWEN25, {"size": {"longest_edge": 28 * 28 * 900}}, 2048).tokens_per_item == 900
 
 
 @pytest.mark.parametrize(

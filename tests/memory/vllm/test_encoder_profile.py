@@ -50,12 +50,12 @@ GEMMA3 = {
 def test_a_published_start_of_qwen2_5_vl_3b_is_met():
     """4.06 GiB with two images of 16384 tokens: 32768 tokens in one step of vLLM 0.7 to 0.9, two images of the largest size."""
     found = profile_encoder(read_vision_encoder(QWEN25, {}, 2048), replace(SETTINGS, max_num_batched_tokens=32768), 2)
-    assert (found.images, found.tokens_per_image) == (2, 16384)
+    assert (found.items, found.tokens_per_item) == (2, 16384)
     assert found.peak_bytes / GIB == pytest.approx(4.06, rel=0.05)
 
 
 def test_an_image_larger_than_a_step_is_profiled_all_the_same():
-    assert profile_encoder(read_vision_encoder(QWEN25, {}, 2048), SETTINGS, 2).images == 1
+    assert profile_encoder(read_vision_encoder(QWEN25, {}, 2048), SETTINGS, 2).items == 1
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_an_image_larger_than_a_step_is_profiled_all_the_same():
 )
 def test_the_limit_of_a_prompt_bounds_the_images_of_a_step(limits, images):
     encoder = read_vision_encoder({**GEMMA3, "video_token_id": 1}, {}, 2560)
-    assert profile_encoder(encoder, replace(SETTINGS, max_num_seqs=2, limit_mm_per_prompt=limits), 2).images == images
+    assert profile_encoder(encoder, replace(SETTINGS, max_num_seqs=2, limit_mm_per_prompt=limits), 2).items == images
 
 
 def test_no_prompt_holds_more_images_than_its_length():
     """Two requests of 600 tokens hold two images of 256 each, though a step of 8192 tokens would hold 32."""
     asked = replace(SETTINGS, max_num_seqs=2, max_model_len=600)
-    assert profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), asked, 2).images == 4
+    assert profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), asked, 2).items == 4
 
 
 def test_no_images_are_no_profile():

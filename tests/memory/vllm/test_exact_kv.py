@@ -278,3 +278,29 @@ def test_a_floor_on_the_step_leaves_the_length_alone_the_remedy(too_small):
 
 
 TOLD = (("max_num_batched_tokens", ""), ("max_model_len", "_tokens"))
+
+
+def test_a_decoder_that_attends_across_gets_a_smaller_step_but_never_less_than_one_audio(too_small):
+    """vLLM keeps a step's tokens of audio for each request; 59 blocks of 128 are left beside the decoder's own 4 and the engine's."""
+    whisper = {
+        "model_type": "whisper",
+        "d_model": 128,
+        "encoder_layers": 1,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 256,
+        "decoder_ffn_dim": 256,
+        "vocab_size": 1024,
+        "num_mel_bins": 80,
+        "max_source_positions": 1500,
+        "max_target_positions": 448,
+        "is_encoder_decoder": True,
+        "torch_dtype": "float16",
+    }
+    block = 2 * CPU_BLOCK_TOKENS * 2 * 128 * 2
+    asked = {"max_num_batched_tokens": 32768, "max_num_seqs": 8, "max_model_len_tokens": 448}
+    found = planned(too_small(whisper, {"kv_cache_memory_bytes": 64 * block, "enable_chunked_prefill": False}, **asked))
+    assert values(found)["max_num_batched_tokens"] == 59 * CPU_BLOCK_TOKENS
+    tiny = planned(too_small(whisper, {"kv_cache_memory_bytes": 10 * block}, **asked))
+    assert "max_num_batched_tokens" not in values(tiny)

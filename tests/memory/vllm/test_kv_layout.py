@@ -131,3 +131,11 @@ def test_the_longest_request_fits_and_one_token_more_does_not(layers, pool, limi
 
     assert longest == 0 or layout.fits(pool, longest)
     assert longest == limit or not layout.fits(pool, longest + 1)
+
+
+def test_what_an_encoder_read_is_kept_for_a_step_s_tokens_beside_the_request_s_own():
+    """The real vLLM 0.32 starts a Whisper of two layers with 261 blocks at a step of 32768: 256, the decoder's 4 and its own."""
+    caches = [LayerCache(i, kind, token_bytes=512) for i in range(2) for kind in ("full", "cross")]
+    layout = lay_out(caches, KvSettings(128, 448, 32768, encoded_tokens=32768))
+    assert layout.request_blocks() == 256 + 4
+    assert layout.block_bytes() == 2 * 128 * 512

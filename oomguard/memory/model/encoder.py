@@ -1,0 +1,32 @@
+"""An encoder of images or audio beside the language model: its widths, and the tokens of the largest thing that it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """An encoder's widths in elements, the tokens that its largest item becomes, and the patches behind each token.
+
+    Attributes:
+        width: elements of a patch between its layers.
+        mlp_width: elements of a patch inside the MLP.
+        mlp_tensors: tensors of that width that live at once: two, or three where the activation is gated or a product.
+        patches_per_token: patches, or frames of audio, behind each token.
+        tokens_per_item: tokens of the largest image, or of the longest audio.
+        output_width: the width of its outputs, the language model's.
+        takes_video: whether a prompt may have videos too.
+        modality: what it reads, ``image`` or ``audio``, by vLLM's name in ``limit_mm_per_prompt``.
+        in_prompt: whether its tokens are part of the prompt; a decoder that attends across keeps them apart.
+    """
+
+    width: int
+    mlp_width: int
+    mlp_tensors: int
+    patches_per_token: int
+    tokens_per_item: int
+    output_width: int
+    takes_video: bool = False
+    modality: str = "image"
+    in_prompt: bool = True
