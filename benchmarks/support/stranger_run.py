@@ -32,7 +32,7 @@ def observe(case: dict[str, Any]) -> dict[str, Any]:
         folder = Path(temporary)
         journal = folder / "journal.sqlite3"
         command = [*oomguard_command(), "run", "--journal", str(journal), *case["allow"], "--", *case["command"]]
-        seen, stdout, stderr = _seen(command, case, folder)
+        seen, stdout, stderr = run_case(command, case, folder)
         seen |= _journalled(journal)
         lines = stdout.splitlines()
         seen["printed"] = [line[:200] for line in lines if re.match(r"[A-Z-]+( \w+)? \d+$", line)]  # what scripts tell
@@ -44,14 +44,17 @@ def observe(case: dict[str, Any]) -> dict[str, Any]:
 def start(case: dict[str, Any], command: list[str]) -> dict[str, Any]:
     """Run a command in a case's place, without oomguard; no process of it is left."""
     with tempfile.TemporaryDirectory() as temporary:
-        return _seen(command, case, Path(temporary))[0]
+        return run_case(command, case, Path(temporary))[0]
 
 
-def _seen(command: list[str], case: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str, str]:
+def run_case(
+    command: list[str], case: dict[str, Any], folder: Path, env: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], str, str]:
+    """Run a command in a case's place, with variables beside the case's own; return what was seen, and both streams."""
     make_folder(case, folder / "work")
     mark = uuid.uuid4().hex
     began = time.monotonic()
-    seen = _run(command, case, folder, {**_environment(case, folder), MARK: mark}, mark)
+    seen = _run(command, case, folder, {**_environment(case, folder), **(env or {}), MARK: mark}, mark)
     seen["seconds"] = round(time.monotonic() - began, 1)
     stdout, stderr = (_ANSI.sub("", (folder / name).read_text(errors="replace")) for name in ("stdout", "stderr"))
     if case["healthy"]["kind"] == "exit":
