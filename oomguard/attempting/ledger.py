@@ -49,6 +49,12 @@ class Ledger:
         self._is_stopped = False
         self._began_s = self._attempt_began_s = time.monotonic()
 
+    def renewed(self) -> Ledger:
+        """Return the ledger of another run that begins where this one ended: what was changed stays, what failed is not tried again."""
+        made = Ledger(self.policy, self.settings)
+        made.tried = set(self.tried)
+        return made
+
     def rounds(self) -> Iterator[int]:
         """Begin one attempt after the other and yield its number; end where the last one chose no patches.
 

@@ -34,11 +34,33 @@ class EndedStart:
     not_again: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MadeAgain:
+    """An engine that was made again after its core had died at work.
+
+    Attributes:
+        engine: the new one.
+        alone: whether what is unfinished is to run one request at a time, to find the one that the engine dies of.
+        of_memory: whether it died for memory.
+    """
+
+    engine: Any
+    alone: bool = False
+    of_memory: bool = False
+
+
+# What a start asks when its engine has died at work: how that was, and whether anything had come since it was made. None: it stays dead.
+MakeAgain = Callable[[EndedStart, bool], MadeAgain | None]
+
+
 class WatchedStart(Protocol):
     """One start of an engine, before it is made: attempted with the program's own arguments, then with changed ones."""
 
     def attempt(self, changed: Mapping[str, FactValue]) -> EndedStart:
         """Start the engine with these settings changed; what is no failure (Ctrl-C) is raised as it is."""
+
+    def attend(self, engine: Any, make_again: MakeAgain) -> None:
+        """Stay with an engine that was made, and have it made again where it dies at work."""
 
     def leave_nothing(self) -> None:
         """End what the attempt before left: processes and shared memory of its engine, and no others."""

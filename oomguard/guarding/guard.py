@@ -36,6 +36,7 @@ class Guard:
     Attributes:
         policy: what it permits.
         batch: the arguments along which a decorated function is split; empty: it is not.
+        restart: whether an engine that dies at work of anything but memory is made again.
         attempts: every attempt under ``with``, over all calls in it. A decorated function's are on the function: those of
             the last call that ran out of memory.
         diagnosis: the last failure; None: there was none. A decorated function's is on the function.
@@ -48,10 +49,11 @@ class Guard:
         policy: Policy,
         *,
         batch: str | Collection[str] | None = None,
+        restart: bool = False,
         on_incident: Callable[[Incident], object] | None = None,
         on_patch: Callable[[Patch], object] | None = None,
     ) -> None:
-        self.policy = policy
+        self.policy, self.restart = policy, restart
         self.batch: tuple[str, ...] = (batch,) if isinstance(batch, str) else tuple(batch or ())
         self.attempts: tuple[Attempt, ...] = ()
         self.diagnosis: Diagnosis | None = None
@@ -109,7 +111,10 @@ class Guard:
 
     def for_function(self) -> Guard:
         """Return a guard of the same policy for all calls of one decorated function."""
-        return Guard(self.policy, batch=self.batch, on_incident=self._on_incident, on_patch=self._on_patch)
+        callbacks = self._on_incident, self._on_patch
+        return Guard(
+            self.policy, batch=self.batch, restart=self.restart, on_incident=callbacks[0], on_patch=callbacks[1]
+        )
 
     def shows_on(self, function: Any) -> None:
         """Show on a decorated function what happened in its calls, as ``attempts`` and ``diagnosis``."""
@@ -159,6 +164,7 @@ def guard(
     pin: Collection[str] = (),
     batch: str | Collection[str] | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    restart: bool = False,
     on_incident: Callable[[Incident], object] | None = None,
     on_patch: Callable[[Patch], object] | None = None,
 ) -> Guard: ...
@@ -171,6 +177,7 @@ def guard(
     pin: Collection[str] = (),
     batch: str | Collection[str] | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    restart: bool = False,
     on_incident: Callable[[Incident], object] | None = None,
     on_patch: Callable[[Patch], object] | None = None,
 ) -> Any:
@@ -186,6 +193,8 @@ def guard(
         batch: the argument of a decorated function to split by rows, a list or tensor, or all of them where rows have
             several (``("texts", "labels")``); its result must be a list, tensor, array or table too.
         max_attempts: runs of one call, the first included.
+        restart: whether an engine that dies at work is made again as it was where memory was not the cause. For memory it is
+            made again with the least that fits, whatever is said here.
         on_incident: called with each incident, diagnosed and planned for.
         on_patch: called with each patch before it is applied.
 
@@ -201,7 +210,7 @@ def guard(
         logging.getLogger("oomguard").warning(
             "oomguard: a guard changes no outputs: allow=%s permits nothing more", allow
         )
-    made = Guard(policy, batch=batch, on_incident=on_incident, on_patch=on_patch)
+    made = Guard(policy, batch=batch, restart=restart, on_incident=on_incident, on_patch=on_patch)
     return made if function is None else made(function)
 
 

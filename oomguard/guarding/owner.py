@@ -15,6 +15,7 @@ class Owner(Protocol):
 
     policy: Policy
     known: KnownSizes
+    restart: bool
 
     def record(self, attempt: Attempt) -> None:
         """Take an attempt that ended."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from oomguard.attempting.ledger import Ledger
-from oomguard.engines.watched_start import EndedStart, ReadStart, WatchedStart
+from oomguard.engines.watched_start import EndedStart, MadeAgain, ReadStart, WatchedStart
 from oomguard.facts import Fact, FactValue, is_of_type
 from oomguard.guarding.failure import clear
 from oomguard.guarding.owner import Owner
@@ -18,6 +18,8 @@ from oomguard.log import get_logger
 from oomguard.settings import SETTING_FACTS
 from oomguard.switch import disabled
 
+# Deaths in a row between which nothing came: the third one finds the request, and more are a loop.
+_MOST_DEATHS = 5
 _ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
 
 
@@ -34,6 +36,8 @@ def started(
         if run is None:
             return wrapped(*args, **kwargs)
         result, error = run.run()
+        if error is None:
+            run.attend(result)
     finally:
         inside_call.reset(token)
     try:
@@ -69,6 +73,7 @@ class StartRun:
         self._ledger = Ledger(owner.policy)
         self._first_error: Exception | None = None
         self._incident: Incident | None = None
+        self._deaths = 0
 
     def run(self) -> tuple[Any, Exception | None]:
         """Return the engine and None, or None and the exception to raise: the first one, with all that came of it in its notes."""
@@ -87,6 +92,50 @@ class StartRun:
                 self._annotate(self._first_error, self._incident)
         self._owner.ended(tuple(ledger.attempts), None)
         return None, self._first_error
+
+    def attend(self, engine: Any) -> None:
+        """Stay with the engine that was made: where it dies at work it is made again, as far as the guard permits."""
+        self._first_error = self._incident = None  # their frames hold what failed
+        with _keeping_quiet("attending the engine"):
+            self._start.attend(engine, self._made_again)
+
+    def _made_again(self, ended: EndedStart, progressed: bool) -> MadeAgain | None:
+        """Make an engine again that died at work: with the least that fits where that was for memory, else as it was."""
+        self._ledger = self._ledger.renewed()
+        self._deaths = 1 if progressed else self._deaths + 1
+        incident = self._died(ended)
+        of_memory = incident is not None and incident.is_oom
+        may_restart = of_memory or self._owner.restart
+        if ended.error is None or disabled() or not may_restart or self._deaths > _MOST_DEATHS:
+            self._give_up(ended.error, incident)
+            return None
+        alone = not self._ledger.pending and (of_memory or self._deaths > 1)
+        self._clean_up()
+        self._first_error, self._incident = ended.error, incident
+        engine, error = self.run()
+        self._first_error = self._incident = None
+        return MadeAgain(engine, alone=alone, of_memory=of_memory) if error is None else None
+
+    def _died(self, ended: EndedStart) -> Incident | None:
+        """Record a death at work, and choose what the engine is made again with."""
+        diagnosis = Diagnosis(self._source)
+        with _keeping_quiet("the diagnosis"):
+            diagnosis = self._diagnose(ended)
+        incident = diagnosis.first_cause
+        self._owner.record(self._ledger.end(incident, error=type(ended.error).__name__))
+        if incident is None:
+            get_logger().warning("the engine died", error=str(ended.error))
+            return None
+        self._owner.incident(diagnosis)
+        get_logger().warning("the engine died", **_told(incident))
+        self._ledger.choose(incident, lambda name: self._start.carries(name, incident.facts))
+        return incident
+
+    def _give_up(self, error: Exception | None, incident: Incident | None) -> None:
+        if error is not None and incident is not None:
+            with _keeping_quiet("the note"):
+                self._annotate(error, incident)
+        self._owner.ended(tuple(self._ledger.attempts), None)
 
     def _succeeded(self, ended: EndedStart) -> None:
         measured: dict[str, float] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> No
     wraps.append(("transformers.modeling_utils", functools.partial(_watch_forward, often, is_inside)))
     for module, wrap in wraps:
         if module in sys.modules:
-            wrap(sys.modules[module])
+            wrap(importlib.import_module(module))  # waits where another thread is still importing it
         else:
             wrapt.register_post_import_hook(wrap, module)
 

@@ -7,6 +7,7 @@ get a configuration that is made already: their failure is explained, and nothin
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ def watch(handler: StartHandler) -> None:
     for module in dict.fromkeys(module for module, _ in WATCHED):
         wrap = functools.partial(_wrap, [name for own, name in WATCHED if own == module])
         if module in sys.modules:
-            wrap(sys.modules[module])
+            wrap(importlib.import_module(module))  # waits where another thread is still importing it
         else:
             wrapt.register_post_import_hook(wrap, module)
 

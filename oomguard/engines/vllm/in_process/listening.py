@@ -39,12 +39,15 @@ class Listener:
         path: of the socket; None where nobody can be heard.
         problem: why nobody can be heard.
         speakers: the other processes that spoke, with the clock ticks at which each was started.
+        stays: whether it hears on once the start is over.
     """
 
     def __init__(self) -> None:
         self.path: str | None = None
         self.problem: str | None = None
         self.speakers: dict[int, int | None] = {}
+        self.stays = False
+        self._pid = os.getpid()
         self._folder: Path | None = None
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=_MOST_LAST)
@@ -71,7 +74,9 @@ class Listener:
         self.path = path
 
     def close(self) -> None:
-        """End it: what is said afterwards is not heard, and nobody who speaks waits."""
+        """End it: what is said afterwards is not heard, and nobody who speaks waits. Nothing in a fork of its process."""
+        if self._pid != os.getpid():
+            return
         thread, self._thread, self.path = self._thread, None, None
         if thread is not None:
             self._wake.send(b"end")  # closing would not do: a fork of this process holds it too

@@ -6,20 +6,22 @@ import contextlib
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from oomguard.engines.vllm.in_process import leftovers, speaking
 from oomguard.engines.vllm.in_process.arguments import StartArguments
+from oomguard.engines.vllm.in_process.attended import AttendedClient, attend, may_attend
 from oomguard.engines.vllm.in_process.capture import Capture
 from oomguard.engines.vllm.in_process.listening import Listener
-from oomguard.engines.vllm.in_process.words import last_words, lines_of, segments_of
+from oomguard.engines.vllm.in_process.words import in_the_last_step, last_words, lines_of, segments_of
 from oomguard.engines.vllm.plugin import GROUP, LISTENER
-from oomguard.engines.watched_start import EndedStart
+from oomguard.engines.watched_start import EndedStart, MadeAgain, MakeAgain
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import SettingInForce
 from oomguard.log import get_logger
-from oomguard.observe.host import killed_for_memory, read_cgroup
+from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 
 _ALLOWED: Final = "VLLM_PLUGINS"
 _PLUGIN: Final = "oomguard"
@@ -55,7 +57,6 @@ class VllmStart:
         self._arguments = StartArguments(function, args, kwargs)
         self._listener = Listener()
         self._told: set[str] = set()
-        self._facts: Mapping[str, Fact] = {}
 
     def attempt(self, changed: Mapping[str, FactValue]) -> EndedStart:
         """Start the engine with these settings changed, and return how that ended."""
@@ -67,6 +68,7 @@ class VllmStart:
             with _heard(self._listener) as captures:
                 try:
                     result = self._function(*args, **kwargs)
+                    self._listener.stays = may_attend(result)
                 except Exception as raised:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
                     trace = raised.__traceback__
                     error = raised.with_traceback(trace.tb_next if trace is not None else None)
@@ -86,6 +88,34 @@ class VllmStart:
             not_again=self._why_not_again(error),
         )
 
+    def attend(self, engine: Any, make_again: MakeAgain) -> None:
+        """Hear the engine's processes for as long as it lives, and have it made again where its core dies."""
+        if not may_attend(engine):
+            return
+        weakref.finalize(engine, self._stop_hearing)
+
+        def died(error: Exception, client: AttendedClient) -> MadeAgain | None:
+            ended = self._ended_at_work(error, client.before)
+            client.suspects = in_the_last_step(self._listener.rows())
+            return make_again(ended, client.unfinished.progressed)
+
+        attend(engine, died)
+
+    def _stop_hearing(self) -> None:
+        """Close the listener of the engine that works now: another one after each death."""
+        self._listener.close()
+
+    def _ended_at_work(self, error: Exception, before: Cgroup | None) -> EndedStart:
+        """Return how an engine ended that had begun to work."""
+        self._listener.settle()
+        rows = self._listener.rows()
+        return EndedStart(
+            error=error,
+            lines=lines_of(rows, error),
+            last_words=last_words(rows),
+            killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, read_cgroup())),
+        )
+
     def leave_nothing(self) -> None:
         """End what the attempt before left, and drop what was kept of it."""
         gc.collect()
@@ -96,6 +126,7 @@ class VllmStart:
         removed = leftovers.remove_segments(segments_of(self._listener.rows()) if not left else ())
         if removed:
             get_logger().debug("removed what the failed start left in shared memory", segments=list(removed))
+        self._listener.close()
         self._listener = Listener()
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
@@ -157,7 +188,8 @@ def _heard(listener: Listener) -> Iterator[list[Capture]]:
             else:
                 os.environ[name] = value
         speaking.fall_silent()
-        listener.close()
+        if not listener.stays:
+            listener.close()
 
 
 def _is_installed() -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from oomguard.observe.exceptions import exception_lines
 from oomguard.observe.source import Line
 
 Row = Mapping[str, Any]
+# vllm/logging_utils/dump_input.py.
+_SCHEDULED: Final = re.compile(r"scheduler output.*\bnum_scheduled_tokens=\{([^}]+)\}", re.DOTALL)
 
 
 def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[Line, ...]:
@@ -28,6 +31,13 @@ def last_words(rows: Sequence[Row]) -> tuple[Line, ...]:
 def segments_of(rows: Iterable[Row]) -> list[str]:
     """Return the names of the shared memory that was made."""
     return [row["segment"] for row in rows if isinstance(row.get("segment"), str)]
+
+
+def in_the_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the requests of the step at which an engine died, by the scheduler's output that vLLM dumps; empty where it did not."""
+    told = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
+    found = next((match for text in told if (match := _SCHEDULED.search(text))), None)
+    return () if found is None else tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
 
 
 def _texts(row: Row) -> Iterator[str]:

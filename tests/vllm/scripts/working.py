@@ -1,0 +1,115 @@
+"""Let the core of a guarded engine die at work in one of several ways, and tell what its caller got and what is left."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+from guarded import left, segments, shown
+
+import oomguard
+
+SMALL = {
+    "model": "./tiny",
+    "max_model_len": 512,
+    "kv_cache_memory_bytes": 16_000_000,
+    "enforce_eager": True,
+    "dtype": "float32",
+}
+PROMPTS = [f"prompt number {number} " * (1 + number % 4) for number in range(40)]
+MOST_TOKENS = 48
+
+
+def kill_core() -> None:
+    """As the kernel does where memory runs out."""
+    core = next(c for c in psutil.Process().children() if "tracker" not in " ".join(c.cmdline()))
+    os.kill(core.pid, signal.SIGKILL)
+
+
+def sampling(number: int) -> object:
+    """Greedy; every third request draws with a seed and a penalty, which no engine can go on with in the middle."""
+    from vllm import SamplingParams
+
+    drawn = {"temperature": 1.0, "seed": number, "presence_penalty": 0.5} if number % 3 == 0 else {"temperature": 0.0}
+    return SamplingParams(max_tokens=MOST_TOKENS, ignore_eos=True, **drawn)
+
+
+def generate(llm: object, prompts: list[object]) -> list[list[object]]:
+    outputs = llm.generate(prompts, [sampling(n) for n in range(len(prompts))], use_tqdm=False)
+    return [[list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.outputs[0].stop_reason] for o in outputs]
+
+
+def sync(way: str) -> dict[str, object]:
+    from vllm import LLM
+
+    with oomguard.guard(restart=way != "refused") as guard:
+        llm = LLM(**SMALL)
+    began = time.monotonic()
+    calm = generate(llm, PROMPTS)
+    took, killed = time.monotonic() - began, []
+    told: dict[str, object] = {}
+    if way == "poison":
+        poisoned = [
+            {"prompt_token_ids": [int(os.environ["DYING_TOKEN"]), 9, 9]} if n == 7 else p for n, p in enumerate(PROMPTS)
+        ]
+        found = generate(llm, poisoned)
+        told["failed"] = [n for n, row in enumerate(found) if row[1] == "error"]
+        told["why"] = found[7][2]
+        calm[7] = found[7]
+    else:
+        threading.Timer(took / 2, lambda: (killed.append(time.monotonic()), kill_core())).start()
+        try:
+            found = generate(llm, PROMPTS)
+        except Exception as error:  # noqa: BLE001 - told
+            found = []
+            told |= {"raised": type(error).__name__, "after_s": time.monotonic() - killed[0]}
+    told |= {"equal": sum(a == b for a, b in zip(calm, found, strict=False)), "attempts": shown(guard)}
+    del llm
+    return told
+
+
+async def streams() -> dict[str, object]:
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    with oomguard.guard(restart=True) as guard:
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**SMALL))
+
+    async def stream(number: int, name: str) -> list[int]:
+        had: list[int] = []
+        async for output in engine.generate(PROMPTS[number], sampling(number), request_id=f"{name}{number}"):
+            now = list(output.outputs[0].token_ids)
+            assert now[: len(had)] == had, "what was delivered has changed"
+            had = now
+        return had
+
+    async def kill(after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        kill_core()
+
+    began = time.monotonic()
+    calm = await asyncio.gather(*[stream(number, "calm") for number in range(len(PROMPTS))])
+    *found, _ = await asyncio.gather(
+        *[stream(number, "killed") for number in range(len(PROMPTS))], kill((time.monotonic() - began) / 2)
+    )
+    later = await stream(1, "later")
+    engine.shutdown()
+    return {
+        "equal": sum(a == b for a, b in zip(calm, found, strict=True)),
+        "later": later == calm[1],
+        "attempts": shown(guard),
+    }
+
+
+def main(way: str) -> None:
+    before = segments()
+    told = asyncio.run(streams()) if way == "streams" else sync(way)
+    print("RESULT", json.dumps(told | {"left": left(before)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,56 @@
+"""The real engine under a guard, whose core dies at work: its caller gets every output once, as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DYING = Path(__file__).parents[2] / "benchmarks" / "support" / "dying_engine"
+ALL = 40
+
+
+def run(folder: Path, env: dict[str, str], way: str, **more: str) -> dict[str, Any]:
+    """Run a case of scripts/working.py and return what it printed last."""
+    ran = subprocess.run(
+        ["python", "working.py", way],
+        cwd=folder,
+        env={**env, **more},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    rows = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
+    assert rows, ran.stdout[-4000:] + ran.stderr[-4000:]
+    found: dict[str, Any] = json.loads(rows[-1].removeprefix("RESULT "))
+    return found
+
+
+def test_a_killed_core_is_made_again_and_every_output_comes_once_and_equal(folder, vllm_env):
+    found = run(folder, vllm_env, "killed")
+    assert found["equal"] == ALL
+    assert [error for _, error in found["attempts"]] == ["", "EngineDeadError", ""]
+    assert found["left"]["processes"] == found["left"]["threads"] == []
+
+
+def test_without_restart_the_caller_of_a_killed_core_knows_within_five_seconds(folder, vllm_env):
+    found = run(folder, vllm_env, "refused")
+    assert found["raised"] == "EngineDeadError"
+    assert found["after_s"] <= 5
+
+
+def test_a_stream_goes_on_from_the_tokens_that_were_delivered(folder, vllm_env):
+    found = run(folder, vllm_env, "streams")
+    assert found["equal"] == ALL
+    assert found["later"]
+
+
+@pytest.mark.breadth
+def test_a_request_that_no_engine_survives_fails_alone(folder, vllm_env):
+    found = run(folder, vllm_env, "poison", DYING_TOKEN="5", PYTHONPATH=str(DYING))
+    assert (found["failed"], found["equal"]) == ([7], ALL)
+    assert "ran alone" in found["why"]
