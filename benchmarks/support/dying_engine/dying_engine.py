@@ -15,8 +15,8 @@ TRIED_BYTES = 77_309_411_328
 
 
 def register() -> None:
-    """Let the model runner of this process fail where it is asked to."""
-    token, after = os.environ.get("DYING_TOKEN"), os.environ.get("DYING_AFTER")
+    """Let the model runner of this process fail where it is asked to, and count its tokens."""
+    token, after, counts = (os.environ.get(f"DYING_{name}") for name in ("TOKEN", "AFTER", "COUNTS"))
     if not token and not after:
         return
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -24,16 +24,26 @@ def register() -> None:
     own = GPUModelRunner.execute_model
 
     def execute_model(self, scheduler_output, *args, **kwargs):
+        tokens = scheduler_output.total_num_scheduled_tokens
         if token and any(int(token) in (new.prompt_token_ids or ()) for new in scheduler_output.scheduled_new_reqs):
             raise RuntimeError(REFUSED.format(TRIED_BYTES))
-        if after and scheduler_output.total_num_scheduled_tokens:
-            if not hasattr(self, "_steps_left"):
-                lines = Path(after).read_text().split()
-                self._steps_left = int(lines[0]) if lines else -1
-                Path(after).write_text("\n".join(lines[1:]))
-            self._steps_left -= 1
-            if self._steps_left == 0:
-                raise RuntimeError(REFUSED.format(TRIED_BYTES))
+        if tokens and counts:
+            with Path(counts).open("a") as file:
+                file.write(f"{tokens}\n")
+        if tokens and after and _is_the_last(self, Path(after)):
+            raise RuntimeError(REFUSED.format(TRIED_BYTES))
         return own(self, scheduler_output, *args, **kwargs)
 
     GPUModelRunner.execute_model = execute_model
+
+
+def _is_the_last(runner, after: Path) -> bool:
+    """Tell whether this step is the one at which the engine is to fail."""
+    left = getattr(runner, "_steps_left", None)
+    if not left and (lines := after.read_text().split()):
+        left = int(lines[0])
+        after.write_text("\n".join(lines[1:]))
+    if not left:
+        return False
+    runner._steps_left = left - 1
+    return runner._steps_left == 0
