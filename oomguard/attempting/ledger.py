@@ -47,13 +47,19 @@ class Ledger:
         self.diagnosis: Diagnosis | None = None
         self.exhausted = False
         self._is_stopped = False
+        self._before = 0
         self._began_s = self._attempt_began_s = time.monotonic()
 
-    def renewed(self) -> Ledger:
-        """Return the ledger of another run that begins where this one ended: what was changed stays, what failed is not tried again."""
-        made = Ledger(self.policy, self.settings)
-        made.tried = set(self.tried)
-        return made
+    def reopen(self, *, anew: bool) -> Attempt:
+        """Take the last attempt back, which ended well and has failed since, and return it.
+
+        ``anew``: relaunches and time count from here, as it did what it was for. What failed before is not tried again.
+        """
+        taken = self.attempts.pop()
+        self.patches, self.pending = taken.patches, ()
+        if anew:
+            self._before, self._began_s, self.exhausted = len(self.attempts), time.monotonic(), False
+        return taken
 
     def rounds(self) -> Iterator[int]:
         """Begin one attempt after the other and yield its number; end where the last one chose no patches.
@@ -162,4 +168,4 @@ class Ledger:
 
     def _leaves_another(self) -> bool:
         """Return whether the policy leaves another attempt: relaunches and time."""
-        return self.time_left_s() > 0 and len(self.attempts) <= self.policy.max_relaunches
+        return self.time_left_s() > 0 and len(self.attempts) - self._before <= self.policy.max_relaunches

@@ -133,6 +133,11 @@ class Guard:
             with self._lock:
                 self.attempts = (*self.attempts, attempt)
 
+    def replace(self, attempt: Attempt, now: Attempt) -> None:
+        """Put an attempt in the place of one that ended well and has failed since."""
+        with self._lock:
+            self.attempts = tuple(now if one is attempt else one for one in self.attempts)
+
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
         """Keep what is left of a call: under ``with`` its finished rows, of a function its attempts, where it failed at first."""
         if self._function is None:

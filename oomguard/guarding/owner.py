@@ -20,6 +20,9 @@ class Owner(Protocol):
     def record(self, attempt: Attempt) -> None:
         """Take an attempt that ended."""
 
+    def replace(self, attempt: Attempt, now: Attempt) -> None:
+        """Take an attempt that ended well and has failed since."""
+
     def incident(self, diagnosis: Diagnosis) -> None:
         """Take what is known of a failure."""
 

@@ -13,7 +13,7 @@ from oomguard.facts import Fact, FactValue, is_of_type
 from oomguard.guarding.failure import clear
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.watching import entered, inside_call
-from oomguard.incident import PATCHED, Diagnosis, Effect, Incident, SettingInForce
+from oomguard.incident import PATCHED, Attempt, Diagnosis, Effect, Incident, SettingInForce
 from oomguard.log import get_logger
 from oomguard.settings import SETTING_FACTS
 from oomguard.switch import disabled
@@ -101,9 +101,8 @@ class StartRun:
 
     def _made_again(self, ended: EndedStart, progressed: bool) -> MadeAgain | None:
         """Make an engine again that died at work: with the least that fits where that was for memory, else as it was."""
-        self._ledger = self._ledger.renewed()
         self._deaths = 1 if progressed else self._deaths + 1
-        incident = self._died(ended)
+        incident = self._died(ended, self._ledger.reopen(anew=progressed))
         of_memory = incident is not None and incident.is_oom
         may_restart = of_memory or self._owner.restart
         if ended.error is None or disabled() or not may_restart or self._deaths > _MOST_DEATHS:
@@ -116,13 +115,13 @@ class StartRun:
         self._first_error = self._incident = None
         return MadeAgain(engine, alone=alone, of_memory=of_memory) if error is None else None
 
-    def _died(self, ended: EndedStart) -> Incident | None:
+    def _died(self, ended: EndedStart, ran: Attempt) -> Incident | None:
         """Record a death at work, and choose what the engine is made again with."""
         diagnosis = Diagnosis(self._source)
         with _keeping_quiet("the diagnosis"):
             diagnosis = self._diagnose(ended)
         incident = diagnosis.first_cause
-        self._owner.record(self._ledger.end(incident, error=type(ended.error).__name__))
+        self._owner.replace(ran, self._ledger.end(incident, error=type(ended.error).__name__, measured=ran.measured))
         if incident is None:
             get_logger().warning("the engine died", error=str(ended.error))
             return None

@@ -197,3 +197,30 @@ def test_a_run_that_succeeds_at_once_loads_no_tenacity(monkeypatch):
     for _ in ledger.rounds():
         ledger.end()
     assert [attempt.succeeded for attempt in ledger.attempts] == [True]
+
+
+def test_an_attempt_that_ran_and_failed_later_is_taken_back_and_keeps_its_number():
+    ledger = Ledger(Policy(max_relaunches=1))
+    rounds = ledger.rounds()
+    next(rounds)
+    ledger.end()
+    ran = ledger.reopen(anew=False)
+    failed = ledger.end(failure(patch()), error="EngineDeadError")
+
+    assert (ran.number, failed.number, len(ledger.attempts)) == (1, 1, 1)
+    assert ledger.choose(failed.incident, carried(NAMES)) == (patch(),)
+
+
+def test_relaunches_count_anew_once_an_attempt_did_what_it_was_for():
+    ledger = Ledger(Policy(max_relaunches=1))
+    for _, _ in zip(range(2), ledger.rounds(), strict=False):
+        ledger.end(failure(patch()), error="EngineDeadError")
+        ledger.choose(failure(patch()), carried(NAMES))
+
+    assert ledger.exhausted
+    ledger.reopen(anew=False)
+    ledger.end(failure(patch(new=2)), error="EngineDeadError")
+    assert ledger.choose(failure(patch(new=2)), carried(NAMES)) == ()
+    ledger.reopen(anew=True)
+    ledger.end(failure(patch(new=2)), error="EngineDeadError")
+    assert ledger.choose(failure(patch(new=2)), carried(NAMES)) == (patch(new=2),)
