@@ -178,6 +178,9 @@ class StartRun:
             get_logger().warning("not started again", reason=ended.not_again)
         if self._ledger.pending:
             clear(error)  # its frames hold the failed engine
+        if incident.is_oom:
+            with _keeping_quiet("looking for engines that were left"):
+                _name_orphans()
         self._clean_up()
 
     def _clean_up(self) -> None:
@@ -245,6 +248,18 @@ def _keeping_quiet(what: str) -> Iterator[None]:
         yield
     except Exception as problem:  # noqa: BLE001 - whatever it is, it is ours
         get_logger().error(f"{what} failed", reason=f"{type(problem).__name__}: {problem}")
+
+
+def _name_orphans() -> None:
+    """Name engines that outlived their program, a notebook that crashed: they hold memory, and are ended only by who owns them."""
+    from oomguard.observe.processes import vllm_orphans
+
+    orphans, _ = vllm_orphans()
+    if orphans:
+        names = ", ".join(f"{pid} ({name})" for pid, name in orphans.items())
+        get_logger().warning(
+            "engines that lost their program hold memory", processes=names, end=f"kill {' '.join(map(str, orphans))}"
+        )
 
 
 def _mark_explained(error: Exception) -> None:

@@ -15,6 +15,7 @@ from oomguard.engines.vllm.in_process.arguments import StartArguments
 from oomguard.engines.vllm.in_process.attended import AttendedClient, attend, may_attend
 from oomguard.engines.vllm.in_process.capture import Capture
 from oomguard.engines.vllm.in_process.listening import Listener
+from oomguard.engines.vllm.in_process.turns import turn
 from oomguard.engines.vllm.in_process.words import in_the_last_step, last_words, lines_of, segments_of
 from oomguard.engines.vllm.plugin import GROUP, LISTENER
 from oomguard.engines.watched_start import EndedStart, MadeAgain, MakeAgain
@@ -61,7 +62,7 @@ class VllmStart:
     def attempt(self, changed: Mapping[str, FactValue]) -> EndedStart:
         """Start the engine with these settings changed, and return how that ended."""
         args, kwargs = self._arguments.call(changed)
-        with _one_at_a_time:
+        with _one_at_a_time, turn():
             before = read_cgroup()
             self._listener = Listener()
             result, error = None, None
