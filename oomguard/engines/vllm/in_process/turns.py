@@ -75,10 +75,11 @@ class _Lock:
     def _is_taken(self) -> bool:
         """Take it, unless somebody holds it; who held it before has removed the file that was locked. Raises OSError."""
         while True:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)  # who gives a lock up removes the folder with it
             try:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            except FileNotFoundError:
+            except FileNotFoundError:  # who gives a lock up removes the folder with it
+                with contextlib.suppress(FileExistsError):
+                    self._path.parent.mkdir(mode=0o700)
                 continue
             try:
                 fcntl.flock(descriptor, self._kind | fcntl.LOCK_NB)
@@ -120,10 +121,16 @@ def _file_name(device: str) -> str:
 def _private(folder: Path) -> Path | None:
     """Return a folder that only this user writes to; None where there is none."""
     place = folder / f"oomguard-starts-{os.geteuid()}"
-    try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        found = place.lstat()
-    except OSError:
-        return None
+    found = None
+    while found is None:
+        try:
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
+            found = place.lstat()
+        except FileNotFoundError:  # removed meanwhile by who gave a lock up, or there is nowhere to make it
+            if not folder.is_dir():
+                return None
+        except OSError:
+            return None
     is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
     return place if is_ours else None
