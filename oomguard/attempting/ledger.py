@@ -67,12 +67,12 @@ class Ledger:
         A run that succeeds at once loads no tenacity: it drives the relaunches.
         """
         yield self._begin()
-        if self.pending and self._leaves_another():
+        if self.pending and self.leaves_another():
             import tenacity
 
             relaunches = tenacity.Retrying(
                 retry=tenacity.retry_if_result(lambda _result: bool(self.pending)),
-                stop=lambda _state: not self._leaves_another(),
+                stop=lambda _state: not self.leaves_another(),
                 retry_error_callback=lambda _state: None,
             )
             for relaunch in relaunches:
@@ -146,7 +146,7 @@ class Ledger:
         Empty after a stop, where nothing is left to change, and where the policy leaves no attempt (``exhausted``).
         """
         wanted = () if self._is_stopped else self.wanted(incident, carries)
-        self.exhausted = bool(wanted) and not self._leaves_another()
+        self.exhausted = bool(wanted) and not self.leaves_another()
         self.pending = () if self.exhausted else wanted
         return self.pending
 
@@ -166,6 +166,6 @@ class Ledger:
         limit_s = math.inf if self.policy.deadline_s is None else self.policy.deadline_s
         return limit_s - (time.monotonic() - self._began_s)
 
-    def _leaves_another(self) -> bool:
+    def leaves_another(self) -> bool:
         """Return whether the policy leaves another attempt: relaunches and time."""
         return self.time_left_s() > 0 and len(self.attempts) - self._before <= self.policy.max_relaunches

@@ -104,14 +104,18 @@ class StartRun:
         self._deaths = 1 if progressed else self._deaths + 1
         incident = self._died(ended, self._ledger.reopen(anew=progressed))
         of_memory = incident is not None and incident.is_oom
-        may_restart = of_memory or self._owner.restart
+        may_restart = (of_memory or self._owner.restart) and self._ledger.leaves_another()
         if ended.error is None or disabled() or not may_restart or self._deaths > _MOST_DEATHS:
             self._give_up(ended.error, incident)
             return None
         alone = not self._ledger.pending and (of_memory or self._deaths > 1)
         self._clean_up()
         self._first_error, self._incident = ended.error, incident
-        engine, error = self.run()
+        token = inside_call.set(True)  # what starts the engine is watched too, and another guard may be in force
+        try:
+            engine, error = self.run()
+        finally:
+            inside_call.reset(token)
         self._first_error = self._incident = None
         return MadeAgain(engine, alone=alone, of_memory=of_memory) if error is None else None
 

@@ -10,13 +10,19 @@ from oomguard.observe.source import Line
 
 # A memory failure is one of these or a subclass; a KeyError that quotes such a message is a KeyError.
 _CARRIERS = (RuntimeError, MemoryError, ValueError)
+# What vLLM raises in place of what its core died of; its classes differ by version.
+_CARRIERS_BY_NAME = frozenset({"EngineDeadError"})
 _MAX_LINKS = 100
 MAX_FRAMES = 60
 
 
 def may_be_oom(error: BaseException) -> bool:
     """Return whether a memory failure may come as this exception, by type alone: cheap, before anything is scanned."""
-    return any(isinstance(link, _CARRIERS) for link in chain(error))
+    return any(_carries(link) for link in chain(error))
+
+
+def _carries(link: BaseException) -> bool:
+    return isinstance(link, _CARRIERS) or type(link).__name__ in _CARRIERS_BY_NAME
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -41,7 +47,7 @@ def exception_lines(error: BaseException) -> Iterator[Line]:
     """
     number = 1
     for link in reversed(list(chain(error))):
-        if not isinstance(link, _CARRIERS):
+        if not _carries(link):
             continue
         for text in _frames(link):
             yield Line(number, 0, text)

@@ -64,3 +64,14 @@ def test_what_a_silent_process_printed_is_its_cause():
 
 def test_an_engine_in_this_process_fails_with_its_own_error():
     assert kinds(ValueError(NO_ROOM.partition(": ")[2])) == ["kv_cache_none_left"]
+
+
+class EngineDeadError(Exception):
+    """As vLLM's 0.32, which is no RuntimeError."""
+
+
+@pytest.mark.parametrize(("killed", "expected"), [(True, "host_oom"), (False, "engine_dead")])
+def test_an_engine_that_dies_at_work_dies_of_what_is_known_of_its_core(killed, expected):
+    error = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+    assert kinds(error, killed=killed) == [expected]
+    assert kinds(error, CORE + OOM, last=(CORE + OOM,)) == ["cuda_oom"]

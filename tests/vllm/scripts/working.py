@@ -1,6 +1,7 @@
 """Let the core of a guarded engine die at work in one of several ways, and tell what its caller got and what is left."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -46,8 +47,16 @@ def generate(llm: object, prompts: list[object]) -> list[list[object]]:
 def sync(way: str) -> dict[str, object]:
     from vllm import LLM
 
-    with oomguard.guard(restart=way != "refused") as guard:
+    guard = oomguard.guard(restart=way == "killed")  # for memory it is made again without a word
+    with contextlib.ExitStack() as inside:
+        inside.enter_context(guard)
         llm = LLM(**SMALL)
+        if way != "refused":  # the others work outside the block
+            return worked(way, llm, guard)
+    return worked(way, llm, guard)
+
+
+def worked(way: str, llm: object, guard: oomguard.Guard) -> dict[str, object]:
     began = time.monotonic()
     calm = generate(llm, PROMPTS)
     took, killed = time.monotonic() - began, []
@@ -67,9 +76,7 @@ def sync(way: str) -> dict[str, object]:
         except Exception as error:  # noqa: BLE001 - told
             found = []
             told |= {"raised": type(error).__name__, "after_s": time.monotonic() - killed[0]}
-    told |= {"equal": sum(a == b for a, b in zip(calm, found, strict=False)), "attempts": shown(guard)}
-    del llm
-    return told
+    return told | {"equal": sum(a == b for a, b in zip(calm, found, strict=False)), "attempts": shown(guard)}
 
 
 async def streams() -> dict[str, object]:

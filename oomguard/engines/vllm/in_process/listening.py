@@ -80,7 +80,8 @@ class Listener:
         thread, self._thread, self.path = self._thread, None, None
         if thread is not None:
             self._wake.send(b"end")  # closing would not do: a fork of this process holds it too
-            thread.join()
+            if thread is not threading.current_thread():  # in which an engine may be collected
+                thread.join()
             self._wake.close()
         self._remove_folder()
 

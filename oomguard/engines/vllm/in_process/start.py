@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from oomguard.engines.vllm.in_process import leftovers, speaking
 from oomguard.engines.vllm.in_process.arguments import StartArguments
-from oomguard.engines.vllm.in_process.attended import AttendedClient, attend, may_attend
+from oomguard.engines.vllm.in_process.attended import attend, may_attend
 from oomguard.engines.vllm.in_process.capture import Capture
+from oomguard.engines.vllm.in_process.lasting_client import LastingClient
 from oomguard.engines.vllm.in_process.listening import Listener
 from oomguard.engines.vllm.in_process.turns import turn
 from oomguard.engines.vllm.in_process.words import in_the_last_step, last_words, lines_of, segments_of
@@ -95,7 +96,7 @@ class VllmStart:
             return
         weakref.finalize(engine, self._stop_hearing)
 
-        def died(error: Exception, client: AttendedClient) -> MadeAgain | None:
+        def died(error: Exception, client: LastingClient) -> MadeAgain | None:
             ended = self._ended_at_work(error, client.before)
             client.suspects = in_the_last_step(self._listener.rows())
             return make_again(ended, client.unfinished.progressed)

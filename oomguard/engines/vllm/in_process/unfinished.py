@@ -1,28 +1,20 @@
 """The requests of an engine that are not finished: what was asked, the tokens that were delivered, and how each goes on.
 
 When an engine dies, a request goes on behind the tokens that its caller has had: they join its prompt. Where what comes next depends
-on more than the tokens before it (penalties of what was generated, a grammar, the state of a seed) the request is computed once more,
-and what was delivered is not delivered again. Nothing of vLLM is imported: its requests and outputs are used as they are.
+on more than the tokens before it (penalties of what was generated, a grammar, the state of a seed) and numbers are exact, the request is
+computed once more, and what was delivered is not delivered again. resuming.py says which.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-# Sampling parameters that mean the same whichever of the tokens are prompt: limits that are shortened, and what acts on one step,
-# or on the text. With any other one that is set, what comes next depends on what the engine has kept.
-_OF_ONE_STEP: Final = frozenset(
-    {
-        "n", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens",
-        "logprobs", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "flat_logprobs",
-        "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind",
-        "stream_interval", "skip_clone", "output_text_buffer_length", "logit_bias", "allowed_token_ids", "seed",
-    }
-)  # fmt: skip
-_OF_PROMPT: Final = {"prompt_logprobs": None, "prompt_logprob_token_ids": None, "prompt_logprob_start": None}
+from oomguard.engines.vllm.in_process.resuming import resumed, why_lost
+
+# Deaths in whose last step a request was, without a token of its own since: then it runs alone, whatever else goes on.
+_SUSPECT_AFTER: Final = 2
 
 
 @dataclass(slots=True)
@@ -32,34 +24,41 @@ class _Request:
     asked: Any
     tokens: list[int] = field(default_factory=list)
     again: int = 0
+    differs: bool = False
+    is_session: bool = False
+    deaths: int = 0
     deaths_alone: int = 0
 
 
 class Unfinished:
     """The unfinished requests of one engine, in the order in which they came.
 
+    Args:
+        is_exact: whether the engine computes in float32: only there the same request gives the same tokens in another batch.
+
     Attributes:
-        progressed: whether a token or a result has come since the engine was made or made again.
-        differing: how many requests gave other tokens when they were computed once more.
+        progressed: whether a token or a result that is new has come since the engine was made or made again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_exact: bool = True) -> None:
+        self._is_exact = is_exact
         self._requests: dict[str, _Request] = {}
         self._is_alone = False
         self._running: str | None = None
         self._suspects: list[str] = []
         self._held: list[str] = []
         self.progressed = False
-        self.differing = 0
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def add(self, asked: Any) -> bool:
         """Take a request; return whether it is to be sent now. It is not while requests run one at a time."""
-        self._requests[asked.request_id] = _Request(asked)
+        name = asked.request_id
+        is_session = name in self._requests or bool(getattr(asked, "resumable", False))
+        self._requests[name] = _Request(asked, is_session=is_session)
         if self._is_alone:
-            self._held.append(asked.request_id)
+            self._held.append(name)
         return not self._is_alone
 
     def drop(self, ids: Iterable[str]) -> None:
@@ -76,40 +75,47 @@ class Unfinished:
         found = self._requests.get(output.request_id)
         if found is None:
             return True
-        new = output.new_token_ids
+        had = len(output.new_token_ids)
         if found.again:
-            self._take_again(found, output)
+            _cut(found, output)
+        if found.differs:
+            return False
         found.tokens += output.new_token_ids
-        self.progressed = True
+        if output.new_token_ids or output.finish_reason is not None:
+            self.progressed, found.deaths = True, 0
         if output.finish_reason is not None:
             del self._requests[output.request_id]
             return True
-        return bool(output.new_token_ids) or not new
+        return bool(output.new_token_ids) or not had
 
-    def _take_again(self, found: _Request, output: Any) -> None:
-        """Cut what was delivered before out of an output."""
-        new = output.new_token_ids
-        known, cut = len(found.tokens) - found.again, min(found.again, len(new))
-        if list(new[:cut]) != found.tokens[known : known + cut]:
-            self.differing += 1
-        found.again -= cut
-        output.new_token_ids = new[cut:]
-        output.new_prompt_logprobs_tensors = None
-        if output.new_logprobs is not None:
-            output.new_logprobs = output.new_logprobs.slice_request(cut, len(new) - cut)
+    def differing(self) -> list[str]:
+        """Return the requests that gave other tokens when they were computed once more."""
+        return [name for name, found in self._requests.items() if found.differs]
 
     def begin_again(self, *, alone: bool, suspects: Collection[str] = ()) -> list[Any]:
         """Return the requests to send to an engine that was made again.
 
         Args:
-            alone: whether they run one at a time, and each other when the last has finished (``next``).
-            suspects: those which do; all of them where none is known. The rest waits for them.
+            alone: whether requests run one at a time, and each other when the last has finished (``next``).
+            suspects: those of the step at which the engine died; all of them where none is known. The rest waits for them.
         """
         self.progressed = False
-        self._is_alone, self._running = alone, None
-        if not alone:
-            return [self._resumed(found) for found in self._requests.values()]
-        self._suspects = [name for name in self._requests if name in suspects] or list(self._requests)
+        named = [name for name in self._requests if name in suspects]
+        for name in named:
+            self._requests[name].deaths += 1
+        again = [name for name in named if self._requests[name].deaths >= _SUSPECT_AFTER]
+        earlier = [name for name in self._suspects if name in self._requests] if self._is_alone else []
+        is_found = self._is_alone and self._running not in self._requests
+        self._running = None
+        if is_found or (self._is_alone and not named):
+            self._suspects = (
+                earlier  # of those that were suspected before one is settled: the others are still to be tried
+            )
+        else:
+            self._suspects = (named or list(self._requests)) if alone else again
+        self._is_alone = bool(self._suspects)
+        if not self._is_alone:
+            return [self._resumed(name) for name in self._requests]
         self._held = [name for name in self._requests if name not in self._suspects]
         return self.next()
 
@@ -120,17 +126,22 @@ class Unfinished:
         while self._suspects:
             self._running = self._suspects.pop(0)
             if self._running in self._requests:
-                return [self._resumed(self._requests[self._running])]
+                return [self._resumed(self._running)]
         self._is_alone, held, self._held = False, self._held, []
-        return [self._resumed(self._requests[name]) for name in held if name in self._requests]
+        return [self._resumed(name) for name in held if name in self._requests]
 
-    def lost(self) -> list[str]:
-        """Return the requests that can neither go on nor be computed once more: drawn without a seed, within a grammar."""
-        return [
-            name
-            for name, found in self._requests.items()
-            if found.tokens and found.asked.sampling_params is not None and not _may_be_resumed(found.asked)
-        ]
+    def lost(self, *, most_tokens: int | None = None) -> dict[str, str]:
+        """Return the requests that cannot go on, and why; ``most_tokens`` is the longest request of the engine that was made again."""
+        known = self._features()
+        found = {}
+        for name, one in self._requests.items():
+            why = why_lost(one.asked, len(one.tokens), known, is_session=one.is_session)
+            length = len(one.asked.prompt_token_ids or ()) + len(one.tokens)
+            if why is None and most_tokens is not None and length >= most_tokens:
+                why = f"it has {length} tokens, and the engine that was made again takes {most_tokens}"
+            if why is not None:
+                found[name] = why
+        return found
 
     def at_fault(self, most: int) -> str | None:
         """Return the request that ran alone when the engine died, the ``most``-th time; None where none did."""
@@ -140,50 +151,30 @@ class Unfinished:
         found.deaths_alone += 1
         return self._running if found.deaths_alone >= most else None
 
-    def _resumed(self, found: _Request) -> Any:
-        """Return the request as it is sent to an engine that was made again."""
-        asked, params = found.asked, found.asked.sampling_params
-        found.again = 0
-        if not found.tokens or params is None:
-            return asked
-        if not follows_from_tokens(asked) and _is_repeatable(params):
-            found.again = len(found.tokens)
-            return asked
-        shorter = copy.copy(params)
-        if params.max_tokens is not None:
-            shorter.max_tokens = params.max_tokens - len(found.tokens)
-        shorter.min_tokens = max(0, params.min_tokens - len(found.tokens))
-        for name, none in _OF_PROMPT.items():  # delivered with the first token
-            if hasattr(shorter, name):
-                setattr(shorter, name, none)
-        resumed = copy.copy(asked)
-        resumed.prompt_token_ids = [*asked.prompt_token_ids, *found.tokens]
-        resumed.sampling_params = shorter
-        return resumed
+    def is_of_tokens(self, name: str) -> bool:
+        """Return whether a request generates: one for a vector or a score has no way to tell that it failed."""
+        return self._requests[name].asked.sampling_params is not None
+
+    def _features(self) -> dict[str, Any]:
+        """Return the images and the like that unfinished requests carry, by hash: what an engine knows is not sent twice."""
+        features = (one for found in self._requests.values() for one in getattr(found.asked, "mm_features", None) or ())
+        return {one.mm_hash: one.data for one in features if one.data is not None}
+
+    def _resumed(self, name: str) -> Any:
+        found = self._requests[name]
+        asked, found.again = resumed(found.asked, found.tokens, self._features(), is_exact=self._is_exact)
+        return asked
 
 
-def follows_from_tokens(asked: Any) -> bool:
-    """Return whether what a request generates next follows from the tokens before it, and from nothing that an engine keeps."""
-    params = asked.sampling_params
-    if not _has_plain_prompt(asked):
-        return False
-    if params.temperature and params.seed is not None:
-        return False
-    plain = type(params)()
-    set_too = (name for name in type(params).__struct_fields__ if name not in _OF_ONE_STEP and not name.startswith("_"))
-    return all(getattr(params, name) == getattr(plain, name) for name in set_too)
-
-
-def _may_be_resumed(asked: Any) -> bool:
-    params = asked.sampling_params
-    goes_on = _has_plain_prompt(asked) and getattr(params, "structured_outputs", None) is None
-    return _is_repeatable(params) or goes_on
-
-
-def _is_repeatable(params: Any) -> bool:
-    return not params.temperature or params.seed is not None
-
-
-def _has_plain_prompt(asked: Any) -> bool:
-    has_rows = getattr(asked, "prompt_embeds", None) is not None
-    return asked.prompt_token_ids is not None and not has_rows and not getattr(asked, "resumable", False)
+def _cut(found: _Request, output: Any) -> None:
+    """Cut what was delivered before out of an output."""
+    new = output.new_token_ids
+    known, cut = len(found.tokens) - found.again, min(found.again, len(new))
+    found.differs = found.differs or list(new[:cut]) != found.tokens[known : known + cut]
+    is_short = output.finish_reason is not None and cut < found.again
+    found.differs = found.differs or is_short
+    found.again -= cut
+    output.new_token_ids = new[cut:]
+    output.new_prompt_logprobs_tensors = None
+    if output.new_logprobs is not None:
+        output.new_logprobs = output.new_logprobs.slice_request(cut, len(new) - cut)

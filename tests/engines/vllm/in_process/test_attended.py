@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oomguard.engines.vllm.in_process import attended
+from oomguard.engines.vllm.in_process import waking
 from oomguard.engines.vllm.in_process.attended import attend, may_attend
 from oomguard.engines.watched_start import MadeAgain
 
@@ -101,6 +101,12 @@ class SyncMPClient:
     def get_output(self) -> Outputs:
         return self.core.step()
 
+    def shutdown(self) -> None:
+        self.resources.engine_dead = True
+
+    def collective_rpc(self, method: str) -> str:
+        return method
+
     def anything_else(self) -> str:
         return "the inner client's"
 
@@ -186,7 +192,7 @@ def test_an_engine_that_is_not_made_again_raises_what_told_of_its_death():
 
 def test_a_core_that_died_while_nothing_was_asked_is_made_again_with_the_next_request():
     engine, deaths = attended_engine(Core(), Core())
-    engine.engine_core._inner.resources.engine_dead = True
+    engine.engine_core.inner.resources.engine_dead = True
     assert run(engine, "a") == {"a": ([1, 2, 3], "length")}
     assert len(deaths) == 1
 
@@ -218,7 +224,7 @@ def test_another_error_is_raised_as_it_is():
     def fail() -> Outputs:
         raise KeyError("of the engine")
 
-    engine.engine_core._inner.get_output = fail
+    engine.engine_core.inner.get_output = fail
     with pytest.raises(KeyError):
         engine.engine_core.get_output()
     assert deaths == []
@@ -231,8 +237,8 @@ def test_everything_else_is_the_engines_own_client_s():
 
 
 def test_a_caller_at_an_empty_queue_is_woken(monkeypatch):
-    monkeypatch.setattr(attended, "_LOOKS_EVERY_S", 0.01)
-    monkeypatch.setattr(attended, "_EMPTY_FOR_S", 0.05)
+    monkeypatch.setattr(waking, "LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr(waking, "EMPTY_FOR_S", 0.05)
     client = SyncMPClient(Core())
     client.get_output = lambda: raised(client.outputs_queue.get(timeout=10))
     engine, deaths = Engine(client), []
@@ -250,7 +256,7 @@ def raised(found: Any) -> Any:
 
 
 def test_nothing_watches_an_engine_that_the_program_let_go(monkeypatch):
-    monkeypatch.setattr(attended, "_LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr(waking, "LOOKS_EVERY_S", 0.01)
     engine, _ = attended_engine(Core())
     del engine
     gc.collect()
@@ -276,8 +282,92 @@ def test_streams_go_on_and_the_loop_meanwhile(monkeypatch):
     assert len(deaths) == 1
 
 
+def test_after_a_shutdown_no_core_is_made_again():
+    engine, deaths = attended_engine(Core(0), Core())
+    engine.engine_core.shutdown()
+    with pytest.raises(EngineDeadError):
+        engine.engine_core.add_request(Request("a"))
+    assert deaths == []
+    assert engine.engine_core.resources.engine_dead
+
+
+def test_an_engine_that_is_shut_down_while_its_core_is_made_again_leaves_none():
+    engine = Engine(SyncMPClient(Core(0)))
+    fresh = SyncMPClient(Core())
+
+    def make_again(error: Exception, client: Any) -> MadeAgain:
+        client.shutdown()
+        return MadeAgain(Engine(fresh))
+
+    attend(engine, make_again)
+    with pytest.raises(EngineDeadError):
+        run(engine, "a")
+    assert fresh.resources.engine_dead
+
+
+@pytest.mark.parametrize(("method", "deaths"), [("load_weights", 0), ("get_model_inspection", 1)])
+def test_a_core_whose_state_was_changed_by_a_call_is_not_made_again(method, deaths):
+    engine, told = attended_engine(Core(0))
+    assert engine.engine_core.collective_rpc(method) == method
+    with pytest.raises(EngineDeadError):
+        run(engine, "a")
+    assert len(told) == deaths
+
+
+def test_after_it_was_given_up_once_nothing_is_made_again():
+    engine, deaths = attended_engine(Core(0))
+    for _ in range(3):
+        with pytest.raises(EngineDeadError):
+            engine.engine_core.get_output()
+    assert len(deaths) == 1
+
+
+def test_a_request_for_a_vector_that_no_core_survives_raises_and_leaves_no_request_without_an_answer():
+    engine, _ = attended_engine(*[Core(dies_of="b") for _ in range(4)], alone=True, of_memory=True)
+    engine.engine_core.add_request(Request("b", sampling_params=None))
+    with pytest.raises(EngineDeadError):
+        engine.engine_core.get_output()
+    with pytest.raises(EngineDeadError):
+        engine.engine_core.add_request(Request("c"))
+
+
+def test_what_the_new_core_takes_and_has_not_seen_is_known_to_the_front_end():
+    engine, fresh = Engine(SyncMPClient(Core(0))), Engine(SyncMPClient(Core()))
+    cleared = []
+    for one, most in ((engine, 100), (fresh, 50)):
+        one.vllm_config = types.SimpleNamespace(
+            model_config=types.SimpleNamespace(max_model_len=most, dtype="torch.float32")
+        )
+    engine.renderer = types.SimpleNamespace(clear_mm_cache=lambda: cleared.append(1))
+    attend(engine, lambda *_: MadeAgain(fresh))
+    for name, length in (("short", 1), ("long", 60)):
+        engine.engine_core.add_request(Request(name, prompt_token_ids=[1] * length))
+    (failed,) = engine.engine_core.get_output().outputs
+    assert failed.request_id == "long"
+    assert "60 tokens" in failed.stop_reason
+    assert engine.vllm_config.model_config.max_model_len == 50
+    assert cleared == [1]
+
+
+def test_a_refused_rebuild_lets_later_requests_of_a_loop_fail_and_not_wait():
+    engine, _ = attended_engine(Core(0), kind=AsyncMPClient)
+
+    async def both() -> None:
+        await engine.engine_core.add_request_async(Request("a"))
+        with pytest.raises(EngineDeadError):
+            await engine.engine_core.get_output_async()
+        engine.engine_core.inner.resources.engine_dead = True
+        with pytest.raises(EngineDeadError):
+            await engine.engine_core.add_request_async(Request("b"))
+
+    asyncio.run(both())
+
+
 @pytest.mark.parametrize("name", ["InprocClient", "DPAsyncMPClient"])
 def test_an_engine_whose_core_is_no_process_of_its_own_or_one_of_many_is_left_alone(name):
     client = type(name, (SyncMPClient,), {})(Core())
     assert not may_attend(Engine(client))
     assert may_attend(Engine(SyncMPClient(Core())))
+    ranked = SyncMPClient(Core())
+    ranked.is_dp = True
+    assert not may_attend(Engine(ranked))

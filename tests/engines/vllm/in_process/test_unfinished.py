@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.engines.vllm.in_process.unfinished import Unfinished, follows_from_tokens
+from oomguard.engines.vllm.in_process.resuming import computes_again, follows_from_tokens
+from oomguard.engines.vllm.in_process.unfinished import Unfinished
 
 
 @dataclass
@@ -23,6 +24,9 @@ class Params:
     prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
     structured_outputs: Any = None
+    watermarking: bool | None = None
+    bad_words: list[str] | None = None
+    thinking_token_budget: int | None = None
     __struct_fields__ = (
         "temperature",
         "seed",
@@ -31,6 +35,9 @@ class Params:
         "prompt_logprobs",
         "presence_penalty",
         "structured_outputs",
+        "watermarking",
+        "bad_words",
+        "thinking_token_budget",
     )
 
 
@@ -39,6 +46,8 @@ class Request:
     request_id: str
     prompt_token_ids: list[int] | None = field(default_factory=lambda: [1, 2, 3])
     sampling_params: Params | None = field(default_factory=lambda: Params(temperature=0.0))
+    mm_features: list[Any] | None = None
+    resumable: bool = False
 
 
 @dataclass
@@ -91,6 +100,8 @@ def test_a_second_death_goes_on_behind_all_that_was_delivered():
     [
         (Params(temperature=0.0), True),
         (Params(temperature=0.0, seed=1), True),
+        (Params(temperature=0.0, watermarking=False, bad_words=[]), True),
+        (Params(temperature=0.0, thinking_token_budget=0), False),
         (Params(temperature=1.0), True),
         (Params(temperature=1.0, seed=1), False),
         (Params(temperature=0.0, presence_penalty=0.5), False),
@@ -112,25 +123,45 @@ def test_what_depends_on_more_is_computed_once_more_and_delivered_once():
     assert told(unfinished, "a", 7) == []
     assert told(unfinished, "a", 8, 9) == [[9]]
     assert told(unfinished, "a", 10, finish="stop") == [[10]]
-    assert (unfinished.differing, len(unfinished)) == (0, 0)
+    assert (unfinished.differing(), len(unfinished)) == ([], 0)
 
 
-def test_other_tokens_when_computed_once_more_are_counted():
+def test_other_tokens_when_computed_once_more_are_not_spliced():
     unfinished = Unfinished()
     unfinished.add(Request("a", sampling_params=Params(temperature=1.0, seed=3)))
     told(unfinished, "a", 7)
     unfinished.begin_again(alone=False)
-    told(unfinished, "a", 6)
+    assert told(unfinished, "a", 6) == []
+    assert told(unfinished, "a", 9) == []
 
-    assert unfinished.differing == 1
+    assert unfinished.differing() == ["a"]
+
+
+def test_ending_earlier_when_computed_once_more_is_differing_too():
+    unfinished = Unfinished()
+    unfinished.add(Request("a", sampling_params=Params(temperature=1.0, seed=3)))
+    told(unfinished, "a", 7, 8)
+    unfinished.begin_again(alone=False)
+    assert told(unfinished, "a", 7, finish="stop") == []
+    assert unfinished.differing() == ["a"]
+
+
+def test_where_numbers_are_not_exact_nothing_but_a_grammar_is_computed_once_more():
+    drawn, grammar = Params(temperature=1.0, seed=3), Params(temperature=0.0, structured_outputs={"json": {}})
+    found = [
+        computes_again(Request("a", sampling_params=p), is_exact=exact)
+        for p in (drawn, grammar)
+        for exact in (True, False)
+    ]
+    assert found == [True, False, True, True]
 
 
 def test_what_is_drawn_without_a_seed_within_a_grammar_is_lost_once_it_has_begun():
     unfinished = Unfinished()
     unfinished.add(Request("a", sampling_params=Params(temperature=1.0, structured_outputs={"json": {}})))
-    assert unfinished.lost() == []
+    assert unfinished.lost() == {}
     told(unfinished, "a", 7)
-    assert unfinished.lost() == ["a"]
+    assert list(unfinished.lost()) == ["a"]
 
 
 def test_finished_and_given_up_requests_are_not_sent_again():
@@ -168,6 +199,63 @@ def test_the_request_that_ran_alone_is_at_fault():
     assert unfinished.at_fault(2) is None
     unfinished.begin_again(alone=True, suspects=["a"])
     assert unfinished.at_fault(2) == "a"
+
+
+def test_once_the_one_at_fault_is_found_the_others_run_together_again():
+    unfinished = Unfinished()
+    for number in range(9):
+        unfinished.add(Request(str(number)))
+    unfinished.begin_again(alone=True, suspects=["3", "7"])
+    assert unfinished.at_fault(1) == "3"
+    unfinished.drop(["3"])
+    assert [r.request_id for r in unfinished.begin_again(alone=True, suspects=["3"])] == ["7"]
+    told(unfinished, "7", 1, finish="stop")
+    assert len(unfinished.next()) == 7
+
+
+def test_one_that_was_in_the_last_step_of_two_deaths_runs_alone_whatever_else_went_on():
+    unfinished = Unfinished()
+    for name in "ab":
+        unfinished.add(Request(name))
+    assert len(unfinished.begin_again(alone=False, suspects=["a", "b"])) == 2
+    told(unfinished, "b", 7)
+    assert [r.request_id for r in unfinished.begin_again(alone=False, suspects=["a", "b"])] == ["a"]
+
+
+def test_tokens_that_are_only_computed_once_more_are_no_progress():
+    unfinished = Unfinished()
+    unfinished.add(Request("a", sampling_params=Params(temperature=1.0, seed=3)))
+    told(unfinished, "a", 7, 8)
+    unfinished.begin_again(alone=False)
+    told(unfinished, "a", 7)
+    assert not unfinished.progressed
+    told(unfinished, "a", 8)
+    assert not unfinished.progressed
+    told(unfinished, "a", 9)
+    assert unfinished.progressed
+
+
+@dataclass
+class Feature:
+    mm_hash: str
+    data: Any
+
+
+def test_an_image_that_was_left_out_is_sent_with_the_request_or_the_request_is_lost():
+    unfinished = Unfinished()
+    unfinished.add(Request("a", mm_features=[Feature("x", "pixels")]))
+    unfinished.add(Request("b", mm_features=[Feature("x", None)]))
+    unfinished.add(Request("c", mm_features=[Feature("y", None)]))
+    assert list(unfinished.lost()) == ["c"]
+    unfinished.drop(["c"])
+    assert [r.mm_features[0].data for r in unfinished.begin_again(alone=False)] == ["pixels", "pixels"]
+
+
+def test_a_session_whose_parts_came_one_after_the_other_is_lost():
+    unfinished = Unfinished()
+    unfinished.add(Request("a", resumable=True))
+    unfinished.add(Request("a"))
+    assert list(unfinished.lost()) == ["a"]
 
 
 @given(

@@ -1,0 +1,179 @@
+"""The client that a front end keeps while cores come and go: what the synchronous and the asynchronous one share.
+
+It sees every request and every output, so all that goes through an engine goes through it: generate, chat, embed, score, beam search,
+streams. The front end never sees a death.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from oomguard.engines.vllm.in_process import waking
+from oomguard.engines.vllm.in_process.front_end import fit_front_end
+from oomguard.engines.vllm.in_process.unfinished import Unfinished
+from oomguard.engines.watched_start import MadeAgain
+from oomguard.log import get_logger
+from oomguard.observe.host import Cgroup, read_cgroup
+
+# A failure for memory happens again to the same request; any other death may have been chance.
+_DEATHS_OF_MEMORY, _DEATHS_OF_CHANCE = 1, 2
+# Calls that change what a core holds beyond its requests; who reads it may go on.
+_CHANGING: Final = ("collective_rpc", "set_weight_version", "pause_scheduler", "sleep", "save_sharded_state")
+_READING: Final = frozenset({"get_model_inspection"})
+_UNDOING: Final = {"wake_up": "sleep", "resume_scheduler": "pause_scheduler"}
+
+# What is asked after a death. None: the core is not made again.
+AfterDeath = Callable[[Exception, "LastingClient"], MadeAgain | None]
+
+
+class LastingClient:
+    """A client whose requests and outputs outlive its core; everything else is the inner client's.
+
+    Attributes:
+        inner: the client of the core that works now.
+        is_given_up: whether a core that dies, or has died, is not made again.
+        unfinished: the requests that are not finished.
+        before: the cgroup's count of kills while the core was last seen alive.
+        suspects: the requests of the step at which the core died, where it said so.
+    """
+
+    def __init__(self, engine: Any, inner: Any, make_again: AfterDeath) -> None:
+        self.inner, self._make_again = inner, make_again
+        self._engine = weakref.ref(engine)
+        self._changed: str | None = None
+        self._is_closed = False
+        self.is_given_up = False
+        self.unfinished = Unfinished(is_exact=_is_float32(engine))
+        self.before: Cgroup | None = read_cgroup()
+        self.suspects: Collection[str] = ()
+        waking.watch(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # while it is being made
+            raise AttributeError(name)
+        found, plain = getattr(self.inner, name), name.removesuffix("_async")
+        if plain in _CHANGING or plain in _UNDOING:
+            return _noting(self, plain, found)
+        return found
+
+    @property
+    def resources(self) -> Any:
+        """The inner client's, which are not dead while the core is made again: nobody is to give up meanwhile."""
+        return _Resources(self.inner.resources, self.is_given_up)
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> Any:
+        """End the core, which is not made again."""
+        self.is_given_up = self._is_closed = True
+        return self.inner.shutdown(*args, **kwargs)
+
+    def note(self, call: str) -> None:
+        """Note a call that changed what the core holds, or one that took that back."""
+        if call in _CHANGING:
+            self._changed = call
+        elif _UNDOING[call] == self._changed:
+            self._changed = None
+
+    def replaced(self, error: Exception) -> MadeAgain:
+        """Make the core again in the place of the dead one; raises the error that told of its death where that is not to be."""
+        if self.is_given_up:
+            raise error
+        made = None
+        if self._changed is None:
+            try:
+                made = self._make_again(error, self)
+            finally:
+                self.is_given_up = self.is_given_up or made is None
+        else:
+            get_logger().warning(
+                "the engine died, and is not made again", because=f"{self._changed} changed what it held"
+            )
+            self.is_given_up = True
+        if made is None:
+            raise error
+        fresh = made.engine
+        self.inner, fresh.engine_core = fresh.engine_core, None
+        if self._is_closed:
+            self.inner.shutdown()
+            raise error
+        engine = self._engine()
+        if engine is not None:
+            fit_front_end(engine, fresh)
+        waking.watch(self)
+        return made
+
+    def failing(self, made: MadeAgain, error: Exception) -> list[Any]:
+        """Return the outputs that end the requests which cannot go on, with the reason; raises where there is no way to tell one."""
+        failed = self.unfinished.lost(most_tokens=_most_tokens(made.engine))
+        if (name := self.unfinished.at_fault(_DEATHS_OF_MEMORY if made.of_memory else _DEATHS_OF_CHANCE)) is not None:
+            failed[name] = "the engine died of this request while it ran alone"
+        return self.told(failed, error)
+
+    def told(self, failed: dict[str, str], error: Exception | None = None) -> list[Any]:
+        """Return the outputs that tell of requests that failed."""
+        for name, why in failed.items():
+            get_logger().warning("a request failed", request=name, because=why)
+            if not self.unfinished.is_of_tokens(name):
+                self.shutdown()
+                raise error or waking.death()
+        self.unfinished.drop(failed)
+        return [_failed_output(name, why) for name, why in failed.items()]
+
+    def differing(self) -> dict[str, str]:
+        """Return the requests that are to fail because they came out otherwise, with the reason."""
+        why = "computed once more after a death it gave other tokens than those that were delivered"
+        return dict.fromkeys(self.unfinished.differing(), why)
+
+
+class _Resources:
+    """A client's resources, dead only once the core is not made again."""
+
+    def __init__(self, inner: Any, is_given_up: bool) -> None:
+        self._resources, self.engine_dead = inner, inner.engine_dead and is_given_up
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._resources, name)
+
+    def __call__(self) -> Any:
+        return self._resources()
+
+
+def _noting(client: LastingClient, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call of the inner client that is noted once it is made."""
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if not args or args[0] not in _READING:
+            client.note(name)
+        return call(*args, **kwargs)
+
+    return noted
+
+
+def is_death(error: Exception) -> bool:
+    """Return whether an exception tells that the core has died."""
+    return type(error).__name__ == "EngineDeadError"
+
+
+def _is_float32(engine: Any) -> bool:
+    config = getattr(getattr(engine, "vllm_config", None), "model_config", None)
+    return str(getattr(config, "dtype", "torch.float32")) == "torch.float32"
+
+
+def _most_tokens(engine: Any) -> int | None:
+    config = getattr(getattr(engine, "vllm_config", None), "model_config", None)
+    found = getattr(config, "max_model_len", None)
+    return found if isinstance(found, int) else None
+
+
+def _failed_output(name: str, why: str) -> Any:
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+    return EngineCoreOutput(name, [], finish_reason=FinishReason.ERROR, stop_reason=why)
+
+
+def outputs_of(outputs: list[Any]) -> Any:
+    """Return outputs of single requests as a core gives them."""
+    from vllm.v1.engine import EngineCoreOutputs
+
+    return EngineCoreOutputs(outputs=outputs)
