@@ -1,7 +1,6 @@
 """Let the core of a guarded engine die at work in one of several ways, and tell what its caller got and what is left."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -48,12 +47,12 @@ def sync(way: str) -> dict[str, object]:
     from vllm import LLM
 
     guard = oomguard.guard(restart=way == "killed")  # for memory it is made again without a word
-    with contextlib.ExitStack() as inside:
-        inside.enter_context(guard)
-        llm = LLM(**SMALL)
-        if way != "refused":  # the others work outside the block
-            return worked(way, llm, guard)
-    return worked(way, llm, guard)
+    # No name for the engine here: an exception that vLLM keeps of its own imports keeps this frame.
+    with guard:
+        if way != "refused":
+            return worked(way, LLM(**SMALL), guard)
+        made = [LLM(**SMALL)]
+    return worked(way, made.pop(), guard)
 
 
 def worked(way: str, llm: object, guard: oomguard.Guard) -> dict[str, object]:
