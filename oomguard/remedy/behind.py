@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomguard.incident import Incident
-from oomguard.memory.vllm.exact_kv import kv_of
+from oomguard.memory.vllm.exact_kv import ExactKv, contradiction_of, kv_of
 from oomguard.memory.vllm.failed_allocation import failed_allocation
 from oomguard.memory.vllm.failed_start import fails_while_profiling
 from oomguard.remedy.modelled import FailureModel, Models
@@ -23,6 +23,8 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
             (start,)
         )  # a smaller step shrinks all of its tensors, and what is left for the KV cache counts too
     cache, allocation = kv_of(incident, model), failed_allocation(incident, model)
+    if cache is not None and _is_laid_out_otherwise(cache, incident):
+        cache = start = None  # what the engine printed counts
     found = (
         None if allocation is None else AllocationModel(allocation),
         None if cache is None else KvModel(cache),
@@ -30,3 +32,9 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
     )
     models = tuple(one for one in found if one is not None)
     return Models(models) if models else None
+
+
+def _is_laid_out_otherwise(cache: ExactKv, incident: Incident) -> bool:
+    """Return whether the engine lays the cache out otherwise: where its bytes or blocks were set, nothing else explains the difference."""
+    is_set = any(incident.number(name) is not None for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override"))
+    return is_set and contradiction_of(cache, incident) is not None

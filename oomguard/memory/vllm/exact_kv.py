@@ -184,7 +184,7 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
     if found is None:
         return incident
     pool = pool_blocks(found, incident)
-    contradicted = next(_contradictions(found, incident, pool), None)
+    contradicted = contradiction_of(found, incident)
     if contradicted is not None:
         return replace(incident, unknown=(*incident.unknown, contradicted))
     facts = dict(incident.facts)
@@ -250,8 +250,12 @@ def pool_blocks(found: ExactKv, incident: Incident) -> int | None:
     return None if pool_bytes is None else int(pool_bytes) // found.block_bytes
 
 
+def contradiction_of(found: ExactKv, incident: Incident) -> str | None:
+    """Return which printed figure the layout does not give, None where it agrees with all: then it counts, else what was printed."""
+    return next(_contradictions(found, incident, pool_blocks(found, incident)), None)
+
+
 def _contradictions(found: ExactKv, incident: Incident, pool: int | None) -> Iterator[str]:
-    """Yield each printed figure that the layout does not give."""
     needed, slack = incident.number("kv_cache_needed_bytes"), incident.slack("kv_cache_needed_bytes")
     if needed is not None and abs(needed - found.request_bytes) > slack:
         yield (

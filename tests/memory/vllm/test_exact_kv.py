@@ -304,3 +304,24 @@ def test_a_decoder_that_attends_across_gets_a_smaller_step_but_never_less_than_o
     assert values(found)["max_num_batched_tokens"] == 59 * CPU_BLOCK_TOKENS
     tiny = planned(too_small(whisper, {"kv_cache_memory_bytes": 10 * block}, **asked))
     assert "max_num_batched_tokens" not in values(tiny)
+
+
+def test_where_the_layout_is_not_the_engine_s_nothing_is_solved_by_it(too_small):
+    """VLLM_PP_LAYER_PARTITION=1,5: the second stage has five of six layers, and the engine's own estimate is 9600 tokens."""
+    config = PLAIN | {"num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    printed = {
+        "kv_cache_needed_bytes": Fact("kv_cache_needed_bytes", 0.1 * GIB, slack=0.05 * GIB),
+        "estimated_max_model_len_tokens": 9600,
+        "max_model_len_tokens": 40960,
+        "pipeline_parallel_size": 2,
+        "device_total_bytes": 24 * GIB,
+        "kv_cache_available_bytes": Fact("kv_cache_available_bytes", 0.02 * GIB, slack=0.005 * GIB),
+        "kv_cache_is_fixed": True,
+    }
+    incident = too_small(
+        {**config, "max_position_embeddings": 40960},
+        {"kv_cache_memory_bytes": 24 << 20, "max_model_len": 40960},
+        **printed,
+    )
+    found = planned(incident, "reduces-capacity")
+    assert values(found) == {"max_model_len": 9600}
