@@ -38,6 +38,7 @@ def plan(
     """
     patches: dict[str, Patch] = {}
     alternatives: dict[str, Alternative] = {}
+    instead: dict[str, Patch] = {}
     unknown: dict[str, None] = dict.fromkeys(incident.unknown)
     for cause in incident.causes:
         if not cause.rule:
@@ -63,8 +64,10 @@ def plan(
                 continue
             if fix.alternative or patch.blocked_by == HARD_LIMIT:
                 alternatives.setdefault(patch.setting, _alternative(patch))
+                instead.setdefault(patch.setting, patch)
                 continue
             patches[patch.setting] = patch
+    _take_what_is_left(patches, instead, alternatives)
     applicable = [patch for patch in patches.values() if patch.applicable]
     if model is not None and not applicable:
         _add_modelled(incident, model, policy, tried, patches, alternatives)
@@ -77,6 +80,17 @@ def plan(
     )
     ordered = sorted(shown, key=lambda p: (not p.applicable, p.new is None, p.effect))
     return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
+
+
+def _take_what_is_left(
+    patches: dict[str, Patch], instead: dict[str, Patch], alternatives: dict[str, Alternative]
+) -> None:
+    """Make patches of the alternatives that may be applied, where the user ruled out all that is better than they are."""
+    if patches and all(is_out_of_question(patch) for patch in patches.values()):
+        for name, patch in instead.items():
+            if patch.applicable:
+                patches[name] = patch
+                del alternatives[name]
 
 
 def _alternative(patch: Patch) -> Alternative:

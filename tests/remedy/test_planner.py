@@ -389,3 +389,15 @@ def test_a_plan_is_ordered_and_says_why(kind, facts, policy, complete):
         assert patch.applicable == (patch.new is not None and patch.blocked_by is None)
         if policy.allow is not None and patch.applicable:
             assert patch.effect <= policy.allow
+
+
+@pytest.mark.parametrize(("pinned", "applied"), [((), ["max_num_seqs"]), (("max_num_seqs",), ["max_model_len"])])
+def test_an_alternative_is_what_is_done_once_the_user_ruled_out_what_is_better(pinned, applied):
+    result = planned(
+        fix("max_num_seqs", value="8.0", effect=Effect.REDUCES_CAPACITY),
+        fix("max_model_len", value="4096.0", effect=Effect.REDUCES_CAPACITY, alternative=True),
+        policy=Policy(allow=Effect.REDUCES_CAPACITY, pinned=frozenset(pinned)),
+        base=incident("cuda_oom", max_model_len_tokens=8192, max_num_seqs=64),
+    )
+    assert [patch.setting for patch in result.plan if patch.applicable] == applied
+    assert [other.setting for other in result.alternatives] == ([] if pinned else ["max_model_len"])
