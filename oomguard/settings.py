@@ -50,6 +50,7 @@ class Setting:
     values: Mapping[str, Effect] = field(default_factory=dict)
     moot_by: frozenset[str] = frozenset()
     moot_but_in: frozenset[str] = frozenset()
+    free_by: frozenset[str] = frozenset()
 
     def is_moot(self, kind: str, facts: Mapping[str, Fact]) -> bool:
         """Return whether changing it does nothing in a failure of this kind, by what else is set."""
@@ -71,7 +72,12 @@ def _read() -> Mapping[str, Setting]:
         values = {text: Effect.parse(effect) for text, effect in row.get("values", {}).items()}
         is_hard, moot = row.get("limit") == "hard", row.get("moot", {})
         own = Setting(name, row["type"], raised, lowered, row.get("fact"), is_hard, row.get("env"), values)
-        rows[name] = replace(own, moot_by=frozenset(moot.get("by", ())), moot_but_in=frozenset(moot.get("but_in", ())))
+        rows[name] = replace(
+            own,
+            moot_by=frozenset(moot.get("by", ())),
+            moot_but_in=frozenset(moot.get("but_in", ())),
+            free_by=frozenset(row.get("free_by", ())),
+        )
     return MappingProxyType(rows)
 
 
@@ -126,9 +132,16 @@ def _positive(knob: Setting, value: float) -> FactValue:
     return value
 
 
-def effect_of(name: str, old: FactValue | None, new: FactValue) -> Effect:
-    """Return the effect of changing a setting from ``old`` to ``new``; an unknown old value counts as the dearer way."""
+def effect_of(
+    name: str, old: FactValue | None, new: FactValue, facts: Mapping[str, Fact] = MappingProxyType({})
+) -> Effect:
+    """Return the effect of changing a setting from ``old`` to ``new``; an unknown old value counts as the dearer way.
+
+    ``facts``: those of the failure; where one of them says so, neither way costs anything.
+    """
     knob = SETTINGS[name]
+    if any(facts[fact].value is True for fact in knob.free_by if fact in facts):
+        return Effect.OUTPUT_PRESERVING
     if isinstance(new, str) and new in knob.values:
         return knob.values[new]
     if knob.type == "str" or old is None or isinstance(old, str) or isinstance(new, str):

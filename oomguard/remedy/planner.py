@@ -191,7 +191,7 @@ def _typed(name: str, value: FactValue | None) -> FactValue | None:
 
 def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy: Policy) -> Patch:
     old = present_value(fix.setting, incident)
-    effect = effect_of(fix.setting, old, solution.value) if solution.value is not None else fix.effect
+    effect = effect_of(fix.setting, old, solution.value, incident.facts) if solution.value is not None else fix.effect
     value, engine, version = solution.value, incident.framework, incident.framework_version
     patch = Patch(
         setting=fix.setting,
