@@ -6,6 +6,7 @@ Context variables hold the guards, so threads and tasks outside them see nothing
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,19 +33,35 @@ _failed_calls: ContextVar[tuple[list[FailedCall], ...]] = ContextVar("oomguard_f
 # One entry for each guard in force, whichever thread it is in.
 in_force: Final[list[None]] = []
 _unguarded_threads: Final[list[str]] = []
+_installing = threading.RLock()
 # What engines' calls go through once it is in place: a guarded call that succeeds asks for no more than this.
 watching: Final[list[Handler]] = []
 
 
 def watch() -> None:
-    """Have the engines' calls go through here, once per process, unless everything is off."""
-    if not watching and not disabled():
-        from oomguard.engines.known import watch_starts
-        from oomguard.guarding.start import started
+    """Have the engines' calls go through here, once per process, unless everything is off.
 
-        watch_calls(_watched, _watched_often, inside_call.get)
-        watch_starts(started)
-        watching.append(_watched)
+    Who comes while another thread is at it waits: its calls would not be watched yet.
+    """
+    if watching or disabled():
+        return
+    with _installing:
+        if not watching:
+            from oomguard.engines.known import watch_starts
+            from oomguard.guarding.start import started
+
+            watch_calls(_watched, _watched_often, inside_call.get)
+            watch_starts(started)
+            watching.append(_watched)
+
+
+def _renew_lock() -> None:
+    """In a fork of this process nobody may be left to release it."""
+    global _installing  # noqa: PLW0603 - of this process
+    _installing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextlib.contextmanager

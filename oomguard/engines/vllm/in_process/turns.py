@@ -24,6 +24,8 @@ _ALL: Final = "all"
 # A model's weights may take minutes to load; a start that hangs is not to keep the others from theirs.
 WAITS_S: Final = 900.0
 _LOOKS_EVERY_S: Final = 0.2
+# How often a lock is tried anew that somebody removes at the same time.
+_TRIES: Final = 50
 
 
 @contextlib.contextmanager
@@ -74,7 +76,7 @@ class _Lock:
 
     def _is_taken(self) -> bool:
         """Take it, unless somebody holds it; who held it before has removed the file that was locked. Raises OSError."""
-        while True:
+        for _ in range(_TRIES):
             try:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except FileNotFoundError:  # who gives a lock up removes the folder with it
@@ -93,6 +95,7 @@ class _Lock:
             finally:
                 if descriptor >= 0:
                     os.close(descriptor)
+        return False
 
     def give_up(self) -> None:
         """Remove the file where nobody else holds it, and unlock it: a fork of this process may hold the descriptor too."""
@@ -122,15 +125,17 @@ def _private(folder: Path) -> Path | None:
     """Return a folder that only this user writes to; None where there is none."""
     place = folder / f"oomguard-starts-{os.geteuid()}"
     found = None
-    while found is None:
+    for _ in range(_TRIES):  # who gives a lock up removes the folder with it
         try:
             with contextlib.suppress(FileExistsError):
                 place.mkdir(mode=0o700)
             found = place.lstat()
-        except FileNotFoundError:  # removed meanwhile by who gave a lock up, or there is nowhere to make it
-            if not folder.is_dir():
-                return None
+            break
+        except FileNotFoundError:
+            continue
         except OSError:
             return None
+    if found is None:
+        return None
     is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
     return place if is_ours else None
