@@ -406,16 +406,18 @@ def test_an_alternative_is_what_is_done_once_the_user_ruled_out_what_is_better(p
 @pytest.mark.parametrize(
     ("user", "effect"), [({}, "reduces-capacity"), ({"num_gpu_blocks_override": 256}, "output-preserving")]
 )
-def test_a_share_that_decides_nothing_is_lowered_for_nothing(user, effect):
+@pytest.mark.parametrize("kind", ["startup_free_memory_below_utilization", "cpu_node_memory"])
+def test_a_share_that_decides_nothing_is_lowered_for_nothing(kind, user, effect):
     """The engine claims its share before anything else, also where blocks decide how large the KV cache is."""
     base = incident(
-        "startup_free_memory_below_utilization",
+        kind,
         user={"gpu_memory_utilization": 0.9, **user},
         device_free_bytes=8 * GIB,
         device_total_bytes=24 * GIB,
         desired_bytes=21.6 * GIB,
         gpu_memory_utilization_ratio=0.9,
         gpu_memory_utilization_set=True,
+        num_gpu_blocks_override_set=bool(user),
         **user,
     )
     found = assessed(replace(base, framework="vllm"))
