@@ -111,9 +111,12 @@ class Guard:
 
     def for_function(self) -> Guard:
         """Return a guard of the same policy for all calls of one decorated function."""
-        callbacks = self._on_incident, self._on_patch
         return Guard(
-            self.policy, batch=self.batch, restart=self.restart, on_incident=callbacks[0], on_patch=callbacks[1]
+            self.policy,
+            batch=self.batch,
+            restart=self.restart,
+            on_incident=self._on_incident,
+            on_patch=self._on_patch,
         )
 
     def shows_on(self, function: Any) -> None:

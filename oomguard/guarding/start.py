@@ -256,14 +256,11 @@ def _keeping_quiet(what: str) -> Iterator[None]:
 
 def _name_orphans() -> None:
     """Name engines that outlived their program, a notebook that crashed: they hold memory, and are ended only by who owns them."""
-    from oomguard.observe.processes import vllm_orphans
+    from oomguard.checking.devices import left_over_checks
 
-    orphans, _ = vllm_orphans()
-    if orphans:
-        names = ", ".join(f"{pid} ({name})" for pid, name in orphans.items())
-        get_logger().warning(
-            "engines that lost their program hold memory", processes=names, end=f"kill {' '.join(map(str, orphans))}"
-        )
+    found = next(left_over_checks((), {}))
+    if found.status == "problem":
+        get_logger().warning(found.text, end=found.advice)
 
 
 def _mark_explained(error: Exception) -> None:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from support.vllm_script import result_of
+
 
 def run(folder: Path, env: dict[str, str], *words: str, **more: str) -> list[object]:
     """Run a case of scripts/guarded.py and return what it printed last, as JSON."""
-    ran = subprocess.run(
-        ["python", "guarded.py", *words],
-        cwd=folder,
-        env={**env, **more},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    rows = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
-    assert rows, ran.stdout[-4000:] + ran.stderr[-4000:]
-    found: list[object] = json.loads(rows[-1].removeprefix("RESULT "))
+    found: list[object] = result_of(folder, env, "guarded.py", *words, **more)
     return found
 
 

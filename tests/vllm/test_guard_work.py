@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.vllm_script import result_of
 
 DYING = Path(__file__).parents[2] / "benchmarks" / "support" / "dying_engine"
 ALL = 40
@@ -15,18 +15,7 @@ ALL = 40
 
 def run(folder: Path, env: dict[str, str], way: str, **more: str) -> dict[str, Any]:
     """Run a case of scripts/working.py and return what it printed last."""
-    ran = subprocess.run(
-        ["python", "working.py", way],
-        cwd=folder,
-        env={**env, **more},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    rows = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
-    assert rows, ran.stdout[-4000:] + ran.stderr[-4000:]
-    found: dict[str, Any] = json.loads(rows[-1].removeprefix("RESULT "))
+    found: dict[str, Any] = result_of(folder, env, "working.py", way, **more)
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from oomguard.memory.model.encoder import Encoder
-from oomguard.memory.model.families import FAMILIES
+from oomguard.memory.model.families import encoder_decoder
 from oomguard.memory.model.shape import is_count
 
 _MLP_TENSORS: Final = 2
@@ -18,8 +18,7 @@ _MLP_TENSORS: Final = 2
 
 def read_audio_encoder(config: Mapping[str, Any], output_width: int) -> Encoder | None:
     """Read the encoder; None where the model's decoder does not attend across to one, or where a number is missing."""
-    kind = config.get("model_type")
-    both = FAMILIES["encoder_decoder"].get(kind) if isinstance(kind, str) else None
+    both = encoder_decoder(config)
     if both is None:
         return None
     names = both["encoder"]

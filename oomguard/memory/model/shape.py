@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from oomguard.errors import ConfigError
-from oomguard.memory.model.families import FAMILIES
+from oomguard.memory.model.families import FAMILIES, encoder_decoder
 from oomguard.memory.model.json_file import mistakes_in, shown
 
 _ALIASES: Final[Mapping[str, list[str]]] = FAMILIES["aliases"]
@@ -103,8 +103,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _decoder(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    kind = config.get("model_type")
-    both = FAMILIES["encoder_decoder"].get(kind) if isinstance(kind, str) else None
+    both = encoder_decoder(config)
     if both is None:
         return config
     return {**config, **{name: config[own] for name, own in both["decoder"].items() if own in config}}

@@ -15,9 +15,8 @@ def fit_front_end(engine: Any, fresh: Any) -> None:
     """
     with contextlib.suppress(AttributeError):
         engine.vllm_config.model_config.max_model_len = fresh.vllm_config.model_config.max_model_len
-    with contextlib.suppress(
-        AttributeError
-    ):  # what was sent once is not sent again, and the new core has nothing of it
+    # What was sent once is not sent again, and the new core has nothing of it.
+    with contextlib.suppress(AttributeError):
         engine.renderer.clear_mm_cache()
     with contextlib.suppress(AttributeError):  # its own have been taken out of the registry by the new ones
         engine.logger_manager = fresh.logger_manager

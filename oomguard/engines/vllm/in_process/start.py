@@ -92,7 +92,7 @@ class VllmStart:
 
     def attend(self, engine: Any, make_again: MakeAgain) -> None:
         """Hear the engine's processes for as long as it lives, and have it made again where its core dies."""
-        if not may_attend(engine):
+        if not self._listener.stays:
             return
         weakref.finalize(engine, self._stop_hearing)
 
