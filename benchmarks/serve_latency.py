@@ -11,10 +11,8 @@ import http.client
 import json
 import math
 import os
-import random
 import signal
 import socket
-import statistics
 import subprocess
 import tempfile
 import time
@@ -25,9 +23,10 @@ import psutil
 
 from support.commands import ROOT, oomguard_command
 from support.figure import conclude, skip
+from support.paired import interval, trimmed
 
 WIDTH_GOAL, RATIO_GOAL = 0.02, 1.01
-START_S, WARM_UP, TOKENS, TRIMMED, RESAMPLES = 240, 20, 48, 0.1, 4000
+START_S, WARM_UP, TOKENS = 240, 20, 48
 
 
 def free_port() -> int:
@@ -96,19 +95,6 @@ def latency_s(connection: http.client.HTTPConnection) -> float:
     if answer["usage"]["completion_tokens"] != TOKENS:
         raise SystemExit(f"an answer of another length: {answer}")
     return took
-
-
-def trimmed(logs: list[float]) -> float:
-    """The mean without the outermost tenth on each side."""
-    cut = int(len(logs) * TRIMMED)
-    return statistics.fmean(sorted(logs)[cut : len(logs) - cut])
-
-
-def interval(logs: list[float], seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the ratio, by bootstrap over the pairs."""
-    draw = random.Random(seed)
-    found = sorted(trimmed(draw.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
-    return math.exp(found[int(0.025 * RESAMPLES)]), math.exp(found[int(0.975 * RESAMPLES)])
 
 
 def round_of(

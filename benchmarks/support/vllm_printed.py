@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oomguard.engines.vllm import own_command
+from oomguard.engines.vllm.in_process.listening import CORE_FAILED
 from oomguard.engines.vllm.sources import parsed
 from oomguard.observe.text import peel
 from oomguard.rules.load import load_rules
@@ -64,6 +65,7 @@ def printed_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Ite
     for row in _request_lines():
         anchor, search = row["anchor"], re.compile(row["pattern"]).search
         looked.append(Looked(f"request: {anchor}", (anchor,), only_in.get(anchor), search, row["source"]))
+    looked.append(Looked("a core that fails to start", (CORE_FAILED,), None, re.compile(re.escape(CORE_FAILED)).search))
     texts = printed_texts(package, {anchor for one in looked for anchor in one.anchors})
     for one in looked:
         yield _text_row(one, texts, stated=is_in(one.versions, version))

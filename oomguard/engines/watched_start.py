@@ -56,8 +56,13 @@ MakeAgain = Callable[[EndedStart, bool], MadeAgain | None]
 class WatchedStart(Protocol):
     """One start of an engine, before it is made: attempted with the program's own arguments, then with changed ones."""
 
-    def attempt(self, changed: Mapping[str, FactValue]) -> EndedStart:
-        """Start the engine with these settings changed; what is no failure (Ctrl-C) is raised as it is."""
+    def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
+        """Start the engine with these settings changed; what is no failure (Ctrl-C) is raised as it is.
+
+        Args:
+            changed: the values that take the place of the program's own.
+            within_s: the seconds after which a start that goes on is ended; None: never.
+        """
 
     def attend(self, engine: Any, make_again: MakeAgain) -> None:
         """Stay with an engine that was made, and have it made again where it dies at work."""

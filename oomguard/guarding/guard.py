@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
 
 from oomguard.diagnosing import assess_all, default_rules
+from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.guarding.decorating import decorate
 from oomguard.guarding.failure import annotate, scan_error
@@ -37,6 +38,7 @@ class Guard:
         policy: what it permits.
         batch: the arguments along which a decorated function is split; empty: it is not.
         restart: whether an engine that dies at work of anything but memory is made again.
+        start_within_s: the seconds in which an engine must have started; None: it may take any number.
         attempts: every attempt under ``with``, over all calls in it. A decorated function's are on the function: those of
             the last call that ran out of memory.
         diagnosis: the last failure; None: there was none. A decorated function's is on the function.
@@ -50,10 +52,11 @@ class Guard:
         *,
         batch: str | Collection[str] | None = None,
         restart: bool = False,
+        start_within_s: float | None = None,
         on_incident: Callable[[Incident], object] | None = None,
         on_patch: Callable[[Patch], object] | None = None,
     ) -> None:
-        self.policy, self.restart = policy, restart
+        self.policy, self.restart, self.start_within_s = policy, restart, start_within_s
         self.batch: tuple[str, ...] = (batch,) if isinstance(batch, str) else tuple(batch or ())
         self.attempts: tuple[Attempt, ...] = ()
         self.diagnosis: Diagnosis | None = None
@@ -115,6 +118,7 @@ class Guard:
             self.policy,
             batch=self.batch,
             restart=self.restart,
+            start_within_s=self.start_within_s,
             on_incident=self._on_incident,
             on_patch=self._on_patch,
         )
@@ -173,6 +177,7 @@ def guard(
     batch: str | Collection[str] | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     restart: bool = False,
+    start_within_s: float | None = None,
     on_incident: Callable[[Incident], object] | None = None,
     on_patch: Callable[[Patch], object] | None = None,
 ) -> Guard: ...
@@ -186,6 +191,7 @@ def guard(
     batch: str | Collection[str] | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     restart: bool = False,
+    start_within_s: float | None = None,
     on_incident: Callable[[Incident], object] | None = None,
     on_patch: Callable[[Patch], object] | None = None,
 ) -> Any:
@@ -203,22 +209,33 @@ def guard(
         max_attempts: runs of one call, the first included.
         restart: whether an engine that dies at work is made again as it was where memory was not the cause. For memory it is
             made again with the least that fits, whatever is said here.
+        start_within_s: the seconds in which vLLM must have started; one that has not is ended, and raises what vLLM raises where its
+            processes died. None: it may take any number.
         on_incident: called with each incident, diagnosed and planned for.
         on_patch: called with each patch before it is applied.
 
     Raises:
-        SettingError: an unknown effect, setting or argument to split.
+        SettingError: an unknown effect, setting or argument to split, or a time that is none.
         UsageError: what is guarded is no function (a class, a number).
 
     What the guarded code raises comes out unchanged, with the diagnosis in its notes where it is a memory failure.
     """
+    if start_within_s is not None and not start_within_s > 0:
+        raise SettingError(f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None")
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
     if policy.allow is Effect.CHANGES_OUTPUTS:
         # It would be silence where nothing fits: the number of rows is all that a guard changes, and keeps outputs.
         logging.getLogger("oomguard").warning(
             "oomguard: a guard changes no outputs: allow=%s permits nothing more", allow
         )
-    made = Guard(policy, batch=batch, restart=restart, on_incident=on_incident, on_patch=on_patch)
+    made = Guard(
+        policy,
+        batch=batch,
+        restart=restart,
+        start_within_s=start_within_s,
+        on_incident=on_incident,
+        on_patch=on_patch,
+    )
     return made if function is None else made(function)
 
 

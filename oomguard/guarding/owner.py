@@ -16,6 +16,7 @@ class Owner(Protocol):
     policy: Policy
     known: KnownSizes
     restart: bool
+    start_within_s: float | None
 
     def record(self, attempt: Attempt) -> None:
         """Take an attempt that ended."""

@@ -149,7 +149,7 @@ class StartRun:
     def _attempt(self) -> EndedStart:
         """Make one attempt. A change that cannot be made ends the run as a failed attempt, not as an exception of ours."""
         try:
-            return self._start.attempt(self._ledger.settings)
+            return self._start.attempt(self._ledger.settings, self._owner.start_within_s)
         except (TypeError, ValueError) as problem:
             if not self._ledger.settings:
                 raise
@@ -167,6 +167,8 @@ class StartRun:
             # A later attempt that fails of something else does not hide the failure that led to it.
             is_first, self._first_error = self._first_error is None, self._first_error or error
             _mark_explained(error)  # nobody else has to guess: what its processes said is known here
+            if ended.not_again is not None:
+                error.add_note(f"oomguard: {ended.not_again}")
             if not is_first:
                 get_logger().warning(
                     "the changed start failed of something else", error=f"{type(error).__name__}: {error}"

@@ -78,13 +78,17 @@ def test_all_else_that_the_program_gave_stays_and_so_does_its_own_object(program
     assert length == 32768
 
 
+# What other programs left on this machine is named too.
+ORPHANS = "vLLM processes without the process that started them"
+
+
 def test_the_log_says_what_failed_and_what_is_changed(program):
     ran = program("""
         def main():
             with oomguard.guard(allow="reduces-capacity"):
                 LLM("org/model", **SMALL).shutdown()
     """)
-    said = [line for line in ran.stderr.splitlines() if line.startswith("oomguard: ")]
+    said = [line for line in ran.stderr.splitlines() if line.startswith("oomguard: ") and ORPHANS not in line]
     assert said[0].startswith("oomguard: out of memory: kind kv_cache_too_small_for_max_len")
     assert "process EngineCore pid=" in said[0]
     assert said[1] == "oomguard: this engine starts with reduced settings: max_model_len 32768 -> 1953"

@@ -30,6 +30,8 @@ _CREDENTIALS: Final = struct.Struct("3i")
 # What was sent before a process died has arrived by then.
 _SETTLES_WITHIN_S: Final = 2.0
 _QUIET_S: Final = 0.1
+# With this a core tells that it will not start; it ends then.
+CORE_FAILED: Final = "EngineCore failed to start."
 
 
 class Listener:
@@ -39,6 +41,7 @@ class Listener:
         path: of the socket; None where nobody can be heard.
         problem: why nobody can be heard.
         speakers: the other processes that spoke, with the clock ticks at which each was started.
+        failed: the processes that told that they failed to start, with the monotonic seconds at which they did.
         stays: whether it hears on once the start is over.
     """
 
@@ -46,6 +49,7 @@ class Listener:
         self.path: str | None = None
         self.problem: str | None = None
         self.speakers: dict[int, int | None] = {}
+        self.failed: dict[int, float] = {}
         self.stays = False
         self._pid = os.getpid()
         self._folder: Path | None = None
@@ -170,6 +174,8 @@ class Listener:
             connection.close()
 
     def _keep(self, row: dict[str, Any]) -> None:
+        if str(row.get("text")).startswith(CORE_FAILED):
+            self.failed[row["pid"]] = time.monotonic()
         if len(self._first) < _MOST_FIRST:
             self._first.append(row)
         else:

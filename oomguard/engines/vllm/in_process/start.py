@@ -16,6 +16,7 @@ from oomguard.engines.vllm.in_process.attended import attend, may_attend
 from oomguard.engines.vllm.in_process.capture import Capture
 from oomguard.engines.vllm.in_process.lasting_client import LastingClient
 from oomguard.engines.vllm.in_process.listening import Listener
+from oomguard.engines.vllm.in_process.stuck import Watched
 from oomguard.engines.vllm.in_process.turns import turn
 from oomguard.engines.vllm.in_process.words import in_the_last_step, last_words, lines_of, segments_of
 from oomguard.engines.vllm.plugin import GROUP, LISTENER
@@ -60,14 +61,14 @@ class VllmStart:
         self._listener = Listener()
         self._told: set[str] = set()
 
-    def attempt(self, changed: Mapping[str, FactValue]) -> EndedStart:
-        """Start the engine with these settings changed, and return how that ended."""
+    def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
+        """Start the engine with these settings changed, in so many seconds or any number, and return how that ended."""
         args, kwargs = self._arguments.call(changed)
         with _one_at_a_time, turn():
             before = read_cgroup()
             self._listener = Listener()
-            result, error = None, None
-            with _heard(self._listener) as captures:
+            result, error, watched = None, None, Watched(self._listener, within_s)
+            with _heard(self._listener) as captures, watched.lasting():
                 try:
                     result = self._function(*args, **kwargs)
                     self._listener.stays = may_attend(result)
@@ -87,7 +88,9 @@ class VllmStart:
             last_words=last_words(rows),
             printed=printed,
             killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, after)),
-            not_again=self._why_not_again(error),
+            not_again=f"it had not started within {within_s:g} s, and was ended"
+            if watched.is_late
+            else self._why_not_again(error),
         )
 
     def attend(self, engine: Any, make_again: MakeAgain) -> None:

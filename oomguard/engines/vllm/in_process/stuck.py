@@ -1,0 +1,87 @@
+"""A start that will not end: a core that said that it failed and waits for a worker that never hears it, or one that takes too long.
+
+vLLM's core asks its workers to end by a signal, which a worker can lose, and then waits for them without a limit; so does the
+front end for the core. Ended here are only the processes of this start, its workers first: then the core ends by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from oomguard.engines.vllm.in_process.listening import Listener, started_ticks
+from oomguard.log import get_logger
+
+LOOKS_EVERY_S: Final = 0.5
+# vLLM's processes end within 5 seconds of a failure where nothing is lost.
+ENDS_WITHIN_S: Final = 20.0
+_CORE_FOLLOWS_WITHIN_S: Final = 5.0
+
+
+class Watched:
+    """A start that is watched while it lasts.
+
+    Args:
+        listener: hears the start's processes.
+        within_s: the seconds that it may take; None: any.
+
+    Attributes:
+        is_late: whether it was ended for taking longer.
+    """
+
+    def __init__(self, listener: Listener, within_s: float | None) -> None:
+        self._listener, self._within_s = listener, within_s
+        self._over = threading.Event()
+        self._began_s = time.monotonic()
+        self.is_late = False
+
+    @contextlib.contextmanager
+    def lasting(self) -> Iterator[Watched]:
+        """Watch in a thread until the block ends."""
+        thread = threading.Thread(target=self._watch, name="oomguard-start-watch", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads can be started: then it is not watched
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            if thread.ident is not None:
+                thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOKS_EVERY_S):
+            now_s = time.monotonic()
+            failed = self._listener.failed
+            stuck = {pid for pid, at_s in failed.items() if now_s - at_s > ENDS_WITHIN_S and self._is_alive(pid)}
+            late = self._within_s is not None and now_s - self._began_s > self._within_s
+            if not (stuck or late):
+                continue
+            if late and not stuck:
+                self.is_late = True
+                get_logger().warning("the engine does not start in time", within_s=self._within_s)
+            else:
+                get_logger().warning("the engine failed and does not end", processes=sorted(stuck))
+            self._end_all(spared=stuck)
+            return
+
+    def _end_all(self, spared: set[int]) -> None:
+        """Kill the start's processes; those ``spared`` only where they do not follow."""
+        self._kill(set(self._listener.speakers) - spared)
+        until_s = time.monotonic() + _CORE_FOLLOWS_WITHIN_S
+        while any(map(self._is_alive, spared)) and time.monotonic() < until_s and not self._over.wait(0.05):
+            pass
+        self._kill(set(self._listener.speakers))
+
+    def _kill(self, pids: set[int]) -> None:
+        for pid in filter(self._is_alive, pids):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _is_alive(self, pid: int) -> bool:
+        ticks = self._listener.speakers.get(pid)
+        return ticks is not None and started_ticks(pid) == ticks

@@ -1,0 +1,97 @@
+"""A start that will not end is ended: a core that said that it failed, its workers first, and one that takes longer than it may."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from oomguard.engines.vllm.in_process import speaking, stuck
+from oomguard.engines.vllm.in_process.listening import CORE_FAILED, Listener
+from oomguard.engines.vllm.in_process.stuck import Watched
+from oomguard.engines.vllm.plugin import LISTENER
+
+# A worker that ignores SIGTERM, and a core that waits for it once it has said its words.
+WORKER = """
+import signal, sys, time
+from oomguard.engines.vllm.plugin import register
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+register()
+print("ready", flush=True)
+time.sleep(120)
+"""
+CORE = """
+import logging, subprocess, sys
+from oomguard.engines.vllm.plugin import register
+register()
+worker = subprocess.Popen([sys.executable, "-c", {worker!r}], stdout=subprocess.PIPE, text=True)
+worker.stdout.readline()
+logging.getLogger("vllm.core").{say}
+print(worker.pid, flush=True)
+worker.wait()
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+    monkeypatch.setattr(stuck, "LOOKS_EVERY_S", 0.05)
+    monkeypatch.setattr(stuck, "ENDS_WITHIN_S", 0.5)
+    made = Listener()
+    made.open()
+    yield made
+    speaking.fall_silent()
+    made.close()
+
+
+@contextlib.contextmanager
+def core(listener: Listener, say: str) -> Iterator[subprocess.Popen[str]]:
+    code = CORE.format(worker=WORKER, say=say)
+    env = {**os.environ, LISTENER: str(listener.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        try:
+            yield process
+        finally:
+            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, 9)
+
+
+def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_worker_is_killed(listener):
+    with Watched(listener, None).lasting() as watched, core(listener, f"error({CORE_FAILED!r})") as process:
+        assert process.wait(30) == 3
+    assert not watched.is_late
+
+
+def test_what_has_not_started_in_time_is_killed(listener):
+    with Watched(listener, 0.5).lasting() as watched, core(listener, "info('loading')") as process:
+        assert process.wait(30) == -9
+    assert watched.is_late
+
+
+def test_a_core_that_did_not_fail_is_left_alone(listener):
+    with Watched(listener, None).lasting(), core(listener, "error('one request failed')") as process:
+        time.sleep(1.5)
+        assert process.poll() is None
+
+
+def test_another_process_that_got_the_number_of_one_that_spoke_is_left_alone(listener):
+    with core(listener, f"error({CORE_FAILED!r})") as process:
+        listener.settle()
+        listener.speakers = {pid: (ticks or 0) - 1 for pid, ticks in listener.speakers.items()}
+        with Watched(listener, 0.1).lasting():
+            time.sleep(1.5)
+        assert process.poll() is None
+
+
+def test_the_watch_ends_with_the_start(listener):
+    with Watched(listener, 1000.0).lasting():
+        assert "oomguard-start-watch" in {thread.name for thread in stuck.threading.enumerate()}
+    assert "oomguard-start-watch" not in {thread.name for thread in stuck.threading.enumerate()}
