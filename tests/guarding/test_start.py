@@ -78,6 +78,21 @@ def test_all_else_that_the_program_gave_stays_and_so_does_its_own_object(program
     assert length == 32768
 
 
+def test_an_engine_that_was_started_again_ends_where_the_program_lets_go_of_it(program):
+    ran = program("""
+        import gc, weakref
+        def work():
+            with oomguard.guard(allow="reduces-capacity"):
+                llm = LLM("org/model", **SMALL)
+            llm.shutdown()
+            return weakref.ref(llm)
+        def main():
+            gc.disable()
+            print("gone", work()() is None)
+    """)
+    assert ran.stdout.splitlines()[-1] == "gone True"
+
+
 # What other programs left on this machine is named too.
 ORPHANS = "vLLM processes without the process that started them"
 

@@ -73,24 +73,29 @@ class VllmStart:
                     result = self._function(*args, **kwargs)
                     self._listener.stays = may_attend(result)
                 except Exception as raised:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
-                    trace = raised.__traceback__
-                    error = raised.with_traceback(trace.tb_next if trace is not None else None)
+                    error = _without_ours(raised)
                     self._listener.settle()
             printed = "\n".join(capture.text() for capture in captures)
-        rows = self._listener.rows()
-        lines = lines_of(rows, error)
-        if error is None:
-            return EndedStart(result, lines=lines)
-        after = read_cgroup()
+        try:
+            if error is None:
+                return EndedStart(result, lines=lines_of(self._listener.rows(), None))
+            return self._failed(error, before, printed, watched)
+        finally:
+            # The exception's frames hold this one, and it all frames down to the program's: an engine of a later start in one of them
+            # would live until a collection.
+            del error
+
+    def _failed(self, error: Exception, before: Cgroup | None, printed: str, watched: Watched) -> EndedStart:
+        """Return how a start ended that raised."""
+        rows, after = self._listener.rows(), read_cgroup()
+        late = f"it had not started within {watched.within_s:g} s, and was ended" if watched.is_late else None
         return EndedStart(
             error=error,
-            lines=lines,
+            lines=lines_of(rows, error),
             last_words=last_words(rows),
             printed=printed,
             killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, after)),
-            not_again=f"it had not started within {within_s:g} s, and was ended"
-            if watched.is_late
-            else self._why_not_again(error),
+            not_again=late or self._why_not_again(error),
         )
 
     def attend(self, engine: Any, make_again: MakeAgain) -> None:
@@ -151,6 +156,12 @@ class VllmStart:
         if self._listener.speakers or _SPOILS not in str(error):
             return None
         return "the engine ran in this process, and a CUDA error stays in it: only a new process will do"
+
+
+def _without_ours(error: Exception) -> Exception:
+    """Return the exception without the frame of ours in which it was caught."""
+    trace = error.__traceback__
+    return error.with_traceback(trace.tb_next if trace is not None else None)
 
 
 @contextlib.contextmanager

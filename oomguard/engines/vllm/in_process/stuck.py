@@ -31,11 +31,12 @@ class Watched:
         within_s: the seconds that it may take; None: any.
 
     Attributes:
+        within_s: as given.
         is_late: whether it was ended for taking longer.
     """
 
     def __init__(self, listener: Listener, within_s: float | None) -> None:
-        self._listener, self._within_s = listener, within_s
+        self._listener, self.within_s = listener, within_s
         self._over = threading.Event()
         self._began_s = time.monotonic()
         self.is_late = False
@@ -58,12 +59,12 @@ class Watched:
             now_s = time.monotonic()
             failed = self._listener.failed
             stuck = {pid for pid, at_s in failed.items() if now_s - at_s > ENDS_WITHIN_S and self._is_alive(pid)}
-            late = self._within_s is not None and now_s - self._began_s > self._within_s
+            late = self.within_s is not None and now_s - self._began_s > self.within_s
             if not (stuck or late):
                 continue
             if late and not stuck:
                 self.is_late = True
-                get_logger().warning("the engine does not start in time", within_s=self._within_s)
+                get_logger().warning("the engine does not start in time", within_s=self.within_s)
             else:
                 get_logger().warning("the engine failed and does not end", processes=sorted(stuck))
             self._end_all(spared=stuck)
