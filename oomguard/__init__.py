@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from oomguard.comparing.comparison import Comparison
     from oomguard.comparing.diff import diff
     from oomguard.diagnosing import diagnose
-    from oomguard.errors import InputError, LaunchError, OomguardError, RuleError, SettingError, UsageError
+    from oomguard.errors import (
+        InputError,
+        LaunchError,
+        OomguardError,
+        RuleError,
+        SettingError,
+        UsageError,
+        WakeUpError,
+    )
     from oomguard.guarding.guard import Guard, guard
     from oomguard.guarding.loop import attempts
     from oomguard.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
@@ -42,6 +50,7 @@ __all__ = [
     "StartBudget",
     "StartPlan",
     "UsageError",
+    "WakeUpError",
     "__version__",
     "attempts",
     "diagnose",
@@ -56,7 +65,15 @@ _HOMES = {
     "comparing.comparison": ("Comparison",),
     "comparing.diff": ("diff",),
     "diagnosing": ("diagnose",),
-    "errors": ("InputError", "LaunchError", "OomguardError", "RuleError", "SettingError", "UsageError"),
+    "errors": (
+        "InputError",
+        "LaunchError",
+        "OomguardError",
+        "RuleError",
+        "SettingError",
+        "UsageError",
+        "WakeUpError",
+    ),
     "guarding.guard": ("Guard", "guard"),
     "guarding.loop": ("attempts",),
     "incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),

@@ -6,6 +6,7 @@ OomguardError
 │   ├── SettingError       an unknown setting, or a value it cannot take
 │   ├── ConfigError        a model's configuration that lacks a number or has an absurd one: says file and field
 │   └── RuleError          a rule file that cannot be used: says file, key path and column
+├── WakeUpError            a sleeping engine whose memory is not free: it is not woken, and sleeps on
 └── LaunchError            a command that could not be started (exit status 126 or 127, as a shell)
 
 What the user's own code raises is never replaced by one of these: when nothing can be remedied the original
@@ -27,6 +28,15 @@ class UsageError(OomguardError):
         self.hint = hint
         if hint is not None:
             self.add_note(hint)
+
+
+class WakeUpError(OomguardError):
+    """A sleeping engine that is not woken: its device has less free than it needs; ``hint`` says what to do."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.add_note(hint)
 
 
 class InputError(UsageError):

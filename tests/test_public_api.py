@@ -42,6 +42,7 @@ def test_the_public_names_are_exactly_these():
         "StartBudget",
         "StartPlan",
         "UsageError",
+        "WakeUpError",
         "__version__",
         "attempts",
         "diagnose",

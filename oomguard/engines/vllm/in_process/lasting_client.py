@@ -37,6 +37,7 @@ class LastingClient:
         unfinished: the requests that are not finished.
         before: the cgroup's count of kills while the core was last seen alive.
         suspects: the requests of the step at which the core died, where it said so.
+        before_waking: called before a sleeping core is woken whole; what it raises keeps it asleep.
     """
 
     def __init__(self, engine: Any, inner: Any, make_again: AfterDeath) -> None:
@@ -48,6 +49,7 @@ class LastingClient:
         self.unfinished = Unfinished(is_exact=_is_float32(engine))
         self.before: Cgroup | None = read_cgroup()
         self.suspects: Collection[str] = ()
+        self.before_waking: Callable[[], None] | None = None
         waking.watch(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -143,7 +145,9 @@ def _noting(client: LastingClient, name: str, call: Callable[..., Any]) -> Calla
     """Return a call of the inner client that is noted once it is made."""
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if not args or args[0] not in _READING:
+        if name == "wake_up" and client.before_waking is not None and not (args and args[0]) and not kwargs.get("tags"):
+            client.before_waking()
+        if not (args and isinstance(args[0], str) and args[0] in _READING):
             client.note(name)
         return call(*args, **kwargs)
 

@@ -16,6 +16,7 @@ from oomguard.engines.vllm.in_process.attended import attend, may_attend
 from oomguard.engines.vllm.in_process.capture import Capture
 from oomguard.engines.vllm.in_process.lasting_client import LastingClient
 from oomguard.engines.vllm.in_process.listening import Listener
+from oomguard.engines.vllm.in_process.sleeping import check_room
 from oomguard.engines.vllm.in_process.stuck import Watched
 from oomguard.engines.vllm.in_process.turns import turn
 from oomguard.engines.vllm.in_process.words import in_the_last_step, last_words, lines_of, segments_of
@@ -110,6 +111,7 @@ class VllmStart:
             return make_again(ended, client.unfinished.progressed)
 
         attend(engine, died)
+        engine.engine_core.before_waking = lambda: check_room(self._listener.rows())
 
     def _stop_hearing(self) -> None:
         """Close the listener of the engine that works now: another one after each death."""

@@ -107,6 +107,9 @@ class SyncMPClient:
     def collective_rpc(self, method: str) -> str:
         return method
 
+    def wake_up(self, tags: list[str] | None = None) -> str:
+        return f"woken {tags}"
+
     def anything_else(self) -> str:
         return "the inner client's"
 
@@ -371,3 +374,18 @@ def test_an_engine_whose_core_is_no_process_of_its_own_or_one_of_many_is_left_al
     ranked = SyncMPClient(Core())
     ranked.is_dp = True
     assert not may_attend(Engine(ranked))
+
+
+def test_a_core_for_which_there_is_no_room_is_not_woken_and_a_part_of_it_always_is():
+    engine = Engine(SyncMPClient(Core()))
+    attend(engine, lambda *_: None)
+
+    def refuses() -> None:
+        raise MemoryError("no room")
+
+    engine.engine_core.before_waking = refuses
+    with pytest.raises(MemoryError, match="no room"):
+        engine.engine_core.wake_up()
+    assert (
+        engine.engine_core.wake_up(["weights"]) == engine.engine_core.wake_up(tags=["weights"]) == "woken ['weights']"
+    )

