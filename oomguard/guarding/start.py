@@ -158,8 +158,9 @@ class StartRun:
     def _failed(self, error: Exception, ended: EndedStart) -> None:
         """Record a failed attempt, choose what the next one changes, and remove what this one left."""
         diagnosis = Diagnosis(self._source)
-        with _keeping_quiet("the diagnosis"):
-            diagnosis = self._diagnose(ended)
+        if not ended.is_late:
+            with _keeping_quiet("the diagnosis"):
+                diagnosis = self._diagnose(ended)
         incident = diagnosis.first_cause
         attempt = self._ledger.end(incident, error=type(error).__name__)
         self._owner.record(attempt)

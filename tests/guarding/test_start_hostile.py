@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import oomguard
+
 FITS = '[[1, [], "RuntimeError"], [2, ["max_model_len 32768 -> 1953"], ""]]'
 START = """
     def main():
@@ -152,6 +154,49 @@ def test_a_process_that_dies_before_it_speaks_is_diagnosed_by_what_it_printed(pr
     )
     (note,) = json.loads(ran.stdout.splitlines()[-1])
     assert note.startswith("oomguard: CUDA out of memory: 2.00 GiB asked for, 1.00 GiB of 8.00 GiB free")
+
+
+def test_a_core_that_failed_and_waits_for_its_worker_for_ever_is_ended_and_started_again(program):
+    ran = program(
+        """
+    def main():
+        from oomguard.engines.vllm.in_process import stuck
+        stuck.ENDS_WITHIN_S = 0.5
+        with oomguard.guard(allow="reduces-capacity") as g:
+            LLM("org/model", **SMALL).shutdown()
+        print(json.dumps(shown(g)))
+    """,
+        FAKE_DIES="waits for its worker",
+    )
+    assert json.loads(ran.stdout.splitlines()[-1]) == [
+        [1, [], "RuntimeError"],
+        [2, ["max_model_len 32768 -> 1953"], None],
+    ]
+    assert "the engine failed and does not end" in ran.stderr
+
+
+def test_a_start_that_hangs_is_ended_in_time_with_vllms_own_exception(program):
+    ran = program(
+        """
+    def main():
+        try:
+            with oomguard.guard(start_within_s=3) as g:
+                LLM("org/model")
+        except RuntimeError as error:
+            print(json.dumps([str(error), error.__notes__, shown(g)]))
+    """,
+        FAKE_DIES="hangs",
+    )
+    error, notes, attempts = json.loads(ran.stdout.splitlines()[-1])
+    assert "Engine core initialization failed" in error
+    assert notes == ["oomguard: it had not started within 3 s, and was ended"]
+    assert attempts == [[1, [], "RuntimeError"]]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_time_that_is_none_is_refused(seconds):
+    with pytest.raises(oomguard.SettingError, match="start_within_s"):
+        oomguard.guard(start_within_s=seconds)
 
 
 def test_a_process_that_is_killed_is_told_with_its_signal(program):

@@ -97,6 +97,7 @@ class VllmStart:
             printed=printed,
             killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, after)),
             not_again=late or self._why_not_again(error),
+            is_late=watched.is_late,
         )
 
     def attend(self, engine: Any, make_again: MakeAgain) -> None:

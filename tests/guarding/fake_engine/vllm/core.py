@@ -58,7 +58,7 @@ def start(config: dict, log: logging.Logger) -> None:
         time.sleep(60)
     memory, length = config["kv_cache_memory_bytes"] or 1 << 34, config["max_model_len"]
     if length * BYTES_PER_TOKEN > memory:
-        if dies == "leaves a worker":
+        if dies in ("leaves a worker", "waits for its worker"):
             own, theirs = multiprocessing.Pipe()
             multiprocessing.get_context("spawn").Process(target=work, name="VllmWorker-0", args=(theirs,)).start()
             own.recv()
