@@ -170,7 +170,7 @@ def test_a_core_that_failed_and_waits_for_its_worker_for_ever_is_ended_and_start
     )
     assert json.loads(ran.stdout.splitlines()[-1]) == [
         [1, [], "RuntimeError"],
-        [2, ["max_model_len 32768 -> 1953"], None],
+        [2, ["max_model_len 32768 -> 1953"], ""],
     ]
     assert "the engine failed and does not end" in ran.stderr
 
