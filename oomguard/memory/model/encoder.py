@@ -18,6 +18,7 @@ class Encoder:
         output_width: the width of its outputs, the language model's.
         takes_video: whether a prompt may have videos too.
         modality: what it reads, ``image`` or ``audio``, by vLLM's name in ``limit_mm_per_prompt``.
+        most_per_prompt: how many of them a prompt may have; None: as many as the user permits.
         in_prompt: whether its tokens are part of the prompt; a decoder that attends across keeps them apart.
     """
 
@@ -29,4 +30,5 @@ class Encoder:
     output_width: int
     takes_video: bool = False
     modality: str = "image"
+    most_per_prompt: int | None = None
     in_prompt: bool = True

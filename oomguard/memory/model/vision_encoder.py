@@ -16,6 +16,8 @@ _PLAIN_TENSORS, _PRODUCT_TENSORS = 2, 3
 _PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
 # Tiles and shuffles of other families (Llama 4, Idefics): with one of these the tokens of an image are not known here.
 _NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "max_num_tiles")
+# Text or one image becomes one vector, and the image one token, that of its class (clip.py, siglip.py).
+_DUAL_ENCODERS: Final = frozenset({"clip", "siglip"})
 # The largest image of Qwen's processors where no file says another: 12845056 pixels of 28 x 28 a token, 16777216 of 32 x 32
 # (preprocessor_config.json of the published models).
 _LARGEST_TOKENS: Final = 16_384
@@ -55,6 +57,8 @@ def read_vision_encoder(config: Mapping[str, Any], processor: Mapping[str, Any],
         largest = _largest_pixels(processor)
         tokens = _LARGEST_TOKENS if largest is None else largest // (patch * merge) ** 2
     tensors = _PRODUCT_TENSORS if str(activation) in _PRODUCTS else _PLAIN_TENSORS
+    if side is not None and config.get("model_type") in _DUAL_ENCODERS:
+        return Encoder(width, mlp, tensors, patches, 1, output_width, most_per_prompt=1)
     return Encoder(width, mlp, tensors, merged, max(1, tokens), output_width, "video_token_id" in config)
 
 

@@ -81,7 +81,7 @@ def uncut_tokens(encoder: Encoder | None, settings: VllmSettings) -> int:
 def items_per_prompt(limits: str | None, encoder: Encoder) -> int:
     """Return the most images, videos or audios of a prompt under ``limit_mm_per_prompt``; raises SettingError for a bad limit."""
     if limits is None:
-        return _MOST_PER_PROMPT
+        return encoder.most_per_prompt or _MOST_PER_PROMPT
     try:
         given = json.loads(limits) if limits.lstrip().startswith("{") else dict(p.split("=") for p in limits.split(","))
         counts = {name: int(_limit(value)) for name, value in given.items()}
@@ -90,7 +90,7 @@ def items_per_prompt(limits: str | None, encoder: Encoder) -> int:
     if any(value < 0 for value in counts.values()):
         raise SettingError(f"limit_mm_per_prompt is {limits!r}, with a count below 0")
     videos = counts.get("video", _MOST_PER_PROMPT) if encoder.takes_video else 0
-    return max(counts.get(encoder.modality, _MOST_PER_PROMPT), videos)
+    return min(encoder.most_per_prompt or _MOST_PER_PROMPT, max(counts.get(encoder.modality, _MOST_PER_PROMPT), videos))
 
 
 def _limit(value: Any) -> Any:

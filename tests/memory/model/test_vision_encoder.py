@@ -58,6 +58,16 @@ INTERN = {
         "hidden_act": "gelu",
     },
 }
+SIGLIP = {
+    "model_type": "siglip",
+    "vision_config": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "patch_size": 16,
+        "image_size": 224,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -68,8 +78,9 @@ INTERN = {
         (GEMMA3, 256, 16, 2, 1152),
         (LLAVA_NEXT, 5 * 576, 1, 3, 1024),
         (INTERN, 13 * 256, 4, 2, 1024),
+        (SIGLIP, 1, 196, 2, 768),
     ],
-    ids=["qwen2.5-vl", "qwen2-vl", "gemma 3", "llava-next", "internvl"],
+    ids=["qwen2.5-vl", "qwen2-vl", "gemma 3", "llava-next", "internvl", "siglip"],
 )
 def test_an_encoder_is_read_from_its_family_s_fields(config, tokens, patches, tensors, width):
     found = read_vision_encoder(config, {}, 2048)

@@ -73,6 +73,12 @@ def test_the_limit_of_a_prompt_bounds_the_images_of_a_step(limits, images):
     assert profile_encoder(encoder, replace(SETTINGS, max_num_seqs=2, limit_mm_per_prompt=limits), 2).items == images
 
 
+def test_of_a_model_for_text_or_an_image_every_request_of_a_step_has_one():
+    siglip = {**GEMMA3, "model_type": "siglip", "mm_tokens_per_image": None}
+    found = profile_encoder(read_vision_encoder(siglip, {}, 768), replace(SETTINGS, max_num_seqs=256), 4)
+    assert (found.items, found.tokens_per_item) == (256, 1)
+
+
 def test_no_prompt_holds_more_images_than_its_length():
     """Two requests of 600 tokens hold two images of 256 each, though a step of 8192 tokens would hold 32."""
     asked = replace(SETTINGS, max_num_seqs=2, max_model_len=600)
