@@ -49,7 +49,7 @@ class AllocationModel:
         product = self.failed.named.product
         lever = self._lever(setting, incident)
         now = value_in_force(setting, incident.settings, incident.facts)
-        value = now[0] if now is not None else product.numbers.get(setting)
+        value = now[0] if now is not None else product.numbers.get(setting, self._default(setting))
         if lever is None or isinstance(value, (str, bool)) or value is None or value <= lever["least"]:
             return None
         now_value, room = int(value), self._room(incident)
@@ -74,6 +74,14 @@ class AllocationModel:
             return Solution(None, f"{told}, {format_gib(max(0, room))} is free for it")
         reason = f"{product.allocation.what}: {need} at {made}, {format_gib(room)} is free for it{_margin(incident)}"
         return Solution(fits, reason, round(self._need(setting, made) - self._need(setting, fits)))
+
+    def _default(self, setting: str) -> int | None:
+        """Return the engine's own value of what the product follows from, where the user left it alone."""
+        followed = {name for names in self.failed.named.product.allocation.follows.values() for name in names}
+        start = self.failed.start
+        if start is None or setting not in followed:
+            return None
+        return {_STEP: start.settings.max_num_batched_tokens, _ROWS: start.settings.max_num_seqs}.get(setting)
 
     def _lever(self, setting: str, incident: Incident) -> Mapping[str, Any] | None:
         lever = self.failed.named.product.allocation.levers.get(setting)
