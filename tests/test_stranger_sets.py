@@ -11,7 +11,14 @@ from oomguard.settings import SETTINGS
 from support import stranger_judge as judge
 from support.stranger_case import DATA, make_folder, read_cases, read_models, read_reading
 
-SIZES = {"strangers_40": 40, "strangers_20": 20, "guarded_24": 24, "strangers_third": 20, "strangers_fourth": 20}
+SIZES = {
+    "strangers_40": 40,
+    "strangers_20": 20,
+    "guarded_24": 24,
+    "guarded_second": 24,
+    "strangers_third": 20,
+    "strangers_fourth": 20,
+}
 CASES = [case for name in SIZES for case in read_cases(name)]
 each_set = pytest.mark.parametrize("name", SIZES)
 
