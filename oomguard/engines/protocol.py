@@ -19,14 +19,16 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from oomguard.engines.command import Launch
-from oomguard.engines.started import StartedEngine
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import EngineStart, SettingInForce
-from oomguard.memory.generate.rows import CallTrace
-from oomguard.remedy.policy import Need
+
+if TYPE_CHECKING:  # a call that is watched does not wait for what starts commands
+    from oomguard.engines.command import Launch
+    from oomguard.engines.started import StartedEngine
+    from oomguard.memory.generate.rows import CallTrace
+    from oomguard.remedy.policy import Need
 
 
 class Launcher(Protocol):

@@ -1,4 +1,7 @@
-"""A failure inside the process: what its exception says, what it held, and the note it leaves with."""
+"""A failure inside the process: what its exception says, what it held, and the note it leaves with.
+
+What explains a failure is imported with the first one: a program that sees none does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oomguard.diagnosing import default_rules
 from oomguard.engines.protocol import WatchedCall
 from oomguard.facts import Fact
 from oomguard.guarding.frames import module_of
 from oomguard.incident import Attempt, Diagnosis, Incident, SettingInForce
 from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
-from oomguard.observe.scan import scan
-from oomguard.remedy.modelled_call import CallModel
-from oomguard.report.note import note, tried
+
+if TYPE_CHECKING:
+    from oomguard.remedy.modelled_call import CallModel
 
 
 def run_guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
@@ -34,6 +36,9 @@ def scan_error(error: BaseException, settings: Mapping[str, SettingInForce] | No
     """Return what an exception's messages say, not yet explained; no incidents where its type cannot be a memory failure."""
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
+    from oomguard.diagnosing import default_rules
+    from oomguard.observe.scan import scan
+
     return scan(exception_lines(error), default_rules(), type(error).__name__, given=settings)
 
 
@@ -104,6 +109,8 @@ def annotate(error: BaseException, incident: Incident, attempts: Sequence[Attemp
 
     Where a guard inside has explained it, its note stands: it knew the call that failed. Only what was tried here is added.
     """
+    from oomguard.report.note import note, tried
+
     if getattr(error, "__oomguard__", False):
         for line in tried(attempts):
             add_note(error, f"oomguard: around that,{line.strip().removeprefix('tried:')}")

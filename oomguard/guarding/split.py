@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from oomguard.attempting.ledger import Ledger
-from oomguard.diagnosing import default_rules
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.beginning import Generators, may_begin_in_parts
 from oomguard.guarding.call_model import FailedRows, model_of
@@ -24,7 +23,7 @@ from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.modelled_call import BATCH_MARGIN_RATIO, CallModel
 
-# Results that are smaller than this share of what was asked for make no room for it on the host.
+# Smaller results than this share of what was asked for make no room for it on the host.
 _PARKED_SHARE: Final = 16
 
 
@@ -217,8 +216,7 @@ class SplitRun:
         """Diagnose a failure and plan for it; None where it is no memory failure. The first one is what is raised in the end."""
         size = self._size if self._not_splittable is None else self._rows
         scanned = scan_error(error, {"batch_size": SettingInForce("batch_size", size, None, "given")})
-        failure = scanned.first_cause
-        if failure is None:
+        if (failure := scanned.first_cause) is None:
             self._first_error, self._incident = error, None  # no memory failure: not ours to explain or to replace
             return None
         self._first_error = self._first_error or error
@@ -230,6 +228,8 @@ class SplitRun:
         clear(error)
         torch_memory.release()
         model = self._model(failure)
+        from oomguard.diagnosing import default_rules  # only a failure waits for it
+
         # A size that ran may be planned again, for rows that turned out heavier; one that failed may not.
         diagnosis = self._ledger.diagnose(
             scanned,
