@@ -6,6 +6,8 @@ import os
 from pathlib import PurePath
 from typing import Final
 
+from oomguard.log import get_logger
+from oomguard.remedy.policy import Policy
 from oomguard.supervise import tree
 
 OUTER: Final = "OOMGUARD_OUTER_RUN"
@@ -25,6 +27,15 @@ def outer_run() -> int | None:
         if str(pid) == named:
             return pid
     return None
+
+
+def tell_exhausted(attempts: int, policy: Policy) -> None:
+    """Log that no relaunch is left, or that another run makes them."""
+    if policy.max_relaunches == 0 and outer_run() is not None:
+        get_logger().info("inside another run: that one changes and runs again")
+        return
+    deadline = {} if policy.deadline_s is None else {"deadline_s": policy.deadline_s}
+    get_logger().warning("no relaunch is left", attempts=attempts, max_relaunches=policy.max_relaunches, **deadline)
 
 
 def innermost(argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Final, NoReturn
 
 _SHELL: Final = b"/bin/sh"
 _LOOKED_AT_BYTES: Final = 256
+_ELF: Final = b"\x7fELF"  # of another machine, or cut short
 _STOPPED_MS: Final = 20
 
 
@@ -66,4 +67,5 @@ def _become(path: bytes, argv: list[bytes], env: Mapping[bytes, bytes]) -> NoRet
 
 def _is_binary(path: bytes) -> bool:
     with open(path, "rb") as file:  # noqa: PTH123 - its name may be no text
-        return b"\0" in file.read(_LOOKED_AT_BYTES)
+        start = file.read(_LOOKED_AT_BYTES)
+    return b"\0" in start or start.startswith(_ELF)

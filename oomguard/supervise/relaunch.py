@@ -26,6 +26,7 @@ from oomguard.supervise.job_files import tell_places
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.kernel_kill import killed_by_kernel
 from oomguard.supervise.marking import Marker
+from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.pasting import commands_to_paste, to_paste
 from oomguard.supervise.process import DEFAULT_GRACE_S, Exit, run_once
 from oomguard.supervise.recording import Recording
@@ -120,9 +121,7 @@ class Supervision:
                     self._apply(folder)
                 self._attempt(number, signals, folder)
         if ledger.exhausted:
-            left = {"attempts": len(ledger.attempts), "max_relaunches": self.policy.max_relaunches}
-            deadline = {} if self.policy.deadline_s is None else {"deadline_s": self.policy.deadline_s}
-            get_logger().warning("no relaunch is left", **left, **deadline)
+            tell_exhausted(len(ledger.attempts), self.policy)
         last = ledger.attempts[-1]
         status = last.exit_status if last.exit_status is not None else 125
         if status == 0 and (self._is_cut or not last.succeeded):
@@ -246,7 +245,8 @@ class Supervision:
         elif not self._refused:
             heeded = not tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
         self._first = with_failed_engine(self._first, incident)
-        commands = commands_to_paste(self._first, self._engine, self._ledger.settings, incident, started)
+        reached = self._ledger.settings if heeded else {}
+        commands = commands_to_paste(self._first, self._engine, reached, incident, started)
         self.on_failure(diagnosis, commands)
         tell_places(self._first.argv, incident)
         wanted = self._ledger.wanted(incident, self._carries)

@@ -1,12 +1,13 @@
 """Standard input, kept while it is passed on, so that a command that is run again reads it from its beginning.
 
-A file is read again from where it stood. Of a pipe what the command reads is kept. A terminal and a socket of the
-network are the command's own.
+A file is read again from where it stood. Of a pipe what the command reads is kept. A terminal, a socket of the network and a pipe that
+is open for writing too are the command's own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 from types import TracebackType
@@ -30,7 +31,9 @@ class StandardInput:
         self._own: str | None = None
         self._feeder: Feeder | None = None
         with contextlib.suppress(OSError):
-            if keeps and can_feed(fd):
+            if keeps and stat.S_ISFIFO(os.fstat(fd).st_mode) and _is_writable(fd):
+                self._own = "standard input is a pipe that is open for writing too, which is the command's own"
+            elif keeps and can_feed(fd):
                 self._kept = KeptInput()
             elif keeps and stat.S_ISSOCK(os.fstat(fd).st_mode):
                 self._own = "standard input is a socket of the network, which is the command's own"
@@ -72,3 +75,7 @@ class StandardInput:
     def lost(self) -> str | None:
         """Why a command that is run again could not read what this one read, None where it could."""
         return self._kept.lost if self._kept is not None else self._own
+
+
+def _is_writable(fd: int) -> bool:
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from oomguard.supervise.program import read_failure
+from oomguard.supervise.program import _is_binary, read_failure
 
 
 def child(last: bytes | None, *, stops: bool) -> tuple[int, int]:
@@ -55,3 +55,11 @@ def test_a_child_that_has_ended_while_somebody_else_still_holds_the_pipe_is_none
     closing.join()
     os.waitpid(pid, 0)
     os.close(told)
+
+
+@pytest.mark.parametrize(
+    ("start", "is_it"), [(b"\x7fELFjunk\n", True), (b"MZ\0\0", True), (b"#!/nowhere\n", False), (b"echo 1\n", False)]
+)
+def test_a_program_of_another_machine_is_no_text_for_the_shell(tmp_path, start, is_it):
+    (tmp_path / "program").write_bytes(start)
+    assert _is_binary(os.fsencode(tmp_path / "program")) is is_it

@@ -192,3 +192,22 @@ def test_no_descriptor_is_left(pipe):
             os.close(source.for_child())
             source.end()
     assert open_now() == before
+
+
+def test_a_pipe_that_is_open_for_writing_too_is_the_commands_own_and_no_relaunch_reads_it_again(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    both = os.open(tmp_path / "fifo", os.O_RDWR)
+    try:
+        with StandardInput(both) as source:
+            assert source.for_child() is None
+            assert source.lost == "standard input is a pipe that is open for writing too, which is the command's own"
+    finally:
+        os.close(both)
+
+
+def test_a_command_answers_through_its_standard_input_where_that_is_open_for_writing(tmp_path):
+    line = f"mkfifo p; exec 5<>p; {shlex.join(QUIET)} sh -c 'echo z >&0' 0<&5; read -t 5 z <&5; echo \"[$z]\""
+    ran = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("[z]\n", "")
