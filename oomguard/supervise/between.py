@@ -149,3 +149,12 @@ def _clock_time(wait_s: float | None) -> str:
         return "never"
     then = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=wait_s)
     return then.replace(microsecond=0).isoformat()
+
+
+def cannot_make(folder: Path) -> str | None:
+    """Make the folder that a relaunch needs; return why it cannot be made."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -11,6 +11,7 @@ from oomguard.engines.started import StartedEngine, changes_with
 from oomguard.facts import FactValue
 from oomguard.incident import Incident
 from oomguard.remedy.policy import is_out_of_question
+from oomguard.settings import SETTINGS
 from oomguard.surfaces import surface
 
 
@@ -61,4 +62,4 @@ def commands_to_paste(
 def _has(engine: Launcher, name: str, launch: Launch) -> bool:
     """Return whether the engine has a setting, in the version of this launch."""
     own = surface(name, engine.NAME, launch.engine_version)
-    return engine.carries(name) and bool(own.flags or own.kwarg)
+    return engine.carries(name) and bool(own.flags or own.kwarg or SETTINGS[name].env)

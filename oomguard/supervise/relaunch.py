@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Final
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
-from oomguard.engines.protocol import Insight, Launcher
+from oomguard.engines.protocol import Insight
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.wording import arrow
-from oomguard.supervise.between import Between
+from oomguard.supervise.between import Between, cannot_make
+from oomguard.supervise.by_variable import ALLOCATOR, WithVariables
 from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
 from oomguard.supervise.job_files import tell_places
 from oomguard.supervise.keeping import Keeper
@@ -86,7 +87,7 @@ class Supervision:
     idempotent: bool = False
     pty: bool = True
     _first: Launch = field(init=False)
-    _engine: Launcher = field(init=False)
+    _engine: WithVariables = field(init=False)
     _insight: Insight = field(init=False)
     _ledger: Ledger = field(init=False)
     _rules: RuleSet | None = field(init=False, default=None)
@@ -98,8 +99,8 @@ class Supervision:
     _is_cut: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._first, self._engine = self.launch, launcher_of(self.launch)
-        self._insight = insight_of(self._engine)
+        self._first, self._insight = self.launch, insight_of(launcher_of(self.launch))
+        self._engine = WithVariables(launcher_of(self.launch), self.launch.argv)
         policy = with_needed(self.policy, self._insight.asked_length(self.launch))
         self._ledger, self._keeper = Ledger(policy), Keeper(self.journal)
         self._witness = Witness(lambda: self._keeper.path, idempotent=self.idempotent)
@@ -114,7 +115,7 @@ class Supervision:
         self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
         keeps = self.policy.max_relaunches > 0 and not self.dry_run
         with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
-            if _cannot_make(folder) is None:
+            if cannot_make(folder) is None:
                 self.launch = self._insight.watched(self._first, folder)
             for number in ledger.rounds():
                 if ledger.patches:
@@ -260,7 +261,7 @@ class Supervision:
             self._witness.permits_another(incident, commands[wanted[0].setting], dry_run=True)
         elif self._stdin.lost is not None:
             log.warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
-        elif (missing := _cannot_make(folder)) is not None:
+        elif (missing := cannot_make(folder)) is not None:
             log.warning("not run again: it needs a temporary folder", reason=missing)
         elif signals.stopped_by is None:
             chosen = self._ledger.choose(incident, self._carries)
@@ -269,7 +270,7 @@ class Supervision:
             self._first = with_change(self._first, incident, started, chosen)
 
     def _carries(self, name: str) -> bool:
-        return self._engine.carries(name) and self._insight.carries(self._first, name)
+        return self._engine.carries(name) and (name == ALLOCATOR or self._insight.carries(self._first, name))
 
     def _shown(self) -> str:
         """Return the attempt, the next one where it is chosen, as a line to read and paste, without what only this run needs."""
@@ -289,12 +290,3 @@ def _error(status: int, incident: Incident | None) -> str:
     """Return how an attempt failed, empty where it did not."""
     dead = "" if incident is None else "the engine died, exit status 0"
     return f"exit status {status}" if status else dead
-
-
-def _cannot_make(folder: Path) -> str | None:
-    """Make the folder that a relaunch needs; return why it cannot be made."""
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None

@@ -1,0 +1,80 @@
+"""A setting that every program with torch in it reads from a variable: carried there, beside what the engine itself carries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.engines.command import Launch
+from oomguard.engines.protocol import Launcher
+from oomguard.facts import FactValue
+
+ALLOCATOR: Final = "allocator_options"
+# torch reads the second for CUDA where both are set, and before 2.10 only that one; the third is of AMD's devices.
+_NAMES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_ALSO: Final = "PYTORCH_HIP_ALLOC_CONF"
+# vLLM's memory pools do not take expandable segments.
+_AGAINST: Final = ("--enable-sleep-mode", "--kv-transfer-config")
+
+
+class WithVariables:
+    """An engine's launcher that carries the allocator's options too; all else is the launcher's own.
+
+    Args:
+        engine: how the command's engine is started.
+        argv: the command, which may set the variable itself: that stays.
+    """
+
+    def __init__(self, engine: Launcher, argv: tuple[str, ...]) -> None:
+        self._engine = engine
+        refusing = (*(f"{name}=" for name in (*_NAMES, _ALSO)), *_AGAINST)
+        self._is_refused = any(word.startswith(refusing) for word in argv)
+        self._engine_changes = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def carries(self, name: str) -> bool:
+        """Return whether a launch can be changed by a setting."""
+        if name == ALLOCATOR:
+            return not self._is_refused and not any("expandable_segments" in value for value in _set().values())
+        return self._engine.carries(name)
+
+    def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
+        """Return the launch with these settings, the allocator's options in its variables."""
+        others = _others(settings)
+        self._engine_changes = bool(others)
+        changed = self._engine.apply(launch, others, session) if others else launch
+        return replace(changed, env={**changed.env, **_merged(settings)})
+
+    def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
+        """Return a line to paste that runs the launch with these settings."""
+        line = self._engine.shown(launch, _others(settings))
+        variables = {name: value for name, value in _merged(settings).items() if name == _NAMES[0] or name in _set()}
+        return " ".join([*(f"{name}={value}" for name, value in variables.items()), line])
+
+    def took_effect(self, launch: Launch, session: Path) -> bool:
+        """Return whether the settings of ``apply`` reached an engine: a variable does."""
+        return not self._engine_changes or self._engine.took_effect(launch, session)
+
+
+def _others(settings: Mapping[str, FactValue]) -> dict[str, FactValue]:
+    return {name: value for name, value in settings.items() if name != ALLOCATOR}
+
+
+def _set() -> dict[str, str]:
+    """Return the allocator's variables that are set here."""
+    return {name: os.environ[name] for name in (*_NAMES, _ALSO) if os.environ.get(name)}
+
+
+def _merged(settings: Mapping[str, FactValue]) -> dict[str, str]:
+    """Return the variables with the options that are set and the new ones; none where there are no new ones."""
+    if ALLOCATOR not in settings:
+        return {}
+    own, new = _set(), str(settings[ALLOCATOR])
+    names = (*_NAMES, _ALSO) if _ALSO in own else _NAMES
+    given = own.get(_NAMES[1]) or own.get(_NAMES[0])
+    return {name: ",".join(filter(None, (own.get(name) or given, new))) for name in names}
