@@ -49,6 +49,7 @@ class Allocation:
     levers: Mapping[str, Mapping[str, Any]]
     needs: str | None
     of_request: bool
+    only_there: bool
     source: str
 
 
@@ -133,6 +134,7 @@ def allocations() -> tuple[Allocation, ...]:
             row.get("levers", {}),
             row.get("needs"),
             row.get("of_request", False),
+            row.get("only_there", False),
             row["source"],
         )
         for row in rows
@@ -158,7 +160,8 @@ def name_allocation(
     """
     search = _Search(tried_bytes, slack_bytes, numbers)
     for row in allocations():
-        if (row.needs is None or row.needs in numbers) and (on_host or not row.only_on_host):
+        is_there = not row.only_there or phase in row.phases
+        if is_there and (row.needs is None or row.needs in numbers) and (on_host or not row.only_on_host):
             _try(row, search)
     there = [product for product in search.found if phase in product.allocation.phases] or search.found
     if not there or search.chance > _MOST_BY_CHANCE:

@@ -65,6 +65,13 @@ def test_bytes_that_are_a_product_of_known_numbers_are_named(tried, more, name, 
     assert found.sure > 0.9
 
 
+def test_the_activations_of_a_step_that_was_not_full_are_named_where_the_engine_works():
+    found = named(7001 * 28672 * 2, phase="prefill")
+    assert found is not None
+    assert str(found.product) == "7001 tokens x 28672 double_mlp x 2 bytes"
+    assert named(7001 * 28672 * 2, phase="profile_run") is None
+
+
 def test_no_prompt_has_more_tokens_than_the_longest_request():
     """4094 x 2 bytes or 2047 x 4: under a length of 2049 it was the second."""
     found = named(2047 * 128256 * 4, max_model_len=2049)
