@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Final
+
+# What a program may ask its engine for, and a new core may have otherwise.
+_TOLD: Final = {
+    "model_config": ("max_model_len",),
+    "scheduler_config": ("max_num_batched_tokens", "max_num_seqs"),
+    "cache_config": ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override", "num_gpu_blocks"),
+}
 
 
 def fit_front_end(engine: Any, fresh: Any) -> None:
@@ -13,8 +20,10 @@ def fit_front_end(engine: Any, fresh: Any) -> None:
         engine: the program's own engine (``LLMEngine``, ``AsyncLLM``), which has the new core now.
         fresh: the engine that the core was made with; it is dropped.
     """
-    with contextlib.suppress(AttributeError):
-        engine.vllm_config.model_config.max_model_len = fresh.vllm_config.model_config.max_model_len
+    for part, names in _TOLD.items():
+        for name in names:
+            with contextlib.suppress(AttributeError):
+                setattr(getattr(engine.vllm_config, part), name, getattr(getattr(fresh.vllm_config, part), name))
     # What was sent once is not sent again, and the new core has nothing of it.
     with contextlib.suppress(AttributeError):
         engine.renderer.clear_mm_cache()

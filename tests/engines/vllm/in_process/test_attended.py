@@ -339,7 +339,8 @@ def test_what_the_new_core_takes_and_has_not_seen_is_known_to_the_front_end():
     cleared = []
     for one, most in ((engine, 100), (fresh, 50)):
         one.vllm_config = types.SimpleNamespace(
-            model_config=types.SimpleNamespace(max_model_len=most, dtype="torch.float32")
+            model_config=types.SimpleNamespace(max_model_len=most, dtype="torch.float32"),
+            scheduler_config=types.SimpleNamespace(max_num_batched_tokens=most // 2, max_num_seqs=4),
         )
     engine.renderer = types.SimpleNamespace(clear_mm_cache=lambda: cleared.append(1))
     attend(engine, lambda *_: MadeAgain(fresh))
@@ -349,6 +350,7 @@ def test_what_the_new_core_takes_and_has_not_seen_is_known_to_the_front_end():
     assert failed.request_id == "long"
     assert "60 tokens" in failed.stop_reason
     assert engine.vllm_config.model_config.max_model_len == 50
+    assert engine.vllm_config.scheduler_config.max_num_batched_tokens == 25
     assert cleared == [1]
 
 
