@@ -28,6 +28,8 @@ TOO_SMALL: Final = "kv_cache_too_small_for_max_len"
 _FEWEST_STEP_TOKENS: Final = 64
 # The share of the longest request at which larger blocks are as good.
 _NEARLY: Final = 0.99
+# A step of a few tokens reads prompts slowly: a length that is longer by less is not worth one.
+_WORTH_A_STEP: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,10 @@ class ExactKv:
         return low * _FEWEST_STEP_TOKENS
 
     def step_and_length(self, blocks: int) -> tuple[int, int] | None:
-        """Return a step and the longest request that fits with it, where a smaller step alone is not enough but helps; else None."""
+        """Return a step and the longest request that fits with it, where a smaller step alone is not enough but helps much; else None."""
         least = self._least_step
-        best = self._longest_with_step(least, blocks)
-        if least >= (self.settings.max_num_batched_tokens or 0) or best <= self.longest(blocks):
+        best, alone = self._longest_with_step(least, blocks), self.longest(blocks)
+        if least >= (self.settings.max_num_batched_tokens or 0) or best <= alone or best < alone * _WORTH_A_STEP:
             return None
         low, high = (
             least // _FEWEST_STEP_TOKENS,

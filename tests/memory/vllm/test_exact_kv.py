@@ -261,6 +261,12 @@ def test_a_smaller_step_and_a_length_together_keep_more_than_the_length_alone(to
     assert smaller.number("kv_cache_needed_blocks") * smaller.number("kv_cache_block_bytes") <= 4_000_000
 
 
+def test_a_step_is_left_alone_where_a_smaller_one_makes_the_length_little_longer(too_small):
+    incident = too_small(MIXED, {"kv_cache_memory_bytes": 4_000_000}, max_num_batched_tokens=512)
+    found = planned(incident, "reduces-capacity")
+    assert [patch.setting for patch in found.plan if patch.applicable] == ["max_model_len"]
+
+
 def test_what_keeps_more_together_is_also_what_is_shown_where_it_needs_permission(too_small):
     user = {"kv_cache_memory_bytes": 4_000_000, "max_model_len": 32768}
     incident = too_small(MIXED, user, max_num_batched_tokens=8192)
