@@ -7,16 +7,14 @@ that the workers computed more than in an undisturbed run.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from support.commands import ROOT
 from support.figure import conclude, skip
+from support.tiny_engine import PYTHON, engine_environment, make_tiny
 
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 SUPPORT = Path(__file__).parent / "support"
 MORE_GOAL = 5  # percent of all tokens
 
@@ -31,19 +29,12 @@ def main() -> None:
         skip("no vLLM environment: run scripts/vllm-env")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        subprocess.run(
-            [PYTHON, ROOT / "examples" / "make_tiny_model.py", "tiny"], cwd=folder, check=True, capture_output=True
-        )
+        make_tiny(folder)
         for name in ("after", "counts"):
             (folder / name).write_text("")
-        env = os.environ | {
-            "PYTHONPATH": os.pathsep.join((str(SUPPORT / "dying_engine"), str(ROOT))),
-            "DYING_AFTER": str(folder / "after"),
-            "DYING_COUNTS": str(folder / "counts"),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
+        env = engine_environment(
+            SUPPORT / "dying_engine", DYING_AFTER=str(folder / "after"), DYING_COUNTS=str(folder / "counts")
+        )
         words = [str(asked.kills), str(asked.failures), str(asked.seed)]
         child = subprocess.Popen(
             [PYTHON, SUPPORT / "deaths_child.py", "./tiny", *words], cwd=folder, env=env, stdout=subprocess.PIPE,

@@ -7,30 +7,22 @@ order. The figure is the mean logarithm of the ratios, the middle 80 % of the pa
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from support.commands import ROOT
 from support.figure import conclude, skip
 from support.paired import interval, trimmed
+from support.tiny_engine import PYTHON, engine_environment, make_tiny
 
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 CHILD = Path(__file__).parent / "support" / "guarded_speed_child.py"
 WIDTH_GOAL, RATIO_GOAL = 0.02, 0.99
 
 
 def round_of(pairs: int, folder: Path, *, guarded_first: bool, control: bool) -> list[float]:
     """Start both engines, ask each ``pairs`` times, and return the logarithms of guarded over bare."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OOMGUARD_", "VLLM_"))}
-    env |= {
-        "PYTHONPATH": str(ROOT),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    env = engine_environment()
     words = [str(pairs), str(int(guarded_first)), str(int(control))]
     ran = subprocess.run(
         [PYTHON, CHILD, "./tiny", *words],
@@ -59,8 +51,7 @@ def main() -> None:
     logs: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        maker = [PYTHON, ROOT / "examples" / "make_tiny_model.py", "tiny"]
-        subprocess.run(maker, cwd=folder, check=True, capture_output=True)
+        make_tiny(folder)
         for number in range(asked.rounds):
             logs += round_of(asked.pairs, folder, guarded_first=bool(number % 2), control=asked.control)
     ratio, (low, high) = math.exp(trimmed(logs)), interval(logs)

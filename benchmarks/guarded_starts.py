@@ -9,7 +9,6 @@ import argparse
 import functools
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import tempfile
@@ -18,11 +17,10 @@ from typing import Any
 
 import psutil
 
-from support.commands import ROOT
 from support.figure import conclude, skip
 from support.resume import Results
+from support.tiny_engine import PYTHON, engine_environment, make_tiny
 
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 SUPPORT = Path(__file__).parent / "support"
 STARTS, OWN_GOAL_S, LIMIT_S = 50, 0.050, 300
 FRONT_ENDS = ("LLM", "AsyncLLM", "LLMEngine", "subclass")
@@ -51,15 +49,7 @@ def observed(folder: Path, front_end: str, settings: dict[str, Any], given: dict
     """Make one start in a process of its own, and return what the guard did to it and took."""
     told = folder / "plugin"
     told.write_text("")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OOMGUARD_", "VLLM_"))}
-    env |= {
-        "PYTHONPATH": os.pathsep.join((str(SUPPORT / "timed_plugin"), str(ROOT))),
-        "PLUGIN_TOLD": str(told),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "XDG_STATE_HOME": str(folder / "state"),
-    }
+    env = engine_environment(SUPPORT / "timed_plugin", PLUGIN_TOLD=str(told), XDG_STATE_HOME=str(folder / "state"))
     words = {"model": "./tiny", "dtype": "float16", "enforce_eager": True, **settings}
     child = [PYTHON, SUPPORT / "healthy_start_child.py", front_end, json.dumps(words), json.dumps(given)]
     ran = subprocess.run(child, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -85,8 +75,7 @@ def main() -> None:
     known, rows = Results(asked.resume), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        maker = [PYTHON, ROOT / "examples" / "make_tiny_model.py", "tiny"]
-        subprocess.run(maker, cwd=folder, check=True, capture_output=True)
+        make_tiny(folder)
         for number, case in enumerate(cases()):
             row = known.kept(f"{number:02}", functools.partial(observed, folder, *case))
             rows.append(row)

@@ -5,17 +5,15 @@ the resident bytes of the process.
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from support.commands import ROOT
 from support.figure import conclude, skip
+from support.tiny_engine import PYTHON, engine_environment, make_tiny
 
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 CHILD = Path(__file__).parent / "support" / "third_start_child.py"
 STARTS, DESCRIPTORS_GOAL, RESIDENT_GOAL = 3, 2, 0.02
 NOTHING_MORE = ("processes", "segments", "folders")
@@ -26,15 +24,8 @@ def observed() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "temporary").mkdir()
-        maker = [PYTHON, ROOT / "examples" / "make_tiny_model.py", "tiny"]
-        subprocess.run(maker, cwd=folder, check=True, capture_output=True)
-        env = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(folder / "temporary"),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
+        make_tiny(folder)
+        env = engine_environment(TMPDIR=str(folder / "temporary"))
         child = [PYTHON, CHILD, "./tiny", str(STARTS)]
         ran = subprocess.run(child, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
         if ran.returncode:
