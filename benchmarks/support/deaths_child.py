@@ -40,6 +40,13 @@ def computed() -> int:
     return sum(map(int, Path(os.environ["DYING_COUNTS"]).read_text().split()))
 
 
+def kill_at(tokens: float) -> None:
+    """Kill the core once its workers have computed so many."""
+    while computed() < tokens:
+        time.sleep(0.02)
+    os.kill(core().pid, signal.SIGKILL)
+
+
 def main(model: str, kills: int, failures: int, seed: int) -> None:
     moments = random.Random(seed)
     with oomguard.guard(restart=True) as guard:
@@ -47,9 +54,9 @@ def main(model: str, kills: int, failures: int, seed: int) -> None:
             model, dtype="float32", max_model_len=512, kv_cache_memory_bytes=32 * 2**20, enforce_eager=True,
             max_num_seqs=ROWS, enable_prefix_caching=False,
         )  # fmt: skip
-    before, began = computed(), time.monotonic()
+    before = computed()
     calm = generate(llm, list(range(PROMPTS)))
-    took, tokens = time.monotonic() - began, computed() - before
+    tokens = computed() - before
     shuffled = list(range(PROMPTS))
     moments.shuffle(shuffled)
     other = generate(llm, shuffled)
@@ -60,8 +67,10 @@ def main(model: str, kills: int, failures: int, seed: int) -> None:
         deaths = sum(attempt.error == "EngineDeadError" for attempt in guard.attempts)
         before = computed()
         if kind == "kill":
-            timer = threading.Timer(moments.uniform(0.05, 0.9) * took, lambda: os.kill(core().pid, signal.SIGKILL))
-            timer.start()
+            at = (
+                before + moments.uniform(0.05, 0.9) * tokens
+            )  # by what is computed: a batch takes longer on a busy machine
+            threading.Thread(target=kill_at, args=(at,), daemon=True).start()
         else:
             Path(os.environ["DYING_AFTER"]).write_text(f"{moments.randrange(steps // 20, steps * 9 // 10)}\n")
         began = time.monotonic()
