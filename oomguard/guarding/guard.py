@@ -19,6 +19,7 @@ from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.partial import Partial
 from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
+from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.switch import disabled
 
@@ -94,17 +95,14 @@ class Guard:
 
     def explain(self, error: BaseException) -> None:
         """Add the diagnosis to an exception that leaves the guard, once, and only where it is a memory failure."""
-        if getattr(error, "__oomguard__", False) or disabled():
+        if getattr(error, "__oomguard__", False) or not may_be_oom(error) or disabled():
             return
         try:
             # Here: a guard that sees no failure does not wait for what explains one.
             from oomguard.diagnosing import assess_all, default_rules
             from oomguard.guarding.failure import annotate, scan_error
             from oomguard.guarding.seen_call import seen_call
-            from oomguard.observe.exceptions import may_be_oom
 
-            if not may_be_oom(error):
-                return
             scanned = scan_error(error)
             if scanned.first_cause is None:
                 return

@@ -40,11 +40,11 @@ _ALLOCATOR_OPTIONS: Final = _YES_NO_OPTIONS | {
 _NPU_OPTIONS: Final = _ALLOCATOR_OPTIONS | {"base_addr_aligned_kb", "page_size", "segment_size_mb"}
 # The name without a device in it works from 2.10; 2.9 prints it and does not obey it for CUDA.
 _PLAIN_NAME_SINCE: Final = (2, 10)
-_PLAIN, _CUDA, _HIP = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"
+PLAIN, CUDA, HIP = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"
 _ALLOCATORS: Final = {
-    _PLAIN: _ALLOCATOR_OPTIONS,
-    _CUDA: _ALLOCATOR_OPTIONS,
-    _HIP: _ALLOCATOR_OPTIONS,
+    PLAIN: _ALLOCATOR_OPTIONS,
+    CUDA: _ALLOCATOR_OPTIONS,
+    HIP: _ALLOCATOR_OPTIONS,
     "PYTORCH_NPU_ALLOC_CONF": _NPU_OPTIONS,
 }
 _MIN_SPLIT_MB: Final = 20  # torch refuses less
@@ -88,19 +88,19 @@ def _allocator(  # noqa: PLR0911 - one mistake after another
         return mistake, "", f"unset {name}"
     if wsl and re.search(r"expandable_segments\s*:\s*True", value):
         return "expandable segments do not work under WSL", "", f"unset {name}"
-    if name == _PLAIN and version is not None and version < _PLAIN_NAME_SINCE:
-        return f"torch {torch_version} does not obey this name", "", f'export {_CUDA}="${_PLAIN}"; unset {_PLAIN}'
-    if name == _PLAIN and environ.get(_CUDA, value) != value:
-        return f"{_CUDA} is set to something else, and torch reads that one first for CUDA", "", f"unset {_CUDA}"
-    if name == _HIP and torch_version is not None and "rocm" not in torch_version:
+    if name == PLAIN and version is not None and version < _PLAIN_NAME_SINCE:
+        return f"torch {torch_version} does not obey this name", "", f'export {CUDA}="${PLAIN}"; unset {PLAIN}'
+    if name == PLAIN and environ.get(CUDA, value) != value:
+        return f"{CUDA} is set to something else, and torch reads that one first for CUDA", "", f"unset {CUDA}"
+    if name == HIP and torch_version is not None and "rocm" not in torch_version:
         return "", f" (for AMD devices: torch {torch_version} for NVIDIA devices does not read it)", ""
-    if name == _CUDA and version is not None and version >= _PLAIN_NAME_SINCE:
+    if name == CUDA and version is not None and version >= _PLAIN_NAME_SINCE:
         return (
             "",
             f" (the older name: torch {torch_version} still reads it)",
-            f'export {_PLAIN}="${_CUDA}"; unset {_CUDA}',
+            f'export {PLAIN}="${CUDA}"; unset {CUDA}',
         )
-    if name == _PLAIN and version is None:
+    if name == PLAIN and version is None:
         return "", " (torch's version is unknown: before 2.10 it does not obey this name)", ""
     return "", "", ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any, Final
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
 from oomguard.facts import FactValue
+from oomguard.observe.variables import CUDA, HIP, PLAIN
 
 ALLOCATOR: Final = "allocator_options"
 # torch reads the second for CUDA where both are set, and before 2.10 only that one; the third is of AMD's devices.
-_NAMES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_ALSO: Final = "PYTORCH_HIP_ALLOC_CONF"
+_NAMES: Final = (PLAIN, CUDA)
 # vLLM's memory pools do not take expandable segments.
 _AGAINST: Final = ("--enable-sleep-mode", "--kv-transfer-config")
 
@@ -30,7 +31,7 @@ class WithVariables:
 
     def __init__(self, engine: Launcher, argv: tuple[str, ...]) -> None:
         self._engine = engine
-        refusing = (*(f"{name}=" for name in (*_NAMES, _ALSO)), *_AGAINST)
+        refusing = (*(f"{name}=" for name in (*_NAMES, HIP)), *_AGAINST)
         self._is_refused = any(word.startswith(refusing) for word in argv)
         self._engine_changes = False
 
@@ -53,8 +54,8 @@ class WithVariables:
     def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
         """Return a line to paste that runs the launch with these settings."""
         line = self._engine.shown(launch, _others(settings))
-        variables = {name: value for name, value in _merged(settings).items() if name == _NAMES[0] or name in _set()}
-        return " ".join([*(f"{name}={value}" for name, value in variables.items()), line])
+        variables = {name: value for name, value in _merged(settings).items() if name == PLAIN or name in _set()}
+        return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), line])
 
     def took_effect(self, launch: Launch, session: Path) -> bool:
         """Return whether the settings of ``apply`` reached an engine: a variable does."""
@@ -67,7 +68,7 @@ def _others(settings: Mapping[str, FactValue]) -> dict[str, FactValue]:
 
 def _set() -> dict[str, str]:
     """Return the allocator's variables that are set here."""
-    return {name: os.environ[name] for name in (*_NAMES, _ALSO) if os.environ.get(name)}
+    return {name: os.environ[name] for name in (*_NAMES, HIP) if os.environ.get(name)}
 
 
 def _merged(settings: Mapping[str, FactValue]) -> dict[str, str]:
@@ -75,6 +76,6 @@ def _merged(settings: Mapping[str, FactValue]) -> dict[str, str]:
     if ALLOCATOR not in settings:
         return {}
     own, new = _set(), str(settings[ALLOCATOR])
-    names = (*_NAMES, _ALSO) if _ALSO in own else _NAMES
-    given = own.get(_NAMES[1]) or own.get(_NAMES[0])
+    names = (*_NAMES, HIP) if HIP in own else _NAMES
+    given = own.get(CUDA) or own.get(PLAIN)
     return {name: ",".join(filter(None, (own.get(name) or given, new))) for name in names}

@@ -99,8 +99,9 @@ class Supervision:
     _is_cut: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._first, self._insight = self.launch, insight_of(launcher_of(self.launch))
-        self._engine = WithVariables(launcher_of(self.launch), self.launch.argv)
+        engine = launcher_of(self.launch)
+        self._first, self._insight = self.launch, insight_of(engine)
+        self._engine = WithVariables(engine, self.launch.argv)
         policy = with_needed(self.policy, self._insight.asked_length(self.launch))
         self._ledger, self._keeper = Ledger(policy), Keeper(self.journal)
         self._witness = Witness(lambda: self._keeper.path, idempotent=self.idempotent)

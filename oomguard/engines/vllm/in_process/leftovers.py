@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from oomguard.engines.vllm.in_process.listening import started_ticks
+from oomguard.engines.vllm.in_process.listening import is_same
 from oomguard.log import get_logger
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where Python puts it
@@ -34,7 +34,7 @@ def end_processes(speakers: Mapping[int, int | None]) -> tuple[int, ...]:
 
     def alive() -> tuple[int, ...]:
         _reap()
-        return tuple(pid for pid, ticks in speakers.items() if ticks is not None and started_ticks(pid) == ticks)
+        return tuple(pid for pid, ticks in speakers.items() if is_same(pid, ticks))
 
     left = _wait(alive, _ENDS_BY_ITSELF_S)
     for number, wait_s in ((signal.SIGTERM, _ENDS_AFTER_TERM_S), (signal.SIGKILL, _GONE_AFTER_KILL_S)):

@@ -199,3 +199,8 @@ def started_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in {b"Z", b"X"} else int(fields[19])
+
+
+def is_same(pid: int, ticks: int | None) -> bool:
+    """Return whether a process that was started then is still there, and no other one of its number."""
+    return ticks is not None and started_ticks(pid) == ticks

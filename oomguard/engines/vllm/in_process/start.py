@@ -74,7 +74,7 @@ class VllmStart:
                     result = self._function(*args, **kwargs)
                     self._listener.stays = may_attend(result)
                 except Exception as raised:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
-                    error = _without_ours(raised)
+                    error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
                     self._listener.settle()
             printed = "\n".join(capture.text() for capture in captures)
         try:
@@ -159,12 +159,6 @@ class VllmStart:
         if self._listener.speakers or _SPOILS not in str(error):
             return None
         return "the engine ran in this process, and a CUDA error stays in it: only a new process will do"
-
-
-def _without_ours(error: Exception) -> Exception:
-    """Return the exception without the frame of ours in which it was caught."""
-    trace = error.__traceback__
-    return error.with_traceback(trace.tb_next if trace is not None else None)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from oomguard.engines.vllm.in_process.listening import Listener, started_ticks
+from oomguard.engines.vllm.in_process.listening import Listener, is_same
 from oomguard.log import get_logger
 
 LOOKS_EVERY_S: Final = 0.5
@@ -84,5 +84,4 @@ class Watched:
                 os.kill(pid, signal.SIGKILL)
 
     def _is_alive(self, pid: int) -> bool:
-        ticks = self._listener.speakers.get(pid)
-        return ticks is not None and started_ticks(pid) == ticks
+        return is_same(pid, self._listener.speakers.get(pid))
