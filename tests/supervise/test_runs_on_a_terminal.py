@@ -242,8 +242,8 @@ def test_after_something_else_is_typed_ctrl_c_counts_anew():
 def test_after_ctrl_c_all_that_is_printed_arrives_however_slowly_it_is_shown():
     """Nothing is dropped: the command goes on, as a shell at its prompt does."""
     code = (
-        "import signal, sys, time\ndef handle(*_):\n  print('GOT', flush=True)\n  for n in range(40_000): print('line', n)\n  print('END', flush=True)\n"
-        "signal.signal(signal.SIGINT, handle)\nprint('READY', flush=True)\nsignal.pause()"
+        "import signal, sys, time\ndef handle(*_):\n  print('GOT', flush=True)\n  for n in range(40_000): print('line', n)\n"
+        "  print('END', flush=True)\n  sys.exit()\nsignal.signal(signal.SIGINT, handle)\nprint('READY', flush=True)\nsignal.pause()"
     )
     with sitting_at([*QUIET, PY, "-c", code]) as terminal:
         terminal.until(b"READY\r\n")
