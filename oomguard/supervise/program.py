@@ -12,6 +12,8 @@ _SHELL: Final = b"/bin/sh"
 _LOOKED_AT_BYTES: Final = 256
 _ELF: Final = b"\x7fELF"  # of another machine, or cut short
 _STOPPED_MS: Final = 20
+# With these systemd names the process for which its sockets, its watchdog and its journal are: the command.
+_OF_A_SERVICE: Final = frozenset({b"LISTEN_PID", b"WATCHDOG_PID", b"SYSTEMD_EXEC_PID"})
 
 
 def execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
@@ -30,6 +32,12 @@ def execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
         except PermissionError as error:
             failure = error
     raise failure
+
+
+def for_this_process(env: Mapping[bytes, bytes], named: int) -> dict[bytes, bytes]:
+    """Return the environment with what systemd gave to the process ``named`` given to the calling one."""
+    ours, theirs = str(os.getpid()).encode(), str(named).encode()
+    return {name: ours if name in _OF_A_SERVICE and value == theirs else value for name, value in env.items()}
 
 
 def read_failure(told: int, pid: int) -> bytes:

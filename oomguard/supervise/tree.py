@@ -97,10 +97,11 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def kill(root: int) -> None:
-    """Kill everything below ``root`` as it stands now."""
+def kill(root: int, *, but: int | None = None) -> None:
+    """Kill everything below ``root`` as it stands now, but one process."""
     for pid in descendants(root):
-        send(pid, signal.SIGKILL)
+        if pid != but:
+            send(pid, signal.SIGKILL)
 
 
 def end(
@@ -110,6 +111,7 @@ def end(
     wait_s: float,
     spare_s: float = 0.0,
     hurried: Callable[[], bool] = lambda: False,
+    but: int | None = None,
 ) -> None:
     """End everything below ``root``: after ``spare_s`` TERM to each process once, after ``wait_s`` more KILL until none is left.
 
@@ -119,6 +121,7 @@ def end(
         wait_s: how long they have after TERM.
         spare_s: how long they have before it.
         hurried: asked while waiting; once true, they are killed at once.
+        but: the process that stays too; ``reap`` does not count it.
     """
     asked: set[int] = set()
     began = time.monotonic()
@@ -126,7 +129,7 @@ def end(
         time.sleep(_POLL_S)
     began = time.monotonic()
     while reap() and time.monotonic() - began < wait_s + KILL_WAIT_S:
-        left = descendants(root)
+        left = [pid for pid in descendants(root) if pid != but]
         if time.monotonic() - began >= wait_s or hurried():
             began = min(began, time.monotonic() - wait_s)
             for pid in left:

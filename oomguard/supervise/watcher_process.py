@@ -10,6 +10,7 @@ import select
 import shutil
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -17,15 +18,12 @@ from typing import Any, Final, NoReturn
 from oomguard.supervise import tree
 from oomguard.supervise.channel import receive, send
 from oomguard.supervise.process_control import become_subreaper, die_with_parent, set_name
-from oomguard.supervise.program import execute, read_failure
+from oomguard.supervise.program import execute, for_this_process, read_failure
 from oomguard.supervise.signal_sets import JOB_STOPS, OF_TERMINAL, SI_KERNEL, STOPS
-from oomguard.supervise.watcher_terminal import Given, Lent, WatcherTerminal, has_terminal
+from oomguard.supervise.watcher_terminal import Lent, WatcherTerminal, has_terminal
 from oomguard.supervise.witness import Witness
 
 AFTER_KILL_WAIT_S: Final = 2.0
-
-# With these systemd names the process for which its sockets, its watchdog and its journal are: the command.
-_OF_A_SERVICE: Final = frozenset({b"LISTEN_PID", b"WATCHDOG_PID", b"SYSTEMD_EXEC_PID"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,7 @@ class WatcherProcess:
             self._prepare()
             while not self._gone:
                 self._wait()
-            self._end_witness()
-            tree.end(os.getpid(), self._reap, wait_s=AFTER_KILL_WAIT_S)
+            self._end_tree(AFTER_KILL_WAIT_S)
             for folder in self._folders:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
@@ -75,16 +72,14 @@ class WatcherProcess:
         gc.disable()
         set_name("oomguard-watch")
         become_subreaper()
-        inherited: list[int] = []
         # The reader of oomguard's output waits for nobody else, and what the command does not inherit is not held open.
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         with contextlib.suppress(OSError):  # without /proc they stay
-            inherited = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
-        for number in inherited:
-            with contextlib.suppress(OSError):
-                if number != self._channel.fileno() and not os.get_inheritable(number):
-                    os.close(number)
+            for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+                with contextlib.suppress(OSError):
+                    if number != self._channel.fileno() and not os.get_inheritable(number):
+                        os.close(number)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -109,7 +104,7 @@ class WatcherProcess:
         match message:
             case ("start", words, variables, shares_group, targets, terminal):
                 streams = dict(zip(targets, descriptors, strict=False))
-                self._terminal = _terminal(descriptors[len(targets) :], terminal)
+                self._terminal = WatcherTerminal.of(descriptors[len(targets) :], terminal)
                 self._start(words, variables, streams, shares_group=shares_group)
             case ("signal", number, code, sender):
                 self._forward(number, code, sender)
@@ -122,10 +117,9 @@ class WatcherProcess:
             case ("kill",):
                 self._hurried = True
                 self._told = self._told or self._child is not None
-                tree.kill(os.getpid())
+                tree.kill(os.getpid(), but=self._witness_pid)
             case ("end", wait_s, spare_s):
-                self._end_witness()
-                tree.end(os.getpid(), self._reap, wait_s=wait_s, spare_s=spare_s, hurried=self._is_hurried)
+                self._end_tree(wait_s, spare_s=spare_s, hurried=self._is_hurried)
                 self._say("ended", self._told)
             case ("folder", path):
                 self._folders.append(path)
@@ -206,10 +200,7 @@ class WatcherProcess:
                 signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._before.masked)
             env = dict(variable.split(b"=", 1) for variable in variables)
-            for name in _OF_A_SERVICE & env.keys():
-                if env[name] == str(self._parent).encode():
-                    env[name] = str(os.getpid()).encode()
-            execute(words, env)
+            execute(words, for_this_process(env, self._parent))
         except OSError as error:
             os.write(told, str(error.errno or errno.EINVAL).encode())
         finally:
@@ -232,6 +223,22 @@ class WatcherProcess:
 
     def _is_job(self) -> bool:
         return self._shares_group and has_terminal()
+
+    def _end_tree(self, wait_s: float, *, spare_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End everything below, the witness last: what ends before it is not the last tie of the group."""
+        if not tree.pids():  # nobody can tell it from the others
+            self._end_witness()
+        spared = self._witness_pid
+        tree.end(os.getpid(), self._left, wait_s=wait_s, spare_s=spare_s, hurried=hurried, but=spared)
+        self._end_witness()
+
+    def _left(self) -> bool:
+        """Reap; return whether a child but the witness is left."""
+        return self._reap() and (self._witness is None or tree.descendants(os.getpid()) != [self._witness.pid])
+
+    @property
+    def _witness_pid(self) -> int | None:
+        return None if self._witness is None else self._witness.pid
 
     def _end_witness(self) -> None:
         if self._witness is not None:
@@ -274,7 +281,6 @@ class WatcherProcess:
             self._paused_parent = False
             if self._terminal is not None:
                 self._terminal.close()
-            self._end_witness()  # what is left is the command's own
             self._say("exited", status)
 
     def _go_on(self, *, in_front: bool) -> None:
@@ -290,10 +296,3 @@ class WatcherProcess:
     def _say(self, *message: Any) -> None:
         with contextlib.suppress(OSError):
             send(self._channel, message)
-
-
-def _terminal(descriptors: list[int], words: tuple[tuple[int, ...], bool, bool] | None) -> WatcherTerminal | None:
-    if words is None:
-        return None
-    streams, controls, in_front = words
-    return WatcherTerminal(Given(descriptors[0], frozenset(streams), controls, in_front))

@@ -73,6 +73,14 @@ class WatcherTerminal:
         self._given = given
         self._theirs: int | None = given.theirs
 
+    @classmethod
+    def of(cls, descriptors: list[int], words: tuple[tuple[int, ...], bool, bool] | None) -> WatcherTerminal | None:
+        """Return the terminal that came with a message; None without ``Given.words``."""
+        if words is None:
+            return None
+        streams, controls, in_front = words
+        return cls(Given(descriptors[0], frozenset(streams), controls, in_front))
+
     @property
     def controls(self) -> bool:
         """Whether the command is a job of a session of ours."""

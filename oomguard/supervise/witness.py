@@ -61,7 +61,13 @@ class Witness:
                 return by_key
 
     def close(self) -> None:
-        """End the process and take its status."""
+        """End the process and take its status, once nothing of the command is left in the group.
+
+        A process whose parent is of its session and of another group ties its own group to the session. Where the last tie of a
+        group ends, the kernel hangs the group up if one of it is stopped (exit_notify in kernel/exit.c); who leaves first does not.
+        """
+        with contextlib.suppress(OSError):  # it is gone, or the watcher leads a session by now: no tie
+            os.setpgid(self.pid, os.getpgrp())
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # reaped with the others

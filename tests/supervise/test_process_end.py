@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from oomguard.engines.command import Launch
@@ -22,9 +23,13 @@ def test_what_a_failed_command_left_is_looked_at_while_it_still_runs(status, loo
             recording,
             signals,
             source,
-            on_failing=lambda: left.append(len(tree.descendants(signals.watcher.pid))),
+            on_failing=lambda: left.extend(names(signals.watcher.pid)),
         )
         recording.close()
 
     assert ended.status == status
-    assert left == [1] * looks
+    assert left.count("sleep") == looks
+
+
+def names(root: int) -> list[str]:
+    return [psutil.Process(pid).name() for pid in tree.descendants(root)]

@@ -125,6 +125,32 @@ def test_orphans_that_end_while_the_command_runs_are_reaped(by):
         assert process.wait(LIMIT_S) == 0
 
 
+# A script that leads a session, as under cron or setsid: one of its group is stopped while the command runs.
+STOPS_ONE = """
+sleep 1000 & sleeper=$!
+kill -STOP $sleeper
+"$@"
+echo status $?
+kill -KILL $sleeper
+"""
+
+
+@pytest.mark.parametrize("by", ["bare", "oomguard"])
+@pytest.mark.parametrize("command", ["exit 3", "sleep 0.2 & exit 3", "kill -9 $$"])
+def test_a_group_that_leads_a_session_and_has_a_stopped_member_is_not_hung_up(by, command):
+    argv = [*(QUIET if by == "oomguard" else []), "sh", "-c", command]
+    done = subprocess.run(
+        ["sh", "-c", STOPS_ONE, "sh", *argv],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        start_new_session=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"status {137 if '-9' in command else 3}\n")
+
+
 def test_a_signal_to_the_others_of_a_group_leaves_the_caller_free_to_get_one():
     """Of two that wait the kernel keeps one: a share of our own would swallow what somebody sends just then."""
     code = """
