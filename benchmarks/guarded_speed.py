@@ -62,8 +62,8 @@ def main() -> None:
     ratio, (low, high) = math.exp(trimmed(logs)), interval(logs)
     half = (high - low) / 2
     conclude(
-        f"tokens a second of a guarded vLLM beside itself without the guard, {len(logs)} pairs of batches: {ratio:.3f}, 95 % interval {low:.3f} to "
-        f"{high:.3f}, +- {half:.1%} (goal: at most +- {WIDTH_GOAL:.0%}, not wholly below {RATIO_GOAL})",
+        f"tokens a second of a guarded vLLM beside itself without the guard, {len(logs)} pairs of batches: {ratio:.3f}, 95 % interval "
+        f"{low:.3f} to {high:.3f}, +- {half:.1%} (goal: at most +- {WIDTH_GOAL:.0%}, not wholly below {RATIO_GOAL})",
         met=half <= WIDTH_GOAL and high >= RATIO_GOAL,
     )
 
