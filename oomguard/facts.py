@@ -104,11 +104,7 @@ def _specs() -> dict[str, FactSpec]:
         ("initial_free_bytes", "int", "free device memory before profiling"),
         ("current_free_bytes", "int", "free device memory after profiling"),
         ("consumed_bytes", "int", "device memory in use apart from the KV cache"),
-        (
-            "break_even_utilization_ratio",
-            "float",
-            "utilization at which nothing is left for the KV cache; above 1: none helps",
-        ),
+        ("break_even_utilization_ratio", "float", "utilization that leaves no KV cache; above 1: none helps"),
         ("smallest_helpful_device_bytes", "int", "device size from which some utilization up to 1.0 helps"),
         ("used_before_start_bytes", "int", "device memory that others held before the engine started"),
         ("numa_node", "int", "NUMA node that the CPU backend is bound to"),
@@ -192,6 +188,7 @@ def _specs() -> dict[str, FactSpec]:
         ("gpu_memory_utilization_set", "bool", "the user set the utilization"),
         ("max_model_len_set", "bool", "the user set max_model_len"),
         ("enable_prefix_caching_set", "bool", "the user set prefix caching on or off"),
+        ("kv_cache_dtype_set", "bool", "the user set the data type of the KV cache"),
     ]
     return {name: FactSpec(name, kind, meaning) for name, kind, meaning in rows}
 

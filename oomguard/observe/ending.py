@@ -20,11 +20,12 @@ from oomguard.incident import Evidence, Incident, Location
 class Ending:
     """How one start of an engine has ended so far; ``death`` is None as long as no line tells one.
 
-    ``missed`` says that a serving front found the engine gone.
+    ``missed`` says that a serving front found the engine gone, ``told_line`` where it was asked to stop while it lived.
     """
 
     death: Incident | None = None
     missed: bool = False
+    told_line: int | None = None
     _only_gone: bool = False
     _failing: bool = False
     _stopping: bool = False
@@ -45,6 +46,8 @@ class Ending:
         # What is left of a failing engine stops in good order, which is no stop of the engine.
         if what == "told" or (what == "stopping" and not self._failing):
             self._stopping = self._stopping or self.death is None
+        if what == "told" and self.death is None and self.told_line is None:
+            self.told_line = evidence.line
         if what not in {"died", "gone"}:
             return
         self.missed = self.missed or (what == "gone" and not self._stopping)
@@ -52,6 +55,10 @@ class Ending:
             location = Location(evidence.line, None, process)
             self.death = Incident("engine_dead", evidence.text, framework, location=location, evidence=(evidence,))
             self._only_gone = what == "gone"
+
+    def was_told_before(self, line: int) -> bool:
+        """Return whether it had been asked to stop before that line: what fails of its end then is no death."""
+        return self.told_line is not None and self.told_line < line
 
     def of(self, start: int) -> Incident | None:
         """Return the death as an incident of this start, None if no line tells one."""

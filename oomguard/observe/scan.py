@@ -275,6 +275,9 @@ class Scanner:
         found = [f for f in self._found.all if newer_than_s is None or f.seen_s >= newer_than_s]
         # What the engine recovered from is no failure, and a wrapper ("See root cause above") none beside its cause.
         found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
+        found = [
+            f for f in found if f.incident.kind != "engine_dead" or not f.context.ending.was_told_before(f.last_line)
+        ]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
         notes = (*self._time.notes, *self._left_out.values())

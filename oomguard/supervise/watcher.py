@@ -157,7 +157,7 @@ class Watcher:
 
     def forward(self, number: int, code: int | None, sender: int | None) -> None:
         """Send a signal on to the command, unless it had the same one with its process group; None: unless nothing."""
-        self._say("signal", number, code, sender)
+        self._say("signal", number, code, sender, time.monotonic())
 
     def fileno(self) -> int:
         """Return the descriptor that is ready to be read when ``exit_status`` or ``stopped_by`` may have something new."""

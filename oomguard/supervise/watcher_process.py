@@ -106,8 +106,8 @@ class WatcherProcess:
                 streams = dict(zip(targets, descriptors, strict=False))
                 self._terminal = WatcherTerminal.of(descriptors[len(targets) :], terminal)
                 self._start(words, variables, streams, shares_group=shares_group)
-            case ("signal", number, code, sender):
-                self._forward(number, code, sender)
+            case ("signal", number, code, sender, came_s):
+                self._forward(number, code, sender, came_s)
             case ("lend", saved, set_to):
                 self._lent.note(descriptors, saved, set_to)
             case ("go on", in_front):
@@ -206,14 +206,14 @@ class WatcherProcess:
         finally:
             os._exit(127)
 
-    def _forward(self, number: int, code: int | None, sender: int | None) -> None:
+    def _forward(self, number: int, code: int | None, sender: int | None, came_s: float) -> None:
         self._reap()
         if self._child is None:  # ended of this very one, which its group had, or of its own
             self._told = self._told or (self._shares_group and number in STOPS)
             return
         group = os.getpgid(self._child)
         witness = self._witness if self._witness is not None and group == self._witness.group else None
-        if code is None or witness is None or not witness.had(number, code, sender):
+        if code is None or witness is None or not witness.had(number, code, sender, came_s):
             is_hangup = number == signal.SIGHUP and code == SI_KERNEL
             as_terminal = (number in OF_TERMINAL or is_hangup) and group == self._child
             tree.send(-group if as_terminal else self._child, number)

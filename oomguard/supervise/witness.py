@@ -38,6 +38,7 @@ class Witness:
     def __init__(self, group: int) -> None:
         self.group = group
         self._told: list[tuple[float, int, int, int]] = []
+        self._looked_s = 0.0  # when it had nothing more to tell
         self._reader, writer = os.pipe()
         watcher = os.getpid()
         try:
@@ -47,18 +48,21 @@ class Witness:
         finally:
             os.close(writer)
 
-    def had(self, number: int, code: int, sender: int | None) -> bool:
-        """Return whether the group has the signal of which oomguard was told by whom and how it was sent."""
+    def had(self, number: int, code: int, sender: int | None, came_s: float) -> bool:
+        """Return whether the group has the signal of which oomguard was told by whom, how and when (monotonic) it came."""
         by_key = code == SI_KERNEL and number in BY_KEY  # of two quick ones it may have only the first
-        deadline = time.monotonic() + _LATE_S
+        # Those of a burst wait together: for one that came so long before the last look it is too late now.
+        deadline = time.monotonic() + (0.0 if came_s + _LATE_S <= self._looked_s else _LATE_S)
         while True:
             for told in self._told:
                 if told[1] == number and (by_key or told[2:] == (code, sender)):
                     self._told.remove(told)
                     return True
-            left_s = deadline - time.monotonic()
-            if by_key or left_s <= 0 or not self._read(left_s):
-                return by_key
+            if by_key:
+                return True
+            if not self._read(max(0.0, deadline - time.monotonic())):
+                self._looked_s = time.monotonic()
+                return False
 
     def close(self) -> None:
         """End the process and take its status, once nothing of the command is left in the group.

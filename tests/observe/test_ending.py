@@ -97,3 +97,26 @@ def test_where_only_errors_are_printed_a_program_may_have_started_another_engine
 def test_a_prompt_that_quotes_a_death_is_none():
     prompt = "(APIServer pid=1) INFO 11-22 04:21:38 [logger.py:41] Received request cmpl-1: prompt: 'EngineCore encountered a fatal error.'"
     assert death_in(STARTED.format(2), SERVES.format(2), prompt) is None
+
+
+TOLD = "(APIServer pid=7) INFO 11-22 04:22:25 [launcher.py:254] [shutdown] API server: shutdown triggered"
+LOST = "(APIServer pid=7) ERROR 11-22 04:22:25 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+
+def kinds(*log: str) -> list[str]:
+    scanner = Scanner(default_rules())
+    for number, text in enumerate(log, 1):
+        scanner.push(Line(number, 0, text))
+    return [incident.kind for incident in scanner.diagnosis().incidents]
+
+
+def test_a_front_that_finds_its_engine_gone_after_it_was_told_to_stop_has_no_failure():
+    """vLLM's front may lose the race with the engine that it has just ended."""
+    assert kinds(STARTED.format(2), SERVES.format(2), TOLD, LOST) == []
+
+
+@pytest.mark.parametrize(
+    "log", [(LOST,), (LOST, TOLD), (FATAL.format(2), TOLD, LOST), (TOLD, STARTED.format(3), SERVES.format(3), LOST)]
+)
+def test_an_engine_that_is_gone_before_anybody_asked_it_to_stop_is_a_failure(log):
+    assert kinds(STARTED.format(2), SERVES.format(2), *log) == ["engine_dead"]
