@@ -15,7 +15,7 @@ from support.guarded_run import observe_guarded, with_permission
 from support.stranger_case import read_reading
 from support.stranger_report import figures, show
 
-SETS = ("guarded_24", "guarded_second")
+SETS = ("guarded_24", "guarded_second", "guarded_third")
 
 
 def main() -> None:

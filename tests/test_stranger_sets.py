@@ -18,6 +18,7 @@ SIZES = {
     "guarded_second": 24,
     "strangers_third": 20,
     "strangers_fourth": 20,
+    "guarded_third": 24,
 }
 CASES = [case for name in SIZES for case in read_cases(name)]
 each_set = pytest.mark.parametrize("name", SIZES)
