@@ -16,7 +16,9 @@ CASES = {case["name"]: case for case in read_cases(NAME)}
 READING = read_reading(NAME)
 
 
-def ran(name: str, old: float | None = None, effect: str = "reduces-capacity", **changed: float) -> dict[str, Any]:
+def ran(
+    name: str, old: float | None = None, effect: str = "reduces-capacity", **changed: float | str
+) -> dict[str, Any]:
     """What a run looks like that changed these settings in one relaunch."""
     patches = [{"setting": setting, "from": old, "to": new, "effect": effect} for setting, new in changed.items()]
     return {
@@ -60,6 +62,13 @@ def test_permissions_are_effects_that_oomguard_has():
 )
 def test_the_share_kept_is_measured_against_the_testers_value(name, old, changed, share):
     assert judge.kept(CASES[name], ran(name, old, "output-preserving", **changed), READING) == share
+
+
+@pytest.mark.parametrize(("found", "share"), [("fp8", 1.0), ("fp8_e5m2", 1.0), ("float16", 0.0)])
+def test_a_text_is_one_of_those_that_are_best(found, share):
+    (case,) = [case for case in read_cases("strangers_fourth") if case["name"] == "u09_bench_latency_fp8"]
+    seen = ran("s01_serve_qwen3_32k", None, "changes-outputs", kv_cache_dtype=found)
+    assert judge.kept(case, seen, read_reading("strangers_fourth")) == share
 
 
 def test_what_does_not_run_keeps_nothing():

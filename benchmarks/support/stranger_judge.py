@@ -34,7 +34,7 @@ def kept(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) ->
         return 0.0
     best, last = case["best"], (seen["attempts"] or [{}])[-1]
     shares = [
-        _share(best, _before(setting, seen), float(last[setting]))
+        _share(best, _before(setting, seen), last[setting])
         for setting in judged(case, reading)
         if last.get(setting) is not None
     ]
@@ -87,8 +87,11 @@ def _before(setting: str, seen: dict[str, Any]) -> float | None:
     return float(values[0]) if values and isinstance(values[0], int | float) else None
 
 
-def _share(best: dict[str, Any], old: float | None, new: float) -> float:
-    """Compare with the value, else with the interval's edge on the side of what was lost."""
+def _share(best: dict[str, Any], old: float | None, found: Any) -> float:
+    """Compare with the value, else with the interval's edge on the side of what was lost; a text with the texts that are best."""
+    if isinstance(best["value"], str):
+        return float(found in (best["value"], *best["alternatives"]))
+    new = float(found)
     raised = old is not None and new > old
     if is_exact(best):
         edge = float(best["value"])
