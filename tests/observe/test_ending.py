@@ -22,11 +22,15 @@ def death(*told: str) -> Incident | None:
     return ending.of(1)
 
 
-def death_in(*log: str) -> Incident | None:
+def scanned(*log: str) -> Scanner:
     scanner = Scanner(default_rules())
     for number, text in enumerate(log, 1):
         scanner.push(Line(number, 0, text))
-    return scanner.death()
+    return scanner
+
+
+def death_in(*log: str) -> Incident | None:
+    return scanned(*log).death()
 
 
 @pytest.mark.parametrize(
@@ -104,10 +108,7 @@ LOST = "(APIServer pid=7) ERROR 11-22 04:22:25 [async_llm.py:906] vllm.v1.engine
 
 
 def kinds(*log: str) -> list[str]:
-    scanner = Scanner(default_rules())
-    for number, text in enumerate(log, 1):
-        scanner.push(Line(number, 0, text))
-    return [incident.kind for incident in scanner.diagnosis().incidents]
+    return [incident.kind for incident in scanned(*log).diagnosis().incidents]
 
 
 def test_a_front_that_finds_its_engine_gone_after_it_was_told_to_stop_has_no_failure():

