@@ -76,3 +76,19 @@ def test_greedy_rows_leave_the_generator_alone(llama):
     whole_and_in_parts(lambda: llama.generate(**padded(), do_sample=False, max_new_tokens=4))
 
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_sampled_rows_run_together_that_would_not_fit_beside_the_noise_of_all():
+    large = made("LlamaForCausalLM", vocab_size=8000, bos_token_id=1, eos_token_id=None)
+    weights, rows = [*large.parameters(), *large.buffers()], padded(tokens=40)
+    with limit_memory("4 GiB") as device:
+        device.adopt(weights)
+        whole = seeded(large, rows, pad_token_id=0)
+    base = sum(weight.untyped_storage().nbytes() for weight in weights)
+    capacity = base + int((device.peak_bytes - base) * 0.4)
+    with limit_memory(capacity) as device, oomguard.guard() as g:
+        device.adopt(weights)
+        parts = seeded(large, rows, pad_token_id=0)
+
+    assert_same(whole, parts)
+    assert g.attempts[-1].settings["batch_size"] >= 5  # 0.4 of 16 rows are 6

@@ -2,6 +2,7 @@
 
 A token is drawn as the largest of p/q, where q is exponential noise for every row of the batch and every token, whatever p is. So a
 part takes its own rows of the noise for all: the generator stands where the call found it, and moves on as under the whole call.
+Where the generator gives rows one after another what it gives them at once, a part never holds the noise of other rows.
 
 This imports torch, so only code that has it already may import it.
 """
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 States = Mapping[torch.device, torch.Tensor]
 _OTHERWISE: Final = "it draws random numbers in a way that parts cannot repeat"
@@ -105,17 +107,60 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
         if not self.number:
             _set(self._states)
         each = input.shape[0] // rows
-        noise = torch.empty((self._total * each, input.shape[1]), dtype=input.dtype, device=input.device)
-        noise.exponential_(1)
-        found = _largest(input, noise[self._start * each : self._stop * each], num_samples)
+        own = range(self._start * each, self._stop * each)
+        found = _drawn_for(input, own, self._total * each, num_samples)
         self.number += 1
         self.expected = _now(self._states)
         return found
 
 
+def _drawn_for(probabilities: Any, own: range, total: int, number: int) -> Any:
+    """Return the tokens drawn for rows ``own`` of ``total``, and leave the generator where all of them leave it."""
+    if not gives_row_by_row(probabilities.device, probabilities.dtype):
+        noise = probabilities.new_empty((total, probabilities.shape[1])).exponential_(1)
+        return _largest(probabilities, noise[own.start : own.stop], number)
+    noise = torch.empty_like(probabilities)
+    _pass_over(own.start, noise)
+    found = _largest(probabilities, noise.exponential_(1), number)
+    _pass_over(total - own.stop, noise)
+    return found
+
+
+def _pass_over(rows: int, buffer: Any) -> None:
+    """Move the generator on by the noise of ``rows`` rows; what is in ``buffer`` is lost."""
+    for done in range(0, rows, len(buffer)):
+        buffer[: rows - done].exponential_(1)
+
+
 def _largest(probabilities: Any, noise: Any, number: int) -> Any:
-    weighed = probabilities / noise
+    """Return the tokens with the largest p/q; ``noise`` is written over, as in torch."""
+    weighed = torch.div(probabilities, noise, out=noise)
     return weighed.argmax(dim=-1, keepdim=True) if number == 1 else weighed.topk(number).indices
+
+
+def gives_row_by_row(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
+    """Return whether the generator gives rows one by one what it gives them at once: a CPU's does, CUDA's does not.
+
+    transformers weighs tokens in float32.
+    """
+    return device.type == "cpu" and _cpu_gives_row_by_row(dtype)
+
+
+@functools.cache
+def _cpu_gives_row_by_row(dtype: torch.dtype) -> bool:
+    generator = torch.Generator()
+    with (
+        _disable_current_modes()
+    ):  # a question to torch, no part of the call: neither its fake tensors nor its device count it
+        for rows, tokens in ((5, 7), (3, 20_001)):  # less than one vector; more than one thread's share
+            at_once = torch.empty((rows, tokens), dtype=dtype).exponential_(1, generator=generator.manual_seed(1))
+            after, one_by_one = generator.get_state(), torch.empty_like(at_once)
+            generator.manual_seed(1)
+            for row in one_by_one:
+                row.exponential_(1, generator=generator)
+            if not (torch.equal(at_once, one_by_one) and torch.equal(after, generator.get_state())):
+                return False
+    return True
 
 
 @functools.cache

@@ -208,11 +208,15 @@ class GenerateCall:
 
     @property
     def result_row_bytes(self) -> int:
-        """Bytes of one row of the result, which stays alive while later parts run, and of what is drawn for it."""
+        """Bytes of one row of the result, which stays alive while later parts run, and of the noise that every part draws for it."""
         returned = int(self.option("num_return_sequences") or 1)
         encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
         own = 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
         if not self.option("do_sample"):
+            return own
+        from oomguard.engines.transformers.draws import gives_row_by_row
+
+        if gives_row_by_row(self.model.device):
             return own
         config: Any = getattr(self.model, "config", None)
         vocabulary = int(getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", 0) or 0)

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from oomguard.engines.transformers.draws import Draws, states_now  # noqa: E402
+from oomguard.testing import limit_memory  # noqa: E402
 
 ROWS, TOKENS, STEPS = 12, 97, 3
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -74,3 +75,17 @@ def test_a_part_that_draws_nothing_leaves_the_generators_where_they_are():
 
     assert draws.problem is None
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_part_on_the_cpu_never_holds_the_noise_of_other_rows():
+    given = torch.ones(2, 5_000)
+    peaks = {}
+    for rows in (2, 400):
+        draws = Draws(states_now(None), rows, may_draw=True)
+        with draws.of_rows(0, 2):
+            torch.multinomial(given, 1)  # what is looked up once for a device is
+        with limit_memory("1 GiB") as device, draws.of_rows(0, 2):
+            torch.multinomial(given, 1)
+        peaks[rows] = device.peak_bytes
+
+    assert peaks[400] == peaks[2]
