@@ -89,4 +89,5 @@ def test_the_picture_of_the_flow_is_the_one_of_its_table_and_names_what_is_there
     rooms = [way["place"] for way in flow.FLOW["ways_in"]] + [step["room"] for step in flow.FLOW["step"]]
     assert [place for place in rooms if not (ROOT / "oomguard" / place).exists()] == []
     files = [add["place"] for step in flow.FLOW["step"] for add in step["add"]]
-    assert [place for place in files if not list(ROOT.glob(place.replace("<engine>", "vllm").rstrip("/")))] == []
+    named = [place.replace("<engine>", "vllm").replace("<who>", "vllm").rstrip("/") for place in files]
+    assert [place for place in named if not list(ROOT.glob(place))] == []
