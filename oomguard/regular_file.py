@@ -19,6 +19,8 @@ _KINDS: Final[tuple[tuple[Callable[[int], bool], str], ...]] = (
     (stat.S_ISCHR, "is a device"),
     (stat.S_ISBLK, "is a device"),
 )
+# Of a file that has no size, or has grown since it was asked for.
+_STEP_BYTES: Final = 1 << 16
 
 
 def open_regular(path: str | Path) -> IO[bytes]:
@@ -53,9 +55,18 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
     """
     with open_regular(path) as stream:
         # A file of a kernel's file system has no size, and any other may grow: what counts is what is read.
-        content = stream.read(most_bytes + 1) if os.fstat(stream.fileno()).st_size <= most_bytes else None
+        size_bytes = os.fstat(stream.fileno()).st_size
+        content = _read(stream, size_bytes, most_bytes) if size_bytes <= most_bytes else None
     if content is None or len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes")
+    return content
+
+
+def _read(stream: IO[bytes], size_bytes: int, most_bytes: int) -> bytes:
+    """Return what is in a file, one byte more than ``most_bytes`` at most; asked for at once, so much would be allocated."""
+    content = stream.read(min(size_bytes, most_bytes) + 1)
+    while len(content) <= most_bytes and (more := stream.read(min(_STEP_BYTES, most_bytes + 1 - len(content)))):
+        content += more
     return content
 
 

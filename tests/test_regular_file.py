@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,17 @@ def test_a_file_of_just_the_limit_is_read(tmp_path):
     (tmp_path / "input").write_bytes(b"x" * 1000)
 
     assert len(read_regular(tmp_path / "input", 1000)) == 1000
+
+
+def test_no_more_is_allocated_than_the_file_has(tmp_path):
+    small = tmp_path / "small"
+    small.write_bytes(b"x" * 1000)
+    tracemalloc.start()
+    try:
+        assert len(read_regular(small, 1 << 28)) == 1000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_link_to_a_file_is_read(tmp_path):

@@ -121,8 +121,12 @@ class WatchedCall(Protocol):
         """Why its rows cannot be run apart; None where they can."""
 
     @property
-    def result_row_bytes(self) -> int:
-        """Bytes of one row of the result, alive while later parts run; 0 where they are not known."""
+    def beside_row_bytes(self) -> int:
+        """Bytes that every part holds for each row of the whole call, beside its own; 0 where they are not known."""
+
+    @property
+    def waits_on_host(self) -> bool:
+        """Whether the results of parts are so small that they wait on the host, where they take no room from later parts."""
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call on rows ``start`` to ``stop``."""

@@ -41,7 +41,7 @@ def model_of(call: WatchedCall, failure: Incident, failed: FailedRows, chunks: C
         seen_row_bytes=row_bytes_at_failure(failure, base, failed.rows),
         trace=call.traced() if failed.is_first and failed.not_splittable is None else None,
         total_rows=call.rows,
-        result_row_bytes=call.result_row_bytes,
+        beside_row_bytes=call.beside_row_bytes,
         is_cached=torch_memory.is_cached(),
         not_splittable=failed.not_splittable,
         others_ran=failed.others_ran,

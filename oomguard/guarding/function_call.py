@@ -31,7 +31,8 @@ class RowsCall:
     model: Any = None
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
-    result_row_bytes: int = 0
+    beside_row_bytes: int = 0
+    waits_on_host: bool = False
     pad_value: int | None = None
     may_train: bool = True
     phase: str | None = None

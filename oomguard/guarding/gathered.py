@@ -1,7 +1,7 @@
 """Results of parts, put into their place as they come: joining them later would take their memory twice.
 
 A part's result is copied, so that a view of something larger (``logits[:, -1]``) lets go of the rest. Where the device has
-no room for the results they wait on the host.
+no room for the results they wait on the host; tokens always do.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Gathered:
         rows: rows of the whole call.
         pad_value: what fills a row that ended earlier than others; None: all rows have one length.
         weigh: what the mean loss in a part's result weighs, where the results are records of fields; None: they are not.
+        on_host: whether they wait on the host from the start.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class Gathered:
         rows: int,
         pad_value: int | None = None,
         weigh: Callable[[Any, int, int], float | None] | None = None,
+        *,
+        on_host: bool = False,
     ) -> None:
         self.rows, self._pad_value, self._weigh = rows, pad_value, weigh
         self.done = 0
-        self.is_parked = False
+        self.is_parked = on_host
         self._place: Place | None = None
 
     def add(self, part: Any, rows: int) -> str | None:

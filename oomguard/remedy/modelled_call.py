@@ -34,7 +34,7 @@ class CallModel:
         seen_row_bytes: bytes that one row held when the call failed; it would have gone on to more.
         trace: the call, to be asked what other numbers of rows need.
         total_rows: rows of the whole call, of which these are the last.
-        result_row_bytes: bytes of one row's result, alive until the whole call ends.
+        beside_row_bytes: bytes that every part holds for each row of the whole call, beside its own.
         is_cached: whether tensors come from a caching allocator, which holds more than they are.
         not_splittable: why the rows cannot be run apart; None where they can.
         others_ran: whether rows of the same call ran, so that one of these may be heavier than the rest.
@@ -48,7 +48,7 @@ class CallModel:
     seen_row_bytes: int | None = None
     trace: CallTrace | None = None
     total_rows: int = 0
-    result_row_bytes: int = 0
+    beside_row_bytes: int = 0
     is_cached: bool = False
     not_splittable: str | None = None
     others_ran: bool = False
@@ -102,7 +102,7 @@ class CallModel:
         trace, free = self.trace, round(room)
 
         def need(number: int) -> int | None:
-            beside = self.total_rows * self.result_row_bytes  # the results stand in one place, made for all rows
+            beside = self.total_rows * self.beside_row_bytes
             own = trace.need_bytes(number, free - beside)
             return None if own is None else own + beside
 

@@ -1,7 +1,7 @@
 """Give a command its standard input so that what it does not read stays in ours, for whoever reads there next.
 
-Nothing goes back into a pipe. So what waits in ours is doubled into the command's, which holds one slot, and taken from ours once
-the command has read it: its pipe says so, as its only slot is free then.
+Nothing goes back into a pipe. So what waits in ours is doubled into the command's, and taken from ours once the command has read
+it. Its pipe is made as small as what it holds: it has room again, and says so, when the command reads.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import select
 import socket
 import stat
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
 from oomguard.supervise.kept_input import KeptInput, receive
-from oomguard.supervise.pipes import kernel_tee, resize, waiting_bytes
+from oomguard.supervise.pipes import kernel_tee, resize, shrink, waiting_bytes
 
-_SLOT_BYTES: Final = 4096  # a pipe of one page has one slot
+_GIVEN_BYTES: Final = 1 << 16  # what a pipe holds that nobody has resized, and one read of it returns
 _WIDE_BYTES: Final = 1 << 20
-_POLL_S: Final = 0.001
+# A command that has read a part of what it was given is asked for the rest, ever less often.
+_SHORTEST_S: Final = 0.001
+_LONGEST_S: Final = 0.05
 
 
 class Feeder:
@@ -45,7 +46,6 @@ class Feeder:
 
     def start(self) -> None:
         """Begin."""
-        resize(self._writer, _SLOT_BYTES)
         os.set_blocking(self._writer, False)
         self._thread.start()
 
@@ -67,9 +67,10 @@ class Feeder:
     def _replay(self) -> bool:
         """Write what is kept; return False where the attempt ended or reads no more."""
         at = 0
-        while data := self._kept.read(at, _SLOT_BYTES):
+        while data := self._kept.read(at, _GIVEN_BYTES):
             if not self._is_read():
                 return False
+            resize(self._writer, _GIVEN_BYTES)
             at += os.write(self._writer, data)
         return True
 
@@ -78,6 +79,7 @@ class Feeder:
         while self._kept.lost is None:
             if not (self._is_read() and self._comes()):
                 return False
+            resize(self._writer, _GIVEN_BYTES)
             try:
                 given = self._double()
             except (
@@ -108,11 +110,21 @@ class Feeder:
 
     def _is_read(self) -> bool:
         """Wait until the command has read all that it was given; return False where it will not."""
+        shrink(self._writer)
+        pause_s = _SHORTEST_S
         while self._has_room():
             if not waiting_bytes(self._writer):
                 return True
-            time.sleep(_POLL_S)  # a system whose pipes have room before they are empty
+            if self._ended(pause_s):
+                return False
+            pause_s = min(2 * pause_s, _LONGEST_S)
         return False
+
+    def _ended(self, wait_s: float) -> bool:
+        """Wait so long for the end of the attempt; return whether it came."""
+        poll = select.poll()
+        poll.register(self._wake_reader, select.POLLHUP)
+        return bool(poll.poll(wait_s * 1000))
 
     def _has_room(self) -> bool:
         ready = dict(self._room.poll())
@@ -144,11 +156,11 @@ def _doubling(source: int, writer: int) -> Callable[[], int]:
     def double() -> int:
         if tee is None:
             raise OSError(0, "this system cannot double what waits in a pipe")
-        return tee(source, writer, _SLOT_BYTES)
+        return tee(source, writer, _GIVEN_BYTES)
 
     return double
 
 
 def _peek(source: int, writer: int) -> int:
-    data = receive(source, _SLOT_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    data = receive(source, _GIVEN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return os.write(writer, data) if data else 0

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 _SPLICE_F_NONBLOCK: Final = 2  # linux/splice.h
+_PAGE_BYTES: Final = 4096
+_MOST_POWER: Final = 4  # pages of the pipe that nobody has resized: 2**4
 
 
 def kernel_tee() -> Callable[[int, int, int], int] | None:
@@ -39,6 +41,16 @@ def resize(pipe: int, size_bytes: int) -> None:
     try:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size_bytes)
     except OSError:
+        return
+
+
+def shrink(pipe: int) -> None:
+    """Let a pipe hold as little as it can: a page where it is empty, else a number of them that is a power of two and holds what waits."""
+    for size_bytes in (_PAGE_BYTES << power for power in range(_MOST_POWER)):
+        try:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size_bytes)
+        except OSError:  # it holds more
+            continue
         return
 
 

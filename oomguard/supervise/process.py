@@ -104,7 +104,10 @@ def _run(
     is_late, ended_s, tee = False, None, Tee(recording)
     try:
         for number, pipe in process.outputs.items():
-            tee.add(pipe, number)
+            if pipe.closed:
+                tee.lost_reader = True
+            else:
+                tee.add(pipe, number)
         if terminal is not None:
             terminal.attach(tee)
 

@@ -35,7 +35,7 @@ def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode())
 
 
-def set_command_line(text: str) -> None:
+def set_command_line(text: bytes) -> None:
     """Set the command line that ps shows and ``pkill -f`` looks at; leave it where /proc does not tell where it is kept."""
     try:
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
@@ -44,7 +44,7 @@ def set_command_line(text: str) -> None:
         return
     if 0 < start < end:
         ctypes.memset(start, 0, end - start)
-        ctypes.memmove(start, text.encode()[: end - start - 1], min(len(text.encode()), end - start - 1))
+        ctypes.memmove(start, text[: end - start - 1], min(len(text), end - start - 1))
 
 
 def stand_back() -> None:

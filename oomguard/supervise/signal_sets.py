@@ -41,3 +41,8 @@ def ignored() -> frozenset[int]:
     """Return the signals that were ignored when oomguard started (nohup, a script's ``&``)."""
     numbers = {int(number) for number in signal.valid_signals()} - IGNORED_BY_PYTHON
     return frozenset(number for number in numbers if signal.getsignal(number) is signal.SIG_IGN)
+
+
+def waits_once(number: int) -> bool:
+    """Return whether two of a signal that wait at the same time are one to a process: all are but real-time signals."""
+    return number < signal.SIGRTMIN

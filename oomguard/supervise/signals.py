@@ -11,12 +11,12 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 from oomguard.supervise import tree
+from oomguard.supervise.before import Before
 from oomguard.supervise.keys import Keys
 from oomguard.supervise.lasting_modes import Lasting
 from oomguard.supervise.signal_sets import BY_KEY, IGNORED_BY_PYTHON, SI_KERNEL, STOPS, handed_on, ignored
 from oomguard.supervise.terminal_job import TerminalJob
 from oomguard.supervise.watcher import Watcher
-from oomguard.supervise.watcher_process import Before
 
 # So many requests to stop end the patience, however long the grace.
 IMPATIENT_COUNT: Final = 3

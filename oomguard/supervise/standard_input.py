@@ -61,6 +61,7 @@ class StandardInput:
         if self._kept is None:
             return None
         reader, writer = os.pipe()
+        os.set_blocking(reader, os.get_blocking(self._fd))
         self._feeder = Feeder(self._fd, writer, self._kept)
         self._feeder.start()
         return reader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -15,8 +16,19 @@ _PROC: Final = Path("/proc")
 _GONE: Final = b"ZX"  # has ended; its entry stays until its parent asks for its status
 
 
+@functools.cache
+def _is_ours(pid: int) -> bool:
+    """Return whether /proc tells of our own PID namespace (``unshare --pid`` without ``--mount-proc`` leaves the outer one's)."""
+    try:
+        return (_PROC / "self").readlink().name == str(pid)
+    except OSError:
+        return False
+
+
 def pids() -> list[int]:
-    """Return all processes that may be seen; empty where /proc says nothing."""
+    """Return all processes that may be seen; empty where /proc says nothing, or speaks of other processes."""
+    if not _is_ours(os.getpid()):
+        return []
     try:
         return [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()]
     except OSError:
@@ -58,6 +70,8 @@ def is_stopped(pid: int) -> bool:
 
 def heeds(pid: int, number: int) -> bool:
     """Return whether a process acts on a signal, by its own handler or by ending; False where it ignores it or is gone."""
+    if not _is_ours(os.getpid()):
+        return False
     try:
         text = (_PROC / str(pid) / "status").read_bytes()
         return not int(text.partition(b"\nSigIgn:")[2].split(None, 1)[0], 16) >> number - 1 & 1
@@ -73,6 +87,8 @@ def parent(pid: int) -> int | None:
 
 def _state(pid: int) -> tuple[bytes, int]:
     """Return a process's state and its parent; an empty state where it is gone."""
+    if not _is_ours(os.getpid()):
+        return b"", 0
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
         state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[:2]  # the name before it may hold anything

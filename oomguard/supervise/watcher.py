@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from oomguard.supervise import tree
+from oomguard.supervise.before import Before
 from oomguard.supervise.channel import receive, send
+from oomguard.supervise.pipes import has_no_reader
 from oomguard.supervise.standard_streams import is_one_stream, writable
 from oomguard.supervise.terminal_modes import Modes
-from oomguard.supervise.watcher_process import Before, WatcherProcess
+from oomguard.supervise.watcher_process import WatcherProcess
 from oomguard.supervise.watcher_terminal import Given
 
 _LOST: Final = 9  # the wait status of a command whose watcher was killed: it was killed with it
@@ -37,7 +39,8 @@ _LOST: Final = 9  # the wait status of a command whose watcher was killed: it wa
 class Child:
     """The command while it runs, as far as the watcher tells: ``returncode`` is None until it has ended.
 
-    ``outputs`` are the pipes of its standard output (1) and error (2), but for those that are a terminal.
+    ``outputs`` are the pipes of its standard output (1) and error (2), but for those that are a terminal; closed where nobody
+    reads ours any more.
     """
 
     pid: int
@@ -124,9 +127,14 @@ class Watcher:
         }
         if is_one:  # what is printed to both keeps its order
             targets[2] = targets[1]
+        for number, (_, writer) in pipes.items():
+            os.set_blocking(writer, os.get_blocking(number))
         outputs: dict[int, IO[bytes]] = {
             number: os.fdopen(reader, "rb", buffering=0) for number, (reader, _) in pipes.items()
         }
+        for number, reader in outputs.items():
+            if has_no_reader(number):
+                reader.close()  # its first write fails, as on ours
         if stdin is not None:
             targets[0] = stdin
         given = ((terminal.theirs,), terminal.words) if terminal is not None else ((), None)

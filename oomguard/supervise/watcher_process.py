@@ -11,11 +11,11 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from oomguard.supervise import tree
+from oomguard.supervise.before import Before
 from oomguard.supervise.channel import receive, send
 from oomguard.supervise.process_control import become_subreaper, die_with_parent, set_name
 from oomguard.supervise.program import execute, for_this_process, read_failure
@@ -24,15 +24,8 @@ from oomguard.supervise.watcher_terminal import Lent, WatcherTerminal, has_termi
 from oomguard.supervise.witness import Witness
 
 AFTER_KILL_WAIT_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """How oomguard was started, which is how the command starts: masked and ignored signals, closed standard streams."""
-
-    masked: frozenset[int]
-    ignored: frozenset[int]
-    closed: frozenset[int]
+# Two that come so close to each other are one to a command alone, which has not handled the first.
+_TWIN_S: Final = 0.005
 
 
 class WatcherProcess:
@@ -55,6 +48,7 @@ class WatcherProcess:
         self._hurried = False
         self._folders: list[str] = []
         self._gone = False
+        self._last: tuple[int, int | None, float] = (0, None, 0.0)
 
     def run(self) -> NoReturn:
         """Serve to the end; never returns into what was forked."""
@@ -142,7 +136,7 @@ class WatcherProcess:
         self._shares_group = shares_group
         if shares_group and self._witness is None:
             with contextlib.suppress(OSError):  # no process can be started: the command's fork says so
-                self._witness = Witness(os.getpgid(self._parent))
+                self._witness = Witness(os.getpgid(self._parent), words)
         failed, told = os.pipe()  # after the witness, which would hold it open
         own = os.getpid()
         try:
@@ -195,9 +189,9 @@ class WatcherProcess:
             for number in self._before.closed:
                 os.close(number)
             signal.set_wakeup_fd(-1)
+            ignored = self._before.ignored_by(is_job=self._terminal is not None and self._terminal.controls)
             for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-                ignored = number in self._before.ignored
-                signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._before.masked)
             env = dict(variable.split(b"=", 1) for variable in variables)
             execute(words, for_this_process(env, self._parent))
@@ -213,13 +207,21 @@ class WatcherProcess:
             return
         group = os.getpgid(self._child)
         witness = self._witness if self._witness is not None and group == self._witness.group else None
-        if code is None or witness is None or not witness.had(number, code, sender, came_s):
+        has_it = witness.had(number, code, sender, came_s) if witness and code is not None else False
+        if not has_it and not self._is_twin(number, sender, came_s):
             is_hangup = number == signal.SIGHUP and code == SI_KERNEL
             as_terminal = (number in OF_TERMINAL or is_hangup) and group == self._child
             tree.send(-group if as_terminal else self._child, number)
         self._told = self._told or number in STOPS
         if number in STOPS and tree.is_stopped(self._child) and tree.heeds(self._child, number):
             tree.send(-group if group == self._child else self._child, signal.SIGCONT)  # as a shell continues a job
+
+    def _is_twin(self, number: int, sender: int | None, came_s: float) -> bool:
+        """Return whether a stop comes twice in one moment from who signals oomguard and then its group (timeout)."""
+        before, self._last = self._last, (number, sender, came_s)
+        return (
+            sender is not None and number in STOPS and before[:2] == (number, sender) and came_s - before[2] < _TWIN_S
+        )
 
     def _is_job(self) -> bool:
         return self._shares_group and has_terminal()

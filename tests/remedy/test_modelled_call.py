@@ -176,7 +176,7 @@ def test_a_trace_gives_the_most_rows_that_fit(number, row, start, total):
 def test_the_results_of_all_rows_stand_in_one_place_and_take_room_too():
     trace = LineTrace(10 * MIB)
     alone = rows(CallModel(64, 0, trace=trace), device_total_bytes=256 * MIB).value
-    beside = rows(CallModel(64, 0, trace=trace, total_rows=64, result_row_bytes=MIB), device_total_bytes=256 * MIB)
+    beside = rows(CallModel(64, 0, trace=trace, total_rows=64, beside_row_bytes=MIB), device_total_bytes=256 * MIB)
 
     assert beside.value == math.floor((0.998 * 256 - 64) / 10)
     assert beside.value < alone

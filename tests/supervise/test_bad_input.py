@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -347,3 +348,21 @@ def test_a_state_folder_that_only_can_be_read_is_a_warning(tmp_path):
     )
     assert (ended.returncode, ended.stdout) == (7, b"hi\n")
     assert b"no journal is kept" in ended.stderr
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="unshare is not installed")
+def test_in_a_namespace_whose_proc_shows_other_processes_it_runs_as_without_proc():
+    inside = ["unshare", "--fork", "--pid"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespace may be made here")
+    began = time.monotonic()
+    found = subprocess.run([*inside, *QUIET, *HI], capture_output=True, timeout=LIMIT_S, check=False)
+    assert (found.stdout, found.returncode) == (b"hi\n", 7)
+    assert time.monotonic() - began < 5  # ten seconds where it looked for its processes among the others
+
+
+@pytest.mark.parametrize("limit", ["-v 300000", "-d 100000"])
+def test_under_a_limit_of_memory_it_asks_for_no_more_than_it_needs(limit):
+    line = shlex.join([*QUIET, *HI])
+    found = subprocess.run(["bash", "-c", f"ulimit {limit}; {line}"], capture_output=True, timeout=LIMIT_S, check=False)
+    assert (found.stdout, found.returncode) == (b"hi\n", 7)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 
-from support.supervising import LIMIT_S, RUN
+from support.supervising import LIMIT_S, QUIET, RUN
 
 
 @pytest.fixture
@@ -37,3 +38,27 @@ def test_what_ends_of_a_pipe_of_its_own_is(env):
     status, told = ended(["bash", "-c", "kill -PIPE $$"], env, subprocess.DEVNULL)
     assert status == 125
     assert b"diagnosed" in told
+
+
+@pytest.mark.parametrize("by", ["bare", "run"])
+def test_the_first_write_fails_where_the_reader_went_before_the_start(by, tmp_path):
+    code = "import sys\nprint('x', flush=True)\nopen('done', 'w')"
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [*([] if by == "bare" else QUIET), sys.executable, "-c", code]
+    ran = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, timeout=LIMIT_S, check=False)
+    os.close(writer)
+
+    assert (ran.returncode, b"BrokenPipeError" in ran.stderr) == (1, True)
+    assert not (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize("by", ["bare", "run"])
+def test_an_output_that_does_not_wait_is_one_to_the_command_too(by):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    command = [*([] if by == "bare" else QUIET), sys.executable, "-c", "import os; print(os.get_blocking(1))"]
+    subprocess.run(command, stdout=writer, timeout=LIMIT_S, check=True)
+    os.close(writer)
+    with os.fdopen(reader) as shown:
+        assert shown.read() == "False\n"

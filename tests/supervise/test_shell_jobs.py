@@ -393,3 +393,16 @@ def test_ctrl_c_ends_a_script_around_it(by):
         terminal.type(b"\x03")
         terminal.until(b"PROMPT> ")
         assert b"GOES-2" not in terminal.shown
+
+
+@pytest.mark.parametrize("by", ["bare", "run"])
+def test_a_command_in_the_place_of_its_output_asks_as_always(by):
+    """A shell ignores TTIN in ``$(…)``: a command that reads from behind would get an error."""
+    with bash() as terminal:
+        before = modes(terminal)
+        ask = 'bash -c \'read -p "name? " a; echo "<$a>"\''
+        begin(terminal, f"x=$({'' if by == 'bare' else 'run '}{ask}); echo got $x")
+        terminal.until(rb"name\? ")
+        terminal.type(b"me\r")
+        terminal.until(rb"(?s)got <me>\r\n.*PROMPT> ")
+        assert modes(terminal) == before

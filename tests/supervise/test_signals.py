@@ -261,6 +261,42 @@ def test_timeout_ends_the_command_as_it_would_without_us(number):
     assert b"Traceback" not in ran.stderr
 
 
+COUNTS = """
+import signal, sys, time
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+print("READY", flush=True)
+ends = time.monotonic() + 20
+while not heard and time.monotonic() < ends: time.sleep(0.01)
+time.sleep(0.5)
+print(len(heard))
+"""
+
+
+@pytest.mark.parametrize("times", range(3))
+@pytest.mark.parametrize("by", ["bare", "run"])
+def test_timeouts_signal_arrives_once(by, times):
+    del times
+    path = shutil.which("timeout")
+    if path is None:
+        pytest.skip("timeout is not installed")
+    command = [path, "--preserve-status", "4", *([] if by == "bare" else QUIET), sys.executable, "-c", COUNTS]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert ran.stdout.split() == ["READY", "1"]
+
+
+@pytest.mark.skipif(not shutil.which("pkill"), reason="pkill is not installed")
+@pytest.mark.parametrize("by", ["bare", "run"])
+def test_who_signals_all_whose_command_line_has_the_commands_words_reaches_it_once(by, tmp_path):
+    script = tmp_path / f"counts_{os.getpid()}.py"
+    script.write_text(COUNTS)
+    command = [*([] if by == "bare" else QUIET), sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stdout.readline() == "READY\n"
+        subprocess.run(["pkill", "-TERM", "-f", script.name], check=True)
+        assert process.stdout.read() == "1\n"
+
+
 FAMILY = """
 import os, signal, subprocess, sys, time
 if len(sys.argv) > 1:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from oomguard.supervise import kept_input as module
+from oomguard.supervise.pipes import waiting_bytes
 from oomguard.supervise.standard_input import StandardInput
-from support.supervising import LIMIT_S, QUIET
+from support.supervising import LIMIT_S, QUIET, wait_for
 
 
 @pytest.fixture
@@ -211,3 +212,29 @@ def test_a_command_answers_through_its_standard_input_where_that_is_open_for_wri
         ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert (ran.stdout, ran.stderr) == ("[z]\n", "")
+
+
+@pytest.mark.parametrize("messages", [[10_000], [65_536], [10_000, 9_000, 1], [3, 12_288]])
+def test_one_read_gives_what_was_written_at_once(pipe, messages):
+    reader, writer = pipe
+    with StandardInput(reader) as source:
+        first = source.for_child()
+        for size_bytes in messages:
+            os.write(writer, b"x" * size_bytes)
+            assert wait_for(lambda n=size_bytes: waiting_bytes(first) == n)
+            assert len(os.read(first, 1 << 20)) == size_bytes
+
+
+def test_a_command_that_reads_a_little_at_a_time_gets_all(pipe):
+    reader, writer = pipe
+    data = os.urandom(200_000)
+    threading.Thread(target=lambda: (_write(writer, data), os.close(writer))).start()
+    with StandardInput(reader) as source, os.fdopen(source.for_child(), "rb", buffering=0) as first:
+        assert b"".join(iter(lambda: first.read(777), b"")) == data
+
+
+def test_a_pipe_that_does_not_wait_is_one_to_the_command_too(pipe):
+    reader, _ = pipe
+    os.set_blocking(reader, False)
+    with StandardInput(reader) as source, pytest.raises(BlockingIOError):
+        os.read(source.for_child(), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ SENT_BY_KILL = 0  # SI_USER
 def witness():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN})  # as the watcher has them when it forks
     try:
-        found = Witness(os.getpgrp())
+        found = Witness(os.getpgrp(), [b"python", b"serve_zq.py"])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     yield found
@@ -37,3 +38,23 @@ def test_what_the_whole_group_had_is_told_once(witness):
     came_s = time.monotonic()
     assert wait_for(lambda: witness.had(int(signal.SIGRTMIN), SENT_BY_KILL, os.getpid(), came_s))  # once it runs
     assert not witness.had(int(signal.SIGRTMIN), SENT_BY_KILL, os.getpid(), came_s)
+
+
+def test_one_to_oomguard_and_one_to_its_group_in_the_same_moment_are_one(witness):
+    """So timeout signals; of two that are apart the second is another one, and real-time signals are never one."""
+    for number, is_one in ((signal.SIGUSR1, True), (signal.SIGRTMIN, False)):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+        try:
+            os.kill(witness.pid, number)
+            came_s = time.monotonic()
+            assert wait_for(lambda n=number, s=came_s: witness.had(int(n), SENT_BY_KILL, os.getpid(), s))
+            assert witness.had(int(number), SENT_BY_KILL, os.getpid(), came_s + 0.001) is is_one
+            assert not witness.had(int(number), SENT_BY_KILL, os.getpid(), came_s + 1)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_its_command_line_has_the_words_of_the_command_and_not_our_name(witness):
+    path = Path(f"/proc/{witness.pid}/cmdline")
+    assert wait_for(lambda: b"python serve_zq.py" in path.read_bytes())
+    assert b"oomguard" not in path.read_bytes()

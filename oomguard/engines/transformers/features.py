@@ -18,7 +18,8 @@ class FeaturesCall:
     kwargs: Mapping[str, Any]
     features: ForwardCall
     not_splittable: str | None
-    result_row_bytes: int = 0
+    beside_row_bytes: int = 0
+    waits_on_host: bool = False
     pad_value: int | None = None
     phase: str | None = None
 

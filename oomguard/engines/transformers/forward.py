@@ -46,7 +46,8 @@ class ForwardCall:
     not_splittable: str | None
     may_train: bool
     max_new_tokens: int | None = 0
-    result_row_bytes: int = 0
+    beside_row_bytes: int = 0
+    waits_on_host: bool = False
     pad_value: int | None = None
     phase: str | None = None
     found: list[str] = field(default_factory=list)

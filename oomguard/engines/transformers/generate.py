@@ -207,21 +207,21 @@ class GenerateCall:
         return 0
 
     @property
-    def result_row_bytes(self) -> int:
-        """Bytes of one row of the result, which stays alive while later parts run, and of the noise that every part draws for it."""
-        returned = int(self.option("num_return_sequences") or 1)
-        encoder_decoder = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
-        own = 8 * returned * ((0 if encoder_decoder else self.prompt_tokens or 0) + (self.max_new_tokens or 0))
+    def waits_on_host(self) -> bool:
+        """Whether the result is tokens and nothing else."""
+        return not self._gives_record
+
+    @property
+    def beside_row_bytes(self) -> int:
+        """Bytes of the noise that every part draws for one row of the whole call."""
         if not self.option("do_sample"):
-            return own
+            return 0
         from oomguard.engines.transformers.draws import gives_row_by_row
 
         if gives_row_by_row(self.model.device):
-            return own
-        config: Any = getattr(self.model, "config", None)
-        vocabulary = int(getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", 0) or 0)
-        beams = int(self.option("num_beams") or 1)
-        return own + 4 * vocabulary * max(returned, beams)
+            return 0
+        vocabulary = int(getattr(self.model.config.get_text_config(), "vocab_size", 0) or 0)
+        return 4 * vocabulary * max(int(self.option(name) or 1) for name in ("num_return_sequences", "num_beams"))
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
