@@ -1,10 +1,12 @@
 """Figure: how fast output goes through `oomguard run` beside `tee`, to a reader behind a pipe; and what it costs a Python child.
 
-The child prints as fast as it can; the reader measures from the first byte to the last. Rounds alternate; the best of each counts.
+The child prints as fast as it can; the reader measures from the first byte to the last. Each run is paired with one of tee, in turns who
+is first; the ratio is that of the pairs, with its 95 % interval: on two shared cores either is at times twice as fast as at others.
 Anonymous memory is that of oomguard without its command. The Python child tells how long its own 20,000 lines took.
 """
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from pathlib import Path
 from support.commands import oomguard_command
 from support.figure import conclude
 from support.memory import anonymous_bytes
+from support.paired import interval, trimmed
 
 PLAIN_GOAL, ANCHORS_GOAL, MEMORY_GOAL_MIB, PYTHON_GOAL = 0.9, 0.5, 60, 1.1
 HEALTHY = "INFO 11-22 06:40:43 [loggers.py:127] Engine 000: Avg prompt throughput: 12.1 tokens/s, running 3 reqs\n"
@@ -89,10 +92,17 @@ def python_child(env: dict[str, str] | None = None) -> float:
         return float(process.stderr.read())
 
 
+def told(name: str, logs: list[float]) -> float:
+    """Print the ratio of the pairs and its interval; return it."""
+    ratio, (low, high) = math.exp(trimmed(logs)), interval(logs)
+    print(f"{name}: ratio {ratio:.2f}, 95 % interval {low:.2f} to {high:.2f}, {len(logs)} pairs", flush=True)
+    return ratio
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=float, default=1.0, metavar="GIB", help="size of the output in GiB (default 1)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each (default 5)")
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of each (default 20)")
     options = parser.parse_args()
     size = int(options.size * 2**30)
     lines = {"plain lines": HEALTHY, "1 line in 10 an anchor line": HEALTHY * 9 + ANCHOR}
@@ -101,22 +111,21 @@ def main() -> None:
         env = {**os.environ, "XDG_STATE_HOME": str(Path(folder) / "state")}
         for name, line in lines.items():
             child = [sys.executable, "-c", PRINTER, line.replace("\n", "\\n"), str(size)]
-            tee, ours = [], []
-            for _ in range(options.rounds):
-                tee.append(through_tee(child))
+            logs, fastest = [], [0.0, 0.0]
+            for number in range(options.pairs):
+                tee = through_tee(child) if number % 2 else 0.0
                 speed, anonymous = through_run(child, env)
-                ours.append(speed)
+                tee = tee or through_tee(child)
+                logs.append(math.log(speed / tee))
+                fastest = [max(fastest[0], speed), max(fastest[1], tee)]
                 peak = max(peak, anonymous)
-            ratios[name] = max(ours) / max(tee)
-            print(f"{name}: run {max(ours):.0f} MiB/s, tee {max(tee):.0f} MiB/s: {ratios[name]:.2f}", flush=True)
-        plain, under = [], []
-        for _ in range(options.rounds * 2):
-            plain.append(python_child())
-            under.append(python_child(env))
-    python = min(under) / min(plain)
-    print(
-        f"20,000 lines of a Python child: plain {min(plain) * 1e3:.1f} ms, under run {min(under) * 1e3:.1f} ms: {python:.2f}"
-    )
+            ratios[name] = told(f"{name}: at most {fastest[0]:.0f} MiB/s, tee {fastest[1]:.0f} MiB/s", logs)
+        logs = []
+        for number in range(options.pairs):
+            plain = python_child() if number % 2 else 0.0
+            under = python_child(env)
+            logs.append(math.log(under / (plain or python_child())))
+    python = told("seconds for 20,000 lines of a Python child, under run and plain", logs)
     plain_ratio, anchors_ratio = ratios.values()
     conclude(
         f"of tee's speed: {plain_ratio:.2f} (goal >= {PLAIN_GOAL}), with anchors {anchors_ratio:.2f} (goal >= {ANCHORS_GOAL}); "
