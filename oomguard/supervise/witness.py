@@ -63,6 +63,7 @@ class Witness:
             for told in self._told:
                 if told[1] == number and (by_key or told[2:] == (code, sender)):
                     self._told.remove(told)
+                    self._had = {one: at_s for one, at_s in self._had.items() if came_s - at_s < _FORGOTTEN_S}
                     self._had[number, code, sender] = came_s
                     return True
             if by_key:

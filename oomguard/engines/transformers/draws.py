@@ -149,9 +149,7 @@ def gives_row_by_row(device: torch.device, dtype: torch.dtype = torch.float32) -
 @functools.cache
 def _cpu_gives_row_by_row(dtype: torch.dtype) -> bool:
     generator = torch.Generator()
-    with (
-        _disable_current_modes()
-    ):  # a question to torch, no part of the call: neither its fake tensors nor its device count it
+    with _disable_current_modes():  # no part of the call: no device that is watched counts it, and no tensor is fake
         for rows, tokens in ((5, 7), (3, 20_001)):  # less than one vector; more than one thread's share
             at_once = torch.empty((rows, tokens), dtype=dtype).exponential_(1, generator=generator.manual_seed(1))
             after, one_by_one = generator.get_state(), torch.empty_like(at_once)
