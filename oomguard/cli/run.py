@@ -203,7 +203,7 @@ def command(
             _write_report(Path(report), outcome)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
-    if signals.was_typed and outcome.status == 128 + signal.SIGINT:
+    if signals.was_typed and outcome.status == 128 + signal.SIGINT and not signals.watcher.exited:
         os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
     return outcome.status
 

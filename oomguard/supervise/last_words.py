@@ -37,6 +37,11 @@ class LastWords:
         """Whether the exception only says that another process failed."""
         return self.exception.partition(":")[0].rpartition(".")[2].partition("(")[0] in _data().passing_on
 
+    @property
+    def is_of_a_test(self) -> bool:
+        """Whether it only compares texts, as unittest does: ``AssertionError: 'one' != 'other'``."""
+        return self.exception.startswith(("AssertionError: '", 'AssertionError: "'))
+
 
 @dataclass(frozen=True, slots=True)
 class _Data:

@@ -163,6 +163,11 @@ class Watcher:
                 self._answer()
         return _LOST if self._lost and self._status is None else self._status
 
+    @property
+    def exited(self) -> bool:
+        """Whether the command that was started last has ended by itself, of no signal."""
+        return self._status is not None and os.WIFEXITED(self._status)
+
     def forward(self, number: int, code: int | None, sender: int | None) -> None:
         """Send a signal on to the command, unless it had the same one with its process group; None: unless nothing."""
         self._say("signal", number, code, sender, time.monotonic())

@@ -101,3 +101,16 @@ def test_an_output_of_many_lines_is_not_peeled_for_it(monkeypatch):
     assert last_words(b"y\n" * 10_000 + ended).exception.startswith("FileNotFoundError")
     assert last_words(ended + b"y\n" * 10_000) is None
     assert len(peeled) < 100
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        ("AssertionError: 'CUDA out of memory. Tried to allocate 2 GiB' != 'x'", True),
+        ("AssertionError: Error in memory profiling. Initial free memory 1, current free memory 2.", False),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
+    ],
+)
+def test_a_test_that_compares_texts_is_known(line, is_one):
+    traceback = f'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n{line}\n'
+    assert last_words(traceback.encode()).is_of_a_test is is_one

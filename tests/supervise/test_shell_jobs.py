@@ -396,6 +396,19 @@ def test_ctrl_c_ends_a_script_around_it(by):
 
 
 @pytest.mark.parametrize("by", ["bare", "run"])
+def test_a_script_goes_on_whose_command_ends_by_itself_at_ctrl_c(by):
+    """The usual ``trap '…; exit 130' INT``: no signal ended it."""
+    ends = "import signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(130)); print('READY', flush=True); signal.pause()"
+    words = [*([] if by == "bare" else QUIET), PY, "-c", ends]
+    with bash() as terminal:
+        begin(terminal, f"bash -c {shlex.quote(shlex.join(words) + '; echo AFTER-$?')}")
+        terminal.until(b"READY")
+        time.sleep(0.3)  # it waits for the signal
+        terminal.type(b"\x03")
+        terminal.until(b"AFTER-130")
+
+
+@pytest.mark.parametrize("by", ["bare", "run"])
 def test_a_command_in_the_place_of_its_output_asks_as_always(by):
     """A shell ignores TTIN in ``$(…)``: a command that reads from behind would get an error."""
     with bash() as terminal:
