@@ -184,11 +184,15 @@ class Supervision:
         return finder(self.rules.anchors)
 
     def _hear(self, recording: Recording, ended: Exit) -> Heard | None:
-        """Read what the command printed; None where it ended of our reader, or well and no engine spoke."""
+        """Read what the command printed; None where it ended of our reader, can only quote, or ended well and no engine spoke."""
         with contextlib.closing(recording):
             if ended.of_reader or (ended.status == 0 and not recording.may_hold(self._engine.SPEAKS)):
                 return None
             from oomguard.supervise.heard import hear
+            from oomguard.supervise.quoting import only_compares_texts
+
+            if only_compares_texts(self._first.argv):
+                return None
 
             self._witness.read(recording)
             return hear(recording, ended.status, self.rules)
