@@ -188,11 +188,11 @@ class Supervision:
         with contextlib.closing(recording):
             if ended.of_reader or (ended.status == 0 and not recording.may_hold(self._engine.SPEAKS)):
                 return None
-            from oomguard.supervise.heard import hear
             from oomguard.supervise.quoting import only_compares_texts
 
             if only_compares_texts(self._first.argv):
                 return None
+            from oomguard.supervise.heard import hear
 
             self._witness.read(recording)
             return hear(recording, ended.status, self.rules)

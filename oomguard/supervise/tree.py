@@ -70,10 +70,8 @@ def is_stopped(pid: int) -> bool:
 
 def heeds(pid: int, number: int) -> bool:
     """Return whether a process acts on a signal, by its own handler or by ending; False where it ignores it or is gone."""
-    if not _is_ours(os.getpid()):
-        return False
     try:
-        text = (_PROC / str(pid) / "status").read_bytes()
+        text = _entry(pid, "status")
         return not int(text.partition(b"\nSigIgn:")[2].split(None, 1)[0], 16) >> number - 1 & 1
     except (OSError, IndexError, ValueError):
         return False
@@ -85,12 +83,17 @@ def parent(pid: int) -> int | None:
     return number if state else None
 
 
+def _entry(pid: int, name: str) -> bytes:
+    """Return what /proc tells of a process; raises OSError where it is gone, or /proc speaks of other processes."""
+    if not _is_ours(os.getpid()):
+        raise ProcessLookupError(pid)
+    return (_PROC / str(pid) / name).read_bytes()
+
+
 def _state(pid: int) -> tuple[bytes, int]:
     """Return a process's state and its parent; an empty state where it is gone."""
-    if not _is_ours(os.getpid()):
-        return b"", 0
     try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
+        text = _entry(pid, "stat")
         state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[:2]  # the name before it may hold anything
         return state, int(parent)
     except (OSError, ValueError):
