@@ -80,24 +80,6 @@ def test_a_shell_that_restores_nothing_finds_its_terminal_as_it_was(number):
         assert psutil.wait_procs(tree, timeout=LIMIT_S)[1] == []
 
 
-def test_what_the_shell_has_set_since_is_not_undone_by_the_watcher():
-    """A shell that restores and edits a line at once, before the watcher comes round."""
-    with sitting_at(
-        [*JOB_SHELL, *QUIET, PY, "-c", "print('READY', flush=True); import time; time.sleep(3600)"]
-    ) as terminal:
-        job = int(terminal.until(rb"JOB (\d+)").group(1))
-        terminal.until(b"READY")
-        (watcher,) = psutil.Process(job).children()
-        watcher.suspend()
-        os.kill(job, signal.SIGKILL)
-        terminal.until(b"STATUS")
-        subprocess.run(["stty", "-F", terminal.name, "sane", "-echo"], check=True)
-        set_since = terminal.modes
-        watcher.resume()
-        watcher.wait(LIMIT_S)
-        assert terminal.modes == set_since
-
-
 def test_a_command_that_cannot_be_started_leaves_the_terminal_as_it_was():
     with sitting_at([*JOB_SHELL, *QUIET, "no-such-command"]) as terminal:
         before = terminal.modes
