@@ -42,7 +42,7 @@ NEEDS_TRANSFORMERS = pytest.mark.skipif(importlib.util.find_spec("transformers")
 # The path that the user set; {} stands for absolute folders. As a script oomguard is found without it.
 CASES = [
     ("script", "", "plan"),
-    ("script", "", "plan a call"),
+    pytest.param("script", "", "plan a call", marks=pytest.mark.breadth),
     pytest.param("script", "", "trace", marks=NEEDS_TRANSFORMERS),
     ("script", "", "jobs"),
     ("script", "", "doctor"),
@@ -116,7 +116,7 @@ def test_no_module_of_the_working_directory_runs(way, pythonpath, name, stranger
     assert way == "-m" or pythonpath or not ran
 
 
-@pytest.mark.parametrize("name", [pytest.param("trace", marks=NEEDS_TRANSFORMERS), "jobs"])
+@pytest.mark.parametrize("name", [pytest.param("trace", marks=(NEEDS_TRANSFORMERS, pytest.mark.breadth)), "jobs"])
 def test_what_a_notebook_starts_takes_nothing_from_its_folder_either(name, stranger, elsewhere):
     """There the working directory comes first in the user's own process, which is the user's to answer for."""
     notebook = elsewhere / "oomguard"

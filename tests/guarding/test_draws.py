@@ -30,8 +30,12 @@ def seeded(model, batch, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_return_sequences": 3}, {"top_k": 5}, {"num_beams": 3, "num_return_sequences": 2}],
-    ids=["plain", "several of each row", "top_k", "beams"],
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"num_return_sequences": 3}, id="several of each row", marks=pytest.mark.breadth),
+        pytest.param({"top_k": 5}, id="top_k", marks=pytest.mark.breadth),
+        pytest.param({"num_beams": 3, "num_return_sequences": 2}, id="beams"),
+    ],
 )
 def test_a_seeded_call_gives_the_same_rows_in_parts_and_leaves_the_generator_where_it_would(llama, options):
     whole, parts, g = whole_and_in_parts(lambda: seeded(llama, padded(), **options))

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 import weakref
+from bisect import bisect_left
 from pathlib import Path
 
 import pytest
@@ -493,7 +494,7 @@ def largest_that_fits(run, rows, capacity):
                 return False
             return True
 
-    return max(number for number in range(1, rows + 1) if fits(number))
+    return bisect_left(range(1, rows + 1), True, key=lambda number: not fits(number))
 
 
 @pytest.fixture(scope="module")
@@ -537,8 +538,11 @@ def test_a_model_that_cannot_be_traced_runs_a_few_rows_first_and_learns_from_the
 
 @pytest.mark.parametrize(
     ("light", "heavy", "times", "capacity"),
-    [(6, 6, 4, 16), (20, 20, 4, 24), (100, 100, 3, 64)],
-    ids=["12", "40", "200"],
+    [
+        pytest.param(6, 6, 4, 16, id="12"),
+        pytest.param(20, 20, 4, 24, id="40", marks=pytest.mark.breadth),
+        pytest.param(100, 100, 3, 64, id="200", marks=pytest.mark.breadth),
+    ],
 )
 def test_rows_that_turn_out_heavier_are_run_fewer_at_a_time(light, heavy, times, capacity):
     @oomguard.guard(batch="rows")

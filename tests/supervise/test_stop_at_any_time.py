@@ -18,7 +18,7 @@ from support.supervising import LIMIT_S, RUN, left, marked, wait_for
 ENGINE = Path(__file__).with_name("fake_engine.py")
 OURS = re.compile(rf'File "{re.escape(str(Path(oomguard.__file__).parent))}/')
 # Seconds after the start. A run of the failing engine takes 1 to 2; the engine that fits then waits.
-MOMENTS_S = [pytest.param(number / 5, marks=pytest.mark.breadth) if number % 3 else number / 5 for number in range(16)]
+MOMENTS_S = [pytest.param(number / 5, marks=pytest.mark.breadth) if number % 5 else number / 5 for number in range(16)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

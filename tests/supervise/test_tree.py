@@ -30,6 +30,10 @@ TREES = {
     "that ignores TERM": (IGNORING, IGNORING, ", start_new_session=True"),
     "whose parent has gone": ("", "if os.fork(): os._exit(0)", ", start_new_session=True"),
 }
+BREADTH = {"a child", "in a session of its own", "without our environment"}
+each_tree = pytest.mark.parametrize(
+    "tree", [pytest.param(t, marks=pytest.mark.breadth if t in BREADTH else ()) for t in TREES]
+)
 
 
 def started(tree: str, tmp_path: Path, *options: str, **popen: object) -> tuple[subprocess.Popen, list[psutil.Process]]:
@@ -49,7 +53,7 @@ def gone(below: list[psutil.Process]) -> bool:
     return psutil.wait_procs(below, timeout=LIMIT_S)[1] == []
 
 
-@pytest.mark.parametrize("tree", TREES)
+@each_tree
 def test_a_killed_oomguard_takes_its_tree_along(tree, tmp_path):
     process, below = started(tree, tmp_path)
     process.kill()
@@ -58,7 +62,7 @@ def test_a_killed_oomguard_takes_its_tree_along(tree, tmp_path):
     assert wait_for(lambda: list(tmp_path.glob("oomguard-*")) == [])
 
 
-@pytest.mark.parametrize("tree", TREES)
+@each_tree
 def test_a_killed_group_of_oomguard_takes_the_tree_along(tree, tmp_path):
     """``timeout -k``, a service manager: all of the group is killed, the watcher is in none of it."""
     process, below = started(tree, tmp_path, process_group=0)
@@ -67,7 +71,7 @@ def test_a_killed_group_of_oomguard_takes_the_tree_along(tree, tmp_path):
     assert gone(below)
 
 
-@pytest.mark.parametrize("tree", TREES)
+@each_tree
 def test_a_killed_watcher_ends_the_run_and_leaves_nothing(tree, tmp_path):
     process, below = started(tree, tmp_path)
     (watcher,) = psutil.Process(process.pid).children()
@@ -77,7 +81,7 @@ def test_a_killed_watcher_ends_the_run_and_leaves_nothing(tree, tmp_path):
     assert gone(below)
 
 
-@pytest.mark.parametrize("tree", TREES)
+@each_tree
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_leaves_nothing(tree, number, tmp_path):
     process, below = started(tree, tmp_path, "--grace", "1")

@@ -38,6 +38,7 @@ def test_a_worker_that_fails_is_the_cause_and_not_the_core_that_passes_it_on(fol
     assert left == {"processes": [], "segments": [], "threads": []}
 
 
+@pytest.mark.breadth
 def test_an_async_engine_is_started_within_its_loop(folder, vllm_env):
     tokens, length, attempts, _ = run(folder, vllm_env, "async")
     assert (tokens, length) == ([8], 1792)

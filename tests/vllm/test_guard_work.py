@@ -32,6 +32,7 @@ def test_without_restart_the_caller_of_a_killed_core_knows_within_five_seconds(f
     assert found["after_s"] <= 5
 
 
+@pytest.mark.breadth
 def test_a_stream_goes_on_from_the_tokens_that_were_delivered(folder, vllm_env):
     found = run(folder, vllm_env, "streams")
     assert found["equal"] == ALL

@@ -73,7 +73,9 @@ def test_no_module_of_the_working_directory_runs(pythonpath, stranger, vllm_env,
     assert set().union(*ran.values()) <= {pid}
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "EvilForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", [pytest.param("LlamaForCausalLM", marks=pytest.mark.breadth), "EvilForCausalLM"]
+)
 def test_no_class_that_a_configuration_names_is_loaded(architecture, stranger, vllm_env, tmp_path):
     named = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer"), "evil.Evil")
     config = {**CONFIG, "architectures": [architecture], "auto_map": named, "name_or_path": str(stranger.folder)}
