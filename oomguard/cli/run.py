@@ -168,6 +168,7 @@ def command(
     with Signals(closed) as signals:  # before anything heavy is loaded
         from oomguard.engines.command import Launch
         from oomguard.log import get_logger
+        from oomguard.supervise.keeping import Keeper
         from oomguard.supervise.relaunch import Supervision
 
         configure_log(log_format, quiet=quiet, verbose=verbose)
@@ -193,9 +194,10 @@ def command(
                 shown = Diagnosis("", (first,) if first else (), diagnosis.notes)
                 print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
-        launch, kept = Launch(tuple(argv)), partial(_journal, journal)
+        launch = Launch(tuple(argv))
+        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None)
         supervision = Supervision(
-            launch, policy, lambda: read_rules(rules), kept, dry_run, grace, on_failure, idempotent, pty
+            launch, policy, lambda: read_rules(rules), keeper, dry_run, grace, on_failure, idempotent, pty
         )
         outcome = supervision.run(signals)
         _tell(outcome, color, quiet=quiet)

@@ -79,8 +79,9 @@ class Journal:
                 version = database.execute("PRAGMA user_version").fetchone()[0]
                 if version > SCHEMA_VERSION:
                     raise sqlite3.DatabaseError(f"written by a newer oomguard (schema {version})")
-                database.execute(_TABLE)
-                database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                if version < SCHEMA_VERSION:  # each time it would lock out those that write at once
+                    database.execute(_TABLE)
+                    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         except (sqlite3.Error, OSError) as error:
             raise InputError(f"{path}: {error}", hint="--journal PATH chooses another place for the journal") from None
 

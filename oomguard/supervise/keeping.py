@@ -1,5 +1,7 @@
 """Each attempt of a run in the journal; a journal that fails is left out and the run goes on.
 
+Nobody hears of it while all is well: a healthy run prints nothing, and many at once lock each other's journal.
+
 A thread opens it and begins the record while the command starts: loading SQLite and writing to a disk take as long as all
 that has to come before the command.
 """
@@ -27,13 +29,15 @@ class Keeper:
 
     Args:
         open_journal: opens where they go, and raises InputError where that cannot be; None: nothing is kept.
+        is_asked_for: whether the user named the place, so that one that keeps nothing is always told.
     """
 
-    def __init__(self, open_journal: Callable[[], Journal] | None) -> None:
-        self._open = open_journal
+    def __init__(self, open_journal: Callable[[], Journal] | None, *, is_asked_for: bool = False) -> None:
+        self._open, self._is_asked_for = open_journal, is_asked_for
         self._journal: Journal | None = None
         self._row: int | None = None
         self._failed: Exception | None = None
+        self._untold: tuple[str, dict[str, str]] | None = None
         self._beginning: threading.Thread | None = None
         self._session = uuid.uuid4().hex
 
@@ -59,16 +63,23 @@ class Keeper:
                 self._begin(*given)
 
     def end(self, attempt: Attempt) -> None:
-        """Write how the attempt ended; say, once, where nothing can be kept."""
+        """Write how the attempt ended; say, once, where a failure, or anything that was asked for, cannot be kept."""
         self._wait()
-        if self._journal is None or self._row is None:
-            return
+        if self._journal is not None and self._row is not None:
+            self._end(self._journal, self._row, attempt)
+        if self._untold is not None:
+            event, fields = self._untold
+            logger = get_logger()
+            (logger.warning if self._is_asked_for or attempt.incident else logger.debug)(event, **fields)
+            self._untold = None
+
+    def _end(self, journal: Journal, row: int, attempt: Attempt) -> None:
         from oomguard.report.json import incident_dict
 
         incident = incident_dict(attempt.incident) if attempt.incident else None
         status = attempt.exit_status if attempt.exit_status is not None else 125
         try:
-            self._journal.end(self._row, exit_status=status, incident=incident, measured=attempt.measured)
+            journal.end(row, exit_status=status, incident=incident, measured=attempt.measured)
         except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
             self._failed = error
         self._wait()
@@ -98,7 +109,7 @@ class Keeper:
             self._failed = error
 
     def _wait(self) -> None:
-        """Wait until the record has begun; say once why none could."""
+        """Wait until the record has begun; note why none could."""
         if self._beginning is not None:
             self._beginning.join()
             self._beginning = None
@@ -106,7 +117,7 @@ class Keeper:
         if error is None:
             return
         if self._journal is None or isinstance(error, InputError):
-            get_logger().warning("no journal is kept", reason=str(error))
+            self._untold = "no journal is kept", {"reason": str(error)}
         else:
-            get_logger().warning("the journal is left out", path=str(self._journal.path), error=str(error))
+            self._untold = "the journal is left out", {"path": str(self._journal.path), "error": str(error)}
         self._journal = self._open = None

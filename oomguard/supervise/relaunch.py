@@ -38,7 +38,6 @@ from oomguard.supervise.taking_back import take_back
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
-    from oomguard.journal.store import Journal
     from oomguard.observe.anchors import Finder
     from oomguard.observe.scan import Scanner
     from oomguard.rules.load import RuleSet
@@ -69,7 +68,7 @@ class Supervision:
         launch: the command of the attempt under way.
         policy: what may be changed, how often and for how long.
         load_rules: returns what explains a failure; called when there is one.
-        journal: opens where each attempt is recorded, or raises InputError; None: nowhere.
+        keeper: records each attempt.
         dry_run: say what would change, and run nothing again.
         grace_s: time that the command has after a stop signal.
         on_failure: gets each diagnosis, and the commands to paste by setting.
@@ -80,7 +79,7 @@ class Supervision:
     launch: Launch
     policy: Policy
     load_rules: Callable[[], RuleSet]
-    journal: Callable[[], Journal] | None = None
+    keeper: Keeper = field(default_factory=lambda: Keeper(None))
     dry_run: bool = False
     grace_s: float = DEFAULT_GRACE_S
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
@@ -92,7 +91,6 @@ class Supervision:
     _ledger: Ledger = field(init=False)
     _rules: RuleSet | None = field(init=False, default=None)
     _between: Between = field(init=False)
-    _keeper: Keeper = field(init=False)
     _stdin: StandardInput = field(init=False)
     _witness: Witness = field(init=False)
     _refused: str = field(init=False, default="")
@@ -103,8 +101,8 @@ class Supervision:
         self._first, self._insight = self.launch, insight_of(engine)
         self._engine = WithVariables(engine, self.launch.argv)
         policy = with_needed(self.policy, self._insight.asked_length(self.launch))
-        self._ledger, self._keeper = Ledger(policy), Keeper(self.journal)
-        self._witness = Witness(lambda: self._keeper.path, idempotent=self.idempotent)
+        self._ledger = Ledger(policy)
+        self._witness = Witness(lambda: self.keeper.path, idempotent=self.idempotent)
 
     def run(self, signals: Signals) -> Outcome:
         """Run the command, and again after each choice of patches.
@@ -137,7 +135,7 @@ class Supervision:
         tell = log.debug if number == 1 else log.info  # while all is well nothing of ours is seen
         if number > 1 or log.isEnabledFor(DEBUG):
             tell("attempt started", number=number, command=self._shown())
-        begin = partial(self._keeper.begin, number, self.launch.argv, dict(ledger.settings), ledger.patches)
+        begin = partial(self.keeper.begin, number, self.launch.argv, dict(ledger.settings), ledger.patches)
         self._between.begins(self.launch)
         witness, marker, cgroup = self._witness, Marker(self._finder, self._witness.take), read_cgroup()
         try:
@@ -161,7 +159,7 @@ class Supervision:
             seconds=ended.seconds,
             measured=measured,
         )
-        self._keeper.end(attempt)
+        self.keeper.end(attempt)
         if signals.stopped_by is None and heard is not None:
             self._learn(heard.scanner)
         tell = log.info if incident is not None else tell
@@ -228,7 +226,7 @@ class Supervision:
 
     def _learn(self, scanner: Scanner) -> None:
         """Keep what the engine measured while it started, for the plans to come; go on where that cannot be done."""
-        if self._keeper.path is None or "kv_cache_available_bytes" not in scanner.measured:
+        if self.keeper.path is None or "kv_cache_available_bytes" not in scanner.measured:
             return
         try:
             starts = scanner.diagnosis("", given=self._engine.settings_in_force(self.launch)).starts

@@ -17,15 +17,15 @@ from typing import Any, Final, NoReturn
 from oomguard.supervise import tree
 from oomguard.supervise.before import Before
 from oomguard.supervise.channel import receive, send
+from oomguard.supervise.held_parent import LOOK_MS, HeldParent
 from oomguard.supervise.process_control import become_subreaper, die_with_parent, set_name
 from oomguard.supervise.program import execute, for_this_process, read_failure
 from oomguard.supervise.signal_sets import JOB_STOPS, OF_TERMINAL, SI_KERNEL, STOPS
+from oomguard.supervise.twin import Twin
 from oomguard.supervise.watcher_terminal import Lent, WatcherTerminal, has_terminal
 from oomguard.supervise.witness import Witness
 
 AFTER_KILL_WAIT_S: Final = 2.0
-# Two that come so close to each other are one to a command alone, which has not handled the first.
-_TWIN_S: Final = 0.005
 
 
 class WatcherProcess:
@@ -48,7 +48,8 @@ class WatcherProcess:
         self._hurried = False
         self._folders: list[str] = []
         self._gone = False
-        self._last: tuple[int, int | None, float] = (0, None, 0.0)
+        self._twin = Twin()
+        self._held = HeldParent(parent)
 
     def run(self) -> NoReturn:
         """Serve to the end; never returns into what was forked."""
@@ -85,13 +86,15 @@ class WatcherProcess:
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
-        ready = {number for number, _ in poll.poll()}
+        ready = {number for number, _ in poll.poll(None if self._child is None else LOOK_MS)}
         if self._channel.fileno() in ready:  # first: what ended the command may have been told before it
             self._obey()
         elif self._woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._woken, 4096)
             self._reap()
+        elif self._child is not None and not self._paused_parent:
+            self._held.look(self._child)
 
     def _obey(self) -> None:
         message, descriptors = receive(self._channel)
@@ -208,20 +211,15 @@ class WatcherProcess:
         group = os.getpgid(self._child)
         witness = self._witness if self._witness is not None and group == self._witness.group else None
         has_it = witness.had(number, code, sender, came_s) if witness and code is not None else False
-        if not has_it and not self._is_twin(number, sender, came_s):
+        if not has_it and not self._twin.is_second(number, sender, came_s):
             is_hangup = number == signal.SIGHUP and code == SI_KERNEL
             as_terminal = (number in OF_TERMINAL or is_hangup) and group == self._child
             tree.send(-group if as_terminal else self._child, number)
+        if number == signal.SIGCONT:
+            self._held.is_over()
         self._told = self._told or number in STOPS
         if number in STOPS and tree.is_stopped(self._child) and tree.heeds(self._child, number):
             tree.send(-group if group == self._child else self._child, signal.SIGCONT)  # as a shell continues a job
-
-    def _is_twin(self, number: int, sender: int | None, came_s: float) -> bool:
-        """Return whether a stop comes twice in one moment from who signals oomguard and then its group (timeout)."""
-        before, self._last = self._last, (number, sender, came_s)
-        return (
-            sender is not None and number in STOPS and before[:2] == (number, sender) and came_s - before[2] < _TWIN_S
-        )
 
     def _is_job(self) -> bool:
         return self._shares_group and has_terminal()
@@ -265,7 +263,7 @@ class WatcherProcess:
         """Tell oomguard that the command ended; stop and go on with it, so that a shell sees its job stopped."""
         if os.WIFSTOPPED(status):
             number = os.WSTOPSIG(status)
-            if os.getppid() != self._parent:
+            if os.getppid() != self._parent or self._held.holds:
                 return
             if self._terminal is not None and self._terminal.controls:
                 self._paused_parent = True  # it stops by itself, once it has set its terminal as it was
@@ -278,6 +276,7 @@ class WatcherProcess:
             self._paused_parent = False
         else:
             self._child = None
+            self._held.is_over()
             if self._paused_parent and os.getppid() == self._parent:
                 tree.send(self._parent, signal.SIGCONT)  # nothing is left that could be continued
             self._paused_parent = False
@@ -291,6 +290,7 @@ class WatcherProcess:
             self._terminal.bring(os.getpgid(self._child) if in_front else os.getpgrp())
             self._reap()
         self._times_gone_on += 1  # every stop until here is over
+        self._held.is_over()
         self._paused_parent = False
         if self._child is not None and tree.is_stopped(self._child):
             tree.send(-os.getpgid(self._child), signal.SIGCONT)

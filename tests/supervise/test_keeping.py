@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from dataclasses import replace
 
 import pytest
 
 from oomguard import log
 from oomguard.errors import InputError
-from oomguard.incident import Attempt
+from oomguard.incident import Attempt, Incident
 from oomguard.journal.store import Journal
 from oomguard.supervise.keeping import Keeper
 from support.supervising import LIMIT_S
@@ -22,6 +24,7 @@ def told(monkeypatch):
     monkeypatch.setattr(
         log, "_writer", [lambda _level, event, fields: events.append((event, str(fields.get("reason"))))]
     )
+    monkeypatch.setattr(log, "_least", [logging.INFO])
     return events
 
 
@@ -44,10 +47,22 @@ def test_a_journal_that_cannot_be_opened_is_told_once_when_the_attempt_has_ended
     def never() -> Journal:
         raise InputError("no place")
 
-    keeper = Keeper(never)
+    keeper = Keeper(never, is_asked_for=True)
     for number in (1, 2):
         keeper.begin(number, ["job"], {}, ())
         assert told == [("no journal is kept", "no place")] * (number - 1)
         keeper.end(FAILED)
     assert told == [("no journal is kept", "no place")]
     assert keeper.path is None
+
+
+def test_a_place_that_nobody_named_is_told_only_where_there_was_a_failure_to_keep(told):
+    def never() -> Journal:
+        raise InputError("no place")
+
+    for attempt in (FAILED, Attempt(1, {}, exit_status=0), replace(FAILED, incident=Incident("cuda_oom", "no room"))):
+        assert told == []
+        keeper = Keeper(never)
+        keeper.begin(1, ["job"], {}, ())
+        keeper.end(attempt)
+    assert told == [("no journal is kept", "no place")]

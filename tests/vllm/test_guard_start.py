@@ -53,6 +53,7 @@ def test_other_front_ends_go_the_same_way(way, folder, vllm_env):
     assert [error for _, error in attempts] == ["ValueError", ""]
 
 
+@pytest.mark.breadth
 def test_when_nothing_is_left_the_original_exception_has_the_cores_own_words(folder, vllm_env):
     kind, message, notes, attempts, left = run(folder, vllm_env, "nothing-left")
     assert kind == "RuntimeError"

@@ -26,6 +26,7 @@ def test_a_killed_core_is_made_again_and_every_output_comes_once_and_equal(folde
     assert found["left"]["processes"] == found["left"]["threads"] == []
 
 
+@pytest.mark.breadth
 def test_without_restart_the_caller_of_a_killed_core_knows_within_five_seconds(folder, vllm_env):
     found = run(folder, vllm_env, "refused")
     assert found["raised"] == "EngineDeadError"
