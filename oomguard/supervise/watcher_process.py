@@ -215,8 +215,8 @@ class WatcherProcess:
             is_hangup = number == signal.SIGHUP and code == SI_KERNEL
             as_terminal = (number in OF_TERMINAL or is_hangup) and group == self._child
             tree.send(-group if as_terminal else self._child, number)
-        if number == signal.SIGCONT:
-            self._held.is_over()
+            if number == signal.SIGCONT:
+                self._held.is_over()
         self._told = self._told or number in STOPS
         if number in STOPS and tree.is_stopped(self._child) and tree.heeds(self._child, number):
             tree.send(-group if group == self._child else self._child, signal.SIGCONT)  # as a shell continues a job
@@ -290,10 +290,10 @@ class WatcherProcess:
             self._terminal.bring(os.getpgid(self._child) if in_front else os.getpgrp())
             self._reap()
         self._times_gone_on += 1  # every stop until here is over
-        self._held.is_over()
         self._paused_parent = False
-        if self._child is not None and tree.is_stopped(self._child):
+        if self._child is not None and (self._held.holds or tree.is_stopped(self._child)):
             tree.send(-os.getpgid(self._child), signal.SIGCONT)
+        self._held.is_over()
 
     def _say(self, *message: Any) -> None:
         with contextlib.suppress(OSError):

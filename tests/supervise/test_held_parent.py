@@ -6,6 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -29,6 +32,16 @@ while time.monotonic() < ends: time.sleep(0.02)
 """
 
 
+@contextmanager
+def running(*command: str, **options: bool | int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command under oomguard; a test that fails leaves nothing that is stopped, and waited for."""
+    with subprocess.Popen([*QUIET, *command], stdout=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # the watcher ends the rest
+
+
 def is_stopped(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
@@ -41,7 +54,7 @@ def up(line: bytes) -> int:
 
 @pytest.mark.parametrize("again", [1, 2])
 def test_a_stopped_run_stops_its_command_and_goes_on_with_it(again):
-    with subprocess.Popen([*QUIET, PY, "-c", WORKS], stdout=subprocess.PIPE) as process:
+    with running(PY, "-c", WORKS) as process:
         command = up(process.stdout.readline())
         for _ in range(again):
             process.send_signal(signal.SIGSTOP)
@@ -54,7 +67,7 @@ def test_a_stopped_run_stops_its_command_and_goes_on_with_it(again):
 
 
 def test_the_command_alone_is_stopped_where_it_leads_no_group_and_its_child_goes_on():
-    with subprocess.Popen([*QUIET, PY, "-c", WORKS, WORKS], stdout=subprocess.PIPE, process_group=0) as process:
+    with running(PY, "-c", WORKS, WORKS, process_group=0) as process:
         pids = [up(process.stdout.readline()) for _ in range(2)]
         (child,) = [pid for pid in pids if psutil.Process(pid).ppid() in pids]
         (command,) = {*pids} - {child}
@@ -67,8 +80,29 @@ def test_the_command_alone_is_stopped_where_it_leads_no_group_and_its_child_goes
         process.stdout.read()
 
 
+def test_a_tree_that_is_stopped_and_continued_process_by_process_goes_on_in_any_order():
+    """A debugger of all, a benchmark: the watcher goes on before oomguard, and holds the command once more."""
+    with running(PY, "-c", WORKS, start_new_session=True) as process:
+        command = up(process.stdout.readline())
+        ours = psutil.Process(process.pid)
+        below = ours.children(recursive=True)
+        for one in (ours, *below):
+            one.suspend()
+        for one in below:
+            if one.pid != command:
+                one.resume()
+        os.kill(command, signal.SIGCONT)
+        time.sleep(0.5)  # the watcher has looked
+        assert is_stopped(command)
+        ours.resume()
+        assert wait_for(lambda: not is_stopped(command))
+        process.terminate()
+        process.stdout.read()
+    assert process.returncode == 143
+
+
 def test_a_killed_run_that_was_stopped_leaves_nothing():
-    with subprocess.Popen([*QUIET, PY, "-c", WORKS], stdout=subprocess.PIPE) as process:
+    with running(PY, "-c", WORKS) as process:
         command = psutil.Process(up(process.stdout.readline()))
         process.send_signal(signal.SIGSTOP)
         assert wait_for(lambda: is_stopped(command.pid))
