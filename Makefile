@@ -42,10 +42,10 @@ demo-seeds: .venv/ready .venv-vllm/ready   ## three questions that users asked, 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
 test: setup                    ## the tests, each part with its minutes; CI=true takes those of breadth and 100,000 fuzz inputs too
-	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' $(if $(CI),35,11) $(MAKE) --no-print-directory test-fast test-vllm
+	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' $(if $(CI),35,10) $(MAKE) --no-print-directory test-fast test-vllm
 
 test-fast: .venv/ready-dev lint typecheck
-	@$(TIMED) 'fast tests' $(if $(CI),12,7) $(BIN)/pytest -q -n $(XDIST) --dist worksteal -m 'not vllm'
+	@$(TIMED) 'fast tests' $(if $(CI),12,6) $(BIN)/pytest -q -n $(XDIST) --dist worksteal -m 'not vllm'
 
 test-vllm: .venv/ready-dev .venv-vllm/ready   ## those with the real vLLM, one at a time
 	@$(TIMED) 'vLLM tests' $(if $(CI),20,4) $(BIN)/pytest -q -n 0 -m vllm tests/vllm
