@@ -5,7 +5,6 @@ Looked for from time to time: no process is told that its parent has stopped.
 
 from __future__ import annotations
 
-import os
 import signal
 from typing import Final
 
@@ -31,8 +30,7 @@ class HeldParent:
         if is_held == self.holds or (is_held and tree.is_stopped(command)):
             return
         self.holds = is_held
-        target = -command if os.getpgid(command) == command else command
-        tree.send(target, signal.SIGSTOP if is_held else signal.SIGCONT)
+        tree.send(tree.job_of(command), signal.SIGSTOP if is_held else signal.SIGCONT)
 
     def is_over(self) -> None:
         """Note that the command goes on: somebody has continued oomguard, which has handed it on."""

@@ -107,6 +107,11 @@ def _group(pid: int) -> int | None:
         return None
 
 
+def job_of(pid: int) -> int:
+    """Return whom a shell signals that stops or continues a process as a job: its whole group where it leads one, else itself."""
+    return -pid if _group(pid) == pid else pid
+
+
 def send(pid: int, number: int) -> bool:
     """Send a signal; return False where the process is gone or another user's."""
     try:

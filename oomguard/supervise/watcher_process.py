@@ -219,7 +219,7 @@ class WatcherProcess:
                 self._held.is_over()
         self._told = self._told or number in STOPS
         if number in STOPS and tree.is_stopped(self._child) and tree.heeds(self._child, number):
-            tree.send(-group if group == self._child else self._child, signal.SIGCONT)  # as a shell continues a job
+            tree.send(tree.job_of(self._child), signal.SIGCONT)
 
     def _is_job(self) -> bool:
         return self._shares_group and has_terminal()
