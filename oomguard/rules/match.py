@@ -56,8 +56,8 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
 
 def _evidence(rule: Rule, incident: Incident) -> tuple[Evidence, ...]:
     """Return the message's own line and the lines that this rule's facts were read from."""
-    text = " ".join([rule.summary, rule.why, *(condition.source for condition in rule.when)])
-    lines = {incident.location.line, *(f.line for name, f in incident.facts.items() if re.search(rf"\b{name}\b", text))}
+    named = set(re.findall(r"\w+", " ".join([rule.summary, rule.why, *(condition.source for condition in rule.when)])))
+    lines = {incident.location.line, *(fact.line for name, fact in incident.facts.items() if name in named)}
     return tuple(evidence for evidence in incident.evidence if evidence.line in lines)
 
 

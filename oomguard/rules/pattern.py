@@ -41,7 +41,7 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
         raise RuleError(f"not a pattern: {refusal[1]}", path=path, key=key, column=_column(written, refusal[0]))
     mistakes = (regex.error, ValueError, RecursionError, OverflowError, MemoryError)
     try:
-        compiled = regex.compile(_flexible_spaces(text))
+        compiled = trusted_pattern(text)
     except mistakes as flexible_error:
         found, position = flexible_error, None
         try:
@@ -55,6 +55,13 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
             hint = suggestion(group, REGISTRY)
             raise RuleError(f"the group {group!r} is no fact", path=path, key=key, hint=hint)
     return compiled
+
+
+def trusted_pattern(text: str) -> Any:
+    """Compile a pattern that ``compile_pattern`` takes, without its checks: for the shipped ones, which a test checks."""
+    import regex
+
+    return regex.compile(_flexible_spaces(text.replace("{size}", SIZE)))
 
 
 def group_fact(group: str) -> str | None:

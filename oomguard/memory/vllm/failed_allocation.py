@@ -14,7 +14,6 @@ from oomguard.facts import GIB, Fact, FactValue
 from oomguard.incident import Incident
 from oomguard.memory.vllm.allocations import MOST_SURE, Named, allocation_told_by, name_allocation
 from oomguard.memory.vllm.array_bytes import array_bytes
-from oomguard.observe.host_memory import read_available_bytes, read_total_bytes
 from oomguard.settings import value_in_force
 
 # The memory model is loaded where a model may be read; a saved log alone is told at once.
@@ -87,6 +86,8 @@ def with_allocation(incident: Incident, model: str | None = None, *, local: bool
     found = failed_allocation(incident, model, reads_models=local or model is not None)
     facts: dict[str, Fact] = dict(incident.facts)
     if local and incident.kind == "host_oom":
+        from oomguard.observe.host_memory import read_available_bytes, read_total_bytes
+
         read = {"host_available_bytes": read_available_bytes(), "host_total_bytes": read_total_bytes()}
         facts.update({name: Fact(name, size, "measured") for name, size in read.items() if size is not None})
     if found is not None and found.by_bytes:
