@@ -116,8 +116,9 @@ def quoted(
         "raw": window.lines[hit.first].text,
         "above": window.above(hit.first)[-ABOVE_CHARS:],
     }
+    figures = sum(not isinstance(fact.value, str) for fact in hit.facts.values())
     for quotation in quotations:
-        if len(hit.facts) >= quotation.below_facts:
+        if figures >= quotation.below_facts:
             continue
         try:
             if time.search(quotation.pattern, parts[quotation.part]):
