@@ -36,7 +36,6 @@ class Keeper:
         self._open, self._is_asked_for = open_journal, is_asked_for
         self._journal: Journal | None = None
         self._row: int | None = None
-        self._failed: Exception | None = None
         self._untold: tuple[str, dict[str, str]] | None = None
         self._beginning: threading.Thread | None = None
         self._session = uuid.uuid4().hex
@@ -81,8 +80,7 @@ class Keeper:
         try:
             journal.end(row, exit_status=status, incident=incident, measured=attempt.measured)
         except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
-            self._failed = error
-        self._wait()
+            self._give_up(error)
 
     def _begin(
         self,
@@ -106,16 +104,16 @@ class Keeper:
             if self._journal is not None:
                 self._row = self._journal.begin(record)
         except Exception as error:  # noqa: BLE001 - it is told when the terminal is the user's again
-            self._failed = error
+            self._give_up(error)
 
     def _wait(self) -> None:
-        """Wait until the record has begun; note why none could."""
+        """Wait until the record has begun, or could not."""
         if self._beginning is not None:
             self._beginning.join()
             self._beginning = None
-        error, self._failed = self._failed, None
-        if error is None:
-            return
+
+    def _give_up(self, error: Exception) -> None:
+        """Keep nothing from here on, and note why: it is told when the attempt has ended."""
         if self._journal is None or isinstance(error, InputError):
             self._untold = "no journal is kept", {"reason": str(error)}
         else:
