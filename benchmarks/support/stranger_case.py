@@ -50,5 +50,5 @@ def write_model(model: dict[str, Any], folder: Path) -> None:
 def written_text(case: dict[str, Any]) -> str:
     """Return all that the user of a case wrote: the command, its variables and its files."""
     files = DATA / case["set"] / case["files"]
-    texts = [path.read_text(encoding="utf-8") for path in sorted(files.rglob("*")) if path.is_file()]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(files.rglob("*")) if path.is_file()]
     return "\n".join([*case["command"], *case["env"], *texts])

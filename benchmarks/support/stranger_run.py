@@ -161,9 +161,10 @@ def _served_length(port: int) -> int | None:
 
 def _ended_well(wanted: dict[str, Any], status: int, stdout: str, work: Path) -> bool:
     """Tell whether a command that ends did what the tester asks of it; a traceback that quotes the marker is none."""
-    lines = stdout.splitlines()
-    marker = wanted["marker"] is None or any(wanted["marker"] in line and "print(" not in line for line in lines)
-    return status == wanted["status"] and marker and (wanted["file"] is None or _all_answered(work / wanted["file"]))
+    if status != wanted["status"] or (wanted["file"] is not None and not _all_answered(work / wanted["file"])):
+        return False
+    lines = stdout.splitlines() + ((work / wanted["file"]).read_text().splitlines() if wanted["file"] else [])
+    return wanted["marker"] is None or any(wanted["marker"] in line and "print(" not in line for line in lines)
 
 
 def _all_answered(batch: Path) -> bool:
