@@ -37,9 +37,13 @@ def main() -> None:
         )
         words = [str(asked.kills), str(asked.failures), str(asked.seed)]
         child = subprocess.Popen(
-            [PYTHON, SUPPORT / "deaths_child.py", "./tiny", *words], cwd=folder, env=env, stdout=subprocess.PIPE,
-            stderr=(folder / "errors").open("wb"), text=True,
-        )  # fmt: skip
+            [PYTHON, SUPPORT / "deaths_child.py", "./tiny", *words],
+            cwd=folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "errors").open("wb"),
+            text=True,
+        )
         rows, told = [], None
         for line in child.stdout or ():
             kind, _, rest = line.partition(" ")

@@ -159,7 +159,7 @@ def diagnose(
         One incident for each failure, in the order of time; no incident for a source without a memory failure.
 
     Raises:
-        UsageError: the source is none of the three, a path cannot be read (InputError), or a setting is unknown or
+        UsageError: the source is not one of the three, a path cannot be read (InputError), or a setting is unknown or
             cannot take its value (SettingError).
     """
     if not isinstance(source, (str, Path, BaseException)):

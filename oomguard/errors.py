@@ -1,4 +1,4 @@
-"""Every exception oomguard raises on its own behalf; this file imports nothing of ours.
+"""Every exception oomguard raises on its own behalf; this file imports nothing from the package.
 
 OomguardError
 ├── UsageError             a user's mistake: shown as one message, exit status 2, never a traceback

@@ -1,6 +1,6 @@
 """Reading a file that a stranger may have put there: regular files only, up to a stated number of bytes, and without waiting.
 
-A device may never end, a FIFO waits for somebody who writes, and a link leads to either. This file imports nothing of ours.
+A device may never end, a FIFO waits for somebody who writes, and a link leads to either. This file imports nothing from the package.
 """
 
 from __future__ import annotations

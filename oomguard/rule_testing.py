@@ -64,7 +64,9 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
             probe += "\nRuntimeError: Engine core initialization failed. See root cause above."
             alone = RuleSet(tuple(s for s in rules.signatures if s is signature or s.kind == "engine_dead"), ())
         incidents = scan(_lines(probe), alone).incidents
-        wanted = "none" if any(wording.ends == "told" for wording in matched) else "one"  # a death after it is none
+        wanted = (
+            "none" if any(wording.ends == "told" for wording in matched) else "one"
+        )  # a death after it does not count
         if len(incidents) != (wanted == "one"):
             yield f"test[{i}] gives {len(incidents)} incidents, not {wanted}"
             continue

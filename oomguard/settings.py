@@ -34,7 +34,7 @@ class Setting:
         lowered: effect of a smaller value, or of switching it off.
         fact: the fact that holds its value in a log, None where no log prints it.
         hard_limit: a value that the user wrote is never raised by itself.
-        env: the environment variable that every engine reads, None where there is none.
+        env: the environment variable that every engine reads, or None.
         values: effects of a change to one of these texts, where it differs.
         moot_by: the facts under which the setting does nothing.
         moot_but_in: the kinds of failure in which it counts all the same.

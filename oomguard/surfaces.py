@@ -87,14 +87,14 @@ class Surface:
         return self if _holds(self.versions, version) else Surface()
 
     def own(self, value: FactValue) -> FactValue:
-        """Return a value of ours in the engine's unit."""
+        """Return one of our values in the engine's unit."""
         if self.unit_bytes == 1 or isinstance(value, str):
             return value
         size = value / self.unit_bytes
         return int(size) if size == int(size) else size
 
     def ours(self, name: str, text: str) -> FactValue:
-        """Read the text of the engine's flag as a value of ours; raise SettingError where it is none."""
+        """Read the text of the engine's flag in our unit; raise SettingError where it is not a value."""
         if self.unit_bytes == 1:
             number = suffixed(text.strip(), self.suffixes) if SETTINGS[name].type == "int" else None
             return parse_value(name, text if number is None else str(number))
@@ -150,7 +150,7 @@ def _tables() -> Mapping[str, dict[str, Any]]:
 
 
 def table_of(engine: str, name: str) -> Mapping[str, Any]:
-    """Return a table of an engine's data file that is none of its settings; empty where the file has none."""
+    """Return a table of an engine's data file that is not a setting; empty where the file lacks it."""
     table: Mapping[str, Any] = _tables().get(engine, {}).get(name, {})
     return table
 

@@ -59,7 +59,7 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def keep(path: Path, content: bytes) -> None:
-    """Write a file for the next time, whole or not at all; a cache that cannot be written is none."""
+    """Write a file for the next time, whole or not at all; do without a cache that cannot be written."""
     with contextlib.suppress(OSError):
         write_whole(path, content)
 

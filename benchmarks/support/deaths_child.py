@@ -51,9 +51,14 @@ def main(model: str, kills: int, failures: int, seed: int) -> None:
     moments = random.Random(seed)
     with oomguard.guard(restart=True) as guard:
         llm = LLM(
-            model, dtype="float32", max_model_len=512, kv_cache_memory_bytes=32 * 2**20, enforce_eager=True,
-            max_num_seqs=ROWS, enable_prefix_caching=False,
-        )  # fmt: skip
+            model,
+            dtype="float32",
+            max_model_len=512,
+            kv_cache_memory_bytes=32 * 2**20,
+            enforce_eager=True,
+            max_num_seqs=ROWS,
+            enable_prefix_caching=False,
+        )
     before = computed()
     calm = generate(llm, list(range(PROMPTS)))
     tokens = computed() - before

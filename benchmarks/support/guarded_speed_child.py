@@ -22,9 +22,14 @@ def tokens_per_s(llm: LLM) -> float:
 def main(model: str, pairs: int, control: str) -> None:
     with oomguard.guard(restart=True):
         llm = LLM(
-            model, dtype="float16", enforce_eager=True, kv_cache_memory_bytes=16_000_000, max_model_len=512,
-            max_num_seqs=16, enable_prefix_caching=False,
-        )  # fmt: skip
+            model,
+            dtype="float16",
+            enforce_eager=True,
+            kv_cache_memory_bytes=16_000_000,
+            max_model_len=512,
+            max_num_seqs=16,
+            enable_prefix_caching=False,
+        )
     engine = llm.llm_engine
     attending = engine.engine_core
     clients = {"guarded": attending, "bare": attending.inner}

@@ -36,9 +36,13 @@ def once(model: str) -> int:
     """Start an engine that fails at first, use it, and end it."""
     with oomguard.guard(allow="reduces-capacity") as guard:
         llm = LLM(
-            model, dtype="float16", enforce_eager=True, kv_cache_memory_bytes=1_000_000, max_model_len=32768,
+            model,
+            dtype="float16",
+            enforce_eager=True,
+            kv_cache_memory_bytes=1_000_000,
+            max_model_len=32768,
             max_num_seqs=8,
-        )  # fmt: skip
+        )
     llm.generate(["hello"] * 8, SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
     llm.llm_engine.engine_core.shutdown()
     return len(guard.attempts)

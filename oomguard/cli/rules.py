@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _INDEX: Final = "README.md"
 _MAX_COLUMNS: Final = 100
-# A page has some kilobytes; what is larger, or no file, is none of ours.
+# A page has some kilobytes; what is larger, or no file, was not written by us.
 _MAX_PAGE_BYTES: Final = 1 << 20
 
 

@@ -45,7 +45,7 @@ class InnerCommand:
         change: returns the whole command line with some of ``args`` replaced; edits are in order and do not overlap.
         variables: what wrappers set for it, None for a variable that they take away.
         set_variables: returns the whole command line with variables set in the innermost place where that can be done; None
-            where there is none, and it has those of the command line.
+            where there is no tool, and it has those of the command line.
         has_no_others: whether a wrapper leaves it none of the inherited variables.
         is_elsewhere: whether it may run in another folder.
     """

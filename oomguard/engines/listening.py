@@ -45,7 +45,7 @@ def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
 
 
 def _after_the_program(argv: tuple[str, ...], programs: list[list[str]]) -> tuple[str, ...] | None:
-    """Return the words that follow the program's name, None where the command is none of these programs."""
+    """Return the words that follow the program's name; None for any other program."""
     names = [PurePath(word).name for word in argv]
     skipped = 1 if names and names[0].startswith("python") else 0
     for program in programs:

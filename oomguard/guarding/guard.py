@@ -210,14 +210,14 @@ def guard(
             several (``("texts", "labels")``); its result must be a list, tensor, array or table too.
         max_attempts: runs of one call, the first included.
         restart: whether an engine that dies at work is made again as it was where memory was not the cause. For memory it is
-            made again with the least that fits, whatever is said here.
+            made again with the least that fits, whatever this says.
         start_within_s: the seconds in which vLLM must have started; one that has not is ended, and raises what vLLM raises where its
             processes died. None: it may take any number.
         on_incident: called with each incident, diagnosed and planned for.
         on_patch: called with each patch before it is applied.
 
     Raises:
-        SettingError: an unknown effect, setting or argument to split, or a time that is none.
+        SettingError: an unknown effect, setting or argument to split, or not a time.
         UsageError: what is guarded is no function (a class, a number).
 
     What the guarded code raises comes out unchanged, with the diagnosis in its notes where it is a memory failure.

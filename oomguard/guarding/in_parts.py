@@ -1,4 +1,4 @@
-"""A call handed over to be run in parts: a mistake of ours there never takes the place of what the user's call does."""
+"""A call handed over to be run in parts: our own mistake there never takes the place of what the user's call does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_parts(
     seconds: float | None = None,
     measured: Mapping[str, float] | None = None,
 ) -> Outcome:
-    """Return the call's result and None, or None and the exception to raise: its own, also where a mistake of ours ends the run.
+    """Return the call's result and None, or None and the exception to raise: its own, also where our own mistake ends the run.
 
     ``failed`` holds the exception of the whole call, where it has been run already.
     """

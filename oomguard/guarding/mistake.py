@@ -1,4 +1,4 @@
-"""What is said of a mistake of ours that ends a run in parts."""
+"""What to tell of our own mistake that ends a run in parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from oomguard.guarding.failure import add_note
 
 
 def tell_of_mistake(mistake: BaseException, failure: BaseException | None) -> None:
-    """Log a mistake of ours, and note it in the call's own failure, where there is one."""
+    """Log our own mistake, and note it in the call's failure, if it has one."""
     logging.getLogger("oomguard").error("the call could not be split", exc_info=mistake)
     if failure is not None:
         why = f"a mistake in oomguard: {type(mistake).__name__}: {mistake}"

@@ -147,7 +147,7 @@ class StartRun:
         self._owner.record(self._ledger.end(measured=measured))
 
     def _attempt(self) -> EndedStart:
-        """Make one attempt. A change that cannot be made ends the run as a failed attempt, not as an exception of ours."""
+        """Make one attempt. A change that cannot be made ends the run as a failed attempt, not as an exception."""
         try:
             return self._start.attempt(self._ledger.settings, self._owner.start_within_s)
         except (TypeError, ValueError) as problem:

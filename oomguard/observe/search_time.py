@@ -30,7 +30,7 @@ class SearchTime:
         return (f"slow patterns took {SHARED_S:g} s together: from then on each was left out after {limit_ms:g} ms",)
 
     def search(self, pattern: Any, text: str, **span: int) -> Any:
-        """Return the first match, None if there is none.
+        """Return the first match, or None.
 
         Args:
             pattern: a pattern of a signature; one that is compiled on first use is compiled before its time counts.
@@ -48,7 +48,7 @@ class SearchTime:
             self._count(began)
 
     def first_behind(self, pattern: Any, text: str, position: int) -> Any:
-        """Return the first match that ends behind a position, None if there is none; raises as ``search`` does."""
+        """Return the first match that ends behind a position, or None; raise as ``search`` does."""
         compiled = getattr(pattern, "compiled", pattern)
         began = time.thread_time()
         try:

@@ -37,7 +37,7 @@ class Models:
     models: tuple[FailureModel, ...]
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the first value that one of them solves, else the first reason why there is none."""
+        """Return the first value that one of them solves, else the first reason why none was found."""
         found = [solution for model in self.models if (solution := model.solve(setting, incident)) is not None]
         return next((solution for solution in found if solution.value is not None), next(iter(found), None))
 

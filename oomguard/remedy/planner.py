@@ -45,9 +45,7 @@ def plan(
             continue
         rule = rules.rule(cause.rule)
         for fix in rule.fixes:
-            knob = setting(
-                fix.setting
-            )  # a name that is none is the rule author's mistake, told before anything is solved
+            knob = setting(fix.setting)  # an unknown name is the rule author's mistake, told before anything is solved
             if fix.setting in patches or is_foreign(knob.name, incident.framework):
                 continue
             if knob.is_moot(incident.kind, incident.facts):

@@ -1,4 +1,4 @@
-"""A solved value, or the reason why there is none."""
+"""A solved value, or the reason why none was found."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def read_fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
 
 
 def _check(fix: Fix, row: Table) -> None:
-    """Raise RuleError for a setting, a value, an effect or a solver that is none."""
+    """Raise RuleError for an unknown setting, value, effect or solver."""
     knob = SETTINGS.get(fix.setting)
     if knob is None:
         hint = suggestion(fix.setting.lstrip("-").replace("-", "_"), SETTINGS)

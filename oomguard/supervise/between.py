@@ -62,7 +62,7 @@ class Between:
         self._devices, self._began_s = memory_wait.devices_by_index(), time.monotonic()
 
     def leads_on(self, launch: Launch, attempt: Attempt, folder: Path) -> bool:
-        """Wait for what the next attempt needs; return whether there is one, none after a stop. Where there is none, it is told why.
+        """Wait for what the next attempt needs; return whether to make it (never after a stop), and tell why not.
 
         Args:
             launch: the command of the attempt that failed.

@@ -65,7 +65,7 @@ class CrashLoop:
 
     @property
     def said(self) -> str | None:
-        """What the loop is, with its times; None where there is none."""
+        """Describe the loop, with its times; None without a loop."""
         if len(self._alike) < LOOP_STARTS:
             return None
         first, last = self._alike[0], self._alike[-1]

@@ -29,7 +29,7 @@ class Feeder:
 
     Args:
         source: our standard input, a pipe or a stream socket.
-        writer: the command's; it is closed at the end of ours.
+        writer: the command's end; closed when our own input ends.
         kept: what earlier attempts have read; what this one reads is added.
     """
 

@@ -65,7 +65,7 @@ def _segments(patterns: Iterable[str], folder: Path) -> Iterator[Segment]:
 
 
 def told(left: tuple[Segment, ...], folder: Path) -> dict[str, str]:
-    """Return what is said of them: what they take, and the command that removes them."""
+    """Return the text about them: what they take, and the command that removes them."""
     shown = left[:_SHOWN]
     more = f", {len(left) - len(shown)} more" if len(left) > len(shown) else ""
     return {

@@ -19,7 +19,7 @@ def variables() -> dict[str, str]:
 
 
 def outer_run() -> int | None:
-    """Return the process of the run that this one is in; None where there is none, or the variable is of one that we are not below."""
+    """Return the process of the run around this one; None without one, or where the variable names a run that we are not below."""
     named = os.environ.get(OUTER, "")
     pid = os.getpid()
     while pid > 1:

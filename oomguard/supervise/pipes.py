@@ -18,7 +18,7 @@ _MOST_POWER: Final = 4  # pages of the pipe that nobody has resized: 2**4
 
 
 def kernel_tee() -> Callable[[int, int, int], int] | None:
-    """Return tee(2), which doubles what waits in a pipe into another one; None where there is none."""
+    """Return tee(2), which doubles what waits in a pipe into another one; None where the C library lacks it."""
     try:
         function = ctypes.CDLL(None, use_errno=True).tee
     except (OSError, AttributeError):

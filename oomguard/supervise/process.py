@@ -129,7 +129,7 @@ def _run(
 
         tee.pump(has_ended, check_grace, lambda: signals.hurries or (signals.stopped_by is not None and has_ended()))
         if terminal is not None:
-            terminal.give_back()  # before anything of ours is printed
+            terminal.give_back()  # before we print anything
         for number, count in tee.lost_bytes.items():
             name = "standard output" if number == 1 else "standard error"
             get_logger().error("output is lost: what it goes to is full", stream=name, bytes=count)

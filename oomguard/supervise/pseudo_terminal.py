@@ -34,7 +34,7 @@ class PseudoTerminal:
         theirs: the command's terminal.
 
     Raises:
-        OSError: there is none (no /dev/pts, or all are in use).
+        OSError: no terminal can be had (no /dev/pts, or all are in use).
     """
 
     def __init__(self, like: int) -> None:

@@ -132,7 +132,7 @@ class Supervision:
 
     def _attempt(self, number: int, signals: Signals, folder: Path) -> None:
         log, ledger = get_logger(), self._ledger
-        tell = log.debug if number == 1 else log.info  # while all is well nothing of ours is seen
+        tell = log.debug if number == 1 else log.info  # while all is well we show nothing
         if number > 1 or log.isEnabledFor(DEBUG):
             tell("attempt started", number=number, command=self._shown())
         begin = partial(self.keeper.begin, number, self.launch.argv, dict(ledger.settings), ledger.patches)

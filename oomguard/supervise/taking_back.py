@@ -1,4 +1,4 @@
-"""A change of ours that refused a request: taken back, and the failure before it planned for anew with what the request needs."""
+"""Take back our own change that refused a request, and plan anew for the failure before it with what the request needs."""
 
 from __future__ import annotations
 

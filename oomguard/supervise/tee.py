@@ -53,7 +53,7 @@ class Tee:
     """Copy pipes to file descriptors and to a recording until they end, or for a moment longer than the child and its own bytes.
 
     Attributes:
-        lost_reader: whether a reader of ours has gone before the end.
+        lost_reader: whether one of our readers went before the end.
     """
 
     def __init__(self, recording: Recording) -> None:

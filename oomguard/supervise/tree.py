@@ -1,4 +1,4 @@
-"""The processes below one of ours, read from /proc, and how they are ended: asked first, then killed."""
+"""The processes below one that we started, read from /proc, and how to end them: ask first, then kill."""
 
 from __future__ import annotations
 

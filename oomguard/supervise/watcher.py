@@ -1,4 +1,4 @@
-"""The watcher: a small process of ours between oomguard and the command, that outlives a kill of oomguard.
+"""The watcher: a small process between oomguard and the command that outlives a kill of oomguard.
 
 It is forked before anything heavy is loaded, starts the command with the signals as oomguard found them, adopts and reaps
 every orphan below the command, and ends the whole tree when it is asked to, or when oomguard is gone: however oomguard

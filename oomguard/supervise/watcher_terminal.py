@@ -83,7 +83,7 @@ class WatcherTerminal:
 
     @property
     def controls(self) -> bool:
-        """Whether the command is a job of a session of ours."""
+        """Whether the command is a job of our own session."""
         return self._given.controls
 
     def begin(self) -> None:

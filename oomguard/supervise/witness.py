@@ -1,6 +1,6 @@
 """A member of the process group that the command shares with oomguard: it tells which signals the whole group had.
 
-Those have reached the command already. The watcher asks; it has a group of its own, so that a kill of ours leaves it to end the rest.
+Those have reached the command already. The watcher asks; it has its own group, so that killing oomguard leaves it to end the rest.
 """
 
 from __future__ import annotations

@@ -130,15 +130,47 @@ CALL = ("--engine", "transformers", "--batch-size", "2", "--prompt-tokens", "16"
 HOSTILE = (
     st.sampled_from(
         (
-            None, True, False, 0, -1, 1, 2, 3, 7, 10**6, 10**9, 10**12, 10**400, -(10**30), 0.0, 0.5, -1.5, 1e308,
-            float("nan"), float("inf"), "", "8", "banana", "\x1b[31m", "\ud800", "x" * 5000, [], [0], [[]], ["8"],
-            [10**9] * 50, {}, {"a": {"b": [1]}}, {"dtype": "float16"}, {"0": -1},
+            None,
+            True,
+            False,
+            0,
+            -1,
+            1,
+            2,
+            3,
+            7,
+            10**6,
+            10**9,
+            10**12,
+            10**400,
+            -(10**30),
+            0.0,
+            0.5,
+            -1.5,
+            1e308,
+            float("nan"),
+            float("inf"),
+            "",
+            "8",
+            "banana",
+            "\x1b[31m",
+            "\ud800",
+            "x" * 5000,
+            [],
+            [0],
+            [[]],
+            ["8"],
+            [10**9] * 50,
+            {},
+            {"a": {"b": [1]}},
+            {"dtype": "float16"},
+            {"0": -1},
         )
     )
     | st.integers()
     | st.floats()
     | st.text(max_size=20)
-)  # fmt: skip
+)
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -107,17 +107,29 @@ def test_where_no_figure_is_printed_nothing_is_concluded():
         ({"tried_bytes": 4 * GIB}, {"tried_bytes": 3 * GIB}, True),
         ({"tried_bytes": 4 * GIB}, {"tried_bytes": 4 * GIB - 1}, False),
         ({"tried_bytes": 4 * GIB}, {"tried_bytes": 5 * GIB}, False),
-        ({"tried_bytes": 4 * GIB, "device_free_bytes": GIB}, {"tried_bytes": 4 * GIB, "device_free_bytes": 2 * GIB}, True),
-        ({"tried_bytes": 4 * GIB, "device_free_bytes": GIB}, {"tried_bytes": 4 * GIB, "device_free_bytes": GIB // 2}, False),
+        (
+            {"tried_bytes": 4 * GIB, "device_free_bytes": GIB},
+            {"tried_bytes": 4 * GIB, "device_free_bytes": 2 * GIB},
+            True,
+        ),
+        (
+            {"tried_bytes": 4 * GIB, "device_free_bytes": GIB},
+            {"tried_bytes": 4 * GIB, "device_free_bytes": GIB // 2},
+            False,
+        ),
         ({"tried_bytes": 4 * GIB}, {"device_free_bytes": GIB}, None),
         ({"device_free_bytes": GIB}, {"device_free_bytes": 2 * GIB}, None),
         ({"kv_cache_available_bytes": -GIB}, {"kv_cache_available_bytes": -GIB // 2}, True),
         ({"kv_cache_available_bytes": -GIB}, {"kv_cache_available_bytes": -GIB}, False),
         ({"kv_cache_available_bytes": -GIB}, {"kv_cache_available_bytes": 0, "kv_cache_needed_bytes": GIB}, None),
-        ({"desired_bytes": 9 * GIB, "device_free_bytes": GIB}, {"desired_bytes": 8 * GIB, "device_free_bytes": GIB}, True),
+        (
+            {"desired_bytes": 9 * GIB, "device_free_bytes": GIB},
+            {"desired_bytes": 8 * GIB, "device_free_bytes": GIB},
+            True,
+        ),
         ({}, {}, None),
     ],
-)  # fmt: skip
+)
 def test_a_need_shrank_where_less_is_needed_or_missing_beyond_what_varies(before, after, shrank):
     assert need_shrank(incident(**before), incident(**after)) is shrank
 

@@ -81,7 +81,7 @@ def _wrap(method: str, read: ReadCall, module: Any) -> None:
     owner, _, name = method.partition(".")
     if not hasattr(getattr(module, owner, None), name):
         return  # a version that has no such method is imported all the same
-    # A partial adds no frame of ours between the user's code and the engine's.
+    # A partial adds no frame between the user's code and the engine's.
     wrapt.wrap_function_wrapper(module, method, functools.partial(_handlers[0], read))
     _wrap_overriding(getattr(module, owner), name, ReadOverriding(read))
 

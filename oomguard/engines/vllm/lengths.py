@@ -26,7 +26,7 @@ def asked_length(launch: Launch) -> Mapping[str, Need]:
 def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
     """Return the length that the engine refused under one of these settings; empty where it refused none.
 
-    A refusal under another length than ours is none of ours. Where it names no figure, any shorter length is refused: ``inf``.
+    A refusal under another length than ours is not due to us. Where it names no figure, any shorter length is refused: ``inf``.
     """
     name = table()["refusals"]["setting"]
     for pattern in _patterns() if name in settings else ():

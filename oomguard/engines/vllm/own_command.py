@@ -175,7 +175,7 @@ class ByArguments:
 
 
 def own_command(argv: Sequence[str]) -> ByFlags | ByArguments | None:
-    """Return the command that hands settings to vLLM; None where there is none, or more than one."""
+    """Return the one command that hands settings to vLLM; None without one, or with several."""
     found = [carrier for command in inner_commands(argv) if (carrier := _carrier(command)) is not None]
     return found[0] if len(found) == 1 else None
 

@@ -63,7 +63,7 @@ def register() -> None:
 
 
 def _speak() -> None:
-    """Tell the guarded start that this process is of what vLLM logs here; nothing where there is none."""
+    """Tell the guarded start that started this process what vLLM logs here; do nothing without one."""
     if os.environ.get(LISTENER):
         with contextlib.suppress(Exception):
             from oomguard.engines.vllm.in_process import speaking
@@ -72,7 +72,7 @@ def _speak() -> None:
 
 
 def _say(error: Exception) -> None:
-    """Log why no change was made, on one line: a traceback of ours would be taken for the engine's."""
+    """Log why no change was made, on one line: a traceback would be taken for the engine's."""
     try:
         reason = str(error).partition("\n")[0][:200]
         logging.getLogger("oomguard").warning("the overrides did not reach vLLM: %s: %s", type(error).__name__, reason)

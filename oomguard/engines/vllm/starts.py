@@ -44,7 +44,7 @@ def _wrap(names: list[str], module: Any) -> None:
     for name in names:
         owner, _, function = name.partition(".")
         if hasattr(getattr(module, owner, None), function):  # other versions have other names
-            # A partial adds no frame of ours between the user's code and the engine's.
+            # A partial adds no frame between the user's code and the engine's.
             wrapt.wrap_function_wrapper(module, name, functools.partial(_handlers[0], _read))
 
 

@@ -24,7 +24,7 @@ def arguments_told() -> list[str]:
 
 
 def told_engines(path: Path) -> tuple[StartedEngine, ...]:
-    """Return the engines that a file of the plugin tells, in the order of their starts; a line that is none is left out."""
+    """Return the engines that a file of the plugin tells, in the order of their starts; leave out any other line."""
     try:
         lines = read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def told_engines(path: Path) -> tuple[StartedEngine, ...]:
 
 
 def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
-    """Return the engine's arguments as settings of ours, in our units; what is none of them is left out."""
+    """Return the engine's arguments as canonical settings, in our units; leave out what has no setting."""
     names = {own.kwarg: name for name, row in surfaces(_ENGINE).items() for own in (*row.others, row) if own.kwarg}
     found: dict[str, FactValue] = {}
     for kwarg, value in arguments.items():

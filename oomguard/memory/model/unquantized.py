@@ -76,7 +76,7 @@ def _too_slow() -> ConfigError:
 
 
 def _matcher(entry: str) -> Callable[[str], Any] | None:
-    """Return what tells whether a module matches a pattern; None for one that is none, as the engines ignore it."""
+    """Return what tells whether a module matches a pattern; None for an invalid one, as the engines ignore it."""
     if not entry.startswith(_REGULAR):
         return re.compile(fnmatch.translate(entry)).match
     import regex

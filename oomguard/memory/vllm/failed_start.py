@@ -69,7 +69,7 @@ def read_failed_start(
 
 
 def read_draft(incident: Incident, dtype: str) -> Model | None:
-    """Read the draft model that the engine printed; None where there is none, or it cannot be read here."""
+    """Read the draft model that the engine printed; None without one, or where it cannot be read here."""
     named = _text(incident, "draft_model")
     source = None if named is None else local_path(named)
     return None if source is None else _read(str(source), dtype, None)

@@ -66,11 +66,14 @@ def test_a_change_of_what_the_variable_sets_takes_the_variable_away(monkeypatch)
     [
         (f"nice -n 3 env {SPACE}=40 vllm serve m", "nice -n 3 env vllm serve m --kv-cache-memory-bytes 5"),
         (f"env A=1 {SPACE}=4 {SPACE}=40 vllm serve m", "env A=1 vllm serve m --kv-cache-memory-bytes 5"),
-        (f"env {SPACE}=4 nohup env B=2 {SPACE}=40 vllm serve m", "env nohup env B=2 vllm serve m --kv-cache-memory-bytes 5"),
+        (
+            f"env {SPACE}=4 nohup env B=2 {SPACE}=40 vllm serve m",
+            "env nohup env B=2 vllm serve m --kv-cache-memory-bytes 5",
+        ),
         (f"bash -c '{SPACE}=40 B=2 exec vllm serve m'", "bash -c 'B=2 exec vllm serve m --kv-cache-memory-bytes 5'"),
         (f"env -u {SPACE} vllm serve m", f"env -u {SPACE} vllm serve m --kv-cache-memory-bytes 5"),
     ],
-)  # fmt: skip
+)
 def test_one_that_a_wrapper_sets_is_taken_out_of_the_command(line, changed):
     assert vllm.shown(launch(line), {"kv_cache_memory_bytes": 5}) == changed
 

@@ -162,10 +162,13 @@ def test_a_traceback_shows_functions_and_lines(tmp_path):
     ("form", "holds"),
     [
         ('_FORMAT = (f"{PREFIX}%(levelname)s %(asctime)s " "[%(fileinfo)s:%(lineno)d] %(message)s")', True),
-        ('_FORMAT = (f"{PREFIX}(%(vllm_process_name)s " "pid=%(process)d) %(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] %(message)s")', True),
+        (
+            '_FORMAT = (f"{PREFIX}(%(vllm_process_name)s " "pid=%(process)d) %(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] %(message)s")',
+            True,
+        ),
         ('_FORMAT = f"{PREFIX}<<%(levelname)s>> %(message)s"', False),
     ],
-)  # fmt: skip
+)
 def test_another_form_of_a_log_line_is_told(form, holds, tmp_path):
     package = tmp_path / "vllm"
     package.mkdir()

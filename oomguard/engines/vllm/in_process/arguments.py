@@ -63,7 +63,7 @@ class StartArguments:
         return self._args, {**self._kwargs, _NAME: arguments}
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
-        """Return what differs from the engine's defaults, as settings of ours; empty where the call has no arguments to read."""
+        """Return what differs from the engine's defaults, as canonical settings; empty where the call has no arguments to read."""
         if not self._is_known:
             return {}
         names = set(arguments_told())

@@ -78,7 +78,7 @@ class Listener:
         self.path = path
 
     def close(self) -> None:
-        """End it: what is said afterwards is not heard, and nobody who speaks waits. Nothing in a fork of its process."""
+        """End it: what comes afterwards is not heard, and no sender waits. Do nothing in a fork of its process."""
         if self._pid != os.getpid():
             return
         thread, self._thread, self.path = self._thread, None, None

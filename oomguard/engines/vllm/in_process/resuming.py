@@ -10,12 +10,36 @@ from typing import Any, Final
 # the text, and the penalty that counts prompt and output alike.
 _OF_ONE_STEP: Final = frozenset(
     {
-        "n", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens",
-        "logprobs", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "flat_logprobs",
-        "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind",
-        "stream_interval", "skip_clone", "output_text_buffer_length", "logit_bias", "allowed_token_ids", "seed", "repetition_penalty",
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "max_tokens",
+        "min_tokens",
+        "logprobs",
+        "prompt_logprobs",
+        "prompt_logprob_token_ids",
+        "prompt_logprob_start",
+        "logprob_token_ids",
+        "flat_logprobs",
+        "detokenize",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "include_stop_str_in_output",
+        "output_kind",
+        "stream_interval",
+        "skip_clone",
+        "output_text_buffer_length",
+        "logit_bias",
+        "allowed_token_ids",
+        "seed",
+        "repetition_penalty",
     }
-)  # fmt: skip
+)
 _OF_PROMPT: Final = ("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start")
 
 

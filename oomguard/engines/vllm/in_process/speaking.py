@@ -3,7 +3,7 @@
 vLLM's plugin calls ``speak`` (spawned processes), or the process is a fork of one that spoke. Standard library only, inert
 without our variable, and no exception ever: whatever goes wrong here, the engine starts.
 
-Records are taken where they are made: vLLM configures its handlers anew in each process, and would drop one of ours.
+Records are taken where they are made: vLLM configures its handlers anew in each process, and would drop ours.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def speak(path: str | None = None) -> None:
             logging.setLogRecordFactory(_Factory(current))
         _speaker.say({"hello": os.getppid()})
         _watch_segments()
-    except Exception:  # noqa: BLE001, S110 - nothing of ours may keep an engine from its start
+    except Exception:  # noqa: BLE001, S110 - no mistake here may keep an engine from its start
         pass
 
 

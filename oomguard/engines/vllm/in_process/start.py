@@ -185,7 +185,7 @@ def _heard(listener: Listener) -> Iterator[list[Capture]]:
         else:
             get_logger().debug("the engine's processes are not heard", reason=listener.problem)
         with contextlib.suppress(Exception):
-            resource_tracker.ensure_running()  # it lives as long as this process, and would keep a pipe of ours
+            resource_tracker.ensure_running()  # it lives as long as this process, and would keep one of our pipes
         captures += [Capture(_STDERR)]
         if listener.path is None or not _is_installed():
             captures.insert(0, Capture(_STDOUT))

@@ -32,7 +32,7 @@ _TRIES: Final = 50
 def turn(folder: Path | None = None, *, waits_s: float = WAITS_S) -> Iterator[None]:
     """Wait until no other guarded start goes on that sees one of these devices, and hold that while the block runs.
 
-    Where no lock can be made there is none. After ``waits_s`` seconds the start goes on all the same, and says so.
+    Do without where no lock can be made. After ``waits_s`` seconds the start goes on all the same, and says so.
     """
     held: list[_Lock] = []
     try:
@@ -122,7 +122,7 @@ def _file_name(device: str) -> str:
 
 
 def _private(folder: Path) -> Path | None:
-    """Return a folder that only this user writes to; None where there is none."""
+    """Return a folder that only this user writes to; None where no such folder can be made."""
     place = folder / f"oomguard-starts-{os.geteuid()}"
     found = None
     for _ in range(_TRIES):  # who gives a lock up removes the folder with it

@@ -48,8 +48,10 @@ def elsewhere(tmp_path, monkeypatch):
         child = subprocess.Popen(
             [sys.executable, "-c", HOLDS, str(tmp_path)],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": devices, "PYTHONPATH": ROOT},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         children.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
