@@ -91,6 +91,8 @@ def _specs() -> dict[str, FactSpec]:
             "int",
             "KV cache size that was set too, and that an environment variable overrides",
         ),
+        ("explicit_kv_cache_bytes", "int", "KV cache size set in bytes, as the engine prints it"),
+        ("ignored_kv_cache_bytes", "int", "KV cache size that was set and has no effect"),
         ("fitting_step_tokens", "int", "max_num_batched_tokens with which one request of the full length fits"),
         ("max_model_len_tokens", "int", "longest request, prompt and answer together"),
         ("estimated_max_model_len_tokens", "int", "longest request that fits, as the engine printed it"),

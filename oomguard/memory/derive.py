@@ -14,6 +14,7 @@ from typing import Final
 
 from oomguard.facts import Fact, number_of
 from oomguard.incident import Budget, BudgetPart, Incident
+from oomguard.memory.explicit_pool import with_explicit_pool
 from oomguard.memory.model.name import bits_from_name, bits_of_dtype, parameters_from_name
 from oomguard.memory.shares import add_shares
 from oomguard.observe.settings_in_force import with_requested_share
@@ -34,6 +35,7 @@ _PARTS: Final = (
 
 def derive(incident: Incident) -> Incident:
     """Return the incident with every fact that follows from its printed ones, and with its budget."""
+    incident = with_explicit_pool(incident)
     facts = with_requested_share(incident.facts)  # a total that is given meets a request that is printed only here
     total_fact = facts.get("device_total_bytes")
     if total_fact is not None and not isinstance(total_fact.value, str) and total_fact.value < 0:

@@ -22,6 +22,8 @@ RAISE_MARGIN_CPU_RATIO: Final = 0.02
 RAISE_MARGIN_BYTES: Final = 32 * MIB
 # Where the KV need of one request is not known: up to this share of the device, as far as it is free.
 UNKNOWN_KV_RATIO: Final = 0.10
+# Whole blocks of the largest default size: where it is not known how many tokens a block holds.
+LARGEST_BLOCK_TOKENS: Final = 128
 
 Solver = Callable[[Incident], Solution]
 
@@ -44,8 +46,11 @@ def printed_estimate(incident: Incident) -> Solution:
     ):
         assert needed is not None and left is not None  # noqa: S101, PT018 - just asked
         share = (left - incident.slack("kv_cache_available_bytes")) / (needed + incident.slack("kv_cache_needed_bytes"))
-        # One block less for the null block, then whole blocks of the largest default size.
-        value, why = max(0, int(length * share) // 128 * 128 - 128), "in proportion to the KV memory that is left"
+        tokens = LARGEST_BLOCK_TOKENS  # one block less for the null block
+        value, why = (
+            max(0, int(length * share) // tokens * tokens - tokens),
+            "in proportion to the KV memory that is left",
+        )
     else:
         missing = "the KV memory that is needed or left rounds to 0 and no estimate is printed"
         return Solution(None, missing, unknown=(missing,))
@@ -68,20 +73,26 @@ def _above_zero(value: float | None, slack: float) -> bool:
 def kv_bytes_for_max_len(incident: Incident) -> Solution:
     """Set ``kv_cache_memory_bytes`` to hold one request of the full length: in whole blocks where the model's layout is known.
 
-    KV need grows at most in proportion to length, so ``given * length / estimate`` is enough where the engine printed
-    that ``estimate`` tokens fit in ``given`` bytes. The printed need's upper edge is enough too: take the smaller.
+    KV need grows at most in proportion to the blocks of the length, so ``given * length / estimate`` with ``length`` in
+    whole blocks is enough where the engine printed that ``estimate`` tokens fit in ``given`` bytes. The printed need's
+    upper edge and the engine's own block are enough too: take the smaller.
     """
+    ignored = incident.number("ignored_kv_cache_bytes")
+    if ignored is not None:
+        return Solution(None, f"{format_gib(ignored)} was set and has no effect: something sets another size over it")
     blocks, block_bytes = incident.number("kv_cache_needed_blocks"), incident.number("kv_cache_block_bytes")
     if blocks and block_bytes:
         size, each = int(blocks * block_bytes), format_gib(block_bytes)
         return Solution(size, f"holds one request of the full length: {int(blocks)} blocks of {each}")
     needed, given = incident.number("kv_cache_needed_bytes"), incident.number("kv_cache_memory_bytes")
     length, estimate = incident.number("max_model_len_tokens"), incident.number("estimated_max_model_len_tokens")
+    own_blocks = math.ceil((length or 0) / LARGEST_BLOCK_TOKENS)
     bounds = []
     if needed is not None:
-        bounds.append(math.ceil((needed + incident.slack("kv_cache_needed_bytes")) * 1.01))
-    if given and length and estimate:
-        bounds.append(math.ceil(given * length / estimate))
+        own_block_ratio = max(0.01, 1 / own_blocks if own_blocks else 0.0)
+        bounds.append(math.ceil((needed + incident.slack("kv_cache_needed_bytes")) * (1 + own_block_ratio)))
+    if given and own_blocks and estimate:
+        bounds.append(math.ceil(given * own_blocks * LARGEST_BLOCK_TOKENS / estimate))
     if not bounds:
         return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
     return Solution(min(bounds), f"holds one request of {int(length or 0)} tokens")

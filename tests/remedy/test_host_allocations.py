@@ -71,8 +71,8 @@ FREE = 20 * GIB
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Return a function that plans for a start whose worker was refused memory while 20 GiB were free."""
-    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: FREE)
-    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_total_bytes", lambda: 24 * GIB)
+    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: FREE)
+    monkeypatch.setattr("oomguard.observe.host_memory.read_total_bytes", lambda: 24 * GIB)
 
     def plan_for(
         config: dict, args: dict, frames: list[str], message: str, *before: str, drafts: str = "None"

@@ -52,7 +52,7 @@ def failed(tmp_path):
 @pytest.fixture
 def free_host(monkeypatch):
     def set_bytes(size: int) -> None:
-        monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: size)
+        monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: size)
 
     return set_bytes
 
@@ -86,7 +86,7 @@ def test_what_is_off_already_is_not_offered_off(failed, free_host, caches, told)
 
 
 def test_where_nothing_tells_what_is_free_an_eighth_is_tried(failed, monkeypatch):
-    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
+    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: None)
     found = planned(failed(8190 * VOCAB * 2))
     assert value(found, "max_num_batched_tokens") == 1024
     assert found.plan[0].applicable
@@ -103,7 +103,7 @@ def test_a_limit_that_no_figure_shows_is_not_taken_for_room(failed, free_host):
 def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(failed, monkeypatch, free_gib, now):
     """Windows of 2048 tokens: a step of 3000 tokens would make the same 2047 x 128256 logits again."""
     free = None if free_gib is None else 12 * GIB
-    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: free)
+    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: free)
     user = {"max_num_batched_tokens": now, "max_model_len": 2049, "kv_cache_memory_bytes": 5 * GIB + 2**29}
     found = planned(failed(2047 * VOCAB * 4, user=user))
     assert 64 <= value(found, "max_num_batched_tokens") < 2047
@@ -113,7 +113,7 @@ def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(failed, m
 def test_before_the_engine_printed_a_total_its_share_is_one_of_the_host(failed, free_host, monkeypatch):
     """5 % of 20 GiB and 2 GiB for the worker are its own: 80 % of what is left of 6 GiB hold 1674 tokens."""
     free_host(6 * GIB)
-    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_total_bytes", lambda: 20 * GIB)
+    monkeypatch.setattr("oomguard.observe.host_memory.read_total_bytes", lambda: 20 * GIB)
     found = planned(failed(8190 * VOCAB * 2, user={"gpu_memory_utilization": 0.05}, gpu_memory_utilization_ratio=0.05))
     assert 1300 < value(found, "max_num_batched_tokens") < 1800
 
@@ -139,7 +139,7 @@ def test_what_was_solved_once_and_failed_again_is_not_cut_by_a_little(failed, fr
 
 
 def test_a_step_is_not_made_smaller_than_the_rows(failed, monkeypatch):
-    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
+    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: None)
     found = planned(failed(8190 * VOCAB * 2, user={"max_num_seqs": 2048}))
     assert value(found, "max_num_batched_tokens") == 2048
 
@@ -180,7 +180,7 @@ def test_a_table_of_all_requests_is_solved_by_fewer_of_them(failed, free_host):
 
 
 def test_without_figures_rows_take_the_engine_s_default(failed, monkeypatch):
-    monkeypatch.setattr("oomguard.memory.vllm.failed_allocation.read_available_bytes", lambda: None)
+    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: None)
     incident = failed(1_000_000 * 32768 * 4, user={"max_num_seqs": 1_000_000}, phase="load_weights")
     assert value(planned(incident, "reduces-capacity"), "max_num_seqs") == 128
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -206,6 +208,31 @@ def test_the_byte_count_covers_the_need_s_upper_edge(needed, slack):
     fact = Fact("kv_cache_needed_bytes", needed, slack=slack)
 
     assert kv_bytes_for_max_len(incident(kv_cache_needed_bytes=fact)).value >= needed + slack
+
+
+@settings(deadline=None)
+@given(
+    block_tokens=st.sampled_from((16, 32, 64, 128)),
+    groups=st.integers(1, 5),
+    block_bytes=st.integers(1, GIB),
+    held=st.integers(1, 4000),
+    longer=st.integers(1, 10**6),
+)
+def test_the_byte_count_for_a_length_holds_its_blocks_and_the_engine_s_own(
+    block_tokens, groups, block_bytes, held, longer
+):
+    fits_tokens = held * block_tokens
+    length = fits_tokens + longer
+    given_bytes = (groups * held + 1) * block_bytes
+    needed_bytes = groups * math.ceil(length / block_tokens) * block_bytes
+    facts = {
+        "max_model_len_tokens": length,
+        "estimated_max_model_len_tokens": fits_tokens,
+        "kv_cache_memory_bytes": given_bytes,
+    }
+
+    for known in (facts, facts | {"kv_cache_needed_bytes": needed_bytes}):
+        assert kv_bytes_for_max_len(incident(**known)).value >= needed_bytes + block_bytes
 
 
 def test_the_byte_count_within_free_keeps_a_margin():
