@@ -191,9 +191,16 @@ CASES = {
 }
 
 
-def environment(device: dict[str, int]) -> dict[str, str]:
+def environment(device: dict[str, int], folder: Path) -> dict[str, str]:
+    """Return the variables of a simulated GPU, its NVML compiled into the folder."""
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", PLUGIN / "nvml.c"], check=True)
     path = os.pathsep.join([str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {"SIMULATED_GPU": json.dumps(device), "PYTHONPATH": path, "TERM": "dumb"}
+    return {
+        "SIMULATED_GPU": json.dumps(device),
+        "PYTHONPATH": path,
+        "LD_LIBRARY_PATH": str(folder),
+        "TERM": "dumb",
+    }
 
 
 def better_fails(command: list[str], settings: dict[str, Any], before: dict[str, Any]) -> bool | None:
@@ -216,7 +223,7 @@ def run_case(asked: dict[str, Any]) -> dict[str, Any]:
         (folder / "draft" / "config.json").write_text(json.dumps(TEXT | {"num_hidden_layers": 1}))
         flags = [flag.replace("DRAFT", str(folder / "draft")) for flag in asked["flags"]]
         command = [str(PYTHON), str(START), "--model", work, *flags]
-        os.environ.update(environment(asked["device"]))
+        os.environ.update(environment(asked["device"], folder))
         began = time.monotonic()
         ran, records = with_oomguard(command, folder / "journal.sqlite3")
         runs = ran.returncode == 0 and "STARTED" in ran.stdout

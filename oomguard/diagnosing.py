@@ -51,11 +51,16 @@ def assess(
         policy: what the user permits.
         tried: settings and values that failed, which are not proposed again.
         given: facts that the user gives; what was printed comes first.
-        local_models: whether the memory model may read the folder that the log names.
+        local_models: whether it failed on this machine, just now: the memory model may read the folder that the log names,
+            and the size of this machine's GPUs counts where the log does not print one.
         model: a folder or hub name that the user gives for the memory model.
         behind: the model behind the failure, if the caller has it.
     """
     facts = {**(given or {}), **incident.facts}
+    if local_models:
+        from oomguard.observe.own_device import own_device_total
+
+        facts = {**own_device_total(incident), **facts}
     derived = derive(replace(incident, facts=facts))
     if "tried_bytes" in facts and derived.framework == "vllm":
         from oomguard.memory.vllm.failed_allocation import with_allocation
