@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -54,7 +55,7 @@ def run(job: Job, folder: Path, scratch: Path, deadline: float) -> bool | None:
         return None
     path.parent.mkdir(exist_ok=True)
     environment = {**os.environ, "COLUMNS": "120", "MANPAGER": "cat", "PAGER": "cat", "GIT_PAGER": "cat"}
-    new = path.with_suffix(".new")
+    new = path.with_suffix(f".{threading.get_ident()}")  # two programs may have one name
     with new.open("wb") as out:
         try:
             process = subprocess.Popen(
