@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support.byte_tokenizer import write_tokenizer
 from support.figure import conclude, skip
 from support.resume import Results
 from vllm_configs import PYTHON, START, with_oomguard
@@ -99,6 +100,7 @@ CASES = {
         "0.97",
         "--runner",
         "pooling",
+        "--no-skip-tokenizer-init",  # a pooling engine asks for one
         cause="utilization_too_high",
         changes={"gpu_memory_utilization", "max_num_seqs"},
         model=EMBEDDING,
@@ -219,6 +221,7 @@ def run_case(asked: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         (folder / "config.json").write_text(json.dumps(asked["model"]))
+        write_tokenizer(folder)
         (folder / "draft").mkdir()
         (folder / "draft" / "config.json").write_text(json.dumps(TEXT | {"num_hidden_layers": 1}))
         flags = [flag.replace("DRAFT", str(folder / "draft")) for flag in asked["flags"]]

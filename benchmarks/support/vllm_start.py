@@ -22,6 +22,9 @@ def engine(flags: list[str]):
     asked = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
     defaults = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--model", asked.model])
     given = {name: value for name, value in vars(asked).items() if value != getattr(defaults, name)}
+    given |= {
+        flag[5:].replace("-", "_"): False for flag in flags if flag.startswith("--no-")
+    }  # also where it is vLLM's default
     small = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 512,
