@@ -17,7 +17,10 @@ SENT_BY_KILL = 0  # SI_USER
 
 @pytest.fixture
 def witness():
-    signals = {signal.SIGRTMIN, signal.SIGUSR1}  # blocked, as the watcher has them when it forks: one that comes at once is noted
+    signals = {
+        signal.SIGRTMIN,
+        signal.SIGUSR1,
+    }  # blocked, as the watcher has them when it forks: one that comes at once is noted
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         found = Witness(os.getpgrp(), [b"python", b"serve_zq.py"])
