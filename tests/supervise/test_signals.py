@@ -286,7 +286,8 @@ def test_timeouts_signal_arrives_once(by, times):
     def heard() -> list[str]:
         return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout.split()
 
-    assert any(heard() == ["READY", "1"] for _ in range(4))
+    tries = 4 if by == "bare" else 1  # oomguard promises it; alone it is what the kernel makes of two
+    assert any(heard() == ["READY", "1"] for _ in range(tries))
 
 
 @pytest.mark.skipif(not shutil.which("pkill"), reason="pkill is not installed")
