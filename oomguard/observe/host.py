@@ -184,10 +184,22 @@ def _numa_node(number: int, folder: Path) -> NumaNode:
 
 def address_space_limit_bytes() -> float | None:
     """Return the limit that ``ulimit -v`` sets on this process: infinite for no limit, None if it cannot be asked."""
+    return _limit("RLIMIT_AS")
+
+
+def data_limit_bytes() -> float | None:
+    """Return the limit that ``ulimit -d`` sets on this process: infinite for no limit, None if it cannot be asked.
+
+    Linux counts all private memory that can be written, not only the heap (since 4.7; getrlimit(2)).
+    """
+    return _limit("RLIMIT_DATA")
+
+
+def _limit(name: str) -> float | None:
     try:
         import resource
 
-        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        soft, _ = resource.getrlimit(getattr(resource, name))
     except (ImportError, AttributeError, OSError, ValueError):
         return None
     return math.inf if soft == resource.RLIM_INFINITY else soft

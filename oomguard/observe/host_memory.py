@@ -6,7 +6,7 @@ import math
 import re
 from pathlib import Path
 
-from oomguard.observe.host import ROOT, address_space_limit_bytes, read_cgroup, read_text
+from oomguard.observe.host import ROOT, address_space_limit_bytes, data_limit_bytes, read_cgroup, read_text
 
 
 def read_available_bytes(root: Path = ROOT) -> int | None:
@@ -16,9 +16,8 @@ def read_available_bytes(root: Path = ROOT) -> int | None:
     group = read_cgroup(root)
     if group is not None and group.limit_bytes is not None and group.current_bytes is not None:
         sizes.append(max(0, group.limit_bytes - group.current_bytes))
-    limit = address_space_limit_bytes()
-    if limit is not None and math.isfinite(limit):
-        sizes.append(int(limit))
+    limits = (address_space_limit_bytes(), data_limit_bytes())  # a process that this one starts has them too
+    sizes += [int(limit) for limit in limits if limit is not None and math.isfinite(limit)]
     return min(sizes, default=None)
 
 

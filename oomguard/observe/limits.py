@@ -15,6 +15,7 @@ from oomguard.observe.host import (
     Cgroup,
     address_space_limit_bytes,
     containers,
+    data_limit_bytes,
     numa_nodes,
     read_cgroup,
     wsl_version,
@@ -34,6 +35,7 @@ def host_checks(environ: Mapping[str, str], root: Path = ROOT) -> Iterator[Check
     yield from memory_checks()
     yield shm_check(root, inside)
     yield address_space_check(address_space_limit_bytes())
+    yield data_check(data_limit_bytes())
     yield numa_check(root)
 
 
@@ -132,6 +134,16 @@ def address_space_check(limit_bytes: float | None) -> Check:
         f"ulimit -v: {format_gib(limit_bytes)} of addresses, and CUDA reserves more than there is memory",
         "ulimit -v unlimited",
     )
+
+
+def data_check(limit_bytes: float | None) -> Check:
+    """Check ``ulimit -d``, in bytes (None: unknown): on a CPU weights, KV cache and activations all count."""
+    if limit_bytes is None:
+        return Check("data_segment", "unknown", "ulimit -d cannot be read")
+    if math.isinf(limit_bytes):
+        return Check("data_segment", "ok", "ulimit -d: unlimited")
+    text = f"ulimit -d: {format_gib(limit_bytes)} of private memory for each process, on a CPU all of an engine's"
+    return Check("data_segment", "problem", text, "ulimit -d unlimited")
 
 
 def numa_check(root: Path) -> Check:

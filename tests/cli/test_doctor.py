@@ -57,6 +57,7 @@ def test_json_has_id_status_text_and_advice_of_what_is_looked_at():
         "host_memory",
         "shm",
         "address_space",
+        "data_segment",
         "numa",
         "journal",
         "rules",

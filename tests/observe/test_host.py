@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oomguard.observe.host import (
     Cgroup,
     address_space_limit_bytes,
+    data_limit_bytes,
     containers,
     killed_for_memory,
     numa_nodes,
@@ -186,21 +187,26 @@ def test_the_driver_s_version_is_read_from_the_kernel(tmp_path):
     assert nvidia_driver(tmp_path) == "570.86.15"
 
 
-def test_the_address_space_limit_is_this_process_s(tmp_path):
-    limit = 64 * GIB
-    code = "from oomguard.observe.host import address_space_limit_bytes; print(address_space_limit_bytes())"
+@pytest.mark.parametrize(
+    ("limit", "read"),
+    [(resource.RLIMIT_AS, address_space_limit_bytes), (resource.RLIMIT_DATA, data_limit_bytes)],
+    ids=["addresses", "data"],
+)
+def test_a_limit_of_memory_is_this_process_s(limit, read):
+    size = 64 * GIB
+    code = f"from oomguard.observe.host import {read.__name__}; print({read.__name__}())"
     bounded = subprocess.run(
         [sys.executable, "-c", code],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        preexec_fn=lambda: resource.setrlimit(limit, (size, size)),
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
 
-    assert bounded.stdout.strip() == str(limit)
-    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
-        assert address_space_limit_bytes() == math.inf
+    assert bounded.stdout.strip() == str(size)
+    if resource.getrlimit(limit)[0] == resource.RLIM_INFINITY:
+        assert read() == math.inf
 
 
 @pytest.mark.parametrize(

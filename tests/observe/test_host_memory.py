@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ GIB = 2**30
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setattr(host_memory, "address_space_limit_bytes", lambda: None)
+    monkeypatch.setattr(host_memory, "data_limit_bytes", lambda: math.inf)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 25165824 kB\nMemAvailable:   10485760 kB\n")
     return tmp_path
@@ -33,8 +35,9 @@ def test_a_group_s_limit_counts_where_it_leaves_less(root):
     assert read_available_bytes(root) == GIB
 
 
-def test_a_limit_on_addresses_counts_where_it_is_less(root, monkeypatch):
-    monkeypatch.setattr(host_memory, "address_space_limit_bytes", lambda: float(2 * GIB))
+@pytest.mark.parametrize("limit", ["address_space_limit_bytes", "data_limit_bytes"])
+def test_a_limit_of_a_process_counts_where_it_is_less(limit, root, monkeypatch):
+    monkeypatch.setattr(host_memory, limit, lambda: float(2 * GIB))
     assert read_available_bytes(root) == 2 * GIB
 
 

@@ -10,6 +10,7 @@ from oomguard.observe.host import Cgroup
 from oomguard.observe.limits import (
     address_space_check,
     cgroup_check,
+    data_check,
     host_checks,
     memory_checks,
     numa_check,
@@ -71,11 +72,12 @@ def test_little_shared_memory_comes_with_the_way_to_more(tmp_path, inside, words
     assert words in check.advice
 
 
-def test_a_limit_on_addresses_is_a_problem_and_none_is_not():
-    assert address_space_check(16 * GIB).status == "problem"
-    assert address_space_check(16 * GIB).advice == "ulimit -v unlimited"
-    assert address_space_check(math.inf).status == "ok"
-    assert address_space_check(None).status == "unknown"
+@pytest.mark.parametrize(("check", "limit"), [(address_space_check, "ulimit -v"), (data_check, "ulimit -d")])
+def test_a_limit_of_memory_is_a_problem_and_none_is_not(check, limit):
+    assert check(16 * GIB).status == "problem"
+    assert check(16 * GIB).advice == f"{limit} unlimited"
+    assert check(math.inf).status == "ok"
+    assert check(None).status == "unknown"
 
 
 @pytest.mark.parametrize(("version", "status"), [(0, "ok"), (1, "ok"), (2, "ok"), (None, "unknown")])
