@@ -45,6 +45,17 @@ def watch_calls(handler: Handler, often: Handler, is_inside: Callable[[], bool])
         module.watch(handler, often, is_inside)
 
 
+def held_results_bytes() -> int:
+    """Return the bytes that the results of earlier calls hold on the device, of every engine that has a module ``results``."""
+    return sum(module.held_bytes() for module in _modules("results"))
+
+
+def move_results() -> None:
+    """Move these results to the host; raise MemoryError where that has no room."""
+    for module in _modules("results"):
+        module.move_to_host()
+
+
 def watch_starts(handler: StartHandler) -> None:
     """Have the starts of every engine that has a module ``starts`` go through ``handler``."""
     for module in _modules("starts"):

@@ -8,6 +8,7 @@ An engine is a folder here, and what lies in it says what it can do:
 - ``insight.py``: the functions of ``Insight``, for an engine that tells more of itself than its log does.
 - ``calls.py``: ``watch(handler, often, is_inside)``, for an engine that is called inside the process; a call of it answers to
   ``WatchedCall``.
+- ``results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the results of calls on the device.
 - ``starts.py``: ``watch(handler)``, for an engine that a program starts inside the process; a start answers to ``WatchedStart``.
 
 How its log tells a failure, and its end, stands in rules/signatures.
@@ -142,6 +143,9 @@ class WatchedCall(Protocol):
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
+
+    def finished(self, result: Any) -> Any:
+        """Return the result of all rows, put together, as the whole call would have given it."""
 
     @property
     def phase(self) -> str | None:

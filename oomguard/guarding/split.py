@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.protocol import WatchedCall
@@ -13,6 +14,7 @@ from oomguard.guarding.chunking import SETTING as CHUNK
 from oomguard.guarding.chunking import chunks_of, functions_of, tell_of
 from oomguard.guarding.failure import annotate, clear, facts_of, in_phase, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
+from oomguard.guarding.making_room import make_room
 from oomguard.guarding.measured_rows import MeasuredRows
 from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
@@ -22,9 +24,6 @@ from oomguard.incident import Incident, Patch, SettingInForce
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.modelled_call import BATCH_MARGIN_RATIO, CallModel
-
-# Smaller results than this share of what was asked for make no room for it on the host.
-_PARKED_SHARE: Final = 16
 
 
 class SplitRun:
@@ -122,13 +121,18 @@ class SplitRun:
         """Run the call as the user made it, unless it has been run, or in chunks, and keep its result as it is."""
         if self._call is not self._made:
             return self._run_changed()
-        if self._first_error is not None:
-            return self._first_error
-        torch_memory.reset_peak()
-        self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
-        self._peak_bytes = torch_memory.peak_bytes()
-        if error is None and self._owner.known:
-            self._measured.add(self._rows, self._base_bytes, self._peak_bytes)
+        error = self._first_error
+        around: AbstractContextManager[object] = nullcontext() if error is None else self._call.around(0, self._rows)
+        while error is None or make_room(error, self._gathered):
+            torch_memory.reset_peak()
+            with around:
+                self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
+            self._peak_bytes = torch_memory.peak_bytes()
+            if error is None:
+                if self._owner.known:
+                    self._measured.add(self._rows, self._base_bytes, self._peak_bytes)
+                return None
+            around = self._call.around(0, self._rows)  # what the failed call drew is drawn again
         return error
 
     def _run_changed(self) -> BaseException | None:
@@ -162,7 +166,7 @@ class SplitRun:
             del part
             if problem is not None:
                 return self._as_it_was_made(problem)
-            if error is not None and self._makes_room(error):
+            if error is not None and make_room(error, self._gathered):
                 continue
             if error is not None:
                 return self._failed_in_part(error, stop)
@@ -192,17 +196,6 @@ class SplitRun:
             self._size = self._rows
             self._generators.put_back()
         return self._run_whole()
-
-    def _makes_room(self, error: BaseException) -> bool:
-        """Move the finished results to the host where a part ran out of memory beside them; return whether that was done."""
-        held = self._gathered.device_bytes
-        failure = scan_error(error).first_cause if held and may_be_oom(error) else None
-        if failure is None or held * _PARKED_SHARE < (failure.number("tried_bytes") or 0):
-            return False
-        clear(error)
-        _, failed = run_guarded(self._gathered.park, (), {})
-        torch_memory.release()
-        return failed is None
 
     def _learn(self, rows: int, before: int | None, peak: int | None) -> None:
         """Set the rows of the next part from what this one took, unless a trace of the call has told them."""
@@ -273,7 +266,7 @@ class SplitRun:
         """Return the call's result, whole or put together; where that runs out of memory, the rows stand in the exception."""
         result, error = self._whole, None
         if self._gathered.done:
-            result, error = run_guarded(self._gathered.result, (), {})
+            result, error = run_guarded(lambda: self._call.finished(self._gathered.result()), (), {})
         if error is not None:
             clear(error)
             self._first_error = self._first_error or error

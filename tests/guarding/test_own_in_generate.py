@@ -1,4 +1,4 @@
-"""Functions of the user's own in ``generate``: prefixes get each row's place, processors and criteria keep the call whole."""
+"""Functions of the user's own in ``generate``: prefixes get each row's place, processors and criteria are shown the whole batch."""
 
 from __future__ import annotations
 
@@ -63,6 +63,13 @@ class EndsAny(Ends):
         return torch.full((len(input_ids),), bool(super().__call__(input_ids, scores).any()))
 
 
+class EndsAll(Ends):
+    """Ends all rows when more than half of them end."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), bool(super().__call__(input_ids, scores).float().mean() > 0.3))
+
+
 class Grammar:
     """Holds how often it was asked."""
 
@@ -93,11 +100,35 @@ def criteria(*own):
         lambda: processors(transformers.TemperatureLogitsWarper(0.7)),
         lambda: {"prefix_allowed_tokens_fn": lambda row, ids: [7 + row, 8 + row, 45]},
         lambda: {"prefix_allowed_tokens_fn": lambda row, ids: [7 + row, 8 + row, 45], "num_beams": 2},
+        lambda: processors(Favour(list(range(7, 40)))),
+        lambda: {**processors(Favour(list(range(7, 40)))), "do_sample": True, "num_return_sequences": 2},
+        lambda: {**criteria(Ends()), "max_new_tokens": 24},
+        lambda: {**criteria(EndsAny()), "max_new_tokens": 24},
+        lambda: {**criteria(EndsAll()), "max_new_tokens": 24},
+        lambda: {**criteria(Ends()), "max_new_tokens": 24, "eos_token_id": 9, "pad_token_id": 0},
+        lambda: {**criteria(EndsAny()), "max_new_tokens": 24, "eos_token_id": 9, "pad_token_id": 0},
+        lambda: {**criteria(Ends()), **processors(Favour([11, 12, 13])), "max_new_tokens": 12, "eos_token_id": 9},
     ],
-    ids=["one of transformers", "prefixes", "prefixes of beams"],
+    ids=[
+        "one of transformers",
+        "prefixes",
+        "prefixes of beams",
+        "a processor by place",
+        "two samples of each",
+        "ends rows",
+        "ends all with one",
+        "ends all with the last",
+        "ends rows and pads",
+        "ends all and pads",
+        "both",
+    ],
 )
 def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(llama, own):
-    whole, parts, g = whole_and_in_parts(lambda: llama.generate(**padded(), **GREEDY, **own()))
+    def call():
+        torch.manual_seed(3)
+        return llama.generate(**padded(), **{**GREEDY, **own()})
+
+    whole, parts, g = whole_and_in_parts(call)
 
     assert_same(whole, parts)
     assert g.attempts[-1].patches[0].setting == "batch_size"
@@ -106,9 +137,14 @@ def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(llama, own):
 @pytest.mark.parametrize(
     ("own", "reason"),
     [
-        (lambda: processors(Counts(list(range(7, 40)))), "Counts may look at other rows, or keep a state"),
-        (lambda: processors(transformers.TemperatureLogitsWarper(0.7), Centres()), "Centres may look at other rows"),
-        (lambda: criteria(EndsAny()), "EndsAny may look at other rows"),
+        (lambda: processors(Counts(list(range(7, 40)))), "Counts changes as it is called"),
+        (
+            lambda: processors(transformers.TemperatureLogitsWarper(0.7), Centres()),
+            "Centres gives a row other scores beside other rows",
+        ),
+        (lambda: {**processors(Favour([7])), "num_beams": 2}, "beams take the place of one another"),
+        (lambda: {**processors(Favour([7])), "return_dict_in_generate": True}, "not known from the tokens"),
+        (lambda: {**criteria(EndsAll()), "eos_token_id": 9, "pad_token_id": 0}, "looks at other rows"),
         (lambda: {"prefix_allowed_tokens_fn": Grammar().allowed}, "allowed changes as it is called"),
         (lambda: {"prefix_allowed_tokens_fn": functools.partial(remembered, [])}, "changes as it is called"),
         (lambda: {"prefix_allowed_tokens_fn": functools.partial(remembered, Unreadable())}, "holds cannot be read"),
@@ -117,7 +153,7 @@ def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(llama, own):
             "belongs to the whole batch",
         ),
     ],
-    ids=["counts", "centres", "any", "a method", "a partial", "unreadable", "a clock"],
+    ids=["counts", "centres", "beams", "a record", "more than known", "a method", "a partial", "unreadable", "a clock"],
 )
 def test_what_hangs_on_more_is_told_and_not_run_in_parts(llama, own, reason):
     with pytest.raises(torch.OutOfMemoryError) as raised:

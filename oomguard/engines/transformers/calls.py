@@ -19,6 +19,7 @@ from oomguard.engines.transformers.features import FeaturesCall
 from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.generate import GenerateCall
 from oomguard.engines.transformers.libraries import AdaptersCall, HarnessCall
+from oomguard.engines.transformers.results import KEEPS, added
 
 # Module, method in it, and how a call of it is read.
 WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
@@ -44,8 +45,12 @@ def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> No
     import wrapt
 
     wraps = [(module, functools.partial(_wrap, method, read)) for module, method, read in WATCHED]
-    wraps += [(module, functools.partial(_wrap_often, often, method, read)) for module, method, read in OFTEN]
+    wraps += [
+        (module, functools.partial(_put_around, functools.partial(often, read), method))
+        for module, method, read in OFTEN
+    ]
     wraps.append(("transformers.modeling_utils", functools.partial(_watch_forward, often, is_inside)))
+    wraps.append((KEEPS[0], functools.partial(_put_around, functools.partial(added, often), KEEPS[1])))
     for module, wrap in wraps:
         if module in sys.modules:
             wrap(importlib.import_module(module))  # waits where another thread is still importing it
@@ -53,11 +58,11 @@ def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> No
             wrapt.register_post_import_hook(wrap, module)
 
 
-def _wrap_often(often: Handler, method: str, read: ReadCall, module: Any) -> None:
+def _put_around(wrapper: Callable[..., Any], method: str, module: Any) -> None:
     import wrapt
 
     with contextlib.suppress(AttributeError):  # a version that has no such method is imported all the same
-        wrapt.wrap_function_wrapper(module, method, functools.partial(often, read))
+        wrapt.wrap_function_wrapper(module, method, wrapper)
 
 
 def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -> None:

@@ -114,6 +114,10 @@ class ForwardCall:
         del part, rows
         return self.found[0] if self.found else None
 
+    def finished(self, result: Any) -> Any:
+        """Return the result as it is put together."""
+        return result
+
     def traced(self) -> TracedForward | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
         if self.not_splittable is not None or self.media.starts:

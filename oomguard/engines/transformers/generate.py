@@ -11,8 +11,9 @@ from oomguard.engines.transformers.began import Began
 from oomguard.engines.transformers.chunked_forward import chunking
 from oomguard.engines.transformers.in_chunks import generate_in_chunks
 from oomguard.engines.transformers.media import Media, media_of
+from oomguard.engines.transformers.options import new_tokens, option_of, tokens_in
 from oomguard.engines.transformers.traced_call import TracedCall
-from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_viewed
+from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_shown, why_not_viewed
 
 if TYPE_CHECKING:
     from oomguard.engines.transformers.draws import Draws
@@ -123,8 +124,8 @@ class GenerateCall:
         if isinstance(media, str):
             return media
         own = [name for name in NAMES if kwargs.get(name)]
-        if own and (_is_overridden(self.model) or (why := why_not_viewed(kwargs)) is not None):
-            return f"the argument {own[0]} belongs to the whole batch" if _is_overridden(self.model) else why
+        if own and (why := self._why_not_viewed(own[0])) is not None:
+            return why
         for name, value in kwargs.items():
             if name in media.starts or name in own:
                 continue
@@ -137,10 +138,15 @@ class GenerateCall:
                 return f"the argument {name} has {len(value)} entries for {rows} rows"
         return None
 
+    def _why_not_viewed(self, name: str) -> str | None:
+        if _is_overridden(self.model):
+            return f"the argument {name} belongs to the whole batch"
+        return why_not_viewed(self.kwargs) or why_not_shown(self.kwargs, self)
+
     @property
     def max_new_tokens(self) -> int | None:
         """Tokens that the call may generate, None where that is not known."""
-        return _new_tokens(self.model, self.args, self.kwargs, self.prompt_tokens)
+        return new_tokens(self.model, self.args, self.kwargs, self.prompt_tokens)
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included, so that tokens stay the same."""
@@ -157,7 +163,8 @@ class GenerateCall:
         media = self.media()
         assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
         several = max(self.option("num_return_sequences") or 1, beams := self.option("num_beams") or 1)
-        viewed = self.view.part(self.kwargs, start, several // beams)
+        pads = self.pad_value is not None
+        viewed = self.view.part(self.kwargs, (start, stop, self.rows), several // beams, pads=pads)
         return args, {**kwargs, **media.part(self.kwargs, start, stop), **viewed}
 
     def media(self) -> Media | str:
@@ -173,8 +180,13 @@ class GenerateCall:
         if self._gives_record and isinstance(part, Mapping):
             return None  # every field of it is looked at where it is put
         if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
-            return None
+            ends = frozenset(tokens_in(self.option("eos_token_id")))
+            return self.view.take(self.kwargs, part, self.pad_value, ends)
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
+
+    def finished(self, result: Any) -> Any:
+        """Return the tokens of all rows as the whole call would have ended them."""
+        return self.view.finished(result)
 
     @property
     def weigh(self) -> Callable[[Any, int, int], None] | None:
@@ -191,20 +203,15 @@ class GenerateCall:
 
     def option(self, name: str) -> Any:
         """Return an option of the call, as transformers resolves it."""
-        return _option(self.model, self.args, self.kwargs, name)
+        return option_of(self.model, self.args, self.kwargs, name)
 
     @property
     def pad_value(self) -> int | None:
         """The token after a row that ended earlier than others, as in one batch; None: rows go on until the last one ends."""
-        if self.kwargs.get(CRITERIA) and self.option("eos_token_id") is None:
+        criteria = self.kwargs.get(CRITERIA)
+        if criteria and self.option("eos_token_id") is None and not any(hasattr(c, "eos_token_id") for c in criteria):
             return None
-        for name in ("pad_token_id", "eos_token_id"):
-            value = self.option(name)
-            if isinstance(value, (list, tuple)):
-                value = value[0] if value else None
-            if value is not None:
-                return int(value)
-        return 0
+        return (*tokens_in(self.option("pad_token_id")), *tokens_in(self.option("eos_token_id")), 0)[0]
 
     @property
     def waits_on_host(self) -> bool:
@@ -260,36 +267,11 @@ def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return next((kwargs[name] for name in _INPUTS if kwargs.get(name) is not None), None)
 
 
-def _option(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
-    """Return an option of the call as transformers resolves it: keyword, given configuration, the model's own."""
-    if kwargs.get(name) is not None:
-        return kwargs[name]
-    given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
-    for config in (given, getattr(model, "generation_config", None)):
-        value = getattr(config, name, None)
-        if value is not None:
-            return value
-    return None
-
-
 def _is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:
     """Return whether a list may be handed to a part: it is one text a row and cut, an option of generation, or no list of rows."""
     if name in _ROW_LISTS:
         return len(value) == rows
     return rows == 1 or len(value) != rows or hasattr(getattr(model, "generation_config", None), name)
-
-
-def _new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prompt_tokens: int | None) -> int | None:
-    new = _option(model, args, kwargs, "max_new_tokens")
-    if new is not None:
-        return int(new)
-    total = _option(model, args, kwargs, "max_length")
-    if total is None:
-        return None
-    encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-    if encoder_decoder:
-        return int(total)
-    return None if prompt_tokens is None else max(0, int(total) - prompt_tokens)
 
 
 def _holds_tensors(value: Any) -> bool:

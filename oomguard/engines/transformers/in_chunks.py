@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.engines.transformers.chunked_forward import begins_padded
 from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
 from oomguard.engines.transformers.media import Media
-from oomguard.engines.transformers.whole_view import why_not_viewed
+from oomguard.engines.transformers.whole_view import why_not_viewed, why_state_may_have_changed
 
 if TYPE_CHECKING:
     from oomguard.engines.transformers.generate import GenerateCall
@@ -55,7 +55,11 @@ def _why_not(call: GenerateCall) -> str | None:
         return "the cache in the result holds what the padding before a row says, which would change"
     if call.media() != Media({}):
         return "what stands beside the text is not processed in chunks"
-    return why_not_viewed(call.kwargs) or why_no_forward_in_chunks(call.model, {})
+    return (
+        why_state_may_have_changed(call.kwargs)
+        or why_not_viewed(call.kwargs)
+        or why_no_forward_in_chunks(call.model, {})
+    )
 
 
 def _why_not_again(call: GenerateCall, failed_in: Collection[str] | None) -> str | None:

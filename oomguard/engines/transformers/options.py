@@ -1,0 +1,39 @@
+"""Options of one call of ``generate``, as transformers resolves them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def option_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
+    """Return an option of the call as transformers resolves it: keyword, given configuration, the model's own."""
+    if kwargs.get(name) is not None:
+        return kwargs[name]
+    given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+    for config in (given, getattr(model, "generation_config", None)):
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def new_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prompt_tokens: int | None) -> int | None:
+    """Return the tokens that a call may generate, None where that is not known."""
+    new = option_of(model, args, kwargs, "max_new_tokens")
+    if new is not None:
+        return int(new)
+    total = option_of(model, args, kwargs, "max_length")
+    if total is None:
+        return None
+    encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    if encoder_decoder:
+        return int(total)
+    return None if prompt_tokens is None else max(0, int(total) - prompt_tokens)
+
+
+def tokens_in(value: Any) -> tuple[int, ...]:
+    """Return the tokens that an option names: none, one, or several."""
+    if value is None:
+        return ()
+    return tuple(int(token) for token in value) if isinstance(value, (list, tuple)) else (int(value),)

@@ -1,0 +1,118 @@
+"""What Trainer keeps of the batches that it has evaluated: on the device until the last one, unless ``eval_accumulation_steps`` is set.
+
+It hands them out as arrays on the host, so that they may wait there.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oomguard.engines.protocol import Handler
+from oomguard.observe import torch_memory
+
+# Module, and the method that adds a batch's results to those before it.
+KEEPS: Final = ("transformers.trainer_pt_utils", "EvalLoopContainer.add")
+_MOVES: Final = "to_cpu_and_numpy"
+# What holds results, and the thread that adds to it: another one's may be in the middle of that.
+_kept: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class AddedResults:
+    """Results of one batch, added to those before them: no call of a model, and run whole."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    model: None = None
+    rows: int = 1
+    prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+    not_splittable: str = "the results of all batches are kept together: set eval_accumulation_steps"
+    beside_row_bytes: int = 0
+    waits_on_host: bool = False
+    may_train: bool = False
+    pad_value: int | None = None
+    phase: str | None = None
+    weigh: Callable[[Any, int, int], float | None] | None = None
+
+    @classmethod
+    def of(cls, container: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AddedResults:
+        """Read a call."""
+        del container
+        return cls(args, kwargs)
+
+    def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments: there is one row."""
+        del start, stop
+        return self.args, dict(self.kwargs)
+
+    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
+        """Return nothing to enter."""
+        del start, stop
+        return nullcontext()
+
+    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
+        """Return why there are no chunks."""
+        del tokens, failed_in
+        return "there is no prompt"
+
+    def problem(self, part: Any, rows: int) -> None:
+        """Return nothing: it is run whole."""
+        del part, rows
+
+    def finished(self, result: Any) -> Any:
+        """Return the result as it is put together."""
+        return result
+
+    def traced(self) -> None:
+        """Return nothing: no model runs."""
+
+
+def added(
+    often: Handler, wrapped: Callable[..., Any], container: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Have results added, and note what holds them."""
+    _kept[container] = threading.get_ident()
+    return often(AddedResults.of, wrapped, container, args, kwargs)
+
+
+def held_bytes() -> int:
+    """Return the bytes on the device of the results that this thread's evaluations keep."""
+    return sum(tensor.nbytes for container in _own() for tensor in _tensors(container.tensors))
+
+
+def move_to_host() -> None:
+    """Move these results to the host, as ``eval_accumulation_steps`` does; raise MemoryError where that has no room."""
+    for container in _own():
+        with torch_memory.on_host():
+            container.tensors = _mapped(container.tensors, lambda tensor: tensor.to("cpu", copy=True))
+            getattr(container, _MOVES)()
+
+
+def _own() -> list[Any]:
+    thread = threading.get_ident()
+    return [container for container, of in list(_kept.items()) if of == thread and hasattr(container, _MOVES)]
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if hasattr(value, "untyped_storage"):
+        if torch_memory.counts(value):
+            yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(entry)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if hasattr(value, "untyped_storage"):
+        return change(value)
+    if isinstance(value, Mapping):
+        return type(value)({name: _mapped(entry, change) for name, entry in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(entry, change) for entry in value)
+    return value
