@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from support.batch_tools import TOOLS, device_with, figures, largest, tried, weights_bytes
 from support.figure import conclude, skip
 from support.resume import Results
 
@@ -105,7 +106,7 @@ class Trial:
     def __init__(self, case: dict[str, Any]) -> None:
         import torch
 
-        self.case, self.model = case, make_model(case)
+        self.case, self.model, self.rows = case, make_model(case), case["rows"]
         rows, prompt = case["rows"], case["prompt"]
         self.ids = torch.randint(3, case["vocab"], (rows, prompt))
         self.mask = torch.ones_like(self.ids)
@@ -113,24 +114,15 @@ class Trial:
             for row in range(rows):
                 self.mask[row, : 1 + row * prompt // (2 * rows)] = 0
         with self.device(2**40) as device:
-            self.generate()
-            self.capacity = int(self.weights + (device.peak_bytes - self.weights) * case["share"])
+            self.call()
+            weights = weights_bytes(self.model)
+            self.capacity = int(weights + (device.peak_bytes - weights) * case["share"])
 
-    @property
-    def weights(self) -> int:
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
-
-    @contextlib.contextmanager
-    def device(self, capacity: int) -> Any:
+    def device(self, capacity: int) -> contextlib.AbstractContextManager[Any]:
         """A device with the weights on it."""
-        from oomguard.testing import limit_memory
+        return device_with(self.model, capacity)
 
-        with limit_memory(capacity) as device:
-            device.adopt([*self.model.parameters(), *self.model.buffers()])
-            yield device
-
-    def generate(self, start: int = 0, stop: int | None = None) -> Any:
+    def call(self, start: int = 0, stop: int | None = None) -> Any:
         """The call on rows ``start`` to ``stop``."""
         case, part = self.case, slice(start, stop)
         return self.model.generate(
@@ -148,63 +140,14 @@ class Trial:
 
         with self.device(self.capacity):
             try:
-                self.generate(0, rows)
+                self.call(0, rows)
             except torch.OutOfMemoryError:
                 return False
             return True
 
     def feasible(self) -> int:
         """The largest number of rows that run at once, 0 where not one does."""
-        low, high = 0, self.case["rows"]
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits(middle) else (low, middle - 1)
-        return low
-
-
-def with_oomguard(trial: Trial) -> tuple[int, int]:
-    import oomguard
-
-    with trial.device(trial.capacity), oomguard.guard() as g:
-        trial.generate()
-    return len(g.attempts) - 1, g.attempts[-1].settings["batch_size"]
-
-
-def in_chunks(trial: Trial, batch_size: int, sizes: list[int]) -> list[Any]:
-    """What a user of the others writes: all rows, ``batch_size`` at a time."""
-    sizes.append(batch_size)
-    rows = trial.case["rows"]
-    return [trial.generate(start, min(rows, start + batch_size)) for start in range(0, rows, batch_size)]
-
-
-def with_accelerate(trial: Trial) -> tuple[int, int]:
-    from accelerate.utils import find_executable_batch_size
-
-    sizes: list[int] = []
-    with trial.device(trial.capacity):
-        find_executable_batch_size(
-            lambda batch_size: in_chunks(trial, batch_size, sizes), starting_batch_size=trial.case["rows"]
-        )()
-    return len(sizes) - 1, sizes[-1]
-
-
-def with_torch_max_mem(trial: Trial) -> tuple[int, int]:
-    from torch_max_mem import MemoryUtilizationMaximizer
-
-    sizes: list[int] = []
-
-    def run(batch_size: int) -> list[Any]:
-        return in_chunks(trial, batch_size, sizes)
-
-    # q=1: without it sizes are whole multiples of 32, and most cases have fewer rows.
-    with trial.device(trial.capacity):
-        MemoryUtilizationMaximizer(parameter_name="batch_size", q=1, safe_devices={"cpu", "cuda"})(run)(
-            batch_size=trial.case["rows"]
-        )
-    return len(sizes) - 1, sizes[-1]
-
-
-TOOLS = {"oomguard": with_oomguard, "accelerate": with_accelerate, "torch-max-mem": with_torch_max_mem}
+        return largest(self.fits, self.rows)
 
 
 def run_case(numbers: tuple[int, int]) -> dict[str, Any]:
@@ -216,29 +159,7 @@ def run_case(numbers: tuple[int, int]) -> dict[str, Any]:
     case = make_case(*numbers)
     trial = Trial(case)
     feasible = trial.feasible()
-    found: dict[str, Any] = {**case, "feasible": feasible, "capacity": trial.capacity}
-    if 1 <= feasible < case["rows"]:
-        for name, tool in TOOLS.items():
-            try:
-                found[name] = tool(trial)
-            except Exception as error:  # noqa: BLE001 - the tool gave up: counted as such
-                found[name] = None
-                found[f"{name}_error"] = f"{type(error).__name__}: {str(error)[:200]}"
-    return found
-
-
-def figures(name: str, results: list[dict[str, Any]]) -> tuple[str, float, float]:
-    """A tool's line, percent of the cases with at most one failed attempt, and percent kept of the largest feasible batch."""
-    ended = [(r[name], r["feasible"]) for r in results if r.get(name)]
-    gave_up = sum(name in r and not r[name] for r in results)
-    failed = [attempts for (attempts, _), _ in ended]
-    at_once = 100 * sum(n <= 1 for n in failed) / (len(failed) + gave_up)
-    kept = 100 * sum(rows / feasible for (_, rows), feasible in ended) / len(ended)
-    line = (
-        f"{name}: {sum(failed) / len(failed):.2f} failed attempts a case, at most one in {at_once:.1f} %, "
-        f"{kept:.1f} % of the largest feasible batch kept, gave up {gave_up} of {len(failed) + gave_up}"
-    )
-    return line, at_once, kept
+    return {**case, "feasible": feasible, "capacity": trial.capacity, **tried(trial, feasible)}
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 import batch_cases
+from support.batch_tools import with_oomguard
 
 SEED = 7  # another than the benchmark's own
 
@@ -15,7 +16,7 @@ SEED = 7  # another than the benchmark's own
 def test_one_failed_attempt_and_nearly_all_rows_that_fit(number):
     trial = batch_cases.Trial(batch_cases.make_case(number, SEED))
     feasible = trial.feasible()
-    failed, rows = batch_cases.with_oomguard(trial)
+    failed, rows = with_oomguard(trial)
     if feasible == trial.case["rows"]:
         assert failed == 0
         return

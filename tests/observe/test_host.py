@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from oomguard.observe.host import (
     Cgroup,
     address_space_limit_bytes,
-    data_limit_bytes,
     containers,
+    data_limit_bytes,
     killed_for_memory,
     numa_nodes,
     nvidia_driver,
