@@ -67,6 +67,12 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             self._storages.adopt(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_inference_mode_enabled():
+            # There an operation that is made of others arrives whole: what it holds meanwhile would not be counted.
+            with self:
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
         for leaf in tree_leaves((args, kwargs or {})):
             self._storages.adopt(leaf)
         before = self.live_bytes

@@ -35,6 +35,16 @@ def test_the_operation_that_does_not_fit_raises_in_cudas_words():
         assert kept.numel() == MIB
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_an_operation_holds_meanwhile_counts_in_either_mode(mode):
+    logits, labels = torch.zeros(MIB // 4, 4), torch.zeros(MIB // 4, dtype=torch.long)
+    with mode(), limit_memory("64 MiB") as device:
+        device.adopt([logits, labels])
+        before = device.live_bytes
+        torch.nn.functional.cross_entropy(logits, labels)
+        assert device.peak_bytes - before >= 4 * MIB  # their logarithms
+
+
 def test_what_failed_is_not_counted_afterwards():
     with limit_memory("8 MiB") as device:
         with pytest.raises(torch.OutOfMemoryError):

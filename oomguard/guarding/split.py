@@ -98,6 +98,8 @@ class SplitRun:
         self._generators = Generators.now()
         self._size = self._begun = self._owner.known.begin(self._call, free)
         self._ledger.settings["batch_size"] = self._size
+        if self._size < self._rows:
+            self._gathered.park()  # what is known to fit was alone with the rows
         if (tokens := self._owner.known.chunk_tokens(self._call)) is not None:
             self._put_in_chunks(tokens, None)
         self._room_bytes = None if free is None else free * (1 - BATCH_MARGIN_RATIO)
@@ -234,6 +236,8 @@ class SplitRun:
         incident = diagnosis.first_cause or failure
         self._base_bytes, self._room_bytes = model.base_bytes or 0, model.room_bytes(incident)
         self._is_traced = model.is_traced
+        if model.results_wait(incident):
+            self._gathered.park()
         self._incident = incident
         self._owner.incident(diagnosis)
         return incident

@@ -94,6 +94,11 @@ class CallModel:
         beside_tensors = incident.number("non_torch_bytes") or 0
         return (total - others) * (1 - margin_ratio) - beside_tensors - self.base_bytes
 
+    def results_wait(self, incident: Incident) -> bool:
+        """Return whether the rows that fit by a trace leave no room for the results of all: those then wait on the host."""
+        found, room = self.traced_rows(incident), self.room_bytes(incident, traced=True)
+        return bool(found and self.trace and room is not None and found[1] + self.trace.results_bytes() > room)
+
     def traced_rows(self, incident: Incident) -> tuple[int, int] | None:
         """Return the rows that fit by a trace and the bytes they need, (0, bytes of one) where none does; None: no trace."""
         room = self.room_bytes(incident, traced=True)

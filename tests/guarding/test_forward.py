@@ -197,8 +197,30 @@ def test_a_trace_tells_to_the_byte_what_other_numbers_of_rows_need(llama):
         device.adopt([*llama.parameters(), *llama.buffers(), *batch.values()])
         before = device.live_bytes
         result = llama(**batch)
-        assert traced.need_bytes(ROWS) == device.peak_bytes - before + device.live_bytes - before
+        assert traced.need_bytes(ROWS) == device.peak_bytes - before
+        assert traced.results_bytes() == device.live_bytes - before
         del result
+
+
+def test_results_that_leave_no_room_for_rows_wait_on_the_host(llama):
+    """A loop that keeps all results on the device runs fewer rows at a time than the guard."""
+    batch, weights = padded(32, 24), [*llama.parameters(), *llama.buffers()]
+
+    def call(rows):
+        with torch.no_grad():
+            return llama(**{name: value[:rows] for name, value in batch.items()}, output_hidden_states=True)
+
+    with limit_memory("4 GiB") as device:
+        device.adopt(weights)
+        whole = call(32)
+        results = device.live_bytes - sum(tensor.nbytes for tensor in (*weights, *batch.values()))
+        capacity = device.live_bytes + results // 4
+    with limit_memory(capacity) as device, oomguard.guard() as g:
+        device.adopt(weights)
+        parts = call(32)
+    assert_same(whole, parts)
+    assert [attempt.succeeded for attempt in g.attempts] == [False, True]
+    assert g.attempts[1].settings["batch_size"] > 10  # 5 with all results on the device
 
 
 def test_a_failed_call_of_modules_with_hooks_leaves_nothing_alive(llama):

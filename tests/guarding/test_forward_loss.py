@@ -77,3 +77,14 @@ def test_a_sum_over_labels_is_no_mean_that_is_known():
         part = model(*args, **kwargs)
     assert call.weigh(part, 0, 3) is None
     assert "is one number for all rows" in Gathered(ROWS, weigh=call.weigh).add(part, 3)
+
+
+def test_of_several_means_that_are_close_the_one_that_was_meant_counts():
+    model = llama()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e-3)  # all tokens are as likely: each position's loss is nearly that of any other
+    batch = {"input_ids": torch.randint(3, VOCAB, (ROWS, TOKENS)), "labels": ragged()}
+    with torch.no_grad():
+        assert ForwardCall.of(model, (), batch).weigh(model(**batch), 0, ROWS) == float(
+            (batch["labels"][:, 1:] >= 0).sum()
+        )

@@ -30,13 +30,16 @@ def rows(call: CallModel, **facts):
 class LineTrace:
     """A call whose need rises on a line with its rows."""
 
-    def __init__(self, row_bytes: int, start_bytes: int = 0) -> None:
-        self.row_bytes, self.start_bytes = row_bytes, start_bytes
+    def __init__(self, row_bytes: int, start_bytes: int = 0, kept_bytes: int = 0) -> None:
+        self.row_bytes, self.start_bytes, self.kept_bytes = row_bytes, start_bytes, kept_bytes
         self.asked: list[int] = []
 
     def need_bytes(self, number: int, room_bytes: int | None = None) -> int | None:
         self.asked.append(number)
         return self.start_bytes + number * self.row_bytes
+
+    def results_bytes(self) -> int:
+        return self.kept_bytes
 
 
 class NoTrace:
@@ -44,6 +47,16 @@ class NoTrace:
 
     def need_bytes(self, number: int, room_bytes: int | None = None) -> int | None:
         return None
+
+    def results_bytes(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("kept", "waits"), [(0, False), (10 * MIB, False), (64 * MIB, True)])
+def test_results_wait_on_the_host_where_the_rows_that_fit_leave_them_no_room(kept, waits):
+    call = CallModel(16, 64 * MIB, trace=LineTrace(20 * MIB, kept_bytes=kept))
+
+    assert call.results_wait(incident(device_total_bytes=256 * MIB)) is waits
 
 
 # What a row needs is known -----------------------------------------------------------------------------------------

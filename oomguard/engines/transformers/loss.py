@@ -8,6 +8,7 @@ from typing import Any, Final
 _IGNORED: Final = -100
 _TOLERANCE: Final = 1e-4
 _HALF_TOLERANCE: Final = 2e-2
+_CLEARLY: Final = 10
 
 
 def mean_weight(result: Any, labels: Mapping[str, Any]) -> float | None:
@@ -17,13 +18,19 @@ def mean_weight(result: Any, labels: Mapping[str, Any]) -> float | None:
     loss, logits = _loss_and_logits(result)
     if loss is None or not logits:
         return None
-    found = set()
+    found: dict[float, float] = {}  # how far off the mean over so many labels is
     for total, count in _means(logits, labels):
-        mean = total / count if count else float("nan")
+        mean = torch.tensor(total / count if count else float("nan")).double()
         tolerance = _TOLERANCE if loss.dtype in (torch.float32, torch.float64) else _HALF_TOLERANCE
-        if torch.isclose(loss.detach().double().cpu(), torch.tensor(mean).double(), tolerance, 1e-7, equal_nan=True):
-            found.add(float(count))
-    return found.pop() if len(found) == 1 else None
+        told = loss.detach().double().cpu()
+        if torch.isclose(told, mean, tolerance, 1e-7, equal_nan=True):
+            off = float((told - mean).abs().nan_to_num())
+            found[float(count)] = min(off, found.get(float(count), off))
+    if not found:
+        return None
+    # Of a model whose labels are all as likely several means are close: the one that was meant is equal to float32's last bits.
+    nearest, *others = sorted(found, key=lambda count: found[count])
+    return None if any(found[other] < _CLEARLY * found[nearest] for other in others) else nearest
 
 
 def _loss_and_logits(result: Any) -> tuple[Any, list[Any]]:

@@ -24,7 +24,7 @@ class TracedForward:
 
     Args:
         model: the model.
-        total_rows: rows of the whole call, whose results are alive together in the end.
+        total_rows: rows of the whole call, whose results stand together in the end.
         arguments: its arguments by name, with other tensors for those that hold rows.
         mask: its attention mask; None where it has none.
         around: entered around a call of the model that it is given.
@@ -47,9 +47,10 @@ class TracedForward:
         self._started_s = time.monotonic()
         self._failed = False
         self._entries: list[tuple[int, ...]] = []
+        self._results_bytes = 0
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
-        """Return the bytes of ``rows`` rows at their peak, the results of all beside them; None where that cannot be told.
+        """Return the bytes of ``rows`` rows at their peak, the results of others not among them; None where that cannot be told.
 
         On CUDA a need within ``room_bytes`` is also replayed through torch's caching allocator, as for ``generate``.
         """
@@ -65,6 +66,10 @@ class TracedForward:
             self._failed = True
             get_logger().debug("the call cannot be traced", error=f"{type(error).__name__}: {error}")
             return None
+
+    def results_bytes(self) -> int:
+        """Return the bytes of the results of all rows, as the last trace tells them."""
+        return self._results_bytes
 
     def _traced(self, rows: int, room_bytes: int | None) -> int | None:
         from oomguard.memory.generate.fake_forward import trace_forward
@@ -82,7 +87,9 @@ class TracedForward:
             traced = trace_forward(self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=on_cuda)
         self._look_at(traced.shapes, rows)
         need = traced.need_bytes + (_SCRATCH_BYTES if on_cuda else 0)
-        need += -(-traced.result_bytes * self._total_rows // rows)  # the results stand in places made for all rows
+        self._results_bytes = -(
+            -traced.result_bytes * self._total_rows // rows
+        )  # they stand in places made for all rows
         if on_cuda and room_bytes is not None and need <= room_bytes:
             from oomguard.memory.generate.caching_allocator import replay
 

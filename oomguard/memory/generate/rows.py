@@ -20,6 +20,9 @@ class CallTrace(Protocol):
         Where they do not fit in ``room_bytes`` only for the allocator's rules, the need is above it.
         """
 
+    def results_bytes(self) -> int:
+        """Return the bytes of the results of all rows, which may wait on the host; 0 where they do."""
+
 
 def largest_rows(need_bytes: Callable[[int], int | None], room_bytes: int, too_many: int) -> tuple[int, int] | None:
     """Return the largest number of rows below ``too_many`` whose need is at most ``room_bytes``, and that need.

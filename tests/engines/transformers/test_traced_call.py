@@ -92,6 +92,12 @@ def test_the_traced_need_is_what_the_call_takes(name, options):
     assert call.traced().need_bytes(4) == pytest.approx(measured(call, 4), rel=0.005, abs=4096)
 
 
+def test_a_call_in_inference_mode_is_traced_as_any_other():
+    call = a_call(make("llama"), padded=True)
+    with torch.inference_mode():
+        assert call.traced().need_bytes(4) == a_call(call.model, padded=True).traced().need_bytes(4) is not None
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_user_s_model_stays_as_it_is(name):
     model = make(name)
