@@ -224,6 +224,17 @@ def twice(found: dict[str, Any]) -> bool:
     )
 
 
+def load(names: list[str]) -> None:
+    """Import the models of all families, so that no case waits for it."""
+    import torch
+    import transformers as hf
+
+    torch.set_num_threads(1)
+    for pattern in {name: PATTERNS[name] for name in names}.values():
+        for family in pattern.families:
+            getattr(hf, pattern.head)._model_mapping[type(hf.AutoConfig.for_model(family))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -239,7 +250,10 @@ def main() -> None:
     known = Results(asked.resume)
     results = [found for n in numbers if (found := known.get(f"{asked.seed}/{n}"))]
     left = [(n, asked.seed) for n in numbers if known.get(f"{asked.seed}/{n}") is None]
-    with multiprocessing.get_context("spawn").Pool(min(2, os.cpu_count() or 1), maxtasksperchild=40) as pool:
+    if left:
+        load(NAMES)
+    # A fork of what has imported all families: each import takes longer than a case.
+    with multiprocessing.get_context("fork").Pool(min(2, os.cpu_count() or 1), maxtasksperchild=40) as pool:
         for found in pool.imap_unordered(run_case, left):
             results.append(found)
             known.add(f"{asked.seed}/{found['number']}", found)
