@@ -250,10 +250,9 @@ def main() -> None:
     known = Results(asked.resume)
     results = [found for n in numbers if (found := known.get(f"{asked.seed}/{n}"))]
     left = [(n, asked.seed) for n in numbers if known.get(f"{asked.seed}/{n}") is None]
-    if left:
-        load(NAMES)
-    # A fork of what has imported all families: each import takes longer than a case.
-    with multiprocessing.get_context("fork").Pool(min(2, os.cpu_count() or 1), maxtasksperchild=40) as pool:
+    # Each worker imports all families at first: an import takes longer than a case.
+    pool = multiprocessing.get_context("spawn").Pool(min(2, os.cpu_count() or 1), load, (NAMES,), maxtasksperchild=200)
+    with pool:
         for found in pool.imap_unordered(run_case, left):
             results.append(found)
             known.add(f"{asked.seed}/{found['number']}", found)
