@@ -5,22 +5,17 @@ counts what the model's own code allocates as it runs; no formula is asked. The 
 (bisection on the same device). The weights are on the device before anything is measured, as they are on a GPU.
 """
 
-import argparse
 import contextlib
-import json
-import multiprocessing
 import os
 import random
 import warnings
-from pathlib import Path
 from typing import Any
 
-from support.batch_tools import TOOLS, device_with, figures, largest, tried, weights_bytes
-from support.figure import conclude, skip
-from support.resume import Results
+from support.batch_tools import device_with, largest, tried, weights_bytes
+from support.figure import conclude
+from support.generated_cases import told, used_cases
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-AT_ONCE_GOAL, KEPT_GOAL = 95, 97  # percent of the cases with at most one failed attempt; of the largest feasible batch
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gpt2", "opt", "mixtral", "t5")
 
 
@@ -163,40 +158,10 @@ def run_case(numbers: tuple[int, int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--cases", type=int, default=240, help="cases to generate; those that fit whole or not at all are left out"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="one case by its number")
-    parser.add_argument(
-        "--resume", type=Path, help="a file that keeps each case's result; cases in it are not run again"
-    )
-    asked = parser.parse_args()
-    numbers = [asked.only] if asked.only is not None else range(asked.cases)
-    known = Results(asked.resume)
-    results = [found for n in numbers if (found := known.get(f"{asked.seed}/{n}"))]
-    left = [(n, asked.seed) for n in numbers if known.get(f"{asked.seed}/{n}") is None]
-    with multiprocessing.get_context("spawn").Pool(min(2, os.cpu_count() or 1), maxtasksperchild=20) as pool:
-        for found in pool.imap_unordered(run_case, left):
-            results.append(found)
-            known.add(f"{asked.seed}/{found['number']}", found)
-            if not found.get("oomguard") or found["oomguard"][0] > 1 or found["oomguard"][1] < 0.97 * found["feasible"]:
-                print(json.dumps({k: v for k, v in found.items() if k != "capacity"}), flush=True)
-    used = [r for r in results if "oomguard" in r]
-    print(f"{len(used)} cases with {', '.join(FAMILIES)}; {len(results) - len(used)} left out")
-    if not used:
-        skip("no case among these fails when it runs whole")
-    for peer in TOOLS:
-        if peer != "oomguard":
-            print(
-                figures(peer, used)[0] if any(r.get(peer) for r in used) else f"{peer}: {used[0].get(f'{peer}_error')}"
-            )
-    line, at_once, kept = figures("oomguard", used)
-    conclude(
-        f"{line} (goal: at most one in >= {AT_ONCE_GOAL} %, >= {KEPT_GOAL} % kept)",
-        met=at_once >= AT_ONCE_GOAL and kept >= KEPT_GOAL,
-    )
+    used, left_out = used_cases(__doc__, 240, run_case)
+    print(f"{len(used)} cases with {', '.join(FAMILIES)}; {left_out} left out")
+    line, met = told(used)
+    conclude(line, met=met)
 
 
 if __name__ == "__main__":
