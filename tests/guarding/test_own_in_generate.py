@@ -70,6 +70,16 @@ class EndsAll(Ends):
         return torch.full((len(input_ids),), bool(super().__call__(input_ids, scores).float().mean() > 0.3))
 
 
+class EndsLater(StoppingCriteria):
+    """Ends all rows once a time has come, which is that of the last part."""
+
+    asked = 0
+
+    def __call__(self, input_ids, scores, **kwargs):
+        EndsLater.asked += 1
+        return torch.full((len(input_ids),), EndsLater.asked > 60)
+
+
 class Grammar:
     """Holds how often it was asked."""
 
@@ -142,6 +152,8 @@ def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(llama, own):
             lambda: processors(transformers.TemperatureLogitsWarper(0.7), Centres()),
             "Centres gives a row other scores beside other rows",
         ),
+        (lambda: criteria(EndsLater()), "EndsLater answers otherwise when it is asked again"),
+        (lambda: {**criteria(EndsLater()), "eos_token_id": 9}, "EndsLater answers otherwise when it is asked again"),
         (lambda: {**processors(Favour([7])), "num_beams": 2}, "beams take the place of one another"),
         (lambda: {**processors(Favour([7])), "return_dict_in_generate": True}, "not known from the tokens"),
         (lambda: {**criteria(EndsAll()), "eos_token_id": 9, "pad_token_id": 0}, "looks at other rows"),
@@ -153,9 +165,22 @@ def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(llama, own):
             "belongs to the whole batch",
         ),
     ],
-    ids=["counts", "centres", "beams", "a record", "more than known", "a method", "a partial", "unreadable", "a clock"],
+    ids=[
+        "counts",
+        "centres",
+        "a time",
+        "a time with an end token",
+        "beams",
+        "a record",
+        "more than known",
+        "a method",
+        "a partial",
+        "unreadable",
+        "a clock",
+    ],
 )
-def test_what_hangs_on_more_is_told_and_not_run_in_parts(llama, own, reason):
+def test_what_hangs_on_more_is_told_and_not_run_in_parts(llama, own, reason, monkeypatch):
+    monkeypatch.setattr(EndsLater, "asked", 0)
     with pytest.raises(torch.OutOfMemoryError) as raised:
         whole_and_in_parts(lambda: llama.generate(**padded(), **{**GREEDY, "max_new_tokens": 24}, **own()))
 

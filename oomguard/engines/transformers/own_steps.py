@@ -46,6 +46,7 @@ class OwnSteps:
     Attributes:
         check: notes where a function's state is not what it was.
         asked: by a processor's number, step and first row, the scores that it got and gave.
+        said: by a criterion's number, step and first row, which of the part's rows it ended.
         began: the columns of the tokens at the first step.
         tokens: what each part gave, by its first row.
         result: the tokens of the whole call; None before all rows are known.
@@ -53,6 +54,7 @@ class OwnSteps:
 
     check: Callable[[Any, bytes | None], None]
     asked: dict[tuple[int, int, int], tuple[Any, Any]] = field(default_factory=dict)
+    said: dict[tuple[int, int, int], Any] = field(default_factory=dict)
     began: int | None = None
     tokens: dict[int, Any] = field(default_factory=dict)
     result: Any = None
@@ -61,6 +63,7 @@ class OwnSteps:
         """Drop what is known of rows from ``first`` on: they run once more."""
         self.tokens = {row: tokens for row, tokens in self.tokens.items() if row < first}
         self.asked = {key: pair for key, pair in self.asked.items() if key[2] < first}
+        self.said = {key: ends for key, ends in self.said.items() if key[2] < first}
 
     def judge(
         self,
@@ -112,14 +115,32 @@ class OwnSteps:
                 return _UNKNOWN_TOKENS
             shown = tokens[:, : column + 1]
             now = torch.zeros(total, dtype=torch.bool)
-            for each in criteria:
-                now |= torch.as_tensor(each(shown.to(device), None)).to("cpu", torch.bool)
+            for number, each in enumerate(criteria):
+                ends_now = _ends(each, shown.to(device))
+                if not self._is_steady(each, number, (column + 1, device), ends_now & ~ended):
+                    return f"{type(each).__name__} answers otherwise when it is asked again"
+                now |= ends_now
             if ends:
                 now |= torch.isin(tokens[:, column], torch.tensor(sorted(ends)))
             ended_at[now & ~ended] = column + 1
             if bool((ended_at <= column + 1).all()):
                 return tokens[:, : column + 1], ended_at
         return tokens, ended_at
+
+    def _is_steady(self, criterion: Any, number: int, at: tuple[int, Any], found: Any) -> bool:
+        """Return whether a criterion that ends rows which it did not end in their part would still not end them there.
+
+        It then looks at other rows. One that looks at a clock, or at an event, says something else now.
+        """
+        for (of, step, first), ends in self.said.items():
+            mine = found[first : first + len(ends)]
+            if of != number or step != at[0] or not bool((mine & ~ends).any()):
+                continue
+            place = Place(first, first + len(ends), len(found))
+            shown = place.in_whole(self.tokens[first][:, :step])
+            if bool((place.own(_ends(criterion, shown.to(at[1]))) != ends).any()):
+                return False
+        return True
 
     def _compare(self, processors: Sequence[Any], tokens: Any, ended_at: Any, device: Any) -> str | None:
         """Ask each processor about every step with all rows; return the one that answers otherwise, None without one."""
@@ -143,6 +164,14 @@ class OwnSteps:
                     if not torch.allclose(mine, theirs, _RTOL, _ATOL, equal_nan=True):
                         return f"{type(processor).__name__} gives a row other scores beside other rows"
         return None
+
+
+def _ends(criterion: Any, tokens: Any) -> Any:
+    """Return which rows a criterion ends, on the host; one answer is for all."""
+    import torch
+
+    found = torch.as_tensor(criterion(tokens, None)).to("cpu", torch.bool)
+    return found if found.dim() else found.expand(len(tokens))
 
 
 class ProcessorAtPlace:
@@ -170,8 +199,11 @@ class ProcessorAtPlace:
 class CriterionAtPlace:
     """A criterion of the user's own, shown the whole batch; ``is_mute``: it ends no row, as that is told at the end."""
 
-    def __init__(self, given: Any, state: bytes | None, steps: OwnSteps, place: Place, *, is_mute: bool) -> None:
-        self._given, self._state, self._steps, self._place, self._is_mute = given, state, steps, place, is_mute
+    def __init__(
+        self, given: Any, state: bytes | None, steps: OwnSteps, number: int, place: Place, *, is_mute: bool
+    ) -> None:
+        self._given, self._state, self._steps, self._number, self._place = given, state, steps, number, place
+        self._is_mute = is_mute
         if hasattr(given, "eos_token_id"):  # by which transformers tells that ended rows are padded
             self.eos_token_id = given.eos_token_id
 
@@ -181,9 +213,9 @@ class CriterionAtPlace:
 
         if self._steps.began is None:
             self._steps.began = input_ids.shape[1] - 1
-        rows = len(input_ids)
-        if self._is_mute:
-            return torch.zeros(rows, dtype=torch.bool, device=input_ids.device)
         found = torch.as_tensor(self._given(self._place.in_whole(input_ids), scores, **more), device=input_ids.device)
         self._steps.check(self._given, self._state)
-        return self._place.own(found) if found.dim() else found.expand(rows)
+        own = (self._place.own(found) if found.dim() else found.expand(len(input_ids))).bool()
+        with torch_memory.on_host():
+            self._steps.said[self._number, input_ids.shape[1], self._place.first] = own.to("cpu", copy=True)
+        return torch.zeros_like(own) if self._is_mute else own

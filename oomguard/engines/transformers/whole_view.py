@@ -91,7 +91,7 @@ class WholeView:
         state = state_of(given)
         if name == PROCESSORS:
             return ProcessorAtPlace(given, state, self.steps, number, self._place)
-        return CriterionAtPlace(given, state, self.steps, self._place, is_mute=not pads)
+        return CriterionAtPlace(given, state, self.steps, number, self._place, is_mute=not pads)
 
     def take(self, arguments: Mapping[str, Any], part: Any, pad: int | None, ends: frozenset[int]) -> str | None:
         """Take the tokens of a part; with the last one return why they cannot stand for the whole call's, None where they can."""
