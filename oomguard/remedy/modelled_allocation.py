@@ -34,7 +34,8 @@ _WORKER_BYTES: Final = 2 * GIB
 _HOST_RATIO: Final = 0.8
 # Of what the device had free or unused when it failed: freed pieces are not all in one.
 _DEVICE_RATIO: Final = 0.9
-_STEP, _ROWS, _ONE_GROUP = "max_num_batched_tokens", "max_num_seqs", 1
+_STEP, _ROWS, _POOL, _ONE_GROUP = "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", 1
+_KV_BLOCKS: Final = "kv_blocks"
 _SERVING: Final = frozenset({"prompt_logprobs"})
 
 
@@ -81,7 +82,9 @@ class AllocationModel:
         start = self.failed.start
         if start is None or setting not in followed:
             return None
-        return {_STEP: start.settings.max_num_batched_tokens, _ROWS: start.settings.max_num_seqs}.get(setting)
+        pool = start.settings.kv_cache_memory_bytes or round(self.failed.named.product.bytes)
+        known = {_STEP: start.settings.max_num_batched_tokens, _ROWS: start.settings.max_num_seqs, _POOL: pool}
+        return known.get(setting)
 
     def _lever(self, setting: str, incident: Incident) -> Mapping[str, Any] | None:
         lever = self.failed.named.product.allocation.levers.get(setting)
@@ -139,6 +142,8 @@ class AllocationModel:
     def _least(self, setting: str, lever: Mapping[str, Any]) -> int:
         """Return the smallest value that the engine takes beside its other settings."""
         start, least = self.failed.start, int(lever["least"])
+        if setting == _POOL and start is not None and (cache := exact_kv(start)) is not None:
+            return max(least, cache.needed_blocks * cache.block_bytes)  # a shorter cache refuses the longest request
         if setting != "max_num_batched_tokens" or start is None:
             return least
         rows = start.settings.max_num_seqs or 0  # a step has a token for every request
@@ -148,6 +153,8 @@ class AllocationModel:
         """Return the bytes of the allocation and of all that is made along with it, under a value of one of its settings."""
         product, start = self.failed.named.product, self.failed.start
         allocation = product.allocation
+        if setting == _POOL:
+            return float(value)  # whatever piece of it failed
         if allocation.name == "lora_slots" and start is not None:
             settings, shape = start.settings, start.model.shape
             slots = value if setting == "max_loras" else product.numbers.get("max_loras", settings.max_loras)
@@ -234,6 +241,8 @@ class AllocationModel:
             return desired or _set_beside(incident)
         settings, pool = start.settings, start.settings.kv_cache_memory_bytes
         weights = sum(parameter.bytes for parameter in start.model.parameters)
+        if self.failed.named.product.allocation.name == _KV_BLOCKS:
+            return weights + _WORKER_BYTES  # the pool is what failed
         if pool is not None:
             return pool + weights + _WORKER_BYTES
         total = incident.number("device_total_bytes")

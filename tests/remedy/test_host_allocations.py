@@ -184,3 +184,16 @@ def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_request
     assert step >= new.get("max_num_seqs", 0)
     assert 2048 <= step // 4 < images
     assert 2 * tried / images * (step // 4) < 0.8 * FREE  # two such tensors live at once
+
+
+def test_a_cache_larger_than_the_process_may_hold_is_made_as_large_as_fits(start, monkeypatch):
+    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: 4 * GIB)
+    args = {"max_model_len": 4096, "max_num_seqs": 8, "kv_cache_memory_bytes": 6_000_000_000}
+    frames = [
+        'vllm/v1/worker/gpu_model_runner.py", line 7000, in initialize_kv_cache',
+        'vllm/v1/worker/utils.py", line 300, in allocate_kv_cache',
+    ]
+    block = 128 * 2 * 2 * 1 * 64 * 2  # tokens, keys and values, layers, key-value heads, head size, bytes
+    found = start(LLAMA, args, frames, REFUSED.format(6_000_000_000 // block * block))
+    assert found.causes[0].id == "kv_cache_budget"
+    assert 0.6 * 2 * GIB <= solved(found)["kv_cache_memory_bytes"] <= 0.8 * 2 * GIB

@@ -27,6 +27,8 @@ _GRANULE_BYTES: Final = 2 * MIB
 _MOST_BY_CHANCE: Final = 0.5
 # A size whose odd part is not well above this is too round to tell anything, unless it is larger than tensors mostly are.
 _ROUND_BELOW: Final = 4
+# What the engine was doing agrees by chance no more often than this.
+_PHASE_AGREES: Final = 0.25
 MOST_SURE: Final = 0.99
 _FLOAT32_BYTES: Final = 4
 
@@ -93,6 +95,7 @@ class _Search:
     tried_bytes: int
     slack_bytes: float
     numbers: Mapping[str, int]
+    phase: str = "unknown"
     found: list[Product] = field(default_factory=list)
     chance: float = 0.0
 
@@ -104,7 +107,8 @@ class _Search:
     def take(self, product: Product, size: int) -> None:
         """Take a product that matches; a round size is matched by chance: settings and widths are mostly powers of two."""
         odd = size // (size & -size)
-        self.chance = max(self.chance, min(1.0, _ROUND_BELOW / odd) * min(1.0, GIB / size))
+        agrees = _PHASE_AGREES if self.phase in product.allocation.phases else 1.0
+        self.chance = max(self.chance, min(1.0, _ROUND_BELOW / odd) * min(1.0, GIB / size) * agrees)
         self.found.append(product)
 
     def is_it(self, size: float) -> bool:
@@ -158,7 +162,7 @@ def name_allocation(
         phase: what the engine was doing; it decides where several rows have the same bytes.
         on_host: whether the host's memory ran out; what is only there is never named for a device.
     """
-    search = _Search(tried_bytes, slack_bytes, numbers)
+    search = _Search(tried_bytes, slack_bytes, numbers, phase)
     for row in allocations():
         is_there = not row.only_there or phase in row.phases
         if is_there and (row.needs is None or row.needs in numbers) and (on_host or not row.only_on_host):

@@ -115,6 +115,12 @@ def test_without_adapters_no_slots_are_named():
     assert named(200 * 512 * 14336 * 2, max_loras=200, max_lora_rank=512) is None
 
 
+def test_a_round_size_is_named_where_the_engine_did_just_that():
+    size, more = 512 * 262144 * 8, {"vocabulary": 262144, "max_num_seqs": 512}
+    assert named(size, phase="sampling_logits", **more).product.allocation.name == "sampler_rows"
+    assert named(size, **more) is None
+
+
 def test_hardly_any_size_is_named_by_chance():
     chosen = random.Random(7)
     sizes = [round(2 ** chosen.uniform(27, 37)) for _ in range(2000)]
