@@ -118,6 +118,7 @@ def _specs() -> dict[str, FactSpec]:
         ("on_cpu", "bool", "the engine runs on its CPU backend"),
         ("prompt_logprobs", "bool", "log-probabilities of prompt tokens were asked for"),
         ("prefix_caching", "bool", "prefix caching is on"),
+        ("whole_prompts", "bool", "a step holds whole prompts: chunked prefill is off"),
         ("multimodal", "bool", "the model takes images, audio or video"),
         ("enforce_eager", "bool", "CUDA graphs are off"),
         ("mem_fraction_static_ratio", "float", "share of the device that SGLang may use for weights and KV cache"),

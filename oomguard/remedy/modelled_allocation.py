@@ -144,7 +144,9 @@ class AllocationModel:
         start, least = self.failed.start, int(lever["least"])
         if setting == _POOL and start is not None and (cache := exact_kv(start)) is not None:
             return max(least, cache.needed_blocks * cache.block_bytes)  # a shorter cache refuses the longest request
-        if setting != "max_num_batched_tokens" or start is None:
+        if setting == _STEP:
+            least = max(least, self.failed.prompt_tokens)
+        if setting != _STEP or start is None:
             return least
         rows = start.settings.max_num_seqs or 0  # a step has a token for every request
         return max(least, rows, uncut_tokens(start.model.encoder, start.settings))

@@ -197,3 +197,18 @@ def test_a_cache_larger_than_the_process_may_hold_is_made_as_large_as_fits(start
     found = start(LLAMA, args, frames, REFUSED.format(6_000_000_000 // block * block))
     assert found.causes[0].id == "kv_cache_budget"
     assert 0.6 * 2 * GIB <= solved(found)["kv_cache_memory_bytes"] <= 0.8 * 2 * GIB
+
+
+def test_a_step_that_holds_whole_prompts_is_no_smaller_than_the_longest(start, monkeypatch):
+    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: 2 * GIB + 2**27)
+    args = {"max_model_len": 512, "max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 2**20}
+    frames = [
+        'vllm/v1/worker/gpu_model_runner.py", line 6193, in profile_run',
+        'vllm/v1/worker/gpu_model_runner.py", line 5843, in _dummy_run',
+    ]
+    config = LLAMA | {"intermediate_size": 65536}
+    line = "(EngineCore pid=19300) INFO 11-22 17:57:42 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: enable_chunked_prefill=False"
+    refused = REFUSED.format(2048 * 65536 * 2 * 2)
+    with_chunks, whole = start(config, args, frames, refused), start(config, args, frames, refused, line)
+    assert solved(with_chunks)["max_num_batched_tokens"] < 512
+    assert solved(whole).get("max_num_batched_tokens", 512) >= 512

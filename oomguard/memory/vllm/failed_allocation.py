@@ -35,11 +35,19 @@ _SETTINGS: Final = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
-    """An allocation that failed, and the start behind it where that can be read; ``by_bytes`` says that its bytes tell it."""
+    """An allocation that failed, and the start behind it where that can be read.
+
+    Attributes:
+        named: what it was for.
+        start: None where its model cannot be read.
+        by_bytes: whether its bytes tell what it was for.
+        prompt_tokens: of the longest prompt, where a step has to hold it whole; else 0.
+    """
 
     named: Named
     start: FailedStart | None
     by_bytes: bool = True
+    prompt_tokens: int = 0
 
 
 def failed_allocation(
@@ -62,8 +70,17 @@ def failed_allocation(
     named = name_allocation(int(tried), slack, numbers, incident.phase, on_host=incident.kind == "host_oom")
     told = allocation_told_by(tried, numbers, (incident.kind, incident.phase))
     if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
-        return FailedAllocation(named, start)
-    return None if told is None else FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False)
+        return FailedAllocation(named, start, prompt_tokens=_whole_prompt(incident, numbers))
+    if told is None:
+        return None
+    prompt = _whole_prompt(incident, numbers)
+    return FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False, prompt_tokens=prompt)
+
+
+def _whole_prompt(incident: Incident, numbers: Mapping[str, int]) -> int:
+    """Return the tokens of the longest prompt where chunked prefill is off: vLLM refuses a smaller step (vllm/config/scheduler.py)."""
+    whole = incident.facts.get("whole_prompts")
+    return numbers.get("max_model_len", 0) if whole is not None and whole.value is True else 0
 
 
 def _start(incident: Incident, model: str | None) -> FailedStart | None:
