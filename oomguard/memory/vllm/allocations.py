@@ -90,7 +90,10 @@ class Named:
 
 @dataclass(slots=True)
 class _Search:
-    """What is looked for, and what was found: ``chance`` is how many products match a random size of this magnitude."""
+    """What is looked for, and what was found: ``chance`` is how many products match a random size of this magnitude.
+
+    A round size is matched by chance whatever else is: settings and widths are mostly powers of two.
+    """
 
     tried_bytes: int
     slack_bytes: float
@@ -104,12 +107,12 @@ class _Search:
         """How many sizes would be printed as this one."""
         return 1.0 if not self.slack_bytes else 2 * self.slack_bytes + _GRANULE_BYTES
 
-    def take(self, product: Product, size: int) -> None:
-        """Take a product that matches; a round size is matched by chance: settings and widths are mostly powers of two."""
+    def by_chance(self, product: Product) -> float:
+        """Return how many products match this one's size by chance, fewer where the engine was doing what it is made for."""
+        size = product.bytes
         odd = size // (size & -size)
         agrees = _PHASE_AGREES if self.phase in product.allocation.phases else 1.0
-        self.chance = max(self.chance, min(1.0, _ROUND_BELOW / odd) * min(1.0, GIB / size) * agrees)
-        self.found.append(product)
+        return max(self.chance, min(1.0, _ROUND_BELOW / odd) * min(1.0, GIB / size) * agrees)
 
     def is_it(self, size: float) -> bool:
         """Whether a tensor of this size is printed as what was asked for."""
@@ -168,11 +171,12 @@ def name_allocation(
         if is_there and (row.needs is None or row.needs in numbers) and (on_host or not row.only_on_host):
             _try(row, search)
     there = [product for product in search.found if phase in product.allocation.phases] or search.found
-    if not there or search.chance > _MOST_BY_CHANCE:
+    chance = max((search.by_chance(product) for product in there), default=1.0)
+    if not there or chance > _MOST_BY_CHANCE:
         return None
     # The first row of the file that matches; each other name that matches as well makes it as unsure again.
     names = {product.allocation.name for product in there}
-    return Named(there[0], min(MOST_SURE, 1 / len(names) / (1 + search.chance)))
+    return Named(there[0], min(MOST_SURE, 1 / len(names) / (1 + chance)))
 
 
 def allocation_told_by(tried_bytes: float, numbers: Mapping[str, int], told: Collection[str]) -> Product | None:
@@ -216,7 +220,7 @@ def _match(row: Allocation, known: dict[str, int], unit_bytes: int, element: int
     if not row.up_to:
         search.chance += search.window_bytes / search.tried_bytes
         if search.is_it(unit_bytes):
-            search.take(Product(row, known, element), unit_bytes)
+            search.found.append(Product(row, known, element))
         return
     most = _most(row, search.numbers)
     if most is None:
@@ -224,12 +228,12 @@ def _match(row: Allocation, known: dict[str, int], unit_bytes: int, element: int
     if search.slack_bytes:  # of a rounded figure only the full step can be told
         search.chance += search.window_bytes / search.tried_bytes
         if search.is_it(unit_bytes * most):
-            search.take(Product(row, {"tokens": most, **known}, element), unit_bytes * most)
+            search.found.append(Product(row, {"tokens": most, **known}, element))
         return
     search.chance += 1 / unit_bytes
     tokens, rest = divmod(search.tried_bytes, unit_bytes)
     if rest == 0 and 0 < tokens <= most:
-        search.take(Product(row, {"tokens": tokens, **known}, element), search.tried_bytes)
+        search.found.append(Product(row, {"tokens": tokens, **known}, element))
 
 
 def _values(name: str, numbers: Mapping[str, int]) -> Iterator[int]:
