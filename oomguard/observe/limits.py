@@ -124,26 +124,23 @@ def shm_check(root: Path, inside: tuple[str, ...], small_bytes: float = _SMALL_S
 
 def address_space_check(limit_bytes: float | None) -> Check:
     """Check ``ulimit -v``, in bytes (None: unknown): CUDA reserves far more addresses than memory."""
-    if limit_bytes is None:
-        return Check("address_space", "unknown", "ulimit -v cannot be read")
-    if math.isinf(limit_bytes):
-        return Check("address_space", "ok", "ulimit -v: unlimited")
-    return Check(
-        "address_space",
-        "problem",
-        f"ulimit -v: {format_gib(limit_bytes)} of addresses, and CUDA reserves more than there is memory",
-        "ulimit -v unlimited",
+    return _ulimit_check(
+        "address_space", "-v", limit_bytes, "of addresses, and CUDA reserves more than there is memory"
     )
 
 
 def data_check(limit_bytes: float | None) -> Check:
     """Check ``ulimit -d``, in bytes (None: unknown): on a CPU weights, KV cache and activations all count."""
+    bounds = "of private memory for each process, on a CPU all of an engine's"
+    return _ulimit_check("data_segment", "-d", limit_bytes, bounds)
+
+
+def _ulimit_check(name: str, flag: str, limit_bytes: float | None, bounds: str) -> Check:
     if limit_bytes is None:
-        return Check("data_segment", "unknown", "ulimit -d cannot be read")
+        return Check(name, "unknown", f"ulimit {flag} cannot be read")
     if math.isinf(limit_bytes):
-        return Check("data_segment", "ok", "ulimit -d: unlimited")
-    text = f"ulimit -d: {format_gib(limit_bytes)} of private memory for each process, on a CPU all of an engine's"
-    return Check("data_segment", "problem", text, "ulimit -d unlimited")
+        return Check(name, "ok", f"ulimit {flag}: unlimited")
+    return Check(name, "problem", f"ulimit {flag}: {format_gib(limit_bytes)} {bounds}", f"ulimit {flag} unlimited")
 
 
 def numa_check(root: Path) -> Check:

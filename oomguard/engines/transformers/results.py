@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -83,36 +83,26 @@ def added(
 
 def held_bytes() -> int:
     """Return the bytes on the device of the results that this thread's evaluations keep."""
-    return sum(tensor.nbytes for container in _own() for tensor in _tensors(container.tensors))
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    kept = (leaf for container in _own() for leaf in tree_leaves(container.tensors) if isinstance(leaf, torch.Tensor))
+    return sum(tensor.nbytes for tensor in kept if torch_memory.counts(tensor))
 
 
 def move_to_host() -> None:
     """Move these results to the host, as ``eval_accumulation_steps`` does; raise MemoryError where that has no room."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
     for container in _own():
         with torch_memory.on_host():
-            container.tensors = _mapped(container.tensors, lambda tensor: tensor.to("cpu", copy=True))
+            container.tensors = tree_map_only(
+                torch.Tensor, lambda tensor: tensor.to("cpu", copy=True), container.tensors
+            )
             getattr(container, _MOVES)()
 
 
 def _own() -> list[Any]:
     thread = threading.get_ident()
     return [container for container, of in list(_kept.items()) if of == thread and hasattr(container, _MOVES)]
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if hasattr(value, "untyped_storage"):
-        if torch_memory.counts(value):
-            yield value
-    elif isinstance(value, (list, tuple, Mapping)):
-        for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(entry)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if hasattr(value, "untyped_storage"):
-        return change(value)
-    if isinstance(value, Mapping):
-        return type(value)({name: _mapped(entry, change) for name, entry in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(entry, change) for entry in value)
-    return value

@@ -69,12 +69,12 @@ def failed_allocation(
     slack = incident.slack("tried_bytes") if exact is None else 0.0
     named = name_allocation(int(tried), slack, numbers, incident.phase, on_host=incident.kind == "host_oom")
     told = allocation_told_by(tried, numbers, (incident.kind, incident.phase))
-    if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
-        return FailedAllocation(named, start, prompt_tokens=_whole_prompt(incident, numbers))
-    if told is None:
-        return None
     prompt = _whole_prompt(incident, numbers)
-    return FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False, prompt_tokens=prompt)
+    if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
+        return FailedAllocation(named, start, prompt_tokens=prompt)
+    return (
+        None if told is None else FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False, prompt_tokens=prompt)
+    )
 
 
 def _whole_prompt(incident: Incident, numbers: Mapping[str, int]) -> int:
