@@ -18,6 +18,7 @@ from oomguard.errors import SettingError
 from oomguard.live_storages import LiveStorages
 
 _UNITS: Final = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_MADE_OF_OTHERS: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 _active: list[SimulatedDevice] = []
 
 
@@ -67,12 +68,12 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             self._storages.adopt(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.is_inference_mode_enabled():
-            # There an operation that is made of others arrives whole: what it holds meanwhile would not be counted.
+        made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key
+        if torch.is_inference_mode_enabled() and made_of_others(func.name(), _MADE_OF_OTHERS):
+            # There an operation that is made of others arrives whole: what it holds meanwhile would not be counted. Its own
+            # kernel is asked, not a decomposition in Python beside it, which may copy what the kernel hands through (dropout).
             with self:
-                out = func.decompose(*args, **(kwargs or {}))
-            if out is not NotImplemented:
-                return out
+                return func._op_dk(_MADE_OF_OTHERS, *args, **(kwargs or {}))
         for leaf in tree_leaves((args, kwargs or {})):
             self._storages.adopt(leaf)
         before = self.live_bytes

@@ -45,6 +45,15 @@ def test_what_an_operation_holds_meanwhile_counts_in_either_mode(mode):
         assert device.peak_bytes - before >= 4 * MIB  # their logarithms
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_dropout_that_is_off_takes_nothing_in_either_mode(mode):
+    hidden = torch.zeros(MIB)
+    with mode(), limit_memory("64 MiB") as device:
+        device.adopt([hidden])
+        torch.nn.functional.dropout(hidden, 0.1, training=False)
+        assert device.peak_bytes <= hidden.nbytes
+
+
 def test_what_failed_is_not_counted_afterwards():
     with limit_memory("8 MiB") as device:
         with pytest.raises(torch.OutOfMemoryError):

@@ -238,8 +238,10 @@ class GenerateCall:
             return None
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
             return None  # it would have to be cut for each number of rows
-        if self._gives_record or self.chunk_tokens is not None or self.media() != Media({}):
-            return None  # what all steps give is alive in the end, and a trace runs a few; media differ in size
+        if self.chunk_tokens is not None or self.media() != Media({}):
+            return None  # media differ in size
+        if self._gives_record and _is_overridden(self.model):
+            return None  # what it keeps of each step is its own
         import torch
 
         arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
@@ -247,7 +249,8 @@ class GenerateCall:
             arguments["generation_config"] = self.args[1]
         cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
-        return TracedCall(self.model, cut, others, max(1, self.max_new_tokens))
+        rows = self.rows if self._gives_record else None
+        return TracedCall(self.model, cut, others, max(1, self.max_new_tokens), record_rows=rows)
 
 
 def _no_weight(part: Any, start: int, stop: int) -> None:

@@ -18,9 +18,26 @@ _SCRATCH_BYTES: Final = 64 * MIB
 class TracedCall:
     """One call, to be asked for the bytes that ``n`` rows of it take beyond what is alive before it."""
 
-    def __init__(self, model: Any, row_arguments: Mapping[str, Any], others: Mapping[str, Any], steps: int) -> None:
-        """``row_arguments`` hold one row per input and are cut, ``others`` are given as they are; ``steps`` is the longest answer."""
+    def __init__(
+        self,
+        model: Any,
+        row_arguments: Mapping[str, Any],
+        others: Mapping[str, Any],
+        steps: int,
+        *,
+        record_rows: int | None = None,
+    ) -> None:
+        """Take a call apart.
+
+        Args:
+            model: the model.
+            row_arguments: arguments that hold one row per input, and are cut.
+            others: arguments that are given as they are.
+            steps: tokens of the longest answer.
+            record_rows: rows of the whole call, where its result is a record of what each step gave; None where it is tokens.
+        """
         self._model, self._row_arguments, self._others, self._steps = model, row_arguments, others, steps
+        self._record_rows, self._results_bytes = record_rows, 0
         self._mask_is_full = False
         self._twin: Any = None
         self._started_s = time.monotonic()
@@ -46,8 +63,8 @@ class TracedCall:
             return None
 
     def results_bytes(self) -> int:
-        """Return 0: the tokens of finished rows are few, and wait on the host."""
-        return 0
+        """Return the bytes of the results of all rows, as the last trace tells them; 0 for tokens: they wait on the host."""
+        return self._results_bytes
 
     def _pads(self, ids: Any) -> bool:
         """Return whether the inputs hold tokens that transformers takes for padding."""
@@ -77,8 +94,16 @@ class TracedCall:
         arguments = {name: rows_like(self._twin, value, rows) for name, value in self._row_arguments.items()}
         on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
         traced = trace_call(
-            self._twin, {**self._others, **arguments}, self._steps, mask_is_full=self._mask_is_full, keep_events=on_cuda
+            self._twin,
+            {**self._others, **arguments},
+            self._steps,
+            mask_is_full=self._mask_is_full,
+            keep_events=on_cuda,
+            keeps_steps=self._record_rows is not None,
         )
+        if self._record_rows is not None:
+            held = traced.end_held_bytes(self._steps) - traced.start_bytes
+            self._results_bytes = -(-held * self._record_rows // rows)
         need = traced.peak_bytes(self._steps) - traced.start_bytes + (_SCRATCH_BYTES if on_cuda else 0)
         if on_cuda and room_bytes is not None and need <= room_bytes:
             from oomguard.memory.generate.caching_allocator import replay

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 # Steps to run before the rest is drawn as a line: the first is the prefill, the next may still warm up.
@@ -23,6 +24,7 @@ class TracedSteps:
         events: where asked for, allocations and ends in order: (storage number, bytes, or 0 for its end).
         events_seen: the number of events up to the end of each step.
         end_bytes: the peak of the call's last step, where it was traced apart from the first ones.
+        held_bytes: what was alive at the end of each step.
     """
 
     weights_bytes: int
@@ -31,6 +33,7 @@ class TracedSteps:
     events: tuple[tuple[int, int], ...] = ()
     events_seen: tuple[int, ...] = ()
     end_bytes: int | None = None
+    held_bytes: tuple[int, ...] = ()
 
     def last_step_bytes(self, steps: int) -> int:
         """Return the largest peak of the steps after the first; 0 where there is only one.
@@ -45,6 +48,10 @@ class TracedSteps:
             return max(self.end_bytes, *peaks[1:])
         last = peaks[-1] + (left * (peaks[-1] - peaks[-2]) if len(peaks) > 2 and left > 0 else 0)
         return max(last, *peaks[1:])
+
+    def end_held_bytes(self, steps: int) -> int:
+        """Return what is alive at the end of a call of ``steps`` steps: all that it gives, where it keeps what each step gave."""
+        return _grown(self.held_bytes, steps - len(self.held_bytes))
 
     def peak_bytes(self, steps: int) -> int:
         """Return the most that is alive at once in a call of ``steps`` steps."""
@@ -101,6 +108,15 @@ class TracedSteps:
             else:
                 return None
         return pattern
+
+
+def _grown(steps_bytes: tuple[int, ...], left: int) -> int:
+    """Return the last entry of a call with ``left`` more steps; what each adds may rise itself, as attentions of every step do."""
+    if len(steps_bytes) < 3 or left <= 0:
+        return steps_bytes[-1]
+    adds = [later - earlier for earlier, later in pairwise(steps_bytes[1:])]
+    rise = max(0, min((later - earlier for earlier, later in pairwise(adds)), default=0))
+    return steps_bytes[-1] + left * adds[-1] + rise * left * (left + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)

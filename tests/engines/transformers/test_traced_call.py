@@ -40,6 +40,7 @@ CONFIGS = {
         vocab_size=500, d_model=64, d_kv=16, d_ff=192, num_layers=2, num_heads=4, decoder_start_token_id=0
     ),
 }
+RECORD = {"return_dict_in_generate": True}
 
 
 def make(name: str):
@@ -83,6 +84,9 @@ def measured(call, rows):
         ("llama", {"max_new_tokens": 60, "prompt": 8}),
         ("llama", {"num_beams": 3}),
         ("t5", {"max_new_tokens": 3}),
+        ("llama", {**RECORD, "output_scores": True, "max_new_tokens": 30}),
+        ("llama", {**RECORD, "output_attentions": True, "output_hidden_states": True, "max_new_tokens": 30}),
+        ("t5", {**RECORD, "output_logits": True, "max_new_tokens": 30}),
     ],
     ids=str,
 )
@@ -181,7 +185,21 @@ def test_a_model_that_cannot_be_traced_is_not_known():
 
 
 @pytest.mark.parametrize(
-    "options", [{"streamer": object()}, {"return_dict_in_generate": True}], ids=["streamer", "dict"]
+    "options", [{"streamer": object()}, {**RECORD, "num_beams": 2}], ids=["streamer", "a record of beams"]
 )
 def test_a_call_that_is_not_split_is_not_traced(options):
     assert a_call(make("llama"), **options).traced() is None
+
+
+@pytest.mark.parametrize("asked", [{"output_scores": True}, {"output_attentions": True}], ids=["scores", "attentions"])
+def test_the_results_of_a_record_are_what_its_call_leaves_and_a_step_s_own(asked):
+    call = a_call(make("llama"), rows=8, **RECORD, **asked, max_new_tokens=60)
+    traced = call.traced()
+    traced.need_bytes(4)
+
+    with limit_memory("4 GiB") as device:
+        device.adopt([*call.model.parameters(), *call.model.buffers(), call.kwargs["input_ids"]])
+        before = device.live_bytes
+        held = call.model.generate(**call.kwargs)
+        assert 1 <= traced.results_bytes() / (device.live_bytes - before) < 1.1
+    assert held.sequences.shape == (8, 100)
