@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 # What the user gives to a call that changes as it runs, and cannot be put back.
-_FILLED: Final = ("past_key_values", "cache_params", "streamer", "prefix_allowed_tokens_fn")
+_FILLED: Final = ("cache", "past_key_values", "cache_params", "streamer", "prefix_allowed_tokens_fn")
 _LISTS: Final = ("logits_processor", "stopping_criteria")
 
 

@@ -87,6 +87,7 @@ def test_a_hook_of_the_user_forbids_a_split(bert, ids):
         ({"attention_mask": torch.ones(ROWS + 1, TOKENS)}, "attention_mask is not known"),
         ({"pixel_values": torch.zeros(ROWS, 3, 8, 8)}, "pixel_values is not known to belong to the text"),
         ({"past_key_values": transformers.DynamicCache()}, "past_key_values is extended by the call"),
+        ({"cache": transformers.DynamicCache()}, "cache is extended by the call"),
         ({"names": ["a"] * ROWS}, f"names has {ROWS} entries too"),
         ({"image_grid_thw": torch.ones(ROWS, 3)}, "image_grid_thw is not known"),
     ],

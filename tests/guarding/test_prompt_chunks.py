@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from model_calls import VOCAB, assert_same, made, whole_and_in_parts  # noqa: E402
 
+from oomguard.engines.transformers.cache_argument import name_in  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 TOKENS = 384
@@ -91,9 +92,9 @@ def test_a_streamer_gets_the_prompt_once_and_every_token_once(llama):
 def test_a_cache_of_the_users_goes_on_from_where_it_stood(llama):
     def call():
         cache = transformers.DynamicCache(config=llama.config)
-        first = llama.generate(**prompt(tokens=40), **GREEDY, past_key_values=cache)
+        first = llama.generate(**prompt(tokens=40), **GREEDY, **{name_in(llama): cache})
         ids = torch.cat([first, prompt(seed=2)["input_ids"]], 1)
-        second = llama.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY, past_key_values=cache)
+        second = llama.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY, **{name_in(llama): cache})
         return second, cache.get_seq_length(), cache
 
     whole, parts, g = whole_and_in_parts(call, 0.6)

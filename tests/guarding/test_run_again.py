@@ -11,6 +11,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from model_calls import made, padded  # noqa: E402
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList  # noqa: E402
 
+from oomguard.engines.transformers.cache_argument import name_in  # noqa: E402
+
 GREEDY = {"do_sample": False, "max_new_tokens": 2}
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free."
@@ -105,7 +107,7 @@ def test_a_cache_of_the_users_and_its_streamer_are_filled_once(llama, rows):
 
     def filled(batch):
         cache, streamer = DynamicCache(config=llama.config), Streamer() if rows == 1 else None
-        tokens = seeded(llama, batch, do_sample=True, past_key_values=cache, streamer=streamer)
+        tokens = seeded(llama, batch, do_sample=True, streamer=streamer, **{name_in(llama): cache})
         return tokens.tolist(), cache.get_seq_length(), streamer and streamer.given
 
     draws = [True]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from oomguard.engines.transformers.cache_argument import given_cache
+
 if TYPE_CHECKING:
     from oomguard.engines.transformers.draws import States
 
@@ -28,7 +30,7 @@ class Began:
 
     def restore(self, arguments: Mapping[str, Any]) -> None:
         """Take from the cache what a call that failed has added: some of its layers may have more tokens than others."""
-        layers = _plain_layers(arguments.get("past_key_values"))
+        layers = _plain_layers(given_cache(arguments))
         for number, layer in enumerate(layers or () if self.cache_tokens is not None else ()):
             tokens = self.cache_tokens[number] if number < len(self.cache_tokens or ()) else 0  # type: ignore[index]
             for name in ("keys", "values"):

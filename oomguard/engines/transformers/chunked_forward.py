@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.cache_argument import NAMES, given_cache, name_in, with_cache
 from oomguard.engines.transformers.independence import why_rows_depend
 from oomguard.user_files import read_tables
 
 # Arguments that are cut along the tokens, or mean the same for each chunk; with any other tensor a call runs as it is.
 _ALONG_TOKENS: Final = frozenset({"input_ids", "inputs_embeds", "position_ids", "token_type_ids"})
 _MASK: Final = "attention_mask"
-_ALIKE: Final = frozenset({"cache_position", "past_key_values", "use_cache", "labels"})
+_ALIKE: Final = frozenset({"cache_position", *NAMES, "use_cache", "labels"})
 # What has to be off: it would have to be put together along other axes.
 _STATES: Final = ("output_hidden_states", "output_attentions", "output_router_logits")
 _MASK_AXES: Final = 2
@@ -36,8 +37,7 @@ def why_not_in_chunks(model: Any, arguments: Mapping[str, Any]) -> str | None:
 def _why_not_model(model: Any) -> str | None:
     config: Any = getattr(model, "config", None)
     name, family = type(model).__name__, str(getattr(config, "model_type", ""))
-    reads_on = "past_key_values" in inspect.signature(type(model).forward).parameters
-    if not name.endswith(_CAUSAL) or getattr(config, "is_encoder_decoder", True) or not reads_on:
+    if not name.endswith(_CAUSAL) or getattr(config, "is_encoder_decoder", True) or name_in(model) is None:
         return f"{name} is not known to read its tokens one after the other, with a cache of those before"
     looks = [causal for module in model.modules() if isinstance(causal := getattr(module, "is_causal", None), bool)]
     if not looks or not all(looks):
@@ -54,7 +54,9 @@ def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
         if arguments.get(option, getattr(model.config, option, False)):
             return f"{option} is not put together along the tokens"
     named = inspect.signature(type(model).forward).parameters
-    if arguments.get("labels") is not None and (loss := next((n for n in arguments if n not in named), None)):
+    if arguments.get("labels") is not None and (
+        loss := next((n for n in arguments if n not in named and n not in NAMES), None)
+    ):
         return f"the argument {loss} belongs to the loss of the whole call"
     strange = next((name for name, value in arguments.items() if not _is_of_tokens(name, value)), None)
     return None if strange is None else f"the argument {strange} is not of tokens"
@@ -122,7 +124,7 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
 
     main = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
     total, labels, keeps_cache = main.shape[1], given.pop("labels", None), given.get("use_cache")
-    cache = given.get("past_key_values")
+    cache, name = given_cache(given), name_in(model) or NAMES[0]
     cache = DynamicCache(config=model.config) if cache is None else cache
     before, kept, logits = cache.get_seq_length(), int(given.get("logits_to_keep") or 0) or total, list[Any]()
     for start in range(0, total, tokens):
@@ -131,12 +133,12 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
         part = _part(given, start, stop, before)
         if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
             part["logits_to_keep"] = min(max(1, wanted), stop - start)
-        result = forward(**{**part, "past_key_values": cache, "use_cache": True, "return_dict": True})
+        result = forward(**{**with_cache(part, name, cache), "use_cache": True, "return_dict": True})
         if wanted > 0:
             logits.append(result.logits[:, -wanted:])
     result.logits = logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
     if not (model.config.use_cache if keeps_cache is None else keeps_cache):
-        result.past_key_values = None
+        setattr(result, name, None)
     if labels is not None:
         result.loss = model.loss_function(logits=result.logits, labels=labels, vocab_size=model.config.vocab_size)
     fields = {name: getattr(result, name) for name in ("loss", *result.keys()) if getattr(result, name) is not None}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
 from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
 from oomguard.engines.transformers.left_on_model import put_together
@@ -101,8 +102,8 @@ class ForwardCall:
         del failed_in
         given = {**dict(self._positional()), **self.kwargs}
         why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else why_not_in_chunks(self.model, given)
-        if why_not is None and given.get("past_key_values") is not None:
-            why_not = "what the failed call left in past_key_values cannot be taken back"
+        if why_not is None and given_cache(given) is not None:
+            why_not = "what the failed call left in the cache it was given cannot be taken back"
         if why_not is None and begins_padded(given.get("attention_mask")):
             why_not = "what the padding before a row says would change"
         if why_not is None and (self.prompt_tokens or 0) <= tokens:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.began import Began
+from oomguard.engines.transformers.cache_argument import NAMES as CACHES
+from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
 from oomguard.engines.transformers.in_chunks import generate_in_chunks
 from oomguard.engines.transformers.media import Media, media_of
@@ -44,7 +46,7 @@ _RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
 # Arguments that see the whole batch, or count its rows.
 _UNSPLITTABLE: Final = (
     "streamer",
-    "past_key_values",
+    *CACHES,
     "assistant_model",
     "encoder_outputs",
     "custom_generate",
@@ -88,7 +90,7 @@ class GenerateCall:
     @staticmethod
     def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
         """Note what a call will change beside its result."""
-        return Began.now(_inputs(args, kwargs), kwargs.get("past_key_values"))
+        return Began.now(_inputs(args, kwargs), given_cache(kwargs))
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
@@ -199,7 +201,7 @@ class GenerateCall:
 
     @property
     def _is_in_chunks(self) -> bool:
-        return self.kwargs.get("prefill_chunk_size") is not None and self.kwargs.get("past_key_values") is None
+        return self.kwargs.get("prefill_chunk_size") is not None and given_cache(self.kwargs) is None
 
     def option(self, name: str) -> Any:
         """Return an option of the call, as transformers resolves it."""

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded
 from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
 from oomguard.engines.transformers.media import Media
@@ -64,8 +65,8 @@ def _why_not(call: GenerateCall) -> str | None:
 
 def _why_not_again(call: GenerateCall, failed_in: Collection[str] | None) -> str | None:
     """Return why a call that has failed cannot be made once more."""
-    if call.kwargs.get("past_key_values") is not None and call.began.cache_tokens is None:
-        return "what the failed call left in past_key_values cannot be taken back"
+    if given_cache(call.kwargs) is not None and call.began.cache_tokens is None:
+        return "what the failed call left in the cache it was given cannot be taken back"
     if call.kwargs.get("streamer") is not None and failed_in is not None and _PREFILL not in failed_in:
         return "the streamer has had tokens already"
     return None
