@@ -115,7 +115,7 @@ def tensors(result: Any) -> Iterator[Any]:
 
 def difference(whole: Any, parts: Any) -> str:
     """Return how the result under the guard differs from that of the whole call; "" where it does not."""
-    if type(whole) is not type(parts):
+    if type(whole) is not type(parts) and not (isinstance(parts, type(whole)) and waits_on_host(parts)):
         return f"a {type(parts).__name__} in place of a {type(whole).__name__}"
     if isinstance(whole, dict) and list(whole) != list(parts):
         return f"fields {list(parts)} in place of {list(whole)}"
@@ -123,6 +123,13 @@ def difference(whole: Any, parts: Any) -> str:
     if len(mine) != len(theirs):
         return f"{len(theirs)} tensors in place of {len(mine)}"
     return next((found for pair in zip(mine, theirs, strict=True) if (found := _differs(*pair))), "")
+
+
+def waits_on_host(result: Any) -> bool:
+    """Return whether a result is, or holds, a tensor that has no room on the device and waits on the host."""
+    import torch
+
+    return any(type(tensor) is not torch.Tensor for tensor in tensors(result))
 
 
 def _differs(mine: Any, theirs: Any) -> str:
@@ -143,7 +150,7 @@ def _differs(mine: Any, theirs: Any) -> str:
 
 @contextlib.contextmanager
 def rows_seen(trial: Trial) -> Iterator[list[int]]:
-    """Count the rows of the inputs that the model's first layer sees, call by call; those of a trace are none."""
+    """Count the rows of the inputs that the model's first layer sees, call by call; those of a trace do not count."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -157,8 +164,9 @@ def rows_seen(trial: Trial) -> Iterator[list[int]]:
     def counted(kind: Any) -> Any:
         def forward(module: Any, given: Any, *more: Any, **others: Any) -> Any:
             shape = given.shape[1:] if trial.pattern.inputs != "sound" else given.shape[2:]
-            # A table of positions is looked up with one row for all.
-            if not isinstance(given, FakeTensor) and shape == length and len(given) > 1:
+            # Tables of positions, or of distances between them, are looked up too: not with rows.
+            is_first = kind is not torch.nn.Embedding or module.weight is trial.model.get_input_embeddings().weight
+            if is_first and shape == length and not isinstance(given, FakeTensor):
                 seen.append(len(given))
             return own[kind](module, given, *more, **others)
 
@@ -187,7 +195,8 @@ def compared(trial: Trial) -> dict[str, Any]:
         parts = trial.call()
     rows = [attempt.settings.get("batch_size") for attempt in g.attempts]
     a_row = sum(bare) / trial.rows  # several layers may see the inputs, each row several times
-    return {"differs": difference(trial.whole, parts), "sizes": rows, "seen": sum(seen) / a_row if a_row else None}
+    differs, on_host = difference(trial.whole, parts), waits_on_host(parts)
+    return {"differs": differs, "on_host": on_host, "sizes": rows, "seen": sum(seen) / a_row if a_row else None}
 
 
 def run_case(numbers: tuple[int, int]) -> dict[str, Any]:
@@ -237,6 +246,7 @@ def main() -> None:
     ran = [r for r in used if r["oomguard"]]
     differ = collections.Counter(r["pattern"] for r in ran if r["differs"])
     again = sum(twice(r) for r in ran)
+    print(f"results of which a tensor waits on the host: {sum(r['on_host'] for r in ran)} of {len(ran)}")
     print(f"results that differ: {sum(differ.values())} {dict(differ)}; rows computed twice: in {again} cases")
     line, met = told(used)
     conclude(

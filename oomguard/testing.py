@@ -68,6 +68,8 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             self._storages.adopt(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
+            return NotImplemented  # a tensor that runs its operations itself: those that it makes come here one by one
         made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key
         if torch.is_inference_mode_enabled() and made_of_others(func.name(), _MADE_OF_OTHERS):
             # There an operation that is made of others arrives whole: what it holds meanwhile would not be counted. Its own

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oomguard.guarding.rows import can_be_cut, cut, entries, is_record, why_not_rows
+from oomguard.observe import torch_memory
 
 # How a method names the object it is called on, which holds no rows of the call.
 _OWNERS: Final = frozenset({"self", "cls"})
@@ -80,10 +81,9 @@ class RowsCall:
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Say once where the function draws random numbers: rows in parts draw others than they would together."""
         del start, stop
-        torch = sys.modules.get("torch")
-        before = None if torch is None or self.told else torch.get_rng_state()
+        before = None if self.told else _generator_state()
         yield
-        if torch is not None and before is not None and not torch.equal(before, torch.get_rng_state()):
+        if before is not None and before != _generator_state():
             from oomguard.log import get_logger
 
             self.told.append(True)
@@ -145,3 +145,11 @@ def _with_entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield name, value
     if isinstance(value, Mapping):
         yield from ((f"{key} in {name}", entry) for key, entry in value.items())
+
+
+def _generator_state() -> bytes | None:
+    """Return where the CPU's generator stands, None where torch is not loaded; no tensor of it takes the device's memory."""
+    if (torch := sys.modules.get("torch")) is None:
+        return None
+    with torch_memory.on_host():
+        return bytes(torch.get_rng_state().numpy())

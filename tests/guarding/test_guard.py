@@ -341,7 +341,7 @@ def test_a_result_without_one_entry_per_row_is_never_put_together(result):
 
 
 @pytest.mark.parametrize(
-    "name", ["streamer", "past_key_values", "encoder_outputs", "custom_generate", "negative_prompt_ids"]
+    "name", ["streamer", "past_key_values", "cache", "encoder_outputs", "custom_generate", "negative_prompt_ids"]
 )
 def test_arguments_that_see_the_whole_batch_prevent_a_split(model, batch, name):
     from oomguard.engines.transformers.generate import GenerateCall
@@ -603,7 +603,7 @@ def test_the_parts_of_a_split_call_are_freed_without_a_collection():
 def test_parts_that_fit_one_by_one_and_not_together_are_diagnosed():
     @oomguard.guard(batch="rows")
     def work(rows):
-        return torch.zeros(len(rows), 2**18).exp()  # 2 MiB a row at the peak, one of them stays
+        return list(torch.zeros(len(rows), 2**18).exp())  # 2 MiB a row at the peak, one of them stays
 
     with limit_memory("40 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         work(list(range(64)))
