@@ -20,8 +20,8 @@ from support.vllm_rows import Row, is_in, presence
 from support.vllm_texts import Text, printed_texts, traced_lines
 
 _OWN = "vllm/"
-# How the words may stand: as they are, behind an exception's name, in a line of a server's log.
-_LEADS = ("", "RuntimeError: ", "(APIServer pid=7) INFO 11-22 10:00:00 [loggers.py:1] ")
+# How the words may stand: as they are, behind an exception's name, in a line of a server's log, as a part of the configuration.
+_LEADS = ("", "RuntimeError: ", "(APIServer pid=7) INFO 11-22 10:00:00 [loggers.py:1] ", "speculative_config=")
 _ABSENT, _OTHERWISE = "absent", "its words are there, the pattern matches none of them"
 _RECORD = {"fileinfo": "core.py", "vllm_process_name": "EngineCore"}
 

@@ -15,6 +15,7 @@ _AS_NUMBER = re.compile(r"[fge]$")
 _DEFINED = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]{4,}")
 _PIECE = re.compile(r"[A-Za-z_]{4,}(?::(?= ))?")
+_QUOTED = re.compile(r"'(\w+)")
 _MOST_FILLED = 600
 # What stands in a hole of which nothing is known: as the patterns' facts are printed.
 _ANY = (
@@ -26,6 +27,7 @@ _ANY = (
     "0.32.0",
     "1.25 GiB",
     "True",
+    "False",
     "7,000",
     "(exit code: -9)",
     "{'a': -9}",
@@ -34,6 +36,10 @@ _ANY = (
     "Traceback",
     "cuda",
 )
+
+
+# The same as Python writes them: what ``{name!r}`` and ``{name=}`` show.
+_WRITTEN = ("'word'", "None", *(value for value in _ANY if value != "word"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,8 @@ def printed_texts(package: Path, anchors: Collection[str]) -> list[Text]:
         held = {longest for longest, parts in words if all(part in content for part in parts)}
         if held:
             module = path.relative_to(package.parent).as_posix()
-            texts = (_text(module, parts) for parts in _texts(_parsed(content)))
+            quoted = [repr(word) for anchor in anchors for word in _QUOTED.findall(anchor) if word.encode() in content]
+            texts = (_text(module, parts, quoted) for parts in _texts(_parsed(content)))
             found += [text for text in texts if any(word in text.literal for word in held)]
     return found
 
@@ -94,7 +101,9 @@ def longest_word(anchor: str) -> str:
     return max(_WORD.findall(anchor), key=len, default=anchor)
 
 
-def _text(module: str, parts: list[Any]) -> Text:
+def _text(module: str, parts: list[Any], quoted: list[str]) -> Text:
+    """Return a text of a module; a value that is shown as Python writes it may be one of the quoted words."""
+    parts = [(*quoted, *part) if part == _WRITTEN else part for part in parts]
     return Text(module, tuple(parts), "".join(part if isinstance(part, str) else "\0" for part in parts))
 
 
@@ -203,6 +212,8 @@ def _with_holes(parts: list[Any]) -> list[Any]:
 
 def _hole(node: ast.AST) -> tuple[str, ...]:
     """Return what may stand in a hole: by its format, else the texts that its expression names and all kinds of values."""
+    if isinstance(node, ast.FormattedValue) and node.conversion == ord("r"):
+        return _WRITTEN
     written = ast.unparse(node)
     if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
         known = _of_format(ast.unparse(node.format_spec).strip("f'\""))

@@ -21,6 +21,11 @@ enforce-eager: true
 enable-prefix-caching: false
 speculative-config: {method: ngram, num_speculative_tokens: 3}
 """
+DOTTED = """\
+enforce-eager: false
+speculative-config.method: ngram
+speculative-config.num_speculative_tokens: 3
+"""
 LINES = (
     ("--max-model-len", "32k"),
     ("--max-model-len", "32K"),
@@ -46,6 +51,7 @@ LINES = (
     ("--config", "c.yaml", "--max-num-seqs", "5"),
     ("--max-num-seqs", "5", "--config", "c.yaml"),
     ("--config=c.yaml", "--max-num-seqs", "5"),
+    ("--config", "dotted.yaml"),
 )
 PARSE = """
 import json, sys
@@ -67,6 +73,7 @@ print("FOUND", json.dumps(found))
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parser")
     (folder / "c.yaml").write_text(CONFIG)
+    (folder / "dotted.yaml").write_text(DOTTED)
     return folder
 
 
@@ -112,7 +119,14 @@ def test_flags_and_files_are_read_as_the_engine_s_own_parser_reads_them(vllm_env
             assert engine[name] == plain[name], (words, name)
 
 
-NAMES = ("max_model_len", "max_num_seqs", "gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_batched_tokens")
+NAMES = (
+    "max_model_len",
+    "max_num_seqs",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "max_num_batched_tokens",
+    "enforce_eager",
+)
 
 
 def test_a_changed_command_has_the_new_value_in_the_engine_s_own_parser(vllm_env, place, monkeypatch, tmp_path):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.engines.command import value_of
-from oomguard.engines.flags import Flag
-from oomguard.errors import SettingError
-from oomguard.facts import FactValue
+from oomguard.engines.command import settings_given
 from oomguard.incident import SettingInForce
 from oomguard.observe.settings_in_force import CONFIG_FILE
 from oomguard.regular_file import read_regular
-from oomguard.surfaces import surfaces
 
 _MOST_BYTES: Final = 1 << 20
 _MOST_CHARS: Final = 65_536
@@ -48,29 +44,24 @@ def read_config_file(path: str, engine: str) -> ConfigFile | None:
         return None
     keys = [str(key.value) for key, _value in node.value]
     repeated = tuple(dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i]))
-    names = _names(engine)
-    found: dict[str, SettingInForce] = {}
     source = f"{CONFIG_FILE} {path}"
-    for key, raw in whole.items():
-        told = f"{source}, where it stands twice: the last one counts"
-        name = names.get(str(key).replace("_", "-"))
-        if name is not None and (given := _as_words(raw)) is not None:
-            found[name] = SettingInForce(
-                name, _value(name, raw, given, engine), True, told if key in repeated else source
-            )
+    twice = settings_given([word for key in repeated for word in _words(key, whole[key])], engine, own=True)
+    given = settings_given([word for key, raw in whole.items() for word in _words(str(key), raw)], engine, own=True)
+    told = f"{source}, where it stands twice: the last one counts"
+    found = {name: replace(one, source=told if name in twice else source) for name, one in given.items()}
     return ConfigFile(path, found, repeated)
 
 
-def _names(engine: str) -> dict[str, str]:
-    """Return the settings by the keys that a file may have for them: those of each flag, without its dashes."""
-    rows = [(name, own) for name, newest in surfaces(engine).items() for own in (newest, *newest.others)]
-    named = {
-        flag.removeprefix("--"): name
-        for name, own in rows
-        for flag in (*own.flags, *own.aliases)
-        if flag.startswith("--")
-    }
-    return named | {own.config_key: name for name, own in rows if own.config_key is not None}
+def _words(key: str, raw: Any) -> list[str]:
+    """Return the words of a command line that the engine's reader makes of a key and its value.
+
+    ``false`` is the flag that switches off, where there is one: of vLLM 0.32; to 0.26 it was nothing.
+    """
+    flag = f"--{key}"
+    if isinstance(raw, bool):
+        return [flag if raw else f"--no-{key}"]
+    given = _as_words(raw)
+    return [] if given is None else [flag, *given]
 
 
 def _is_small(raw: Any) -> bool:
@@ -84,22 +75,13 @@ def _is_small(raw: Any) -> bool:
     return not waiting
 
 
-def _as_words(raw: Any) -> str | None:
+def _as_words(raw: Any) -> list[str] | None:
     """Return a value as the engine's reader turns it into words; None where it gives none."""
-    if raw is None or raw is False or not _is_small(raw):
+    if raw is None or not _is_small(raw):
         return None
     if isinstance(raw, list):
-        return " ".join(str(item) for item in raw)[:_MOST_CHARS] or None
+        return [str(item)[:_MOST_CHARS] for item in raw] or None
     try:
-        return (json.dumps(raw) if isinstance(raw, dict) else str(raw))[:_MOST_CHARS]
+        return [(json.dumps(raw) if isinstance(raw, dict) else str(raw))[:_MOST_CHARS]]
     except (TypeError, ValueError, RecursionError):  # a date inside an object, a number of thousands of digits
         return None
-
-
-def _value(name: str, raw: Any, text: str, engine: str) -> FactValue | None:
-    if isinstance(raw, bool):
-        return raw
-    try:
-        return value_of(Flag(name, 0, 0, text, None), engine)
-    except SettingError:
-        return text

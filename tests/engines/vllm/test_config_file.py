@@ -34,8 +34,20 @@ def test_every_kind_of_value_is_read(tmp_path):
         "max_model_len": 32000,
         "gpu_memory_utilization": 0.5,
         "enforce_eager": True,
+        "enable_prefix_caching": False,
         "cudagraph_capture_sizes": "1 2",
     }
+
+
+def test_keys_with_dots_are_parts_of_one_object(tmp_path):
+    path = config(tmp_path, "speculative-config.method: ngram\nspeculative-config.num_speculative_tokens: 3\n")
+    assert json.loads(values(path)["speculative_config"]) == {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(("written", "read"), [("true", True), ("false", False)])
+def test_a_switch_is_on_or_off_as_the_file_says(tmp_path, written, read):
+    path = config(tmp_path, f"enforce-eager: {written}\nenable_prefix_caching: {written}\n")
+    assert values(path) == {"enforce_eager": read, "enable_prefix_caching": read}
 
 
 def test_of_a_repeated_key_the_last_one_counts_and_it_is_told(tmp_path):
