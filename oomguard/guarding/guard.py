@@ -16,10 +16,10 @@ from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.guarding.decorating import decorate
 from oomguard.guarding.known_sizes import KnownSizes
-from oomguard.guarding.partial import Partial
 from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.observe.exceptions import may_be_oom
+from oomguard.partial import Partial
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.switch import disabled
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from oomguard.guarding.known_sizes import KnownSizes
-from oomguard.guarding.partial import Partial
 from oomguard.incident import Attempt, Diagnosis, Patch
+from oomguard.partial import Partial
 from oomguard.remedy.policy import Policy
 
 

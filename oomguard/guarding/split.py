@@ -18,11 +18,12 @@ from oomguard.guarding.making_room import make_room
 from oomguard.guarding.measured_rows import MeasuredRows
 from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
-from oomguard.guarding.partial import Partial, leave_with
+from oomguard.guarding.partial import leave_with
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.incident import Incident, Patch, SettingInForce
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
+from oomguard.partial import Partial
 from oomguard.remedy.modelled_call import BATCH_MARGIN_RATIO, CallModel
 
 

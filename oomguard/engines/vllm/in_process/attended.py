@@ -42,6 +42,7 @@ class AttendedSync(LastingClient):
     def __init__(self, engine: Any, inner: Any, make_again: AfterDeath) -> None:
         super().__init__(engine, inner, make_again)
         self._failed: list[Any] = []
+        self._raised_last: Exception | None = None
 
     def add_request(self, request: Any) -> None:
         """Send a request, to a new core where this one has died."""
@@ -64,6 +65,9 @@ class AttendedSync(LastingClient):
             if self._failed:
                 failed, self._failed = self._failed, []
                 return outputs_of(failed)
+            if self._raised_last is not None and not len(self.unfinished):
+                self.shutdown()
+                raise self.with_vectors(self._raised_last)
             try:
                 outputs = self.unfinished.take(self.inner.get_output())
             except Exception as error:  # noqa: BLE001 - as above
@@ -74,6 +78,11 @@ class AttendedSync(LastingClient):
                 self._failed += self.told(differing)
             self._send(self.unfinished.next())
             return outputs
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Have the exception raised once all other requests are done: there is no other way to tell of a vector that failed."""
+        del name
+        self._raised_last = self._raised_last or error
 
     def _died(self, error: Exception) -> None:
         if not is_death(error):
@@ -132,6 +141,15 @@ class AttendedAsync(LastingClient):
                 outputs.outputs += self.told(differing)
             await self._send(self.unfinished.next())
             return outputs
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Have the one who waits for this request get the exception; all others go on."""
+        if (engine := self._engine()) is None:
+            return
+        state = engine.output_processor.request_states.get(name)
+        if state is not None and state.queue is not None:
+            engine.output_processor.abort_requests([name], internal=True)
+            state.queue.put(error)  # in the place of the output that tells of the abort
 
     async def _died(self, error: Exception) -> list[Any]:
         self._is_away = True

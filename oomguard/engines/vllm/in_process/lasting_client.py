@@ -6,6 +6,7 @@ streams. The front end never sees a death.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any, Final
@@ -16,6 +17,7 @@ from oomguard.engines.vllm.in_process.unfinished import Unfinished
 from oomguard.engines.watched_start import MadeAgain
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, read_cgroup
+from oomguard.partial import Partial
 
 # A failure for memory happens again to the same request; any other death may have been chance.
 _DEATHS_OF_MEMORY, _DEATHS_OF_CHANCE = 1, 2
@@ -106,21 +108,37 @@ class LastingClient:
         return made
 
     def failing(self, made: MadeAgain, error: Exception) -> list[Any]:
-        """Return the outputs that end the requests which cannot go on, with the reason; raises where there is no way to tell one."""
+        """Return the outputs that end the requests which cannot go on, with the reason."""
         failed = self.unfinished.lost(most_tokens=_most_tokens(made.engine))
         if (name := self.unfinished.at_fault(_DEATHS_OF_MEMORY if made.of_memory else _DEATHS_OF_CHANCE)) is not None:
             failed[name] = "the engine died of this request while it ran alone"
         return self.told(failed, error)
 
     def told(self, failed: dict[str, str], error: Exception | None = None) -> list[Any]:
-        """Return the outputs that tell of requests that failed."""
+        """Return the outputs that tell of requests that failed; of those for a vector an exception tells (``fail``)."""
         for name, why in failed.items():
             get_logger().warning("a request failed", request=name, because=why)
-            if not self.unfinished.is_of_tokens(name):
-                self.shutdown()
-                raise error or waking.death()
-        self.unfinished.drop(failed)
-        return [_failed_output(name, why) for name, why in failed.items()]
+        of_tokens = [name for name in failed if self.unfinished.is_of_tokens(name)]
+        for name in failed.keys() - of_tokens:
+            self.unfinished.fail(name)
+            self.fail(name, error or waking.death())
+        self.unfinished.drop(of_tokens)
+        return [_failed_output(name, failed[name]) for name in of_tokens]
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Have the caller of one request get an exception."""
+        raise NotImplementedError
+
+    def with_vectors(self, error: Exception) -> Exception:
+        """Return an exception with what the requests for vectors gave, as ``partial``."""
+        vectors = self.unfinished.vectors()
+        done = sum(vector is not None for vector in vectors)
+        with contextlib.suppress(AttributeError):
+            error.partial = Partial(len(vectors), done, vectors)  # type: ignore[attr-defined]
+            error.add_note(
+                f"oomguard: {done} of {len(vectors)} requests are done: `partial` of this exception holds what they gave"
+            )
+        return error
 
     def differing(self) -> dict[str, str]:
         """Return the requests that are to fail because they came out otherwise, with the reason."""

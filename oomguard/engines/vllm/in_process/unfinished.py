@@ -47,6 +47,8 @@ class Unfinished:
         self._running: str | None = None
         self._suspects: list[str] = []
         self._held: list[str] = []
+        self._vectors: dict[str, Any] = {}
+        self._failed: set[str] = set()
         self.progressed = False
 
     def __len__(self) -> int:
@@ -57,6 +59,8 @@ class Unfinished:
         name = asked.request_id
         is_session = name in self._requests or bool(getattr(asked, "resumable", False))
         self._requests[name] = _Request(asked, is_session=is_session)
+        if not self.is_of_tokens(name):
+            self._vectors[name] = None
         if self._is_alone:
             self._held.append(name)
         return not self._is_alone
@@ -65,10 +69,22 @@ class Unfinished:
         """Forget requests that their caller has given up."""
         for name in ids:
             self._requests.pop(name, None)
+            self._vectors.pop(name, None)
+
+    def fail(self, name: str) -> None:
+        """Forget a request for a vector that failed; what the others gave is kept until it is told (``vectors``)."""
+        self._requests.pop(name)
+        self._failed.add(name)
+
+    def vectors(self) -> list[Any]:
+        """Return what each request for a vector gave, in the order in which they came; None for one that gave none."""
+        return list(self._vectors.values())
 
     def take(self, outputs: Any) -> Any:
         """Note what an engine's outputs deliver, and remove from them what was delivered before; return them."""
         outputs.outputs = [output for output in outputs.outputs if self._delivers(output)]
+        if self._vectors and not self._requests and not self._failed:
+            self._vectors.clear()  # their callers have them
         return outputs
 
     def _delivers(self, output: Any) -> bool:
@@ -85,6 +101,8 @@ class Unfinished:
             self.progressed, found.deaths = True, 0
         if output.finish_reason is not None:
             del self._requests[output.request_id]
+            if output.request_id in self._vectors:
+                self._vectors[output.request_id] = output.pooling_output
             return True
         return bool(output.new_token_ids) or not had
 

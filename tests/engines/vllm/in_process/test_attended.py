@@ -46,6 +46,7 @@ class Output:
     finish_reason: Any = None
     stop_reason: Any = None
     new_logprobs: Any = None
+    pooling_output: Any = None
 
 
 @dataclass
@@ -68,6 +69,10 @@ class Core:
             self.dies_after -= 1
         outputs = []
         for name, request in list(self.open.items()):
+            if request.sampling_params is None:  # a vector: done in one step
+                outputs.append(Output(name, [], "stop", pooling_output=f"vector of {name}"))
+                del self.open[name]
+                continue
             request.prompt_token_ids = [*request.prompt_token_ids, len(request.prompt_token_ids)]
             request.sampling_params = Params(max_tokens=request.sampling_params.max_tokens - 1)
             is_last = request.sampling_params.max_tokens == 0
@@ -332,6 +337,53 @@ def test_a_request_for_a_vector_that_no_core_survives_raises_and_leaves_no_reque
         engine.engine_core.get_output()
     with pytest.raises(EngineDeadError):
         engine.engine_core.add_request(Request("c"))
+
+
+def test_of_vectors_all_but_the_one_that_no_core_survives_stand_in_the_exception():
+    engine, _ = attended_engine(Core(dies_of="b"), *[Core(dies_of="b") for _ in range(6)], alone=True, of_memory=True)
+    for name in "abcd":
+        engine.engine_core.add_request(Request(name, sampling_params=None))
+    had = []
+    with pytest.raises(EngineDeadError) as caught:
+        while True:
+            had += [output.request_id for output in engine.engine_core.get_output().outputs]
+    assert sorted(had) == ["a", "c", "d"]
+    assert caught.value.partial.result == ["vector of a", None, "vector of c", "vector of d"]
+    assert (caught.value.partial.done, caught.value.partial.rows) == (3, 4)
+    assert "3 of 4 requests are done" in caught.value.__notes__[0]
+
+
+def test_vectors_are_kept_no_longer_than_until_all_are_done():
+    engine, _ = attended_engine(Core())
+    for _ in range(2):
+        for name in "ab":
+            engine.engine_core.add_request(Request(name, sampling_params=None))
+        engine.engine_core.get_output()
+        assert engine.engine_core.unfinished.vectors() == []
+
+
+def test_of_vectors_that_are_awaited_one_by_one_only_the_one_that_no_core_survives_raises():
+    cores = [Core(dies_of="b") for _ in range(7)]
+    engine, _ = attended_engine(*cores, kind=AsyncMPClient, alone=True, of_memory=True)
+    told: dict[str, list[Any]] = {name: [] for name in "abc"}
+    states = {name: types.SimpleNamespace(queue=types.SimpleNamespace(put=told[name].append)) for name in told}
+    aborted: list[str] = []
+    engine.output_processor = types.SimpleNamespace(
+        request_states=states, abort_requests=lambda names, internal: aborted.extend(names)
+    )
+
+    async def all_of_them() -> list[str]:
+        had: list[str] = []
+        for name in told:
+            await engine.engine_core.add_request_async(Request(name, sampling_params=None))
+        while len(had) < 2:
+            had += [output.request_id for output in (await engine.engine_core.get_output_async()).outputs]
+        return had
+
+    assert sorted(asyncio.run(all_of_them())) == ["a", "c"]
+    assert aborted == ["b"]
+    assert [type(error) for error in told["b"]] == [EngineDeadError]
+    assert told["a"] == told["c"] == []
 
 
 def test_what_the_new_core_takes_and_has_not_seen_is_known_to_the_front_end():
