@@ -107,8 +107,11 @@ def _no_process_left() -> object:
     """Every process that a test started has ended when the test does."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
-    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    _, alive = psutil.wait_procs([child for child in left if not _is_resource_tracker(child)], timeout=30)
+    alive = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    for _ in range(30):  # one that was only just forked does not say yet what it is
+        _, alive = psutil.wait_procs([child for child in alive if not _is_resource_tracker(child)], timeout=1)
+        if not alive:
+            break
     names = [f"{child.pid} {child.name()}" for child in alive if child.is_running()]
     assert not names, f"left running: {names}"
 
