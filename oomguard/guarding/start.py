@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from oomguard.attempting import memory_wait
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.watched_start import EndedStart, MadeAgain, ReadStart, WatchedStart
 from oomguard.facts import Fact, FactValue, is_of_type
@@ -15,6 +16,7 @@ from oomguard.guarding.owner import Owner
 from oomguard.guarding.watching import entered, inside_call
 from oomguard.incident import PATCHED, Attempt, Diagnosis, Effect, Incident, SettingInForce
 from oomguard.log import get_logger
+from oomguard.observe.nvml import Device
 from oomguard.settings import SETTING_FACTS
 from oomguard.switch import disabled
 
@@ -74,6 +76,7 @@ class StartRun:
         self._first_error: Exception | None = None
         self._incident: Incident | None = None
         self._deaths = 0
+        self._devices: Mapping[int, Device] = {}
 
     def run(self) -> tuple[Any, Exception | None]:
         """Return the engine and None, or None and the exception to raise: the first one, with all that came of it in its notes."""
@@ -145,9 +148,12 @@ class StartRun:
         with _keeping_quiet("what the start measured"):
             measured = self._measured(ended) if self._ledger.attempts else {}
         self._owner.record(self._ledger.end(measured=measured))
+        self._devices = {}  # what is free before a later death is another matter
 
     def _attempt(self) -> EndedStart:
         """Make one attempt. A change that cannot be made ends the run as a failed attempt, not as an exception."""
+        with _keeping_quiet("reading the devices"):
+            self._devices = self._devices or memory_wait.devices_by_index()
         try:
             return self._start.attempt(self._ledger.settings, self._owner.start_within_s)
         except (TypeError, ValueError) as problem:
@@ -193,6 +199,8 @@ class StartRun:
     def _clean_up(self) -> None:
         with _keeping_quiet("cleaning up"):
             self._start.leave_nothing()
+            if self._ledger.pending and (held := memory_wait.wait_until_free(self._devices, disabled)):
+                get_logger().warning("memory is still held after the failed attempt", held=held)
 
     def _diagnose(self, ended: EndedStart) -> Diagnosis:
         """Explain a failed attempt; a diagnosis without incidents where it was not of memory."""

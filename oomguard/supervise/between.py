@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oomguard.attempting import memory_wait
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch
 from oomguard.engines.listening import address_of, shared_memory_names
@@ -16,7 +17,7 @@ from oomguard.engines.protocol import Launcher
 from oomguard.incident import Attempt
 from oomguard.log import get_logger
 from oomguard.observe.nvml import Device
-from oomguard.supervise import left_memory, memory_wait
+from oomguard.supervise import left_memory
 from oomguard.supervise.nesting import innermost
 from oomguard.supervise.pauses import HourBudget, pause_s, quick_failures, rest
 

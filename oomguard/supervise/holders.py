@@ -1,36 +1,14 @@
-"""Who holds a file, a socket or memory: the processes of this machine, each named by its id and its command."""
+"""Which processes of this machine have a file or a socket open."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from oomguard.report.mask import mask_command
 from oomguard.supervise.tree import pids
 
 _PROC: Final = Path("/proc")
-_SHOWN_CHARS: Final = 120
-_SHOWN_HOLDERS: Final = 3
-
-
-def named(pid: int) -> str:
-    """Return a process's id and its command, the secrets in it masked."""
-    try:
-        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-        name = (_PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return f"pid {pid}"
-    command = shlex.join(mask_command([word.decode(errors="replace") for word in words if word])) or f"[{name}]"
-    return f"pid {pid} ({command if len(command) <= _SHOWN_CHARS else command[:_SHOWN_CHARS] + '…'})"
-
-
-def listed(numbers: Sequence[int], has: Callable[[int], str] = lambda _: "") -> str:
-    """Return several processes named, the first few of them, each with what it has."""
-    shown = [f"{named(pid)}{has(pid)}" for pid in numbers[:_SHOWN_HOLDERS]]
-    more = len(numbers) - len(shown)
-    return ", ".join([*shown, *([f"{more} more"] if more else [])])
 
 
 def with_open(is_wanted: Callable[[str], bool]) -> set[int]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.engines.listening import Address
-from oomguard.supervise.holders import listed, with_open
+from oomguard.report.processes import listed
+from oomguard.supervise.holders import with_open
 
 _NET: Final = Path("/proc/net")
 _LISTENS: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h

@@ -48,6 +48,32 @@ def test_every_front_end_gets_an_engine_that_works_with_one_new_start(way, progr
     assert kind == ("Own" if way == "a subclass" else "OwnAsync" if "subclass" in way else kind)
 
 
+def test_the_next_start_waits_until_the_device_has_its_memory_back(program):
+    ran = program("""
+        from oomguard.attempting import memory_wait
+        from oomguard.observe import nvml
+        asked, since_failed = [], []
+        def devices():
+            asked.append(1)
+            held = since_failed and len(asked) < since_failed[0] + 4
+            return (nvml.Device(0, "GPU", 24 << 30, (4 if held else 20) << 30, {}),)
+        nvml.devices, memory_wait.POLL_S = devices, 0.01
+        def main():
+            waited = memory_wait.wait_until_free
+            def noted(*args, **options):
+                since_failed.append(len(asked))
+                return waited(*args, **options)
+            memory_wait.wait_until_free = noted
+            with oomguard.guard(allow="reduces-capacity") as g:
+                llm = LLM("org/model", **SMALL)
+            print(json.dumps([len(since_failed), len(asked) - since_failed[0] >= 4, shown(g)]))
+            llm.llm_engine.engine_core.shutdown()
+    """)
+    waits, was_asked_until_free, attempts = json.loads(ran.stdout.splitlines()[-1])
+    assert (waits, was_asked_until_free) == (1, True)
+    assert [error for _, _, error in attempts] == ["RuntimeError", ""]
+
+
 def test_a_decorated_coroutine_starts_its_engine_within_the_loop(program):
     ran = program("""
         from vllm.v1.engine.async_llm import AsyncLLM

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from oomguard import log
+from oomguard.attempting import memory_wait
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch
 from oomguard.engines.vllm import launch as vllm
 from oomguard.facts import Fact
 from oomguard.incident import Cause, Effect, Incident, Patch
 from oomguard.remedy.policy import Policy
-from oomguard.supervise import between, crash_loop, memory_wait, pauses, port_wait
+from oomguard.supervise import between, crash_loop, pauses, port_wait
 from oomguard.supervise.between import Between
 from support.supervising import LIMIT_S, RUN, wait_for
 

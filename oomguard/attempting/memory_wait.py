@@ -1,4 +1,4 @@
-"""Wait until the devices are as free as before the failed run: the driver gives memory back with a delay."""
+"""Wait until the devices are as free as before the failed attempt: the driver gives memory back with a delay."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _holders(was: Device, now: Device, *, is_told: bool | None) -> str:
             if len(grown) > 1
             else "by a process outside this container's view"
         )
-    from oomguard.supervise.holders import listed
+    from oomguard.report.processes import listed
 
     by_growth = sorted(grown, key=lambda pid: -grown[pid][1])
     return f"by {listed(by_growth, lambda pid: _has(grown[pid][0]))}"

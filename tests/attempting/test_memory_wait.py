@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+from oomguard.attempting import memory_wait
+from oomguard.attempting.memory_wait import wait_until_free
 from oomguard.observe import nvml, processes
 from oomguard.observe.nvml import Device
-from oomguard.supervise import memory_wait
-from oomguard.supervise.memory_wait import wait_until_free
 
 GIB = 2**30
 
