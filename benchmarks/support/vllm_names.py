@@ -47,11 +47,11 @@ def import_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Iter
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                found = _defines(package, node.module or "", alias.name)
+                found = defines(package, node.module or "", alias.name)
                 yield presence("import", name, stated=is_in(only_in.get(name), version), found=found)
 
 
-def _defines(package: Path, module: str, name: str) -> bool:
+def defines(package: Path, module: str, name: str) -> bool:
     at = package.parent / Path(*module.split("."))
     if (at / f"{name}.py").is_file() or (at / name / "__init__.py").is_file():
         return True
@@ -65,7 +65,7 @@ def _defines(package: Path, module: str, name: str) -> bool:
     bound |= {n.target.id for n in ast.walk(tree) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     starred = [n.module for n in tree.body if isinstance(n, ast.ImportFrom) and n.names[0].name == "*" and n.module]
     inside = (m if m.startswith("vllm") else f"{module}.{m}" for m in starred)
-    return name in bound or any(_defines(package, other, name) for other in inside)
+    return name in bound or any(defines(package, other, name) for other in inside)
 
 
 def endpoint_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Iterator[Row]:

@@ -68,7 +68,7 @@ def printed_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Ite
     looked.append(Looked("a core that fails to start", (CORE_FAILED,), None, re.compile(re.escape(CORE_FAILED)).search))
     texts = printed_texts(package, {anchor for one in looked for anchor in one.anchors})
     for one in looked:
-        yield _text_row(one, texts, stated=is_in(one.versions, version))
+        yield text_row(one, texts, stated=is_in(one.versions, version))
     traced = wordings(near=True)
     lines = list(traced_lines(package, {anchor for one in traced for anchor in one.anchors}))
     for one in traced:
@@ -82,7 +82,7 @@ def _request_lines() -> list[dict[str, Any]]:
     return [row for row in rows if row["source"].startswith(_OWN)]
 
 
-def _text_row(one: Looked, texts: list[Text], *, stated: bool) -> Row:
+def text_row(one: Looked, texts: list[Text], *, stated: bool) -> Row:
     held = [text for text in texts if any(text.may_hold(anchor) for anchor in one.anchors)]
     printing = dict.fromkeys(text.module for text in held if _prints(text, one))
     if printing:

@@ -11,7 +11,9 @@ import pytest
 
 import vllm_versions
 from support.vllm_defaults import batch_defaults
-from support.vllm_printed import Looked, _text_row, log_rows, printed_rows
+from support.vllm_guard import guard_rows
+from support.vllm_printed import Looked, log_rows, printed_rows
+from support.vllm_printed import text_row as row_of
 from support.vllm_rows import ABSENT, THERE, Row, argument_rows, caller_rows
 from support.vllm_texts import printed_texts, traced_lines
 from support.vllm_wheels import cached
@@ -144,7 +146,7 @@ def text_row(pattern: str, folder: Path) -> Row:
     package.mkdir()
     (package / "prints.py").write_text(PRINTS)
     anchor = re.split(r"[\\(\[]", pattern)[0].removesuffix("\\").removesuffix("=")
-    return _text_row(
+    return row_of(
         Looked("x", (anchor,), None, re.compile(pattern).search), printed_texts(package, [anchor]), stated=True
     )
 
@@ -252,7 +254,7 @@ def test_without_all_wheels_the_target_is_not_green(kept, status, said, monkeypa
 @pytest.fixture
 def real() -> Path:
     """The real sources, where the target has unzipped them."""
-    found = cached(vllm_versions.CACHE).get(VERSION)
+    found = cached(vllm_versions.CACHE).get(VERSION) or _installed()
     if found is None:
         pytest.skip(f"the sources of vLLM {VERSION} are not in .cache: make vllm-versions")
     return found
@@ -268,6 +270,42 @@ def test_the_real_sources_are_as_stated_and_a_hook_taken_out_of_them_is_told(rea
     arguments = package / "engine" / "arg_utils.py"
     arguments.write_text(arguments.read_text(encoding="utf-8").replace("def create_engine_config(", "def make_config("))
     assert not rows(package)[HOOK].holds
+
+
+def _installed() -> Path | None:
+    """The package in the environment of the tests with the real engine, which a path file leads to."""
+    files = Path(vllm_versions.HERE.parent).glob(".venv-vllm/lib/python*/site-packages/*.pth")
+    lines = (line for path in files for line in path.read_text(encoding="utf-8").splitlines())
+    return next((found for line in lines if (found := Path(line) / "vllm").is_dir() and VERSION in line), None)
+
+
+@pytest.mark.parametrize(
+    ("taken", "missed"),
+    [
+        ("def from_engine_args(", "vllm.v1.engine.llm_engine.LLMEngine.from_engine_args"),
+        ("class SyncMPClient(", "vllm.v1.engine.core_client.SyncMPClient.add_request"),
+        ("self.resources", "vllm.v1.engine.core_client.MPClient.resources"),
+        ("self.outputs_queue", "vllm.v1.engine.core_client.SyncMPClient.outputs_queue"),
+        ("self.output_handler", "vllm.v1.engine.async_llm.AsyncLLM.output_handler"),
+        ("class EngineCoreOutput(", "vllm.v1.engine.EngineCoreOutput"),
+        ("Sleep mode freed", "Sleep mode freed"),
+        ("Dumping scheduler output", "Dumping scheduler output"),
+    ],
+)
+def test_what_the_guard_holds_on_to_is_there_and_told_where_it_is_not(real, tmp_path, taken, missed):
+    package = tmp_path / "vllm"
+    for path in real.rglob("*.py"):
+        if path.relative_to(real).parts[0] in {"v1", "logging_utils"}:
+            (package / path.relative_to(real)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, package / path.relative_to(real))
+    only_in = vllm_versions.stated()["guard"]
+    assert [row for row in guard_rows(package, VERSION, only_in) if not row.holds] == []
+
+    for path in package.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if taken in text:
+            path.write_text(text.replace(taken, taken[:-1] + "x" + taken[-1:]), encoding="utf-8")
+    assert missed in {row.name for row in guard_rows(package, VERSION, only_in) if not row.holds}
 
 
 def test_every_text_is_printed_by_the_real_sources(real):

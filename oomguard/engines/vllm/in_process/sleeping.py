@@ -14,7 +14,7 @@ from oomguard.facts import format_gib
 from oomguard.observe.nvml import Device, devices
 
 # vllm/v1/worker/gpu_worker.py, sleep; GiB with two decimals.
-_FREED: Final = re.compile(r"Sleep mode freed ([\d.]+) GiB memory")
+FREED: Final = re.compile(r"Sleep mode freed ([\d.]+) GiB memory")
 _ROUNDED_BYTES: Final = 2**30 // 200
 
 
@@ -23,7 +23,7 @@ def freed_bytes(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     found: dict[int, int] = {}
     for row in rows:
         text, pid = row.get("text"), row.get("pid")
-        if isinstance(text, str) and isinstance(pid, int) and (told := _FREED.search(text)) is not None:
+        if isinstance(text, str) and isinstance(pid, int) and (told := FREED.search(text)) is not None:
             found[pid] = max(0, round(float(told[1]) * 2**30) - _ROUNDED_BYTES)
     return found
 

@@ -1,0 +1,75 @@
+"""What the guard holds on to inside a vLLM that a program starts: the calls that it wraps, the client whose place it takes."""
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from oomguard.engines.vllm.in_process import lasting_client, waking
+from oomguard.engines.vllm.in_process.sleeping import FREED
+from oomguard.engines.vllm.sources import parsed
+from oomguard.engines.vllm.starts import WATCHED
+from support.vllm_names import defines
+from support.vllm_printed import Looked, text_row
+from support.vllm_rows import Row, is_in, presence
+from support.vllm_texts import printed_texts
+
+_CLIENTS, _LLM, _ASYNC = "vllm.v1.engine.core_client", "vllm.v1.engine.llm_engine", "vllm.v1.engine.async_llm"
+_RUN = "vllm.v1.engine.output_processor"
+# Module, class, and what of it is used: a method, or a name that its own code uses.
+_USED = (
+    (_CLIENTS, "MPClient", "resources"),
+    (_CLIENTS, "BackgroundResources", "engine_dead"),
+    (_CLIENTS, "SyncMPClient", "outputs_queue"),
+    (_CLIENTS, "SyncMPClient", "add_request"),
+    (_CLIENTS, "SyncMPClient", "abort_requests"),
+    (_CLIENTS, "SyncMPClient", "get_output"),
+    (_CLIENTS, "AsyncMPClient", "outputs_queue"),
+    (_CLIENTS, "AsyncMPClient", "add_request_async"),
+    (_CLIENTS, "AsyncMPClient", "abort_requests_async"),
+    (_CLIENTS, "AsyncMPClient", "get_output_async"),
+    (_LLM, "LLMEngine", "engine_core"),
+    (_ASYNC, "AsyncLLM", "engine_core"),
+    (_ASYNC, "AsyncLLM", "output_handler"),
+    (_ASYNC, "AsyncLLM", "_run_output_handler"),
+    (_RUN, "OutputProcessor", "request_states"),
+    (_RUN, "OutputProcessor", "abort_requests"),
+    (_RUN, "RequestState", "queue"),
+    ("vllm.v1.core.sched.output", "SchedulerOutput", "num_scheduled_tokens"),
+)
+# With what stands behind them: of the scheduler's output its own form (``SchedulerOutput`` above).
+_PRINTED = (("Dumping scheduler output", re.compile("scheduler output")), ("Sleep mode freed", FREED))
+
+
+def guard_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Iterator[Row]:
+    """Yield each of them; ``only_in`` has the versions of those that not all have."""
+    wrapped = ((module, *name.split(".")) for module, name in WATCHED)
+    for module, owner, name in itertools.chain(wrapped, _USED):
+        said = f"{module}.{owner}.{name}"
+        found = _has(package, module, owner, name)
+        yield presence("guard", said, stated=is_in(only_in.get(said), version), found=found)
+    for path in (lasting_client.__file__, waking.__file__):
+        for node in ast.walk(parsed(Path(path))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm."):
+                for alias in node.names:
+                    said = f"{node.module}.{alias.name}"
+                    found = defines(package, node.module or "", alias.name)
+                    yield presence("guard", said, stated=is_in(only_in.get(said), version), found=found)
+    texts = printed_texts(package, {anchor for anchor, _ in _PRINTED})
+    for anchor, pattern in _PRINTED:
+        looked = Looked(anchor, (anchor,), only_in.get(anchor), pattern.search)
+        yield text_row(looked, texts, stated=is_in(looked.versions, version))
+
+
+def _has(package: Path, module: str, owner: str, name: str) -> bool:
+    path = (package.parent / Path(*module.split("."))).with_suffix(".py")
+    if not path.is_file():
+        return False
+    found = next((n for n in parsed(path).body if isinstance(n, ast.ClassDef) and n.name == owner), None)
+    inside = list(ast.walk(found)) if found is not None else []
+    body = found.body if found is not None else []
+    named = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    named |= {node.attr for node in inside if isinstance(node, ast.Attribute)}
+    named |= {ast.unparse(node.target) for node in inside if isinstance(node, ast.AnnAssign)}
+    return name in named
