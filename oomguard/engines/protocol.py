@@ -163,7 +163,8 @@ class WatchedCall(Protocol):
     def weigh(self) -> Callable[[Any, int, int], float | None] | None:
         """What the mean loss in a part's result weighs, by that and its rows, where results are records of fields.
 
-        Each field then holds one entry a row. None: the result is one value, whose entries are the rows.
+        Each field then holds one entry a row. Infinite where the losses of parts add up. None: the result is one value, whose entries
+        are the rows.
         """
 
     def traced(self) -> CallTrace | None:

@@ -7,6 +7,7 @@ its own place; in the end the record is made anew around them. A tensor that sta
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +22,10 @@ _IN_STATE: Final = "the state in "
 
 @dataclass(frozen=True, slots=True)
 class FieldsPart:
-    """The result of a part of ``rows`` rows; ``weight`` is what its mean loss weighs, None where that is not known."""
+    """The result of a part of ``rows`` rows.
+
+    ``weight`` is what its mean loss weighs, infinite where the losses of parts add up, None where neither is known.
+    """
 
     value: Any
     rows: int
@@ -139,18 +143,21 @@ class _OfRows:
 
 
 class _Mean:
-    """One number for all rows, the mean of the parts' by weight."""
+    """One number for all rows: the mean of the parts' by weight, or their sum."""
 
     device_bytes = 0
 
     def __init__(self, like: Any, *, is_known: bool) -> None:
         self._like, self._is_known = like.detach().clone(), is_known
         self._sum = self._weight = 0.0
+        self._is_sum = False
 
     def add(self, tensor: Any, part: FieldsPart) -> str | None:
         if tensor.dim() or part.weight is None or not self._is_known:
             return "is one number for all rows, and how to put several together is not known"
-        if part.weight:  # the mean of nothing is no number
+        if math.isinf(part.weight):
+            self._sum, self._is_sum = self._sum + float(tensor), True
+        elif part.weight:  # the mean of nothing is no number
             self._sum += float(tensor) * part.weight
             self._weight += part.weight
         return None
@@ -159,7 +166,8 @@ class _Mean:
         return
 
     def result(self) -> Any:
-        return self._like.clone().fill_(self._sum / self._weight if self._weight else float("nan"))
+        mean = self._sum / self._weight if self._weight else float("nan")
+        return self._like.clone().fill_(self._sum if self._is_sum else mean)
 
     def finished(self) -> Any:
         return self.result()

@@ -38,6 +38,8 @@ def ragged():
 
 CASES = {
     "next_token": (llama, lambda: {"labels": ragged()}),
+    "next_token, over a number": (llama, lambda: {"labels": ragged(), "num_items_in_batch": 20}),
+    "next_token, over a tensor": (llama, lambda: {"labels": ragged(), "num_items_in_batch": torch.tensor(20)}),
     "masked": (lambda: bert("BertForMaskedLM"), lambda: {"labels": ragged()}),
     "token": (lambda: bert("BertForTokenClassification", num_labels=3), lambda: {"labels": ragged()}),
     "row": (lambda: bert("BertForSequenceClassification", num_labels=3), lambda: {"labels": torch.arange(ROWS) % 3}),
@@ -69,12 +71,13 @@ def test_the_loss_is_that_of_all_rows(case, size):
     torch.testing.assert_close(gathered.result().loss, whole.loss)
 
 
-def test_a_sum_over_labels_is_no_mean_that_is_known():
+def test_a_loss_that_is_no_mean_and_no_sum_of_those_that_are_known_is_not_put_together():
     model, batch = llama(), {"input_ids": torch.randint(3, VOCAB, (ROWS, TOKENS)), "labels": ragged()}
     with torch.no_grad():
         call = ForwardCall.of(model, (), {**batch, "num_items_in_batch": 11})
         args, kwargs = call.part(0, 3)
         part = model(*args, **kwargs)
+        part.loss *= 1.5  # as with weights of the labels' own
     assert call.weigh(part, 0, 3) is None
     assert "is one number for all rows" in Gathered(ROWS, weigh=call.weigh).add(part, 3)
 

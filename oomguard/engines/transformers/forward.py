@@ -15,12 +15,13 @@ from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
 from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
 from oomguard.engines.transformers.left_on_model import put_together
-from oomguard.engines.transformers.loss import mean_weight
+from oomguard.engines.transformers.loss import loss_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_forward import TracedForward
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _LABELS: Final = ("labels", "start_positions", "end_positions")
+_ITEMS: Final = "num_items_in_batch"
 _PIXEL_AXES: Final = 4
 WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mode"
 
@@ -149,7 +150,8 @@ class ForwardCall:
     def _weight(self, part: Any, start: int, stop: int) -> float | None:
         given = {**dict(self._positional()), **self.kwargs}
         labels = {name: given[name][start:stop] for name in _LABELS if given.get(name) is not None}
-        return mean_weight(part, labels) if labels else None
+        over = given.get(_ITEMS)
+        return loss_weight(part, labels, None if over is None else float(over)) if labels else None
 
 
 def _is_input(name: str, value: Any) -> bool:

@@ -31,6 +31,7 @@ _ROW_ARGUMENTS: Final = frozenset(
         "attention_mask",
         "position_ids",
         "token_type_ids",
+        "labels",  # Seq2SeqTrainer hands them on
         "decoder_input_ids",
         "decoder_attention_mask",
         "input_features",

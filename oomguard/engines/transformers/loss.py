@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -11,18 +12,28 @@ _HALF_TOLERANCE: Final = 2e-2
 _CLEARLY: Final = 10
 
 
-def mean_weight(result: Any, labels: Mapping[str, Any]) -> float | None:
-    """Return how many labels the loss in a model's result is the mean over; None where no mean that is known gives it."""
+def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = None) -> float | None:
+    """Return how many labels the loss in a model's result is the mean over; None where no mean that is known gives it.
+
+    Args:
+        result: what the call of some rows gave.
+        labels: the labels of these rows.
+        over: the number that the sum of all losses is divided by, where the caller gave one (``num_items_in_batch``). It is the
+            same for every part: their losses add up, and an infinite weight is returned.
+    """
     import torch
 
     loss, logits = _loss_and_logits(result)
     if loss is None or not logits:
         return None
+    tolerance = _TOLERANCE if loss.dtype in (torch.float32, torch.float64) else _HALF_TOLERANCE
+    told = loss.detach().double().cpu()
+    means = list(_means(logits, labels))
+    if over and any(torch.isclose(told, torch.tensor(total / over).double(), tolerance, 1e-7) for total, _ in means):
+        return math.inf
     found: dict[float, float] = {}  # how far off the mean over so many labels is
-    for total, count in _means(logits, labels):
+    for total, count in means:
         mean = torch.tensor(total / count if count else float("nan")).double()
-        tolerance = _TOLERANCE if loss.dtype in (torch.float32, torch.float64) else _HALF_TOLERANCE
-        told = loss.detach().double().cpu()
         if torch.isclose(told, mean, tolerance, 1e-7, equal_nan=True):
             off = float((told - mean).abs().nan_to_num())
             found[float(count)] = min(off, found.get(float(count), off))
