@@ -48,6 +48,19 @@ def test_every_front_end_gets_an_engine_that_works_with_one_new_start(way, progr
     assert kind == ("Own" if way == "a subclass" else "OwnAsync" if "subclass" in way else kind)
 
 
+def test_engines_that_outlived_their_program_are_named_with_the_command_that_ends_them(program):
+    ran = program("""
+        from oomguard.checking import devices
+        def main():
+            devices.vllm_orphans = lambda: ({4711: "VLLM::EngineCore"}, False)
+            with oomguard.guard(allow="reduces-capacity"):
+                llm = LLM("org/model", **SMALL)
+            llm.llm_engine.engine_core.shutdown()
+    """)
+    assert "vLLM processes without the process that started them: 4711 (VLLM::EngineCore)" in ran.stderr
+    assert "kill 4711" in ran.stderr
+
+
 def test_the_next_start_waits_until_the_device_has_its_memory_back(program):
     ran = program("""
         from oomguard.attempting import memory_wait

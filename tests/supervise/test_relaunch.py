@@ -77,6 +77,9 @@ def test_a_pinned_setting_stays():
     ran = run("--pin", "max_model_len")
     assert ran.returncode == 1
     assert "pinned" in ran.stderr
+    # No command with it stands ready to be pasted.
+    lines = [line for line in ran.stderr.splitlines() if not line.startswith(("│", "╭", "╰"))]
+    assert not [line for line in lines if "1792" in line]
 
 
 def test_a_floor_holds():

@@ -322,6 +322,21 @@ def test_a_core_whose_state_was_changed_by_a_call_is_not_made_again(method, deat
     assert len(told) == deaths
 
 
+def test_ctrl_c_while_a_core_is_made_again_is_the_program_s_and_nothing_is_made_after_it():
+    engine, asked = Engine(SyncMPClient(Core(0))), []
+
+    def interrupted(error: Exception, client: Any) -> MadeAgain:
+        asked.append(error)
+        raise KeyboardInterrupt
+
+    attend(engine, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, "a")
+    with pytest.raises(EngineDeadError):
+        engine.engine_core.get_output()
+    assert len(asked) == 1
+
+
 def test_after_it_was_given_up_once_nothing_is_made_again():
     engine, deaths = attended_engine(Core(0))
     for _ in range(3):

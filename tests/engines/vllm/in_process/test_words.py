@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomguard.diagnosing import default_rules
-from oomguard.engines.vllm.in_process.words import last_words, lines_of, segments_of
+from oomguard.engines.vllm.in_process.words import in_the_last_step, last_words, lines_of, segments_of
 from oomguard.observe.scan import scan
 
 HEAD = {"pid": 7, "process": "EngineCore", "level": "ERROR", "stamp": "11-22 18:00:00", "at": "core.py:1510"}
@@ -39,3 +39,16 @@ def test_the_last_words_are_the_last_traceback_of_each_other_process():
 
 def test_segments_are_those_that_were_named():
     assert segments_of([{"segment": "psm_1"}, {"segment": 3}, {"text": "x"}]) == ["psm_1"]
+
+
+def test_the_requests_of_the_last_step_are_those_of_the_last_dump():
+    def dump(told):
+        return {
+            **HEAD,
+            "text": "Dumping scheduler output for model execution: SchedulerOutput(scheduled_new_reqs=[], "
+            f"num_scheduled_tokens={{{told}}}, total_num_scheduled_tokens=9)",
+        }
+
+    rows = [dump("earlier-1: 4"), dump("0-9bf3: 3, cmpl-a: b: 6"), {**HEAD, "text": "Dumping scheduler stats"}]
+    assert in_the_last_step(rows) == ("0-9bf3", "cmpl-a: b")
+    assert in_the_last_step([{**HEAD, "text": "nothing was dumped"}, {"pid": 7}]) == ()
