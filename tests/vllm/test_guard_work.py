@@ -45,3 +45,18 @@ def test_a_request_that_no_engine_survives_fails_alone(folder, vllm_env):
     found = run(folder, vllm_env, "poison", DYING_TOKEN="5", PYTHONPATH=str(DYING))
     assert (found["failed"], found["equal"]) == ([7], ALL)
     assert "ran alone" in found["why"]
+
+
+@pytest.mark.breadth
+def test_vectors_and_scores_come_all_and_of_one_that_no_engine_survives_all_others(folder, vllm_env):
+    found = run(folder, vllm_env, "vectors", DYING_TOKEN="5", PYTHONPATH=str(DYING))
+    assert (found["embed"], found["score"]) == (True, True)
+    assert [error for _, error in found["attempts"]].count("EngineDeadError") == 2
+    assert (found["missing"], found["partial"]) == ([7], True)
+
+
+@pytest.mark.breadth
+def test_chats_and_beams_are_those_of_a_run_without_a_death(folder, vllm_env):
+    found = run(folder, vllm_env, "methods")
+    assert (found["chat"], found["beams"]) == (True, True)
+    assert [error for _, error in found["attempts"]].count("EngineDeadError") == 2
