@@ -167,6 +167,10 @@ class WatchedCall(Protocol):
         are the rows.
         """
 
+    @property
+    def several(self) -> Collection[int]:
+        """How many entries a row may have in a field of the result, beside one: of beams, or of sequences that are returned for it."""
+
     def traced(self) -> CallTrace | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""
 

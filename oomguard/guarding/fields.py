@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,10 +54,11 @@ class Fields:
     Args:
         total: rows of the whole call.
         is_parked: whether tensors wait on the host.
+        several: how many entries a row may have in a field, beside one.
     """
 
-    def __init__(self, total: int, *, is_parked: bool) -> None:
-        self._total, self._is_parked = total, is_parked
+    def __init__(self, total: int, *, is_parked: bool, several: Collection[int] = ()) -> None:
+        self._total, self._is_parked, self._several = total, is_parked, {1, *several}
         self._places: list[_OfRows | _Mean | _Shared] = []
         self._record: Any = None
         self._is_torn = False
@@ -89,9 +90,10 @@ class Fields:
             return _Shared(tensor)
         if tensor.dim() == 0:
             return _Mean(tensor, is_known=is_loss)
-        if tensor.shape[0] != part.rows:
+        entries, more = divmod(tensor.shape[0], part.rows)
+        if more or entries not in self._several:
             return _OfRows(None)  # it says so when the part is put there
-        return _OfRows(place_for(tensor, part.rows, self._total, None, is_parked=self._is_parked))
+        return _OfRows(place_for(tensor, part.rows, self._total, None, is_parked=self._is_parked), entries)
 
     @property
     def device_bytes(self) -> int:
@@ -114,13 +116,13 @@ class Fields:
 
 
 class _OfRows:
-    """A tensor with one entry a row."""
+    """A tensor with as many entries for each row."""
 
-    def __init__(self, place: Place | None) -> None:
-        self._place = place
+    def __init__(self, place: Place | None, entries: int = 1) -> None:
+        self._place, self._entries = place, entries
 
     def add(self, tensor: Any, part: FieldsPart) -> str | None:
-        if self._place is None or tensor.dim() == 0 or tensor.shape[0] != part.rows:
+        if self._place is None or tensor.dim() == 0 or tensor.shape[0] != part.rows * self._entries:
             return f"has the shape {tuple(tensor.shape)} for {part.rows} rows"
         if tensor.requires_grad:
             return "is part of a graph of gradients"

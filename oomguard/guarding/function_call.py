@@ -38,6 +38,7 @@ class RowsCall:
     may_train: bool = True
     phase: str | None = None
     weigh: None = None
+    several: Collection[int] = ()
     records: list[bool] = field(default_factory=list)
     told: list[bool] = field(default_factory=list)
 

@@ -6,7 +6,7 @@ no room for the results they wait on the host; tokens always do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from oomguard.guarding.fields import Fields, FieldsPart
@@ -22,6 +22,7 @@ class Gathered:
         pad_value: what fills a row that ended earlier than others; None: all rows have one length.
         weigh: what the mean loss in a part's result weighs, where the results are records of fields; None: they are not.
         on_host: whether they wait on the host from the start.
+        several: how many entries a row may have in a field, beside one.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class Gathered:
         weigh: Callable[[Any, int, int], float | None] | None = None,
         *,
         on_host: bool = False,
+        several: Collection[int] = (),
     ) -> None:
-        self.rows, self._pad_value, self._weigh = rows, pad_value, weigh
+        self.rows, self._pad_value, self._weigh, self._several = rows, pad_value, weigh, several
         self.done = 0
         self.is_parked = on_host
         self._place: Place | None = None
@@ -41,7 +43,7 @@ class Gathered:
         """Put the result of the next ``rows`` rows into its place; return why that cannot be done, None where it was."""
         if self._weigh is not None:
             part = FieldsPart(part, rows, self._weigh(part, self.done, self.done + rows))
-            self._place = self._place or Fields(self.rows, is_parked=self.is_parked)
+            self._place = self._place or Fields(self.rows, is_parked=self.is_parked, several=self._several)
         elif self._place is None:
             self._place = place_of(part, rows, self.rows, self._pad_value, is_parked=self.is_parked)
         problem = self._place.add(part)

@@ -42,7 +42,9 @@ class SplitRun:
         self._not_in_chunks: str | None = None
         self._rows = self._size = self._begun = call.rows
         self._whole: Any = None
-        self._gathered = Gathered(call.rows, call.pad_value, call.weigh, on_host=call.waits_on_host)
+        self._gathered = Gathered(
+            call.rows, call.pad_value, call.weigh, on_host=call.waits_on_host, several=call.several
+        )
         self._next_row = 0
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable

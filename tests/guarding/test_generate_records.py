@@ -41,8 +41,38 @@ def test_a_record_whose_parts_end_at_different_steps_is_not_put_together(llama):
     assert "differ in more than their rows" in "".join(raised.value.__notes__)
 
 
-def test_a_record_of_several_rows_an_input_is_not_put_together(llama):
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        whole_and_in_parts(lambda: llama.generate(**padded(), **STEPS, num_beams=2))
+SEVERAL = {
+    "beams": {"num_beams": 2},
+    "best beams": {"num_beams": 3, "num_return_sequences": 2},
+    "drawn sequences": {"do_sample": True, "num_return_sequences": 3},
+    "drawn beams": {"do_sample": True, "num_beams": 2},
+}
 
-    assert "several rows for each input" in "".join(raised.value.__notes__)
+
+@pytest.mark.parametrize("options", SEVERAL.values(), ids=SEVERAL)
+def test_a_record_of_several_rows_an_input_is_that_of_the_whole_call(llama, options):
+    asked = {**STEPS, "output_scores": True, "output_hidden_states": True, **options}
+
+    def call():
+        torch.manual_seed(3)
+        found = llama.generate(**padded(), **asked)
+        steps = (found.sequences, found.scores, found.get("beam_indices"))
+        return found, llama.compute_transition_scores(*steps, normalize_logits="num_beams" not in options)
+
+    whole, parts, g = whole_and_in_parts(call, 0.8)
+
+    assert_same(whole, parts)
+    assert any(attempt.patches for attempt in g.attempts)
+
+
+def test_the_beams_of_an_encoder_and_a_decoder_are_numbered_over_the_whole_batch():
+    model = made(
+        "T5ForConditionalGeneration", d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    model.generation_config.eos_token_id = None
+    asked = {**STEPS, "num_beams": 3, "num_return_sequences": 2, "output_scores": True, "output_attentions": True}
+    whole, parts, g = whole_and_in_parts(lambda: model.generate(**padded(), **asked), 0.8)
+
+    assert_same(whole, parts)
+    assert any(attempt.patches for attempt in g.attempts)
+    assert int(parts.beam_indices.max()) > 3

@@ -59,6 +59,11 @@ class FeaturesCall:
         return self.features.may_train
 
     @property
+    def several(self) -> Collection[int]:
+        """How many entries a row may have in a field beside one: no other number."""
+        return ()
+
+    @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:
         """What a mean over rows weighs: the result is a record of fields, none of which is known to be one."""
         return _no_weight

@@ -81,6 +81,11 @@ class ForwardCall:
         return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows)
 
     @property
+    def several(self) -> Collection[int]:
+        """How many entries a row may have in a field beside one: no other number."""
+        return ()
+
+    @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:
         """What the mean loss of rows weighs."""
         return self._weight

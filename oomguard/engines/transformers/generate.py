@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.beams import number_beams
 from oomguard.engines.transformers.began import Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
@@ -116,7 +117,7 @@ class GenerateCall:
         main = _inputs(args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
             return "no rows to split: the call has no tensor of inputs"
-        if self._gives_record and max(self.option("num_beams") or 1, self.option("num_return_sequences") or 1) > 1:
+        if self._gives_record and self.several and _is_overridden(self.model):
             return "return_dict_in_generate with several rows for each input: whose they are is not known"
         if any(argument is not None for argument in args[2:]) or (len(args) > 1 and _holds_tensors(args[1])):
             return "positional arguments after the configuration belong to the whole batch"
@@ -189,12 +190,20 @@ class GenerateCall:
 
     def finished(self, result: Any) -> Any:
         """Return the tokens of all rows as the whole call would have ended them."""
+        if self._gives_record:
+            return number_beams(result, self.rows, int(self.option("num_beams") or 1))
         return self.view.finished(result)
 
     @property
     def weigh(self) -> Callable[[Any, int, int], None] | None:
         """What makes the result a record of fields: with ``return_dict_in_generate`` each has one entry a row, step by step."""
         return _no_weight if self._gives_record else None
+
+    @property
+    def several(self) -> Collection[int]:
+        """How many entries a row may have in a field of the record: its beams, or the sequences returned for it."""
+        numbers = {int(self.option(name) or 1) for name in ("num_beams", "num_return_sequences")}
+        return numbers - {1}
 
     @property
     def _gives_record(self) -> bool:
@@ -243,8 +252,8 @@ class GenerateCall:
             return None  # it would have to be cut for each number of rows
         if self.chunk_tokens is not None or self.media() != Media({}):
             return None  # media differ in size
-        if self._gives_record and _is_overridden(self.model):
-            return None  # what it keeps of each step is its own
+        if self._gives_record and (_is_overridden(self.model) or self.several):
+            return None  # what it keeps of each step is its own, or of other rows than its inputs
         import torch
 
         arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)

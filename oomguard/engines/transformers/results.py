@@ -39,6 +39,7 @@ class AddedResults:
     pad_value: int | None = None
     phase: str | None = None
     weigh: Callable[[Any, int, int], float | None] | None = None
+    several: Collection[int] = ()
 
     @classmethod
     def of(cls, container: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AddedResults:

@@ -61,5 +61,8 @@ def assert_same(whole, parts):
             assert_same(one, other)
     elif hasattr(whole, "layers"):
         assert_same([(layer.keys, layer.values) for layer in whole.layers], [(r.keys, r.values) for r in parts.layers])
+    elif hasattr(whole, "self_attention_cache"):
+        assert_same(whole.self_attention_cache, parts.self_attention_cache)
+        assert_same(whole.cross_attention_cache, parts.cross_attention_cache)
     else:
         assert parts == whole
