@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -487,3 +488,12 @@ def test_a_byte_count_gives_way_by_what_failed_beside_it():
     assert solved.value % MIB == 0
     assert 60 * GIB - 2 * GIB - others_margin_ratio() * 80 * GIB - MIB <= solved.value < 58 * GIB
     assert kv_bytes_for_tried(incident(**facts, tried_bytes=90 * GIB, device_free_bytes=0)).value is None
+
+
+def test_what_comes_after_a_sampler_s_sort_is_counted_where_its_warm_up_fails():
+    failed = incident(
+        gpu_memory_utilization_ratio=0.95, device_total_bytes=2**31, tried_bytes=188 * MIB, device_free_bytes=148 * MIB
+    )
+    alone = SOLVERS["utilization_for_tried"](failed).value
+    in_sampler = SOLVERS["utilization_for_tried"](replace(failed, kind="sampler_warmup_oom")).value
+    assert (alone - in_sampler) * 2048 == pytest.approx(94, abs=3)  # half of what was asked for
