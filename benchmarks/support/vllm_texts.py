@@ -90,8 +90,7 @@ def printed_texts(package: Path, anchors: Collection[str]) -> list[Text]:
         held = {longest for longest, parts in words if all(part in content for part in parts)}
         if held:
             module = path.relative_to(package.parent).as_posix()
-            quoted = [repr(word) for anchor in anchors for word in _QUOTED.findall(anchor) if word.encode() in content]
-            texts = (_text(module, parts, quoted) for parts in _texts(_parsed(content)))
+            texts = (_text(module, parts, anchors) for parts in _texts(_parsed(content)))
             found += [text for text in texts if any(word in text.literal for word in held)]
     return found
 
@@ -101,10 +100,14 @@ def longest_word(anchor: str) -> str:
     return max(_WORD.findall(anchor), key=len, default=anchor)
 
 
-def _text(module: str, parts: list[Any], quoted: list[str]) -> Text:
-    """Return a text of a module; a value that is shown as Python writes it may be one of the quoted words."""
-    parts = [(*quoted, *part) if part == _WRITTEN else part for part in parts]
-    return Text(module, tuple(parts), "".join(part if isinstance(part, str) else "\0" for part in parts))
+def _text(module: str, parts: list[Any], anchors: Collection[str]) -> Text:
+    """Return a text of a module; a value that is shown as Python writes it may be a word that an anchor of this text quotes."""
+    literal = "".join(part if isinstance(part, str) else "\0" for part in parts)
+    if _WRITTEN in parts:
+        own = sorted(anchor for anchor in anchors if longest_word(anchor) in literal)
+        quoted = [repr(word) for anchor in own for word in _QUOTED.findall(anchor)]
+        parts = [(*quoted, *part) if part == _WRITTEN else part for part in parts]
+    return Text(module, tuple(parts), literal)
 
 
 def traced_lines(package: Path, anchors: Collection[str]) -> Iterator[tuple[str, str]]:

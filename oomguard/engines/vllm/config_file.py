@@ -12,6 +12,7 @@ from oomguard.engines.command import settings_given
 from oomguard.incident import SettingInForce
 from oomguard.observe.settings_in_force import CONFIG_FILE
 from oomguard.regular_file import read_regular
+from oomguard.surfaces import table_of
 
 _MOST_BYTES: Final = 1 << 20
 _MOST_CHARS: Final = 65_536
@@ -45,23 +46,28 @@ def read_config_file(path: str, engine: str) -> ConfigFile | None:
     keys = [str(key.value) for key, _value in node.value]
     repeated = tuple(dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i]))
     source = f"{CONFIG_FILE} {path}"
-    twice = settings_given([word for key in repeated for word in _words(key, whole[key])], engine, own=True)
-    given = settings_given([word for key, raw in whole.items() for word in _words(str(key), raw)], engine, own=True)
+    twice = settings_given([word for key in repeated for word in _words(key, whole[key], engine)], engine, own=True)
+    given = settings_given(
+        [word for key, raw in whole.items() for word in _words(str(key), raw, engine)], engine, own=True
+    )
     told = f"{source}, where it stands twice: the last one counts"
     found = {name: replace(one, source=told if name in twice else source) for name, one in given.items()}
     return ConfigFile(path, found, repeated)
 
 
-def _words(key: str, raw: Any) -> list[str]:
+def _words(key: str, raw: Any, engine: str) -> list[str]:
     """Return the words of a command line that the engine's reader makes of a key and its value.
 
     ``false`` is the flag that switches off, where there is one: of vLLM 0.32; to 0.26 it was nothing.
     """
-    flag = f"--{key}"
     if isinstance(raw, bool):
-        return [flag if raw else f"--no-{key}"]
+        return [_flag(key, engine, "on" if raw else "off")]
     given = _as_words(raw)
-    return [] if given is None else [flag, *given]
+    return [] if given is None else [_flag(key, engine, "on"), *given]
+
+
+def _flag(key: str, engine: str, form: str) -> str:
+    return str(table_of(engine, "config_file")[form]).replace("KEY", key)
 
 
 def _is_small(raw: Any) -> bool:
