@@ -155,6 +155,13 @@ def table_of(engine: str, name: str) -> Mapping[str, Any]:
     return table
 
 
+@functools.cache
+def left_alone() -> frozenset[str]:
+    """Return the arguments of engines that nothing here changes, by the names that their data files give them."""
+    files = sorted(_FOLDER.glob("*/arguments.toml"))
+    return frozenset(name for table in read_tables("arguments", files).values() for name in table["left_alone"])
+
+
 def engines() -> tuple[str, ...]:
     """Return the names of the engines that have a data file."""
     return tuple(_tables())

@@ -11,11 +11,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from oomguard.assignments import parse_assignment
-from oomguard.errors import OomguardError
+from oomguard.errors import OomguardError, SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Effect
-from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
-from oomguard.settings import SETTINGS
+from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES, pinned_name
 
 # From the least that may be changed to the most; None is the default: capacity only on settings that were left alone.
 _ALLOWED: Final = (str(Effect.OUTPUT_PRESERVING), None, str(Effect.REDUCES_CAPACITY), str(Effect.CHANGES_OUTPUTS))
@@ -97,10 +96,9 @@ class Restrictions:
     def _pins(self, value: Any) -> None:
         pins = list(self._own.get("pin", ()))
         for entry in self._entries("pin", value):
-            name = entry.lstrip("-").replace("-", "_") if isinstance(entry, str) else ""
-            if name in SETTINGS:
-                pins.append(name)
-            else:
+            try:
+                pins.append(pinned_name(entry if isinstance(entry, str) else ""))
+            except SettingError:
                 self._leave("pin", f"unknown setting {_shown(entry)}")
         if pins:
             self.taken["pin"] = list(dict.fromkeys(pins))

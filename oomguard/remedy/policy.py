@@ -12,6 +12,7 @@ from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Effect, Incident, Patch
 from oomguard.settings import SETTINGS, setting
+from oomguard.surfaces import left_alone
 
 DEFAULT_MAX_RELAUNCHES: Final = 3
 DEFAULT_MAX_PER_HOUR: Final = 3
@@ -93,12 +94,18 @@ def make_policy(
         raise SettingError(f"allow={allow!r}", hint=f"one of {', '.join(names)}")
     return Policy(
         None if allow is None else Effect.parse(allow),
-        frozenset(setting(name).name for name in pinned),
+        frozenset(pinned_name(name) for name in pinned),
         {setting(name).name: value for name, value in (minimum or {}).items()},
         max_relaunches,
         deadline_s,
         max_per_hour,
     )
+
+
+def pinned_name(name: str) -> str:
+    """Return the name of a setting, or of an engine's argument that nothing here changes; raises SettingError for any other."""
+    canonical = name.lstrip("-").replace("-", "_")
+    return canonical if canonical not in SETTINGS and canonical in left_alone() else setting(name).name
 
 
 def with_needed(policy: Policy, needed: Mapping[str, Need]) -> Policy:

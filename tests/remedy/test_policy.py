@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from oomguard.errors import SettingError
 from oomguard.incident import Effect, Incident, Patch, SettingInForce
 from oomguard.remedy.policy import (
     DEFAULT_MAX_PER_HOUR,
@@ -13,6 +14,7 @@ from oomguard.remedy.policy import (
     Need,
     Policy,
     is_out_of_question,
+    make_policy,
     with_needed,
 )
 from oomguard.settings import effect_of
@@ -151,3 +153,11 @@ def test_what_is_pinned_or_below_a_floor_is_out_of_question_and_what_may_be_allo
         for why in ("pinned", "below your floor of 9", "you set it: --allow x", None)
     }
     assert [is_out_of_question(one) for one in blocked.values()] == [True, True, False, False]
+
+
+def test_an_argument_that_nothing_here_changes_may_be_pinned_and_a_slip_may_not():
+    assert make_policy(pinned=["--disable-hybrid-kv-cache-manager"]).pinned == {"disable_hybrid_kv_cache_manager"}
+    with pytest.raises(SettingError, match="unknown setting: max_modle_len"):
+        make_policy(pinned=["max_modle_len"])
+    with pytest.raises(SettingError, match="unknown setting: compilation_config"):  # it holds settings that are changed
+        make_policy(pinned=["compilation_config"])

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import vllm_versions
+from oomguard.engines.vllm.sources import read_sources
+from oomguard.settings import SETTINGS
+from oomguard.surfaces import left_alone, surfaces
 from support.vllm_defaults import batch_defaults
 from support.vllm_guard import guard_rows
 from support.vllm_printed import Looked, log_rows, printed_rows
@@ -306,6 +309,14 @@ def test_what_the_guard_holds_on_to_is_there_and_told_where_it_is_not(real, tmp_
         if taken in text:
             path.write_text(text.replace(taken, taken[:-1] + "x" + taken[-1:]), encoding="utf-8")
     assert missed in {row.name for row in guard_rows(package, VERSION, only_in) if not row.holds}
+
+
+def test_every_argument_is_a_setting_or_one_that_is_left_alone(real):
+    rows = [own for newest in surfaces("vllm").values() for own in (newest, *newest.others)]
+    inside = {flag.removeprefix("--").replace("-", "_") for own in rows for flag, _key in own.inside}
+    known = {own.kwarg for own in rows} | left_alone() | inside | set(SETTINGS) | {"model"}
+    assert [name for name in read_sources(real).arguments if name not in known and not name.startswith("_")] == []
+    assert not left_alone() & set(SETTINGS)
 
 
 def test_every_text_is_printed_by_the_real_sources(real):
