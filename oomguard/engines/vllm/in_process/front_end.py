@@ -5,12 +5,26 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Final
 
+from oomguard.incident import SettingInForce
+
 # What a program may ask its engine for, and a new core may have otherwise.
 _TOLD: Final = {
     "model_config": ("max_model_len",),
     "scheduler_config": ("max_num_batched_tokens", "max_num_seqs"),
     "cache_config": ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override", "num_gpu_blocks"),
 }
+
+
+# What decides how much a step takes, and is printed at no start of some engines.
+_OF_A_STEP: Final = ("max_num_batched_tokens", "max_num_seqs")
+
+
+def step_in_use(engine: Any) -> dict[str, SettingInForce]:
+    """Return the settings of a step that an engine runs with, given or not; of none that it does not tell."""
+    found = {name: getattr(getattr(engine.vllm_config, "scheduler_config", None), name, None) for name in _OF_A_STEP}
+    return {
+        name: SettingInForce(name, value, False, "engine") for name, value in found.items() if isinstance(value, int)
+    }
 
 
 def fit_front_end(engine: Any, fresh: Any) -> None:

@@ -14,6 +14,7 @@ from oomguard.engines.vllm.in_process import leftovers, speaking
 from oomguard.engines.vllm.in_process.arguments import StartArguments
 from oomguard.engines.vllm.in_process.attended import attend, may_attend
 from oomguard.engines.vllm.in_process.capture import Capture
+from oomguard.engines.vllm.in_process.front_end import step_in_use
 from oomguard.engines.vllm.in_process.lasting_client import LastingClient
 from oomguard.engines.vllm.in_process.listening import Listener
 from oomguard.engines.vllm.in_process.sleeping import check_room
@@ -61,6 +62,7 @@ class VllmStart:
         self._arguments = StartArguments(function, args, kwargs)
         self._listener = Listener()
         self._told: set[str] = set()
+        self._in_use: dict[str, SettingInForce] = {}
 
     def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
         """Start the engine with these settings changed, in so many seconds or any number, and return how that ended."""
@@ -104,6 +106,7 @@ class VllmStart:
         """Hear the engine's processes for as long as it lives, and have it made again where its core dies."""
         if not self._listener.stays:
             return
+        self._in_use = step_in_use(engine)
         weakref.finalize(engine, self._stop_hearing)
 
         def died(error: Exception, client: LastingClient) -> MadeAgain | None:
@@ -143,8 +146,8 @@ class VllmStart:
         self._listener = Listener()
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
-        """Return what the program gave the engine."""
-        return self._arguments.settings_in_force()
+        """Return what the program gave the engine, and of one that has worked what its steps had beside that."""
+        return {**self._in_use, **self._arguments.settings_in_force()}
 
     def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
         """Return whether a setting can be changed; say once why where a variable beats it."""
