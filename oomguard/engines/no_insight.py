@@ -9,6 +9,7 @@ from oomguard.engines.command import Launch
 from oomguard.engines.started import StartedEngine
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import SettingInForce
+from oomguard.observe.source import Line
 from oomguard.remedy.policy import Need
 
 
@@ -18,6 +19,11 @@ def watched(launch: Launch, _session: Path) -> Launch:
 
 
 def started(_launch: Launch) -> tuple[StartedEngine, ...]:
+    """Return none."""
+    return ()
+
+
+def said(_launch: Launch) -> tuple[Line, ...]:
     """Return none."""
     return ()
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # a call that is watched does not wait for what starts comman
     from oomguard.engines.command import Launch
     from oomguard.engines.started import StartedEngine
     from oomguard.memory.generate.rows import CallTrace
+    from oomguard.observe.source import Line
     from oomguard.remedy.policy import Need
 
 
@@ -76,6 +77,9 @@ class Insight(Protocol):
 
     def started(self, launch: Launch) -> tuple[StartedEngine, ...]:
         """Return the engines that a launch of ``watched`` or ``apply`` started, as far as they were told."""
+
+    def said(self, launch: Launch) -> tuple[Line, ...]:
+        """Return what the engines of such a launch logged, as far as it was noted: their output may go where nobody reads it."""
 
     def beaten_by(self, launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
         """Return what sets a setting over all that can be carried, named by its source; None where nothing does."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.incident import Patch
+from oomguard.incident import Diagnosis, Patch, SettingInForce
 from oomguard.log import get_logger
 from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.scan import Scanner, scan
@@ -29,6 +29,17 @@ class Heard:
     scanner: Scanner
     ended_of: str | None = None
     tail: str = ""
+
+    def or_said(
+        self, scanned: Diagnosis, said: tuple[Line, ...], rules: RuleSet, given: Mapping[str, SettingInForce]
+    ) -> Diagnosis:
+        """Return what was found, or where that is nothing, what the engine noted itself: its output went into a file.
+
+        Where its last words stand in the output it was heard, and nothing is taken from them.
+        """
+        last = said[-1].text.rpartition("] ")[2].strip() if said else ""
+        is_unheard = bool(last) and last not in self.tail and not scanned.incidents
+        return scan(said, rules, "", given=given) if is_unheard else scanned
 
     def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
         """Return the printed figures that a prediction can be held against, and those of the KV cache."""

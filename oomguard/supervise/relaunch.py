@@ -212,6 +212,8 @@ class Supervision:
         settings = given_settings(self._engine, self.launch, self._insight.started(self.launch))
         # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
+        if status:
+            scanned = heard.or_said(scanned, self._insight.said(self.launch), self.rules, settings)
         if death is not None:  # what an earlier start or a request failed of did not end the run
             own = tuple(i for i in scanned.incidents if i.start == death.start)
             scanned = replace(scanned, incidents=own or (death,))

@@ -16,30 +16,46 @@ from oomguard.engines.started import StartedEngine
 from oomguard.engines.vllm import lengths, plugin
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.own_command import own_command
-from oomguard.engines.vllm.told import arguments_told, told_engines
+from oomguard.engines.vllm.told import arguments_told, noted_lines, told_engines
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import SettingInForce
+from oomguard.observe.source import Line
 from oomguard.remedy.policy import Need
 
 _ACKNOWLEDGED: Final = "acknowledged.jsonl"
+_SAID: Final = "said.jsonl"
 _ATTEMPT: Final = "attempt-"
 
 
 def watched(launch: Launch, session: Path) -> Launch:
     """Return the launch with what makes a plugin that is installed tell the arguments of the engines that a program starts.
 
-    Nothing else is changed: where the program's Python has no oomguard nobody tells. The engine's own commands tell by themselves, and
-    inside another run the outer one is told.
+    Nothing else is changed: where the program's Python has no oomguard nobody tells. The engine's own commands tell their arguments by
+    themselves, and inside another run the outer one is told.
     """
-    if own_command(launch.argv) is not None or plugin.ACKNOWLEDGE in os.environ:
+    if plugin.ACKNOWLEDGE in os.environ or plugin.SAID in os.environ:
         return launch
+    if own_command(launch.argv) is not None:
+        return noting(launch, session)
     return telling(launch, session)
 
 
 def telling(launch: Launch, session: Path) -> Launch:
     """Return the launch of a new attempt, whose engines the plugin tells."""
-    told = str(_begin_attempt(session) / _ACKNOWLEDGED)
+    launch = noting(launch, session)
+    told = str(Path(launch.env[plugin.SAID]).with_name(_ACKNOWLEDGED))
     return replace(launch, env={**launch.env, plugin.REPORT: json.dumps(arguments_told()), plugin.ACKNOWLEDGE: told})
+
+
+def noting(launch: Launch, session: Path) -> Launch:
+    """Return the launch of a new attempt, of whose engines the plugin notes what vLLM logs, wherever their output goes."""
+    return replace(launch, env={**launch.env, plugin.SAID: str(_begin_attempt(session) / _SAID)})
+
+
+def said(launch: Launch) -> tuple[Line, ...]:
+    """Return what the engines of the launch logged, as lines, as far as the plugin noted it."""
+    noted = launch.env.get(plugin.SAID)
+    return () if noted is None else noted_lines(Path(noted))
 
 
 def started(launch: Launch) -> tuple[StartedEngine, ...]:

@@ -14,7 +14,7 @@ from oomguard._version import __version__
 from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.environment import with_plugin, without_variables
-from oomguard.engines.vllm.insight import started, telling
+from oomguard.engines.vllm.insight import noting, started, telling
 from oomguard.engines.vllm.own_command import own_command
 from oomguard.facts import FactValue
 from oomguard.incident import EngineStart, SettingInForce
@@ -57,7 +57,7 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
     launch = without_variables(launch, settings, os.environ)
     own = own_command(launch.argv)
     if own is not None:
-        return replace(launch, argv=own.changed(settings, launch.engine_version))
+        return replace(noting(launch, session), argv=own.changed(settings, launch.engine_version))
     env = dict(telling(launch, session).env)
     env[plugin.OVERRIDES] = json.dumps(_overrides(settings, launch.engine_version))
     if launch.engine_models:

@@ -37,6 +37,8 @@ REPORT = "OOMGUARD_VLLM_REPORT"
 ACKNOWLEDGE = "OOMGUARD_VLLM_ACKNOWLEDGE"
 # Where a guard in the process that starts the engine listens.
 LISTENER = "OOMGUARD_VLLM_LISTENER"
+# The file that is told what vLLM logs, where `oomguard run` started the command. Its folder is that of the attempt.
+SAID = "OOMGUARD_VLLM_SAID"
 
 _MOST_CHARS = 65_536
 _MOST_ACKNOWLEDGED_BYTES = 1 << 20
@@ -63,8 +65,8 @@ def register() -> None:
 
 
 def _speak() -> None:
-    """Tell the guarded start that started this process what vLLM logs here; do nothing without one."""
-    if os.environ.get(LISTENER):
+    """Tell the guarded start, or the run, that started this process what vLLM logs here; do nothing without one."""
+    if os.environ.get(LISTENER) or os.environ.get(SAID):
         with contextlib.suppress(Exception):
             from oomguard.engines.vllm.in_process import speaking
 

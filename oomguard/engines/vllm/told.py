@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.started import StartedEngine
+from oomguard.engines.vllm.in_process.words import lines_of
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
+from oomguard.observe.source import Line
 from oomguard.regular_file import read_regular
 from oomguard.surfaces import surfaces
 
 _ENGINE: Final = "vllm"
-_MOST_BYTES: Final = 2 << 20
+_MOST_BYTES: Final = 5 << 20
 
 
 def arguments_told() -> list[str]:
@@ -48,6 +50,23 @@ def told_engines(path: Path) -> tuple[StartedEngine, ...]:
         )
         for (process, order), row in found.items()
     )
+
+
+def noted_lines(path: Path) -> tuple[Line, ...]:
+    """Return what a file of the plugin says that vLLM logged, as lines of a log; leave out any other line of it."""
+    try:
+        texts = read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ()
+    rows = []
+    for text in texts:
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return lines_of(rows)
 
 
 def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:

@@ -70,9 +70,9 @@ def test_the_plugin_is_asked_for_known_settings_and_no_others():
     assert not {"hf_token", "api_key", "hf_overrides"} & set(arguments_told())
 
 
-def test_the_engine_s_own_command_is_not_watched(tmp_path):
-    launch = Launch(("env", "A=1", "vllm", "serve", "m"))
-    assert insight.watched(launch, tmp_path) is launch
+def test_of_the_engine_s_own_command_only_what_vllm_logs_is_noted(tmp_path):
+    launch = insight.watched(Launch(("env", "A=1", "vllm", "serve", "m")), tmp_path)
+    assert (launch.argv, list(launch.env)) == (("env", "A=1", "vllm", "serve", "m"), [plugin.SAID])
 
 
 def test_inside_another_run_the_outer_one_is_told(tmp_path, monkeypatch):

@@ -19,7 +19,8 @@ import time
 import traceback
 from typing import Any
 
-from oomguard.engines.vllm.plugin import LISTENER
+from oomguard.engines.vllm.in_process.noting import Notes
+from oomguard.engines.vllm.plugin import LISTENER, SAID
 
 _MOST_CHARS = 32_768
 # No record of vLLM's waits longer than this for a listener that does not read.
@@ -29,17 +30,19 @@ _MOST_PATH_BYTES = 100
 
 
 def speak(path: str | None = None) -> None:
-    """Tell what vLLM logs in this process to the listener at ``path``, else to the one our variable names; never raises."""
+    """Tell what vLLM logs in this process to the listener at ``path``, else to what our variables name; never raises."""
     try:
         path = path or os.environ.get(LISTENER)
+        listens, path = bool(path), path or os.environ.get(SAID)
         if not path or (_speaker.path == path and _speaker.pid == os.getpid() and not _speaker.is_over):
             return
-        _speaker.begin(path)
+        _speaker.begin(path, is_file=not listens)
         current = logging.getLogRecordFactory()
         if not _is_in_place(current):
             logging.setLogRecordFactory(_Factory(current))
-        _speaker.say({"hello": os.getppid()})
-        _watch_segments()
+        if listens:
+            _speaker.say({"hello": os.getppid()})
+            _watch_segments()
     except Exception:  # noqa: BLE001, S110 - no mistake here may keep an engine from its start
         pass
 
@@ -61,15 +64,16 @@ class _Speaker:
 
     def __init__(self) -> None:
         self.path = ""
+        self.is_file = False
         self.pid = 0
         self.is_over = True
-        self._socket: socket.socket | None = None
+        self._socket: socket.socket | Notes | None = None
         self._lock = threading.Lock()
         self._thread = 0
 
-    def begin(self, path: str) -> None:
+    def begin(self, path: str, *, is_file: bool = False) -> None:
         self.end()
-        self.path, self.pid, self.is_over = path, 0, False
+        self.path, self.is_file, self.pid, self.is_over = path, is_file, 0, False
         self._thread = threading.get_ident()
 
     def end(self) -> None:
@@ -92,7 +96,7 @@ class _Speaker:
             return
         try:
             if self._socket is None:
-                self._socket = _connected(self.path)
+                self._socket = Notes(self.path) if self.is_file else _connected(self.path)
             told = {"pid": self.pid, "process": _process_name(), **row}
             self._socket.sendall(json.dumps(told).encode() + b"\n")
         except (OSError, ValueError, TypeError):

@@ -1,0 +1,31 @@
+"""What the engine noted itself is taken where its output went into a file, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.diagnosing import default_rules
+from oomguard.observe.scan import Scanner, scan
+from oomguard.observe.source import Line
+from oomguard.supervise.heard import Heard
+
+WORDS = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
+NOTED = (Line(1, 0, f"(EngineCore pid=7) ERROR 11-24 21:00:00 [core.py:1510] {WORDS}"),)
+
+
+@pytest.mark.parametrize(
+    ("output", "kinds"),
+    [("", ["kv_cache_none_left"]), ("starting\n", ["kv_cache_none_left"]), (f"{WORDS}\nKeyError: 'text'\n", [])],
+    ids=["nothing", "something else", "the same words"],
+)
+def test_the_engine_s_own_notes_count_where_its_words_are_not_in_the_output(output, kinds):
+    rules = default_rules()
+    heard = Heard(Scanner(rules), tail=output)
+    found = heard.or_said(scan((), rules), NOTED, rules, {})
+    assert [incident.kind for incident in found.incidents] == kinds
+
+
+def test_a_failure_that_was_heard_stands():
+    rules = default_rules()
+    own = scan([Line(1, 0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")], rules)
+    assert Heard(Scanner(rules)).or_said(own, NOTED, rules, {}) is own
