@@ -72,7 +72,7 @@ def test_any_number_of_processes_prints_the_same_bytes(tmp_path, data):
         diagnose("--format", form, "--jobs", n, *paths, stdin=Path(OOM).read_bytes()) for n in ("1", jobs)
     )
 
-    assert alone.stdout
+    assert alone.stdout or set(paths) == {names[3]}  # of one that is not there nothing is printed
     assert (together.returncode, together.stdout, together.stderr) == (alone.returncode, alone.stdout, alone.stderr)
 
 

@@ -262,12 +262,6 @@ def test_async_generators_are_guarded(model, batch, expected):
     assert torch.equal(result, expected)
 
 
-def test_a_result_that_cannot_be_put_together_again_is_not_split(model, batch):
-    with limit_memory(CAPACITY), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard():
-        generate(model, batch, return_dict_in_generate=True, num_beams=2)
-    assert "return_dict_in_generate" in caught.value.__notes__[0]
-
-
 def test_a_plain_function_is_split_along_the_argument_it_names():
     calls = []
 
