@@ -7,6 +7,7 @@ from oomguard.memory.constants import since, tables
 from oomguard.memory.model.layer_caches import keeps_latent
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.start import VllmSettings
+from oomguard.observe.processor import has_matrix_tiles
 
 
 def refuse_impossible(settings: VllmSettings, shape: ModelShape) -> None:
@@ -42,10 +43,16 @@ def _check_ranks(settings: VllmSettings, shape: ModelShape) -> None:
         )
 
 
+def runs_on_tiles(settings: VllmSettings) -> bool:
+    """Return whether latent attention on this CPU runs on AMX, whose kernel takes blocks of other sizes (vllm/platforms/cpu.py)."""
+    return since("latent_tiles_since", settings.version) and has_matrix_tiles()
+
+
 def block_multiple_tokens(settings: VllmSettings, shape: ModelShape) -> int:
     """Return the tokens of which a block of the KV cache holds a whole multiple, by backend and attention."""
     if settings.device == "cuda":
         name = "cuda_block_multiple_tokens"
     else:
-        name = "cpu_latent_block_tokens" if keeps_latent(shape) else "cpu_block_multiple_tokens"
+        is_of_latent = keeps_latent(shape) and not runs_on_tiles(settings)
+        name = "cpu_latent_block_tokens" if is_of_latent else "cpu_block_multiple_tokens"
     return int(tables()["defaults"][name])

@@ -14,6 +14,7 @@ from oomguard.memory.model.quantized import quantizes_cache
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.kv_layout import KvLayout, KvSettings, lay_out
 from oomguard.memory.vllm.model_runner import model_runner
+from oomguard.memory.vllm.refusals import runs_on_tiles
 from oomguard.memory.vllm.sharded_weights import stage_layers
 from oomguard.memory.vllm.start import VllmSettings
 
@@ -113,7 +114,8 @@ def _default_block_tokens(settings: VllmSettings, shape: ModelShape) -> int:
     known = tables()["defaults"]
     if settings.device == "cuda":
         return int(known["cuda_block_tokens"])
-    return int(known["cpu_latent_block_tokens" if keeps_latent(shape) else "cpu_block_tokens"])
+    is_of_latent = keeps_latent(shape) and not runs_on_tiles(settings)
+    return int(known["cpu_latent_block_tokens" if is_of_latent else "cpu_block_tokens"])
 
 
 def _steps_in_flight(settings: VllmSettings, shape: ModelShape) -> int:
