@@ -11,7 +11,7 @@ TIMED := scripts/timed
 XDIST ?= $(shell expr 3 '*' $$(getconf _NPROCESSORS_ONLN) / 2)
 FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
-FUZZ_CORPUS ?= .cache/fuzz
+FUZZ_CORPUS ?= .sources/fuzz
 
 .PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds fuzz fuzz-atheris docs docs-output wheel clean
 

@@ -1,7 +1,7 @@
 """Figure: what oomguard relies on in vLLM, held against the sources of released wheels, by version; nothing is installed or run.
 
 Flags, defaults, hooks, environment variables, log wordings. Printed are what the sources do not bear out, and what moved from each
-version to the next. Wheels are kept unzipped in .cache/vllm; with versions as arguments those are read in place of the sampled ones.
+version to the next. Wheels are kept unzipped in .sources/vllm; with versions as arguments those are read in place of the sampled ones.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from support.vllm_rows import Row, argument_rows, caller_rows, server_rows
 from support.vllm_wheels import newest, package_of
 
 HERE = Path(__file__).parent
-CACHE = HERE.parent / ".cache" / "vllm"
+CACHE = HERE.parent / ".sources" / "vllm"
 DATA = HERE / "data" / "vllm_versions.toml"
 
 

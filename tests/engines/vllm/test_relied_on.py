@@ -259,7 +259,7 @@ def real() -> Path:
     """The real sources, where the target has unzipped them."""
     found = cached(vllm_versions.CACHE).get(VERSION) or _installed()
     if found is None:
-        pytest.skip(f"the sources of vLLM {VERSION} are not in .cache: make vllm-versions")
+        pytest.skip(f"the sources of vLLM {VERSION} are not in .sources: make vllm-versions")
     return found
 
 
