@@ -6,7 +6,6 @@ has it already may import it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -29,8 +28,11 @@ _NONE, _MEAN, _SUM = range(3)  # the reductions of a loss, as torch numbers them
 def placed(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a result that waited on the host on its device, or as ``RowsOnHost`` where that would leave too little room."""
     if _has_room(host.nbytes):
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             return torch_memory.from_host(host, device)
+        except Exception as error:  # in whatever words of whatever device
+            if not may_be_oom(error):
+                raise
     free = torch_memory.free_bytes()
     get_logger().warning(
         "a result stays on the host: the device would have too little room beside it",
