@@ -159,5 +159,7 @@ def test_an_argument_that_nothing_here_changes_may_be_pinned_and_a_slip_may_not(
     assert make_policy(pinned=["--disable-hybrid-kv-cache-manager"]).pinned == {"disable_hybrid_kv_cache_manager"}
     with pytest.raises(SettingError, match="unknown setting: max_modle_len"):
         make_policy(pinned=["max_modle_len"])
+    with pytest.raises(SettingError, match="unknown setting: spec_tokens"):  # a part of one that is changed
+        make_policy(pinned=["spec_tokens"])
     with pytest.raises(SettingError, match="unknown setting: compilation_config"):  # it holds settings that are changed
         make_policy(pinned=["compilation_config"])

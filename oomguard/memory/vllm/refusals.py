@@ -43,9 +43,9 @@ def _check_ranks(settings: VllmSettings, shape: ModelShape) -> None:
         )
 
 
-def runs_on_tiles(settings: VllmSettings) -> bool:
-    """Return whether latent attention on this CPU runs on AMX, whose kernel takes blocks of other sizes (vllm/platforms/cpu.py)."""
-    return since("latent_tiles_since", settings.version) and has_matrix_tiles()
+def has_latent_blocks(settings: VllmSettings, shape: ModelShape) -> bool:
+    """Return whether a CPU's kernel takes a latent cache in blocks of its own size: on AMX it does not (vllm/platforms/cpu.py)."""
+    return keeps_latent(shape) and not (since("latent_tiles_since", settings.version) and has_matrix_tiles())
 
 
 def block_multiple_tokens(settings: VllmSettings, shape: ModelShape) -> int:
@@ -53,6 +53,5 @@ def block_multiple_tokens(settings: VllmSettings, shape: ModelShape) -> int:
     if settings.device == "cuda":
         name = "cuda_block_multiple_tokens"
     else:
-        is_of_latent = keeps_latent(shape) and not runs_on_tiles(settings)
-        name = "cpu_latent_block_tokens" if is_of_latent else "cpu_block_multiple_tokens"
+        name = "cpu_latent_block_tokens" if has_latent_blocks(settings, shape) else "cpu_block_multiple_tokens"
     return int(tables()["defaults"][name])

@@ -8,13 +8,13 @@ from typing import Final
 
 from oomguard.errors import SettingError
 from oomguard.memory.constants import since, tables
-from oomguard.memory.model.layer_caches import LayerCache, keeps_latent, layer_caches
+from oomguard.memory.model.layer_caches import LayerCache, layer_caches
 from oomguard.memory.model.model import Model, element_bytes
 from oomguard.memory.model.quantized import quantizes_cache
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.kv_layout import KvLayout, KvSettings, lay_out
 from oomguard.memory.vllm.model_runner import model_runner
-from oomguard.memory.vllm.refusals import runs_on_tiles
+from oomguard.memory.vllm.refusals import has_latent_blocks
 from oomguard.memory.vllm.sharded_weights import stage_layers
 from oomguard.memory.vllm.start import VllmSettings
 
@@ -114,8 +114,7 @@ def _default_block_tokens(settings: VllmSettings, shape: ModelShape) -> int:
     known = tables()["defaults"]
     if settings.device == "cuda":
         return int(known["cuda_block_tokens"])
-    is_of_latent = keeps_latent(shape) and not runs_on_tiles(settings)
-    return int(known["cpu_latent_block_tokens" if is_of_latent else "cpu_block_tokens"])
+    return int(known["cpu_latent_block_tokens" if has_latent_blocks(settings, shape) else "cpu_block_tokens"])
 
 
 def _steps_in_flight(settings: VllmSettings, shape: ModelShape) -> int:

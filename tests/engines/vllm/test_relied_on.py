@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -311,10 +312,14 @@ def test_what_the_guard_holds_on_to_is_there_and_told_where_it_is_not(real, tmp_
     assert missed in {row.name for row in guard_rows(package, VERSION, only_in) if not row.holds}
 
 
+ARGUMENTS = vllm_versions.HERE.parent / "oomguard" / "engines" / "vllm" / "arguments.toml"
+PARTS = set(tomllib.loads(ARGUMENTS.read_text(encoding="utf-8"))["parts_of_settings"])
+
+
 def test_every_argument_is_a_setting_or_one_that_is_left_alone(real):
     rows = [own for newest in surfaces("vllm").values() for own in (newest, *newest.others)]
     inside = {flag.removeprefix("--").replace("-", "_") for own in rows for flag, _key in own.inside}
-    known = {own.kwarg for own in rows} | left_alone() | inside | set(SETTINGS) | {"model"}
+    known = {own.kwarg for own in rows} | left_alone() | inside | set(SETTINGS) | {"model"} | PARTS
     assert [name for name in read_sources(real).arguments if name not in known and not name.startswith("_")] == []
     assert not left_alone() & set(SETTINGS)
 
