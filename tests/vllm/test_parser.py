@@ -61,9 +61,10 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 main = FlexibleArgumentParser()
 serve = main.add_subparsers(dest="subparser").add_parser("serve")
 make_arg_parser(serve)
+alone = make_arg_parser(FlexibleArgumentParser())
 found = []
 for words in json.load(sys.stdin):
-    read = vars(main.parse_args(words))
+    read = vars((main if words[0] == "serve" else alone).parse_args(words))
     found.append({k: v for k, v in read.items() if v is None or isinstance(v, (int, float, str, bool, list, dict))})
 print("FOUND", json.dumps(found))
 """
@@ -117,6 +118,20 @@ def test_flags_and_files_are_read_as_the_engine_s_own_parser_reads_them(vllm_env
                 assert engine[kwarg] == as_engine_has_it(name, setting.value), (words, name)
         for name in set(NAMES) - set(ours):  # what is not found here is not given there
             assert engine[name] == plain[name], (words, name)
+
+
+def test_a_switch_that_a_file_turns_off_reaches_the_engine_of_a_module_and_not_that_of_a_subcommand(
+    vllm_env, place, monkeypatch
+):
+    monkeypatch.chdir(place)
+    words = ("--config", "c.yaml")
+    of_subcommand, of_module = parsed([["serve", "m", *words], ["--model", "m", *words]], vllm_env, place)
+
+    name = "enable_prefix_caching"
+    assert (of_subcommand[name], of_module[name]) == (None, False)
+    assert name not in settings_in_force(Launch(("vllm", "serve", "m", *words)))
+    api_server = Launch(("python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", *words))
+    assert settings_in_force(api_server)[name].value is False
 
 
 NAMES = (

@@ -29,8 +29,14 @@ class ConfigFile:
     repeated: tuple[str, ...] = ()
 
 
-def read_config_file(path: str, engine: str) -> ConfigFile | None:
-    """Return the settings of a file as the engine's own reader takes them; None where it cannot be read."""
+def read_config_file(path: str, engine: str, *, is_of_subcommand: bool) -> ConfigFile | None:
+    """Return the settings of a file as the engine's own reader takes them; None where it cannot be read.
+
+    Args:
+        path: The file.
+        engine: The engine whose reader takes it.
+        is_of_subcommand: Whether a subcommand (``vllm serve``) takes the flags: the file is read before it is known.
+    """
     if not path.endswith(_ENDS):
         return None
     import yaml
@@ -46,28 +52,28 @@ def read_config_file(path: str, engine: str) -> ConfigFile | None:
     keys = [str(key.value) for key, _value in node.value]
     repeated = tuple(dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i]))
     source = f"{CONFIG_FILE} {path}"
-    twice = settings_given([word for key in repeated for word in _words(key, whole[key], engine)], engine, own=True)
+    off = "off_of_subcommand" if is_of_subcommand else "off"
+    twice = settings_given(
+        [word for key in repeated for word in _words(key, whole[key], engine, off)], engine, own=True
+    )
     given = settings_given(
-        [word for key, raw in whole.items() for word in _words(str(key), raw, engine)], engine, own=True
+        [word for key, raw in whole.items() for word in _words(str(key), raw, engine, off)], engine, own=True
     )
     told = f"{source}, where it stands twice: the last one counts"
     found = {name: replace(one, source=told if name in twice else source) for name, one in given.items()}
     return ConfigFile(path, found, repeated)
 
 
-def _words(key: str, raw: Any, engine: str) -> list[str]:
-    """Return the words of a command line that the engine's reader makes of a key and its value.
-
-    ``false`` is the flag that switches off, where there is one: of vLLM 0.32; to 0.26 it was nothing.
-    """
+def _words(key: str, raw: Any, engine: str, off: str) -> list[str]:
+    """Return the words of a command line that the engine's reader makes of a key and its value."""
     if isinstance(raw, bool):
-        return [_flag(key, engine, "on" if raw else "off")]
+        return _flag(key, engine, "on" if raw else off)
     given = _as_words(raw)
-    return [] if given is None else [_flag(key, engine, "on"), *given]
+    return [] if given is None else [*_flag(key, engine, "on"), *given]
 
 
-def _flag(key: str, engine: str, form: str) -> str:
-    return str(table_of(engine, "config_file")[form]).replace("KEY", key)
+def _flag(key: str, engine: str, form: str) -> list[str]:
+    return [word.replace("KEY", key) for word in table_of(engine, "config_file")[form]]
 
 
 def _is_small(raw: Any) -> bool:

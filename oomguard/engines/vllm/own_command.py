@@ -45,7 +45,8 @@ class ByFlags:
         path = self._config_path()
         if path is None or isinstance(path, Unread) or self.command.is_elsewhere:
             return None
-        return read_config_file(path, NAME)
+        args = self.command.args
+        return read_config_file(path, NAME, is_of_subcommand=not str(args[0]).startswith("-"))
 
     def settings(self) -> dict[str, SettingInForce]:
         """Return the settings that it gives; a flag beats its file."""

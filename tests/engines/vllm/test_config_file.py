@@ -18,8 +18,12 @@ def config(tmp_path, text):
     return str(path)
 
 
-def values(path):
-    return {name: found.value for name, found in read_config_file(path, "vllm").settings.items()}
+def read(path, *, is_of_subcommand=False):
+    return read_config_file(path, "vllm", is_of_subcommand=is_of_subcommand)
+
+
+def values(path, *, is_of_subcommand=False):
+    return {name: found.value for name, found in read(path, is_of_subcommand=is_of_subcommand).settings.items()}
 
 
 def test_every_kind_of_value_is_read(tmp_path):
@@ -44,17 +48,31 @@ def test_keys_with_dots_are_parts_of_one_object(tmp_path):
     assert json.loads(values(path)["speculative_config"]) == {"method": "ngram", "num_speculative_tokens": 3}
 
 
-@pytest.mark.parametrize(("written", "read"), [("true", True), ("false", False)])
-def test_a_switch_is_on_or_off_as_the_file_says(tmp_path, written, read):
+@pytest.mark.parametrize(("written", "value"), [("true", True), ("false", False)])
+def test_a_switch_is_on_or_off_as_the_file_says(tmp_path, written, value):
     path = config(tmp_path, f"enforce-eager: {written}\nenable_prefix_caching: {written}\n")
-    assert values(path) == {"enforce_eager": read, "enable_prefix_caching": read}
+    assert values(path) == {"enforce_eager": value, "enable_prefix_caching": value}
+
+
+def test_a_subcommand_is_not_given_a_switch_that_its_file_turns_off(tmp_path):
+    path = config(tmp_path, "enforce-eager: true\nenable_prefix_caching: false\n")
+    assert values(path, is_of_subcommand=True) == {"enforce_eager": True}
+
+
+@pytest.mark.parametrize(
+    ("argv", "has_it"),
+    [(("vllm", "serve", "m"), False), (("python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"), True)],
+)
+def test_the_command_tells_whether_a_subcommand_takes_the_file(tmp_path, argv, has_it):
+    path = config(tmp_path, "enable_prefix_caching: false\n")
+    assert ("enable_prefix_caching" in settings_in_force(Launch((*argv, "--config", path)))) is has_it
 
 
 def test_of_a_repeated_key_the_last_one_counts_and_it_is_told(tmp_path):
     path = config(tmp_path, "max-model-len: 5\nport: 1\nmax-model-len: 6\n")
     assert values(path) == {"max_model_len": 6}
-    assert read_config_file(path, "vllm").repeated == ("max-model-len",)
-    assert read_config_file(path, "vllm").settings["max_model_len"].source.endswith("stands twice: the last one counts")
+    assert read(path).repeated == ("max-model-len",)
+    assert read(path).settings["max_model_len"].source.endswith("stands twice: the last one counts")
 
 
 def test_a_flag_beats_the_file_and_each_says_where_it_stands(tmp_path):
@@ -79,14 +97,14 @@ def test_a_change_goes_into_the_command_and_leaves_the_file(tmp_path):
     "text", ["- a list\n", "", "a: [\n", "!!python/object:os.system x\n", "a: " + "[" * 5000, "\x00"]
 )
 def test_a_file_that_is_no_mapping_tells_nothing_and_raises_nothing(tmp_path, text):
-    assert read_config_file(config(tmp_path, text), "vllm") is None
+    assert read(config(tmp_path, text)) is None
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "f.yaml")
-    assert read_config_file(str(tmp_path / "f.yaml"), "vllm") is None
-    assert read_config_file(str(tmp_path / "none.yaml"), "vllm") is None
-    assert read_config_file("/dev/zero", "vllm") is None
+    assert read(str(tmp_path / "f.yaml")) is None
+    assert read(str(tmp_path / "none.yaml")) is None
+    assert read("/dev/zero") is None
 
 
 def test_where_the_file_cannot_be_read_a_flag_that_is_absent_tells_nothing():
