@@ -23,7 +23,7 @@ class EndedStart:
         printed: what its processes printed where nothing else was told; "" where that was not taken.
         killed_for_memory: whether the kernel's count says that it ended a process of the engine for memory.
         not_again: why it must not be started again in this process; None where it may.
-        is_late: whether it was ended for taking longer than it may: how its processes died then tells nothing.
+        is_ended: whether it was ended from here, late or given up: how its processes died then tells nothing.
     """
 
     result: Any = None
@@ -33,7 +33,7 @@ class EndedStart:
     printed: str = ""
     killed_for_memory: bool = False
     not_again: str | None = None
-    is_late: bool = False
+    is_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class StartRun:
     def _failed(self, error: Exception, ended: EndedStart) -> None:
         """Record a failed attempt, choose what the next one changes, and remove what this one left."""
         diagnosis = Diagnosis(self._source)
-        if not ended.is_late:
+        if not ended.is_ended:
             with _keeping_quiet("the diagnosis"):
                 diagnosis = self._diagnose(ended)
         incident = diagnosis.first_cause

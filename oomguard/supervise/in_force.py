@@ -15,6 +15,7 @@ from oomguard.incident import Attempt, Incident, SettingInForce
 from oomguard.log import get_logger
 from oomguard.observe.settings_in_force import ARGUMENTS, SCRIPT, SHARE, requested_share
 from oomguard.settings import SETTING_FACTS, SETTINGS
+from oomguard.supervise.job_files import places_of
 
 # Facts in which a failure prints what was asked for, where it is not the setting's own.
 _REQUESTS: Final = {"kv_cache_memory_bytes": "kv_cache_requested_bytes"}
@@ -137,7 +138,9 @@ def unheeded(
         elif engine.is_own_command(launch.argv):
             why = "the engine itself sets it"
         else:
-            why = "the program's own code sets it"
+            places = places_of(launch.argv, patch.setting, fact.value, incident.framework)
+            given = "".join(f", as {place.key} in {place.file}, line {place.line}, has it" for place in places[:1])
+            why = f"the program's own code sets it{given}"
         return Unheeded(patch.setting, patch.new, fact.value, why)
     return None
 

@@ -80,6 +80,14 @@ def test_what_the_engine_made_of_its_arguments_tells_that_a_change_was_lost():
     assert over.why == "the program's own code sets it"
 
 
+def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("engine:\n  max_num_seqs: 256\n")
+    launch = Launch(("python", "s.py", "--job", str(path)))
+    over = unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256))
+    assert over.why == f"the program's own code sets it, as engine.max_num_seqs in {path}, line 2, has it"
+
+
 @pytest.mark.parametrize("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])
 def test_a_change_that_arrived_or_that_the_engine_rounded_is_none_that_was_lost(config):
     assert unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)) is None

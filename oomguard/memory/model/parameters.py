@@ -164,6 +164,11 @@ def _parameter(name: str, size: tuple[int, ...], shape: ModelShape) -> Parameter
     return Parameter(name, size, prod(size) * shape.dtype_bytes)
 
 
+def has_gate(shape: ModelShape) -> bool:
+    """Return whether the MLP has a gate and an up projection, not one matrix before its activation."""
+    return shape.model_type not in FAMILIES["types"]["two_matrices"]
+
+
 def _layer(shape: ModelShape, index: int, kind: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden = shape.hidden
     yield "input_layernorm.weight", (hidden,)
@@ -190,6 +195,5 @@ def _layer(shape: ModelShape, index: int, kind: str) -> Iterator[tuple[str, tupl
             yield "mlp.shared_experts.gate_up_proj.weight", (2 * shared, hidden)
             yield "mlp.shared_experts.down_proj.weight", (hidden, shared)
     elif not kind.startswith("mamba"):
-        matrices = 1 if shape.model_type in FAMILIES["types"]["two_matrices"] else 2
-        yield "mlp.gate_up_proj.weight", (matrices * intermediate, hidden)
+        yield "mlp.gate_up_proj.weight", ((2 if has_gate(shape) else 1) * intermediate, hidden)
         yield "mlp.down_proj.weight", (hidden, intermediate)

@@ -147,6 +147,8 @@ def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
 
 
 def _of_shape(shape: ModelShape) -> dict[str, int]:
+    from oomguard.memory.model.parameters import has_gate
+
     try:
         mlp = shape.number("intermediate_size") or 4 * shape.hidden
         experts, expert_mlp = shape.number("num_experts") or 0, shape.number("moe_intermediate_size") or mlp
@@ -162,7 +164,7 @@ def _of_shape(shape: ModelShape) -> dict[str, int]:
         "keys": keys,
         "fused_queries": queries + 2 * keys,
         "mlp": mlp,
-        "double_mlp": 2 * mlp,
+        "double_mlp": 2 * mlp if has_gate(shape) else 0,
         "experts": experts,
         "expert_mlp": expert_mlp,
         "double_expert_mlp": 2 * expert_mlp,

@@ -134,3 +134,21 @@ def test_what_a_request_asks_for_over_the_whole_vocabulary_is_no_matter_of_the_s
     assert found.named.product.allocation.name == "prompt_logprobs_result"
     assert found.named.product.numbers["tokens"] == 25_999
     assert not found.named.product.allocation.levers
+
+
+def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_width(tmp_path, incident):
+    bert = {
+        "model_type": "bert",
+        "architectures": ["BertModel"],
+        "hidden_size": 256,
+        "intermediate_size": 131072,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+        "torch_dtype": "float32",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(bert))
+    tried, user = 3990 * 131072 * 4, {"max_num_batched_tokens": 4096, "max_model_len": 512}
+    found = failed_allocation(incident(tried, "host_oom", phase="prefill", user=user))
+    assert str(found.named.product) == "3990 tokens x 131072 mlp x 4 bytes"

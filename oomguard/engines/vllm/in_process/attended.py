@@ -155,6 +155,12 @@ class AttendedAsync(LastingClient):
         self._is_away = True
         try:
             made = await asyncio.to_thread(self.replaced, error)
+        except (
+            asyncio.CancelledError
+        ):  # Ctrl-C, or a loop that ends: it waits for the thread, and nobody for the engine
+            self.is_given_up = self._is_closed = True
+            raise
+        else:
             failed = self.failing(made, error)
             resumed = self.unfinished.begin_again(alone=made.alone, suspects=self.suspects)
         finally:

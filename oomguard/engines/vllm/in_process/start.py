@@ -63,6 +63,7 @@ class VllmStart:
         self._listener = Listener()
         self._told: set[str] = set()
         self._in_use: dict[str, SettingInForce] = {}
+        self._is_given_up: Callable[[], bool] = lambda: False
 
     def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
         """Start the engine with these settings changed, in so many seconds or any number, and return how that ended."""
@@ -70,7 +71,7 @@ class VllmStart:
         with _one_at_a_time, turn():
             before = read_cgroup()
             self._listener = Listener()
-            result, error, watched = None, None, Watched(self._listener, within_s)
+            result, error, watched = None, None, Watched(self._listener, within_s, self._is_given_up)
             with _heard(self._listener) as captures, watched.lasting():
                 try:
                     result = self._function(*args, **kwargs)
@@ -91,15 +92,14 @@ class VllmStart:
     def _failed(self, error: Exception, before: Cgroup | None, printed: str, watched: Watched) -> EndedStart:
         """Return how a start ended that raised."""
         rows, after = self._listener.rows(), read_cgroup()
-        late = f"it had not started within {watched.within_s:g} s, and was ended" if watched.is_late else None
         return EndedStart(
             error=error,
             lines=lines_of(rows, error),
             last_words=last_words(rows),
             printed=printed,
             killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, after)),
-            not_again=late or self._why_not_again(error),
-            is_late=watched.is_late,
+            not_again=watched.ended_because or self._why_not_again(error),
+            is_ended=watched.ended_because is not None,
         )
 
     def attend(self, engine: Any, make_again: MakeAgain) -> None:
@@ -115,6 +115,8 @@ class VllmStart:
             return make_again(ended, client.unfinished.progressed)
 
         attend(engine, died)
+        client = weakref.ref(engine.engine_core)
+        self._is_given_up = lambda: (lasting := client()) is None or lasting.is_given_up
         engine.engine_core.before_waking = lambda: check_room(self._listener.rows())
 
     def _stop_hearing(self) -> None:

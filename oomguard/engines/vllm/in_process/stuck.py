@@ -1,4 +1,4 @@
-"""A start that will not end: a core that said that it failed and waits for a worker that never hears it, or one that takes too long.
+"""A start that will not end: a core that failed and waits for a worker that never hears it, or one that takes too long or is given up.
 
 vLLM's core asks its workers to end by a signal, which a worker can lose, and then waits for them without a limit; so does the
 front end for the core. Ended here are only the processes of this start, its workers first: then the core ends by itself.
@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from oomguard.engines.vllm.in_process.listening import Listener, is_same
@@ -29,17 +29,19 @@ class Watched:
     Args:
         listener: hears the start's processes.
         within_s: the seconds that it may take; None: any.
+        is_given_up: whether nobody waits for it any more.
 
     Attributes:
-        within_s: as given.
-        is_late: whether it was ended for taking longer.
+        ended_because: why it was ended before it had started; None where it was not.
     """
 
-    def __init__(self, listener: Listener, within_s: float | None) -> None:
-        self._listener, self.within_s = listener, within_s
+    def __init__(
+        self, listener: Listener, within_s: float | None, is_given_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._listener, self._within_s, self._is_given_up = listener, within_s, is_given_up
         self._over = threading.Event()
         self._began_s = time.monotonic()
-        self.is_late = False
+        self.ended_because: str | None = None
 
     @contextlib.contextmanager
     def lasting(self) -> Iterator[Watched]:
@@ -59,12 +61,16 @@ class Watched:
             now_s = time.monotonic()
             failed = self._listener.failed
             stuck = {pid for pid, at_s in failed.items() if now_s - at_s > ENDS_WITHIN_S and self._is_alive(pid)}
-            late = self.within_s is not None and now_s - self._began_s > self.within_s
-            if not (stuck or late):
+            late = self._within_s is not None and now_s - self._began_s > self._within_s
+            given_up = self._is_given_up()
+            if not (stuck or late or given_up):
                 continue
-            if late and not stuck:
-                self.is_late = True
-                get_logger().warning("the engine does not start in time", within_s=self.within_s)
+            if given_up:
+                self.ended_because = "nobody waits for it any more"
+                get_logger().info("the engine's start is given up", because=self.ended_because)
+            elif late and not stuck:
+                self.ended_because = f"it had not started within {self._within_s:g} s, and was ended"
+                get_logger().warning("the engine does not start in time", within_s=self._within_s)
             else:
                 get_logger().warning("the engine failed and does not end", processes=sorted(stuck))
             self._end_all(spared=stuck)

@@ -67,13 +67,23 @@ def core(listener: Listener, say: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_worker_is_killed(listener):
     with Watched(listener, None).lasting() as watched, core(listener, f"error({CORE_FAILED!r})") as process:
         assert process.wait(30) == 3
-    assert not watched.is_late
+    assert watched.ended_because is None
 
 
 def test_what_has_not_started_in_time_is_killed(listener):
     with Watched(listener, 0.5).lasting() as watched, core(listener, "info('loading')") as process:
         assert process.wait(30) == -9
-    assert watched.is_late
+    assert watched.ended_because == "it had not started within 0.5 s, and was ended"
+
+
+def test_what_nobody_waits_for_any_more_is_killed(listener):
+    given_up: list[bool] = []
+    watch = Watched(listener, None, lambda: bool(given_up))
+    with watch.lasting() as watched, core(listener, "info('loading')") as process:
+        assert watched.ended_because is None
+        given_up.append(True)
+        assert process.wait(30) == -9
+    assert watched.ended_because == "nobody waits for it any more"
 
 
 def test_a_core_that_did_not_fail_is_left_alone(listener):
