@@ -41,6 +41,14 @@ def test_a_stream_goes_on_from_the_tokens_that_were_delivered(folder, vllm_env):
 
 
 @pytest.mark.breadth
+def test_ctrl_c_while_a_core_is_made_again_ends_the_program_at_once_and_leaves_nothing(folder, vllm_env):
+    found = run(folder, vllm_env, "interrupted")
+    assert found["interrupted"]
+    assert found["after_s"] <= 5
+    assert found["left"]["processes"] == found["left"]["threads"] == []
+
+
+@pytest.mark.breadth
 def test_a_request_that_no_engine_survives_fails_alone(folder, vllm_env):
     found = run(folder, vllm_env, "poison", DYING_TOKEN="5", PYTHONPATH=str(DYING))
     assert (found["failed"], found["equal"]) == ([7], ALL)

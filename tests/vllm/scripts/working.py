@@ -186,9 +186,41 @@ async def streams() -> dict[str, object]:
     }
 
 
+def interrupted() -> dict[str, object]:
+    """Ctrl-C while the core is made again."""
+    pressed: list[float] = []
+
+    async def stream() -> None:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        with oomguard.guard(restart=True):
+            engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**SMALL))
+        async for _ in engine.generate(PROMPTS[0], sampling(1), request_id="one"):
+            if not pressed:
+                kill_core()
+                pressed.append(0.0)
+                threading.Timer(4.0, press).start()
+
+    def press() -> None:
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        asyncio.run(stream())
+    except KeyboardInterrupt:
+        return {"interrupted": True, "after_s": time.monotonic() - pressed[-1]}
+    return {"interrupted": False}
+
+
 def main(way: str) -> None:
     before = segments()
-    ways = {"streams": lambda: asyncio.run(streams()), "vectors": vectors, "methods": methods}
+    ways = {
+        "streams": lambda: asyncio.run(streams()),
+        "interrupted": interrupted,
+        "vectors": vectors,
+        "methods": methods,
+    }
     told = ways.get(way, lambda: sync(way))()
     print("RESULT", json.dumps(told | {"left": left(before)}))
 

@@ -12,6 +12,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from typing import Final
 
 from oomguard.engines.vllm.in_process.listening import Listener, is_same
@@ -21,6 +23,8 @@ LOOKS_EVERY_S: Final = 0.5
 # vLLM's processes end within 5 seconds of a failure where nothing is lost.
 ENDS_WITHIN_S: Final = 20.0
 _CORE_FOLLOWS_WITHIN_S: Final = 5.0
+# How vLLM names a core's process (vllm/v1/engine/utils.py CoreEngineProcManager, 0.10 to 0.32).
+_CORE: Final = "EngineCore"
 
 
 class Watched:
@@ -39,6 +43,7 @@ class Watched:
         self, listener: Listener, within_s: float | None, is_given_up: Callable[[], bool] = lambda: False
     ) -> None:
         self._listener, self._within_s, self._is_given_up = listener, within_s, is_given_up
+        self._before = set(active_children())
         self._over = threading.Event()
         self._began_s = time.monotonic()
         self.ended_because: str | None = None
@@ -62,27 +67,34 @@ class Watched:
             failed = self._listener.failed
             stuck = {pid for pid, at_s in failed.items() if now_s - at_s > ENDS_WITHIN_S and self._is_alive(pid)}
             late = self._within_s is not None and now_s - self._began_s > self._within_s
-            given_up = self._is_given_up()
-            if not (stuck or late or given_up):
-                continue
-            if given_up:
-                self.ended_because = "nobody waits for it any more"
-                get_logger().info("the engine's start is given up", because=self.ended_because)
-            elif late and not stuck:
-                self.ended_because = f"it had not started within {self._within_s:g} s, and was ended"
-                get_logger().warning("the engine does not start in time", within_s=self._within_s)
-            else:
+            if stuck:
                 get_logger().warning("the engine failed and does not end", processes=sorted(stuck))
-            self._end_all(spared=stuck)
-            return
+                self._end_all(spared=stuck)
+                return
+            if self.ended_because is None and (late or self._is_given_up()):
+                late_s = f"it had not started within {self._within_s or 0:g} s, and was ended"
+                self.ended_because = late_s if late else "nobody waits for it any more, and it was ended"
+                get_logger().warning("the engine's start is ended", because=self.ended_because)
+            if self.ended_because is not None:  # each time: one that is killed may have begun another
+                self._end_all(spared=set())
 
     def _end_all(self, spared: set[int]) -> None:
         """Kill the start's processes; those ``spared`` only where they do not follow."""
         self._kill(set(self._listener.speakers) - spared)
+        for process in self._new_cores():
+            if process.pid not in spared:
+                with contextlib.suppress(ValueError):  # closed meanwhile
+                    process.kill()
         until_s = time.monotonic() + _CORE_FOLLOWS_WITHIN_S
         while any(map(self._is_alive, spared)) and time.monotonic() < until_s and not self._over.wait(0.05):
             pass
         self._kill(set(self._listener.speakers))
+
+    def _new_cores(self) -> list[BaseProcess]:
+        """Return the cores that were begun since: one says its first word seconds later, once it has imported the engine."""
+        with contextlib.suppress(RuntimeError):  # another thread has just begun a process
+            return [p for p in active_children() if p not in self._before and p.name.startswith(_CORE)]
+        return []
 
     def _kill(self, pids: set[int]) -> None:
         for pid in filter(self._is_alive, pids):

@@ -83,7 +83,7 @@ def test_what_nobody_waits_for_any_more_is_killed(listener):
         assert watched.ended_because is None
         given_up.append(True)
         assert process.wait(30) == -9
-    assert watched.ended_because == "nobody waits for it any more"
+    assert watched.ended_because == "nobody waits for it any more, and it was ended"
 
 
 def test_a_core_that_did_not_fail_is_left_alone(listener):
