@@ -105,6 +105,7 @@ class Guard:
 
             scanned = scan_error(error)
             if scanned.first_cause is None:
+                self._explain_refusal(error)
                 return
             diagnosis = assess_all(scanned, default_rules(), self.policy, given=seen_call(error))
         except Exception:
@@ -113,6 +114,14 @@ class Guard:
         if diagnosis.first_cause is not None:
             self._keep(diagnosis)
             annotate(error, diagnosis.first_cause)
+
+    def _explain_refusal(self, error: BaseException) -> None:
+        """Add to an exception that tells of a refused request what was changed at the engine's start."""
+        from oomguard.guarding.refused import refusal_note
+
+        note = refusal_note(error, self.attempts if self._function is None else self._function.attempts)
+        if note is not None:
+            error.add_note(note)
 
     def for_function(self) -> Guard:
         """Return a guard of the same policy for all calls of one decorated function."""

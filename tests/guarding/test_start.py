@@ -205,6 +205,31 @@ def test_when_nothing_is_left_the_first_exception_comes_out_with_cause_process_a
     assert attempts == [[1, [], "RuntimeError"]]
 
 
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [
+        ("The decoder prompt (length 3000) is longer than the maximum model length of 1953.", True),
+        ("The decoder prompt (length 3000) is longer than the maximum model length of 500.", False),
+        ("something else", False),
+    ],
+)
+def test_a_request_that_is_refused_since_the_engine_has_less_is_told_whose_change_that_was(refusal, told, program):
+    ran = program(f"""
+        def main():
+            try:
+                with oomguard.guard(allow="reduces-capacity"):
+                    LLM("org/model", **SMALL)
+                    raise ValueError({refusal!r})
+            except ValueError as error:
+                print(json.dumps(getattr(error, "__notes__", [])))
+            os._exit(0)
+    """)
+    notes = json.loads(ran.stdout.splitlines()[-1])
+    assert len(notes) == told
+    assert not told or "max_model_len 32768 -> 1953" in notes[0]
+    assert not told or "guard(floors={'max_model_len': 3001})" in notes[0]
+
+
 def test_a_setting_that_the_program_left_alone_needs_no_permission(program):
     ran = program("""
         def main():
