@@ -142,6 +142,12 @@ def test_the_budget_lists_what_is_known_and_nothing_else():
     ]
 
 
+def test_the_budget_shows_what_is_in_use_and_not_what_was_requested():
+    sizes = {"device_total_bytes": 24 * GIB, "device_free_bytes": 10 * GIB, "desired_bytes": 21 * GIB}
+    budget = derived("startup_free_memory_below_utilization", **sizes).budget
+    assert [part.bytes for part in budget.parts] == [14 * GIB, 10 * GIB]
+
+
 def test_an_unknown_total_is_no_zero_in_the_budget():
     assert derived(model_weights_bytes=GIB).budget.device_total_bytes is None
 

@@ -134,6 +134,18 @@ def test_a_switch_that_a_file_turns_off_reaches_the_engine_of_a_module_and_not_t
     assert settings_in_force(api_server)[name].value is False
 
 
+@pytest.mark.breadth
+def test_json_that_the_shell_broke_is_refused_by_the_engine_in_its_own_words_and_status(vllm_env, place):
+    command = ["vllm", "serve", "m", "--speculative-config", "{method: ngram, num_speculative_tokens: 3}"]
+    bare, under = (
+        subprocess.run([*before, *command], cwd=place, env=vllm_env, capture_output=True, text=True, check=False)
+        for before in ([], ["oomguard", "run", "--"])
+    )
+    assert under.returncode == bare.returncode == 2
+    assert under.stderr.splitlines()[-1] == bare.stderr.splitlines()[-1]
+    assert "oomguard:" not in under.stderr
+
+
 NAMES = (
     "max_model_len",
     "max_num_seqs",
