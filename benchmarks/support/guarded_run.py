@@ -16,7 +16,7 @@ _OBSERVING = Path(__file__).with_name("observing")
 
 def with_permission(case: dict[str, Any]) -> dict[str, Any]:
     """Return the case with what its script permits, where the judge looks for it."""
-    return case | {"allow": re.findall(r"allow\s*=\s*\\?[\"']([a-z-]+)", written_text(case))}  # or in a notebook
+    return case | {"allow": re.findall(r"allow[\"']?\s*[=:]\s*\\?[\"']?([a-z]+-[a-z-]+)", written_text(case))}
 
 
 def observe_guarded(case: dict[str, Any]) -> dict[str, Any]:

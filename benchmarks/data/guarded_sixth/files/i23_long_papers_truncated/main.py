@@ -1,5 +1,6 @@
 import click
 from vllm import LLM, SamplingParams
+from vllm.exceptions import VLLMValidationError
 
 import oomguard
 
@@ -17,7 +18,7 @@ class Summarizer:
         sampling = SamplingParams(max_tokens=self.tokens, ignore_eos=True, temperature=0)
         try:
             (output,) = self.llm.generate([{"prompt_token_ids": paper}], sampling, use_tqdm=False)
-        except ValueError as error:  # vLLM: longer than the maximum model length
+        except VLLMValidationError as error:  # longer than the maximum model length
             room = self.llm.llm_engine.vllm_config.model_config.max_model_len - self.tokens
             if len(paper) <= room:
                 raise
