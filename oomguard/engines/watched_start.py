@@ -69,6 +69,8 @@ class WatchedStart(Protocol):
     def attend(self, engine: Any, make_again: MakeAgain) -> None:
         """Stay with an engine that was made, and have it made again where it dies at work."""
 
+    is_given_up: Callable[[], bool]  # whether nobody waits for the engine any more
+
     def leave_nothing(self) -> None:
         """End what the attempt before left: processes and shared memory of its engine, and no others."""
 

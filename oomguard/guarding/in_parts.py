@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from oomguard.engines.protocol import ReadCall, WatchedCall
+from oomguard.guarding import neighbours
 from oomguard.guarding.beginning import Generators
 from oomguard.guarding.failure import run_guarded
 from oomguard.guarding.mistake import tell_of_mistake
@@ -46,7 +47,10 @@ def in_parts(
     first, generators = (failed[0], None) if failed else (None, Generators.now())
     run, mistake = run_guarded(SplitRun, (owner, wrapped, call), {})
     if mistake is None:
-        outcome, mistake = run_guarded(run.run, (failed,), {"seconds": seconds, "measured": measured})
+        try:
+            outcome, mistake = run_guarded(run.run, (failed,), {"seconds": seconds, "measured": measured})
+        finally:
+            neighbours.leave()
         if mistake is None:
             ended: Outcome = outcome
             return ended

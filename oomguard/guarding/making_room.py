@@ -1,10 +1,12 @@
-"""Results that lie on the device beside a call that ran out of memory: those of its own finished parts, and of calls before it."""
+"""What lies on the device beside a call that ran out of memory: results of its own finished parts and of calls before it, other calls."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from oomguard.engines.known import held_results_bytes, move_results
+from oomguard.engines.protocol import WatchedCall
+from oomguard.guarding import neighbours
 from oomguard.guarding.failure import clear, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.log import get_logger
@@ -15,8 +17,12 @@ from oomguard.observe.exceptions import may_be_oom
 _PARKED_SHARE: Final = 16
 
 
-def make_room(error: BaseException, gathered: Gathered) -> bool:
-    """Move results to the host where a call failed for memory beside them; return whether that was done."""
+def make_room(error: BaseException, gathered: Gathered, call: WatchedCall) -> bool:
+    """Move results to the host where a call failed for memory beside them, else let other calls end; return whether that was done."""
+    return _move_results(error, gathered) or (call.not_splittable is None and neighbours.have_ended(error, call.model))
+
+
+def _move_results(error: BaseException, gathered: Gathered) -> bool:
     own, earlier = gathered.device_bytes, held_results_bytes()
     failure = scan_error(error).first_cause if (own or earlier) and may_be_oom(error) else None
     if failure is None or (own + earlier) * _PARKED_SHARE < (failure.number("tried_bytes") or 0):

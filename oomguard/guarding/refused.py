@@ -1,4 +1,4 @@
-"""A request that an engine refuses since the guard started it with less: the exception says whose change that was."""
+"""A request that an engine refuses since the guard gave it less: the exception says whose change that was."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from oomguard.engines.known import insight_of, launchers
-from oomguard.incident import Attempt, Patch
-from oomguard.report.wording import arrow
+from oomguard.facts import FactValue
+from oomguard.incident import Attempt
 
 
 def refusal_note(error: BaseException, attempts: Sequence[Attempt]) -> str | None:
@@ -15,20 +15,21 @@ def refusal_note(error: BaseException, attempts: Sequence[Attempt]) -> str | Non
 
     Args:
         error: what left the guard.
-        attempts: those of the guard; the last one that changed a setting has the value in force.
+        attempts: those of the guard; the first patch of a setting has the program's own value, the last one that in force.
     """
-    changed: dict[str, Patch] = {patch.setting: patch for attempt in attempts for patch in attempt.patches}
-    values = {name: patch.new for name, patch in changed.items() if patch.new is not None}
-    if not values:
-        return None
+    patches = [patch for attempt in attempts for patch in attempt.patches if patch.new is not None]
+    own: dict[str, FactValue | None] = {patch.setting: patch.old for patch in reversed(patches)}
+    in_force = {patch.setting: patch.new for patch in patches if patch.new is not None}
     for engine in launchers():
-        for name, need in insight_of(engine).refused_length(str(error), values).items():
-            patch = changed[name]
-            least = patch.old if need.value == math.inf else int(need.value)
-            floor = (
-                ""
-                if least is None
-                else f"\n  {need.why} {least}: with guard(floors={{{name!r}: {least}}}) no start goes below it"
+        for name, need in insight_of(engine).refused_length(str(error), in_force).items():
+            before = own[name]
+            if isinstance(before, (int, float)) and math.isfinite(need.value) and need.value > before:
+                return None  # the program's own value would not have done either
+            least = before if math.isinf(need.value) else int(need.value)
+            floor = "" if least is None else f"; with floors={{{name!r}: {least}}} the guard starts no engine below it"
+            was = "" if before is None else f", not {before}"
+            return (
+                f"oomguard: {name} is {in_force[name]}{was}, since the engine ran out of memory with more; "
+                f"{need.why} {'more' if least is None else least}{floor}"
             )
-            return f"oomguard: {name} {arrow(patch)}, as the engine did not start otherwise ({patch.reason}){floor}"
     return None

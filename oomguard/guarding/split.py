@@ -128,7 +128,7 @@ class SplitRun:
             return self._run_changed()
         error = self._first_error
         around: AbstractContextManager[object] = nullcontext() if error is None else self._call.around(0, self._rows)
-        while error is None or make_room(error, self._gathered):
+        while error is None or make_room(error, self._gathered, self._call):
             torch_memory.reset_peak()
             with around:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
@@ -171,7 +171,7 @@ class SplitRun:
             del part
             if problem is not None:
                 return self._as_it_was_made(problem)
-            if error is not None and make_room(error, self._gathered):
+            if error is not None and make_room(error, self._gathered, self._call):
                 continue
             if error is not None:
                 return self._failed_in_part(error, stop)

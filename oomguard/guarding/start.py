@@ -176,7 +176,7 @@ class StartRun:
             _mark_explained(error)  # nobody else has to guess: what its processes said is known here
             if ended.not_again is not None:
                 error.add_note(f"oomguard: {ended.not_again}")
-            if not is_first:
+            if not is_first and not ended.is_ended:
                 get_logger().warning(
                     "the changed start failed of something else", error=f"{type(error).__name__}: {error}"
                 )
@@ -199,8 +199,11 @@ class StartRun:
     def _clean_up(self) -> None:
         with _keeping_quiet("cleaning up"):
             self._start.leave_nothing()
-            if self._ledger.pending and (held := memory_wait.wait_until_free(self._devices, disabled)):
+            if self._ledger.pending and (held := memory_wait.wait_until_free(self._devices, self._stops)):
                 get_logger().warning("memory is still held after the failed attempt", held=held)
+
+    def _stops(self) -> bool:
+        return disabled() or self._start.is_given_up()
 
     def _diagnose(self, ended: EndedStart) -> Diagnosis:
         """Explain a failed attempt; a diagnosis without incidents where it was not of memory."""

@@ -9,19 +9,18 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
 from oomguard.engines.known import watch_calls
 from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall, begun
-from oomguard.guarding import turns
-from oomguard.guarding.failure import add_note, clear, run_guarded, scan_error
+from oomguard.guarding import neighbours
+from oomguard.guarding.failure import add_note, run_guarded
 from oomguard.guarding.in_parts import in_parts, may_split, read_or_none
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.training import WHY_NOT
 from oomguard.incident import Attempt
-from oomguard.log import get_logger
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.switch import disabled
@@ -102,14 +101,14 @@ def _watched(
     if isinstance(read, ReadOverriding) and not may_split(read_or_none(read, model, args, kwargs)):
         return wrapped(*args, **kwargs)
     token = inside_call.set(True)
-    turns.begin(model)
     try:
+        neighbours.begin(model)
         if guards[-1].known and (call := read_or_none(read, model, args, kwargs)) is not None:
             result, error = in_parts(guards[-1], wrapped, call)
         else:
             result, error = _whole(guards[-1], read, wrapped, model, args, kwargs)
     finally:
-        turns.end()
+        neighbours.end()
         inside_call.reset(token)
     try:
         if error is not None:
@@ -141,34 +140,9 @@ def _whole(
         return result, error
     if error is not None:
         failed, error = [error], None  # a frame that names what its own exception holds is a cycle
-        return _alone(owner, wrapped, call, failed, took_s=took_s, measured=measured)
+        return in_parts(owner, wrapped, call, failed, seconds=took_s, measured=measured)
     owner.record(Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured))
     return result, None
-
-
-def _alone(
-    owner: Owner,
-    wrapped: Callable[..., Any],
-    call: WatchedCall,
-    failed: list[BaseException],
-    *,
-    took_s: float,
-    measured: Mapping[str, float] | None = None,
-) -> tuple[Any, BaseException | None]:
-    """Run a call that failed in parts; where other threads' calls were beside it, whole once more when they have ended."""
-    is_memory = scan_error(failed[0]).first_cause is not None
-
-    def let_go() -> None:
-        if is_memory:
-            clear(failed[0])
-            torch_memory.release()
-
-    with turns.alone(call.model, took_s, let_go) as had_others:
-        if not (had_others and is_memory and may_split(call)):
-            return in_parts(owner, wrapped, call, failed, seconds=took_s, measured=measured)
-        failed.clear()
-        get_logger().warning("out of memory beside calls of other threads: once more, alone", rows=call.rows)
-        return in_parts(owner, wrapped, call)
 
 
 def _watched_often(
@@ -181,7 +155,7 @@ def _watched_often(
     if not guards or inside_call.get() or disabled():
         return _watched(read, wrapped, model, args, kwargs)
     token = inside_call.set(True)
-    try:  # not noted as running: torch.compile traces a model's call through here, and it is short
+    try:
         result, error = _run_often(guards[-1], read, wrapped, (model, args, kwargs))
     finally:
         inside_call.reset(token)
@@ -207,16 +181,16 @@ def _run_often(
             return run_guarded(wrapped, given[1], given[2])
         add_note(failed, f"oomguard: not run in parts: {WHY_NOT if unread is None else unread}")
         return None, failed
-    if failed is None:
-        return in_parts(owner, wrapped, call)
-    given_up, failed = [failed], None
-    return _alone(owner, wrapped, call, given_up, took_s=0.0)
+    given_up, failed = [] if failed is None else [failed], None
+    return in_parts(owner, wrapped, call, given_up)
 
 
 def _tell_of_thread() -> None:
     """Say once that a call runs in a thread that the guard of another one does not reach, as those of a pool."""
     thread = threading.current_thread()
     if thread is not threading.main_thread():
+        from oomguard.log import get_logger
+
         _unguarded_threads.append(thread.name)
         hint = "guard the function that the thread runs"
         get_logger().warning("a call runs in a thread that no guard reaches", thread=thread.name, hint=hint)

@@ -169,6 +169,12 @@ def has_gate(shape: ModelShape) -> bool:
     return shape.model_type not in FAMILIES["types"]["two_matrices"]
 
 
+def has_plain_activation(shape: ModelShape) -> bool:
+    """Return whether the MLP has no gate, and an activation that is one operation: it makes one tensor and no others."""
+    activation = shape.config.get("hidden_act", shape.config.get("activation_function"))
+    return not has_gate(shape) and activation in FAMILIES["types"]["plain_activations"]
+
+
 def _layer(shape: ModelShape, index: int, kind: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden = shape.hidden
     yield "input_layernorm.weight", (hidden,)

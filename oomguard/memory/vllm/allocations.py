@@ -254,6 +254,7 @@ _OF_THE_MODEL: Final = frozenset(
         "queries",
         "keys",
         "mlp",
+        "plain_mlp",
         "double_mlp",
         "fused_queries",
         "experts",

@@ -147,7 +147,7 @@ def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
 
 
 def _of_shape(shape: ModelShape) -> dict[str, int]:
-    from oomguard.memory.model.parameters import has_gate
+    from oomguard.memory.model.parameters import has_gate, has_plain_activation
 
     try:
         mlp = shape.number("intermediate_size") or 4 * shape.hidden
@@ -163,7 +163,7 @@ def _of_shape(shape: ModelShape) -> dict[str, int]:
         "queries": queries,
         "keys": keys,
         "fused_queries": queries + 2 * keys,
-        "mlp": mlp,
+        "plain_mlp" if has_plain_activation(shape) else "mlp": mlp,
         "double_mlp": 2 * mlp if has_gate(shape) else 0,
         "experts": experts,
         "expert_mlp": expert_mlp,

@@ -136,7 +136,10 @@ def test_what_a_request_asks_for_over_the_whole_vocabulary_is_no_matter_of_the_s
     assert not found.named.product.allocation.levers
 
 
-def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_width(tmp_path, incident):
+@pytest.mark.parametrize(("activation", "name", "together"), [("gelu", "plain_mlp", 8), ("gelu_new", "mlp", 16)])
+def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_width(
+    tmp_path, incident, activation, name, together
+):
     bert = {
         "model_type": "bert",
         "architectures": ["BertModel"],
@@ -147,8 +150,10 @@ def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_wid
         "vocab_size": 30522,
         "max_position_embeddings": 512,
         "torch_dtype": "float32",
+        "hidden_act": activation,
     }
     (tmp_path / "config.json").write_text(json.dumps(bert))
     tried, user = 3990 * 131072 * 4, {"max_num_batched_tokens": 4096, "max_model_len": 512}
     found = failed_allocation(incident(tried, "host_oom", phase="prefill", user=user))
-    assert str(found.named.product) == "3990 tokens x 131072 mlp x 4 bytes"
+    assert str(found.named.product) == f"3990 tokens x 131072 {name} x 4 bytes"
+    assert found.named.product.allocation.together == together

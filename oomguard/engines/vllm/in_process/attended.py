@@ -155,9 +155,8 @@ class AttendedAsync(LastingClient):
         self._is_away = True
         try:
             made = await asyncio.to_thread(self.replaced, error)
-        except (
-            asyncio.CancelledError
-        ):  # Ctrl-C, or a loop that ends: it waits for the thread, and nobody for the engine
+        except asyncio.CancelledError:
+            # Ctrl-C, or a loop that ends: it waits for the thread, and nobody waits for the engine.
             self.is_given_up = self._is_closed = True
             raise
         else:

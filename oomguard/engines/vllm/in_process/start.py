@@ -18,7 +18,7 @@ from oomguard.engines.vllm.in_process.front_end import step_in_use
 from oomguard.engines.vllm.in_process.lasting_client import LastingClient
 from oomguard.engines.vllm.in_process.listening import Listener
 from oomguard.engines.vllm.in_process.sleeping import check_room
-from oomguard.engines.vllm.in_process.stuck import Watched
+from oomguard.engines.vllm.in_process.stuck import GIVEN_UP, Watched
 from oomguard.engines.vllm.in_process.turns import turn
 from oomguard.engines.vllm.in_process.words import in_the_last_step, last_words, lines_of, segments_of
 from oomguard.engines.vllm.plugin import GROUP, LISTENER
@@ -63,15 +63,17 @@ class VllmStart:
         self._listener = Listener()
         self._told: set[str] = set()
         self._in_use: dict[str, SettingInForce] = {}
-        self._is_given_up: Callable[[], bool] = lambda: False
+        self.is_given_up: Callable[[], bool] = lambda: False
 
     def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
         """Start the engine with these settings changed, in so many seconds or any number, and return how that ended."""
         args, kwargs = self._arguments.call(changed)
-        with _one_at_a_time, turn():
+        with _one_at_a_time, turn(stop=self.is_given_up):
+            if self.is_given_up():
+                return EndedStart(error=RuntimeError(GIVEN_UP), not_again=GIVEN_UP, is_ended=True)
             before = read_cgroup()
             self._listener = Listener()
-            result, error, watched = None, None, Watched(self._listener, within_s, self._is_given_up)
+            result, error, watched = None, None, Watched(self._listener, within_s, self.is_given_up)
             with _heard(self._listener) as captures, watched.lasting():
                 try:
                     result = self._function(*args, **kwargs)
@@ -116,7 +118,7 @@ class VllmStart:
 
         attend(engine, died)
         client = weakref.ref(engine.engine_core)
-        self._is_given_up = lambda: (lasting := client()) is None or lasting.is_given_up
+        self.is_given_up = lambda: (lasting := client()) is None or lasting.is_given_up
         engine.engine_core.before_waking = lambda: check_room(self._listener.rows())
 
     def _stop_hearing(self) -> None:

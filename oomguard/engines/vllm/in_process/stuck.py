@@ -23,6 +23,7 @@ LOOKS_EVERY_S: Final = 0.5
 # vLLM's processes end within 5 seconds of a failure where nothing is lost.
 ENDS_WITHIN_S: Final = 20.0
 _CORE_FOLLOWS_WITHIN_S: Final = 5.0
+GIVEN_UP: Final = "nobody waits for it any more, and it was ended"
 # How vLLM names a core's process (vllm/v1/engine/utils.py CoreEngineProcManager, 0.10 to 0.32).
 _CORE: Final = "EngineCore"
 
@@ -72,8 +73,8 @@ class Watched:
                 self._end_all(spared=stuck)
                 return
             if self.ended_because is None and (late or self._is_given_up()):
-                late_s = f"it had not started within {self._within_s or 0:g} s, and was ended"
-                self.ended_because = late_s if late else "nobody waits for it any more, and it was ended"
+                too_long = f"it had not started within {self._within_s or 0:g} s, and was ended"
+                self.ended_because = too_long if late else GIVEN_UP
                 get_logger().warning("the engine's start is ended", because=self.ended_because)
             if self.ended_because is not None:  # each time: one that is killed may have begun another
                 self._end_all(spared=set())

@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,10 +29,13 @@ _TRIES: Final = 50
 
 
 @contextlib.contextmanager
-def turn(folder: Path | None = None, *, waits_s: float = WAITS_S) -> Iterator[None]:
+def turn(
+    folder: Path | None = None, *, waits_s: float = WAITS_S, stop: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Wait until no other guarded start goes on that sees one of these devices, and hold that while the block runs.
 
-    Do without where no lock can be made. After ``waits_s`` seconds the start goes on all the same, and says so.
+    Do without where no lock can be made. After ``waits_s`` seconds the start goes on all the same, and says so; once ``stop``
+    is true, at once.
     """
     held: list[_Lock] = []
     try:
@@ -40,7 +43,7 @@ def turn(folder: Path | None = None, *, waits_s: float = WAITS_S) -> Iterator[No
         for name, kind in _locks(os.environ):
             place = _private(Path(tempfile.gettempdir()) if folder is None else folder)
             lock = None if place is None else _Lock(place / name, kind)
-            if lock is None or not lock.take(until_s):
+            if lock is None or not lock.take(until_s, stop):
                 break
             held.append(lock)
         yield
@@ -55,14 +58,16 @@ class _Lock:
     def __init__(self, path: Path, kind: int) -> None:
         self._path, self._kind, self._descriptor = path, kind, -1
 
-    def take(self, until_s: float) -> bool:
-        """Take it; return whether it is held: not where the file cannot be made, nor where the time is over."""
+    def take(self, until_s: float, stop: Callable[[], bool]) -> bool:
+        """Take it; return whether it is held: not where the file cannot be made, nor where the time is over or ``stop`` is true."""
         is_told = False
         while True:
             try:
                 if self._is_taken():
                     return True
             except OSError:
+                return False
+            if stop():
                 return False
             if time.monotonic() > until_s:
                 get_logger().warning("another engine still starts", then="this one starts beside it")
