@@ -28,6 +28,11 @@ def said(_launch: Launch) -> tuple[Line, ...]:
     return ()
 
 
+def limit_bytes(_launch: Launch) -> int | None:
+    """Return None."""
+    return None
+
+
 def beaten_by(_launch: Launch, _name: str, _facts: Mapping[str, Fact]) -> SettingInForce | None:
     """Return None."""
     return None

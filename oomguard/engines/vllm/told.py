@@ -54,10 +54,20 @@ def told_engines(path: Path) -> tuple[StartedEngine, ...]:
 
 def noted_lines(path: Path) -> tuple[Line, ...]:
     """Return what a file of the plugin says that vLLM logged, as lines of a log; leave out any other line of it."""
+    return lines_of(_noted(path))
+
+
+def noted_limit_bytes(path: Path) -> int | None:
+    """Return the least that a process of vLLM said it may have of memory; None where none is limited."""
+    limits = (row.get("limit_bytes") for row in _noted(path))
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
+def _noted(path: Path) -> list[dict[str, Any]]:
     try:
         texts = read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
-        return ()
+        return []
     rows = []
     for text in texts:
         try:
@@ -66,7 +76,7 @@ def noted_lines(path: Path) -> tuple[Line, ...]:
             continue
         if isinstance(row, dict):
             rows.append(row)
-    return lines_of(rows)
+    return rows
 
 
 def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:

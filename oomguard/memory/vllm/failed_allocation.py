@@ -105,7 +105,12 @@ def with_allocation(incident: Incident, model: str | None = None, *, local: bool
     if local and incident.kind == "host_oom":
         from oomguard.observe.host_memory import read_available_bytes, read_total_bytes
 
-        read = {"host_available_bytes": read_available_bytes(), "host_total_bytes": read_total_bytes()}
+        free, limit = (
+            read_available_bytes(),
+            incident.number("host_available_bytes"),
+        )  # the limit of the engine's own processes
+        free = free if limit is None or free is None else min(free, int(limit))
+        read = {"host_available_bytes": free, "host_total_bytes": read_total_bytes()}
         facts.update({name: Fact(name, size, "measured") for name, size in read.items() if size is not None})
     if found is not None and found.by_bytes:
         named = found.named

@@ -43,6 +43,8 @@ def speak(path: str | None = None) -> None:
         if listens:
             _speaker.say({"hello": os.getppid()})
             _watch_segments()
+        elif (limit := _limit_bytes()) is not None:
+            _speaker.say({"limit_bytes": limit})
     except Exception:  # noqa: BLE001, S110 - no mistake here may keep an engine from its start
         pass
 
@@ -134,6 +136,14 @@ class _Factory:
         except Exception:  # noqa: BLE001, S110 - as in speak
             pass
         return record
+
+
+def _limit_bytes() -> int | None:
+    """Return what this process may have of private memory or address space: a wrapper (prlimit, a shell's ulimit) limits nobody else."""
+    import resource
+
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
+    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
 
 
 def _is_in_place(factory: Any) -> bool:

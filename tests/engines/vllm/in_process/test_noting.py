@@ -12,7 +12,7 @@ import pytest
 
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.in_process import noting
-from oomguard.engines.vllm.told import noted_lines
+from oomguard.engines.vllm.told import noted_limit_bytes, noted_lines
 
 ROOT = Path(__file__).parents[4]
 LOGS = """
@@ -30,9 +30,12 @@ except ValueError:
 """
 
 
-def run(path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+LIMIT_BYTES = 3 << 30
+
+
+def run(path: Path, *before: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", LOGS],
+        [*before, sys.executable, "-c", LOGS],
         env={**os.environ, "PYTHONPATH": str(ROOT), plugin.SAID: str(path), **env},
         capture_output=True,
         text=True,
@@ -74,3 +77,11 @@ def test_lines_of_a_file_that_are_none_are_left_out(tmp_path):
     )
     assert [line.text.rpartition("] ")[2] for line in noted_lines(tmp_path / "said.jsonl")] == ["kept"]
     assert noted_lines(tmp_path / "none.jsonl") == ()
+
+
+def test_what_a_wrapper_limits_the_engine_to_is_noted_and_nothing_where_nothing_does(tmp_path):
+    run(tmp_path / "free.jsonl")
+    assert noted_limit_bytes(tmp_path / "free.jsonl") is None
+    run(tmp_path / "limited.jsonl", "bash", "-c", f'ulimit -d {LIMIT_BYTES >> 10} && exec "$@"', "bash")
+    assert noted_limit_bytes(tmp_path / "limited.jsonl") == LIMIT_BYTES
+    assert noted_lines(tmp_path / "limited.jsonl")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import get_context
 
 import pytest
 
@@ -16,6 +17,7 @@ from oomguard.engines.vllm.in_process.listening import CORE_FAILED, Listener
 from oomguard.engines.vllm.in_process.stuck import Watched
 from oomguard.engines.vllm.plugin import LISTENER
 
+Process = get_context("fork").Process
 # A worker that ignores SIGTERM, and a core that waits for it once it has said its words.
 WORKER = """
 import signal, sys, time
@@ -84,6 +86,37 @@ def test_what_nobody_waits_for_any_more_is_killed(listener):
         given_up.append(True)
         assert process.wait(30) == -9
     assert watched.ended_because == "nobody waits for it any more, and it was ended"
+
+
+def test_a_core_that_has_not_spoken_is_killed_too_and_no_other_child(listener):
+    with Watched(listener, 0.2).lasting():
+        children = [
+            Process(target=time.sleep, args=(60,), name=name) for name in ("EngineCore", "EngineCore_DP1", "mine")
+        ]
+        for child in children:
+            child.start()
+        try:
+            for core_ in children[:2]:
+                core_.join(10)
+            assert [child.exitcode for child in children] == [-9, -9, None]
+        finally:
+            for child in children:
+                child.kill()
+                child.join()
+
+
+def test_a_core_of_an_earlier_start_is_left_alone(listener):
+    before = Process(target=time.sleep, args=(60,), name="EngineCore")
+    before.start()
+    try:
+        with Watched(listener, 0.1).lasting() as watched:
+            while watched.ended_because is None:
+                time.sleep(0.02)
+            time.sleep(0.2)
+        assert before.is_alive()
+    finally:
+        before.kill()
+        before.join()
 
 
 def test_a_core_that_did_not_fail_is_left_alone(listener):
