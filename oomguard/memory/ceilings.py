@@ -15,6 +15,12 @@ def others_margin_ratio() -> float:
     return float(tables()["ceilings"]["others_margin_ratio"])
 
 
+def pool_margin_bytes(total_bytes: float, *, is_on_host: bool) -> float:
+    """Return what has to stay free beside a cache that takes all else of a device, or of a host."""
+    margin = others_margin_ratio() * total_bytes
+    return max(margin, float(tables()["ceilings"]["host_margin_bytes"])) if is_on_host else margin
+
+
 def most_free_ratio() -> float:
     """Return the highest utilization to propose without a printed figure of what is free."""
     return float(tables()["ceilings"]["most_free_ratio"])

@@ -12,7 +12,7 @@ from typing import Final
 
 from oomguard.facts import MIB, format_gib
 from oomguard.incident import Incident
-from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
+from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio, pool_margin_bytes
 from oomguard.remedy.solution import Solution
 
 # Raising the utilization: what the engine holds varies a little from start to start; on the CPU backend the node's
@@ -267,8 +267,8 @@ def kv_bytes_within_free(incident: Incident) -> Solution:
     free, asked = incident.number("device_free_bytes"), incident.number("kv_cache_requested_bytes")
     if free is None or asked is None:
         return Solution(None, "free memory is not printed", unknown=("free memory: not printed",))
-    total = incident.number("device_total_bytes") or free
-    value = int(free - incident.slack("device_free_bytes") - others_margin_ratio() * total)
+    on_host, total = "on_cpu" in incident.facts, incident.number("device_total_bytes") or free
+    value = int(free - incident.slack("device_free_bytes") - pool_margin_bytes(total, is_on_host=on_host))
     if value <= 0:
         return Solution(None, f"only {format_gib(free)} is free")
     if value >= asked:

@@ -245,6 +245,12 @@ def test_the_byte_count_within_free_keeps_a_margin():
     assert solution.freed_bytes == 12 * GIB - solution.value
 
 
+def test_beside_a_cache_on_the_host_at_least_a_gigabyte_stays_free():
+    """All its pages are there at once, and the kernel ends the worker whose start needs one more."""
+    facts = {"device_free_bytes": 10 * GIB, "kv_cache_requested_bytes": 12 * GIB, "device_total_bytes": 20 * GIB}
+    assert 1 * GIB < 10 * GIB - kv_bytes_within_free(incident(**facts, on_cpu=True)).value < 1.5 * GIB
+
+
 @settings(deadline=None)
 @given(free=sizes, asked=sizes, total=sizes)
 def test_the_byte_count_within_free_is_below_what_is_free(free, asked, total):

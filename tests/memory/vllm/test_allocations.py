@@ -72,6 +72,13 @@ def test_the_activations_of_a_step_that_was_not_full_are_named_where_the_engine_
     assert named(7001 * 28672 * 2, phase="profile_run") is None
 
 
+def test_the_sampler_s_rows_of_fewer_requests_than_may_run_are_named_where_it_works():
+    found = named(201 * 128256 * 8, phase="sampling_logits")
+    assert found is not None
+    assert found.product.allocation.name == "sampler_rows"
+    assert str(found.product) == "201 tokens x 128256 vocabulary x 8 bytes"
+
+
 def test_no_prompt_has_more_tokens_than_the_longest_request():
     """4094 x 2 bytes or 2047 x 4: under a length of 2049 it was the second."""
     found = named(2047 * 128256 * 4, max_model_len=2049)
