@@ -20,6 +20,7 @@ SIZES = {
     "strangers_fourth": 20,
     "strangers_fifth": 20,
     "guarded_third": 24,
+    "guarded_sixth": 24,
 }
 CASES = [case for name in SIZES for case in read_cases(name)]
 each_set = pytest.mark.parametrize("name", SIZES)

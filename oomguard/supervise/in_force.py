@@ -141,7 +141,7 @@ def unheeded(
             why = "the engine itself sets it"
         else:
             places = places_of(launch.argv, patch.setting, fact.value, incident.framework)
-            given = "".join(f", as {place.key} in {place.file}, line {place.line}, has it" for place in places[:1])
+            given = "".join(f"; {place.file}, line {place.line}, has it as {place.key}" for place in places[:1])
             why = f"the program's own code sets it{given}"
         return Unheeded(patch.setting, patch.new, fact.value, why)
     return None

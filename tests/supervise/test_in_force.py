@@ -85,7 +85,7 @@ def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
     path.write_text("engine:\n  max_num_seqs: 256\n")
     launch = Launch(("python", "s.py", "--job", str(path)))
     over = unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256))
-    assert over.why == f"the program's own code sets it, as engine.max_num_seqs in {path}, line 2, has it"
+    assert over.why == f"the program's own code sets it; {path}, line 2, has it as engine.max_num_seqs"
 
 
 @pytest.mark.parametrize("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])

@@ -33,9 +33,9 @@ def read_config_file(path: str, engine: str, *, is_of_subcommand: bool) -> Confi
     """Return the settings of a file as the engine's own reader takes them; None where it cannot be read.
 
     Args:
-        path: The file.
-        engine: The engine whose reader takes it.
-        is_of_subcommand: Whether a subcommand (``vllm serve``) takes the flags: the file is read before it is known.
+        path: the file.
+        engine: the engine whose reader takes it.
+        is_of_subcommand: whether a subcommand (``vllm serve``) takes the flags; the engine reads the file before it knows which.
     """
     if not path.endswith(_ENDS):
         return None
