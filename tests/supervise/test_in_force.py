@@ -210,8 +210,11 @@ def test_changes_of_one_engine_are_joined_and_those_of_another_stay_its_own():
 
 def test_what_a_process_of_the_engine_may_have_is_what_its_host_has_for_it(tmp_path):
     said = tmp_path / "said.jsonl"
-    said.write_text(json.dumps({"pid": 7, "process": "Worker", "limit_bytes": 3 * GIB}) + "\n")
+    said.write_text(json.dumps({"pid": 7, "process": "Worker", "limits": {"process_data_limit_bytes": 3 * GIB}}) + "\n")
     launch = replace(SERVE, env={plugin.SAID: str(said)})
     ran = as_it_ran(incident(), engine=vllm, first=launch, launch=launch, changed={})
-    assert ran.facts["host_available_bytes"].value == 3 * GIB
-    assert "host_available_bytes" not in as_it_ran(incident(), engine=vllm, first=SERVE, launch=SERVE, changed={}).facts
+    assert ran.facts["process_data_limit_bytes"].value == 3 * GIB
+    assert (
+        "process_data_limit_bytes"
+        not in as_it_ran(incident(), engine=vllm, first=SERVE, launch=SERVE, changed={}).facts
+    )

@@ -16,7 +16,7 @@ from oomguard.engines.started import StartedEngine
 from oomguard.engines.vllm import lengths, plugin
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.own_command import own_command
-from oomguard.engines.vllm.told import arguments_told, noted_limit_bytes, noted_lines, told_engines
+from oomguard.engines.vllm.told import arguments_told, noted_limits, noted_lines, told_engines
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import SettingInForce
 from oomguard.observe.source import Line
@@ -58,10 +58,10 @@ def said(launch: Launch) -> tuple[Line, ...]:
     return () if noted is None else noted_lines(Path(noted))
 
 
-def limit_bytes(launch: Launch) -> int | None:
-    """Return the least that a process of the launch's engines may have of memory, as far as the plugin noted one that is limited."""
+def limits(launch: Launch) -> dict[str, int]:
+    """Return what a process of the launch's engines may have of memory by fact, as far as the plugin noted one that is limited."""
     noted = launch.env.get(plugin.SAID)
-    return None if noted is None else noted_limit_bytes(Path(noted))
+    return {} if noted is None else noted_limits(Path(noted))
 
 
 def started(launch: Launch) -> tuple[StartedEngine, ...]:

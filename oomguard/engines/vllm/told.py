@@ -17,6 +17,7 @@ from oomguard.surfaces import surfaces
 
 _ENGINE: Final = "vllm"
 _MOST_BYTES: Final = 5 << 20
+_LIMITS: Final = ("process_data_limit_bytes", "host_available_bytes")
 
 
 def arguments_told() -> list[str]:
@@ -57,10 +58,16 @@ def noted_lines(path: Path) -> tuple[Line, ...]:
     return lines_of(_noted(path))
 
 
-def noted_limit_bytes(path: Path) -> int | None:
-    """Return the least that a process of vLLM said it may have of memory; None where none is limited."""
-    limits = (row.get("limit_bytes") for row in _noted(path))
-    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+def noted_limits(path: Path) -> dict[str, int]:
+    """Return the least that processes of vLLM said they may have of memory, by the fact that it is; empty where none is limited."""
+    found: dict[str, int] = {}
+    for row in _noted(path):
+        limits = row.get("limits")
+        for name in _LIMITS:
+            limit = limits.get(name) if isinstance(limits, dict) else None
+            if isinstance(limit, int) and limit > 0:
+                found[name] = min(limit, found.get(name, limit))
+    return found
 
 
 def _noted(path: Path) -> list[dict[str, Any]]:

@@ -103,15 +103,17 @@ def with_allocation(incident: Incident, model: str | None = None, *, local: bool
     found = failed_allocation(incident, model, reads_models=local or model is not None)
     facts: dict[str, Fact] = dict(incident.facts)
     if local and incident.kind == "host_oom":
-        from oomguard.observe.host_memory import read_available_bytes, read_total_bytes
+        from oomguard.observe.host_memory import read_available_bytes, read_data_limit_bytes, read_total_bytes
 
-        free, limit = (
-            read_available_bytes(),
-            incident.number("host_available_bytes"),
-        )  # the limit of the engine's own processes
-        free = free if limit is None or free is None else min(free, int(limit))
-        read = {"host_available_bytes": free, "host_total_bytes": read_total_bytes()}
-        facts.update({name: Fact(name, size, "measured") for name, size in read.items() if size is not None})
+        read = {
+            "host_available_bytes": read_available_bytes(),
+            "process_data_limit_bytes": read_data_limit_bytes(),
+            "host_total_bytes": read_total_bytes(),
+        }
+        for name, size in read.items():
+            less = incident.number(name)  # the engine's own processes may have less
+            known = [int(one) for one in (size, less) if one is not None]
+            facts.update({name: Fact(name, min(known), "measured")} if known else {})
     if found is not None and found.by_bytes:
         named = found.named
         told: dict[str, FactValue] = {

@@ -43,8 +43,8 @@ def speak(path: str | None = None) -> None:
         if listens:
             _speaker.say({"hello": os.getppid()})
             _watch_segments()
-        elif (limit := _limit_bytes()) is not None:
-            _speaker.say({"limit_bytes": limit})
+        elif limits := _limits():
+            _speaker.say({"limits": limits})
     except Exception:  # noqa: BLE001, S110 - no mistake here may keep an engine from its start
         pass
 
@@ -138,12 +138,13 @@ class _Factory:
         return record
 
 
-def _limit_bytes() -> int | None:
-    """Return what this process may have of private memory or address space: a wrapper (prlimit, a shell's ulimit) limits nobody else."""
+def _limits() -> dict[str, int]:
+    """Return what this process may have of memory, where that is limited: a wrapper (prlimit, a shell's ulimit) limits nobody else."""
     import resource
 
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
-    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
+    kinds = {"process_data_limit_bytes": resource.RLIMIT_DATA, "host_available_bytes": resource.RLIMIT_AS}
+    limits = {fact: resource.getrlimit(kind)[0] for fact, kind in kinds.items()}
+    return {fact: limit for fact, limit in limits.items() if limit != resource.RLIM_INFINITY}
 
 
 def _is_in_place(factory: Any) -> bool:

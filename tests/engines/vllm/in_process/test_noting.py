@@ -12,7 +12,7 @@ import pytest
 
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.in_process import noting
-from oomguard.engines.vllm.told import noted_limit_bytes, noted_lines
+from oomguard.engines.vllm.told import noted_limits, noted_lines
 
 ROOT = Path(__file__).parents[4]
 LOGS = """
@@ -81,7 +81,7 @@ def test_lines_of_a_file_that_are_none_are_left_out(tmp_path):
 
 def test_what_a_wrapper_limits_the_engine_to_is_noted_and_nothing_where_nothing_does(tmp_path):
     run(tmp_path / "free.jsonl")
-    assert noted_limit_bytes(tmp_path / "free.jsonl") is None
+    assert noted_limits(tmp_path / "free.jsonl") == {}
     run(tmp_path / "limited.jsonl", "bash", "-c", f'ulimit -d {LIMIT_BYTES >> 10} && exec "$@"', "bash")
-    assert noted_limit_bytes(tmp_path / "limited.jsonl") == LIMIT_BYTES
+    assert noted_limits(tmp_path / "limited.jsonl") == {"process_data_limit_bytes": LIMIT_BYTES}
     assert noted_lines(tmp_path / "limited.jsonl")
