@@ -136,9 +136,8 @@ def kept(case: dict[str, Any], folder: str, output: str, records: list[Any]) -> 
     settings, facts = records[-1].settings, records[0].incident["facts"]
     if case["judged"] == "max_model_len":
         return settings["max_model_len"] / feasible(case, folder, case["pool"])["longest_tokens"]
-    if (
-        case["judged"] == "pool"
-    ):  # one of all but half a GiB is made, and its worker killed; one of all but one GiB runs
+    if case["judged"] == "pool":
+        # One of all but half a GiB is made, and its worker killed; one of all but one GiB runs.
         return settings["kv_cache_memory_bytes"] / (facts["device_free_bytes"] - GIB)
     found = _CONSUMED.findall(output)
     if case["judged"] == "lowered":
