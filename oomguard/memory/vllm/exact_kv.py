@@ -38,12 +38,14 @@ class ExactKv:
 
     Attributes:
         model: the model.
-        settings: vLLM's settings, filled in.
+        given: vLLM's settings as they were given.
+        settings: the same, filled in.
         caches: the layout and the layers of each stage.
         fewest_step_tokens: what a step holds at least: a token for every request that may run, and what may not be cut.
     """
 
     model: Model
+    given: VllmSettings
     settings: VllmSettings
     caches: StartCaches
     fewest_step_tokens: int
@@ -85,6 +87,24 @@ class ExactKv:
     def longest(self, blocks: int) -> int:
         """Return the longest request, up to the length asked for, that so many blocks hold."""
         return self.layout.longest(blocks * self.block_bytes, self.settings.max_model_len or 0, self._widest)
+
+    @property
+    def step_follows_length(self) -> bool:
+        """Whether vLLM fills in a smaller step for a shorter request, and a step must hold what may not be cut."""
+        return self.given.max_num_batched_tokens is None and uncut_tokens(self.model.encoder, self.settings) > 0
+
+    def longest_with_its_step(self, blocks: int) -> int:
+        """Return the longest request that fits beside the step that vLLM fills in for it; 0 where none does."""
+        low, high = 0, self.settings.max_model_len or 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._with_length(middle).needed_blocks <= blocks else (low, middle - 1)
+        found = self._with_length(low).settings
+        return low if low and (found.max_num_batched_tokens or 0) >= uncut_tokens(self.model.encoder, found) else 0
+
+    def _with_length(self, tokens: int) -> ExactKv:
+        filled = with_defaults(replace(self.given, max_model_len=tokens), self.model.shape, [])
+        return replace(self, settings=filled, caches=start_caches(self.model, filled))
 
     def step_tokens(self, blocks: int) -> int | None:
         """Return the most tokens in a step with which the full length fits, None where a smaller step does not help."""
@@ -161,7 +181,7 @@ def exact_kv(start: FailedStart) -> ExactKv | None:
     try:
         refuse_impossible(settings, start.model.shape)
         fewest = max(most_default_rows(start.settings, settings), uncut_tokens(start.model.encoder, settings))
-        found = ExactKv(start.model, settings, start_caches(start.model, settings), fewest)
+        found = ExactKv(start.model, start.settings, settings, start_caches(start.model, settings), fewest)
     except OomguardError:
         return None
     return found if found.block_bytes > 0 and found.layout.request_blocks() > 0 else None
@@ -207,7 +227,9 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
     if incident.kind == TOO_SMALL and pool is not None:
         if may_shrink_steps(found, incident):
             new["fitting_step_tokens"] = found.step_tokens(pool)
-        if "estimated_max_model_len_tokens" not in facts:
+        if found.step_follows_length:  # the engine's own estimate keeps the step of the length that was asked for
+            new["estimated_max_model_len_tokens"] = found.longest_with_its_step(pool)
+        elif "estimated_max_model_len_tokens" not in facts:
             new["estimated_max_model_len_tokens"] = found.longest(pool) or None
     facts.update({name: Fact(name, value, "config") for name, value in new.items() if value is not None})
     return replace(incident, facts=MappingProxyType(facts))
@@ -265,7 +287,7 @@ def _contradictions(found: ExactKv, incident: Incident, pool: int | None) -> Ite
             f"configuration, {format_rounded(needed, slack)} as printed, which counts"
         )
     estimate = incident.number("estimated_max_model_len_tokens")
-    if estimate is None or pool is None:
+    if estimate is None or pool is None or incident.facts["estimated_max_model_len_tokens"].source == "config":
         return
     is_exact = "num_gpu_blocks_override" in incident.facts or "kv_cache_memory_bytes" in incident.facts
     longest = found.longest(pool)

@@ -286,30 +286,48 @@ def test_a_floor_on_the_step_leaves_the_length_alone_the_remedy(too_small):
 TOLD = (("max_num_batched_tokens", ""), ("max_model_len", "_tokens"))
 
 
+WHISPER = {
+    "model_type": "whisper",
+    "d_model": 128,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 256,
+    "decoder_ffn_dim": 256,
+    "vocab_size": 1024,
+    "num_mel_bins": 80,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "is_encoder_decoder": True,
+    "torch_dtype": "float16",
+}
+
+
 def test_a_decoder_that_attends_across_gets_a_smaller_step_but_never_less_than_one_audio(too_small):
     """vLLM keeps a step's tokens of audio for each request; 59 blocks of 128 are left beside the decoder's own 4 and the engine's."""
-    whisper = {
-        "model_type": "whisper",
-        "d_model": 128,
-        "encoder_layers": 1,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 256,
-        "decoder_ffn_dim": 256,
-        "vocab_size": 1024,
-        "num_mel_bins": 80,
-        "max_source_positions": 1500,
-        "max_target_positions": 448,
-        "is_encoder_decoder": True,
-        "torch_dtype": "float16",
-    }
     block = 2 * CPU_BLOCK_TOKENS * 2 * 128 * 2
     asked = {"max_num_batched_tokens": 32768, "max_num_seqs": 8, "max_model_len_tokens": 448}
-    found = planned(too_small(whisper, {"kv_cache_memory_bytes": 64 * block, "enable_chunked_prefill": False}, **asked))
+    found = planned(too_small(WHISPER, {"kv_cache_memory_bytes": 64 * block, "enable_chunked_prefill": False}, **asked))
     assert values(found)["max_num_batched_tokens"] == 59 * CPU_BLOCK_TOKENS
-    tiny = planned(too_small(whisper, {"kv_cache_memory_bytes": 10 * block}, **asked))
+    tiny = planned(too_small(WHISPER, {"kv_cache_memory_bytes": 10 * block}, **asked))
     assert "max_num_batched_tokens" not in values(tiny)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "printed", "longest"),
+    [
+        (16, {"estimated_max_model_len_tokens": 128}, 384),  # 3 beside 12 of a step of 4 x 384 tokens: one audio is 1500
+        (13, {}, None),  # 2 beside 8 of a step of 4 x 256 tokens, which holds no audio
+    ],
+)
+def test_a_length_for_a_decoder_that_attends_across_counts_with_the_step_that_vllm_fills_in_for_it(
+    too_small, blocks, printed, longest
+):
+    user = {"num_gpu_blocks_override": blocks}
+    found = planned(too_small(WHISPER, user, max_num_seqs=4, max_model_len_tokens=448, **printed))
+    lengths = [other.new for other in found.alternatives if other.setting == "max_model_len"]
+    assert lengths == ([] if longest is None else [longest])
 
 
 def test_where_the_layout_is_not_the_engine_s_nothing_is_solved_by_it(too_small):
