@@ -13,7 +13,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .sources/fuzz
 
-.PHONY: demo demo-vllm setup test test-fast test-vllm lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -49,6 +49,9 @@ test-fast: .venv/ready-dev lint typecheck
 
 test-vllm: .venv/ready-dev .venv-vllm/ready   ## those with the real vLLM, one at a time
 	@$(TIMED) 'vLLM tests' $(if $(CI),20,4) $(BIN)/pytest -q -n 0 -m vllm tests/vllm
+
+test-gpu: .venv/ready-dev      ## those that need a CUDA device; skipped, with the reason, where there is none
+	@$(BIN)/pytest -q -n 0 -m gpu tests
 
 lint: .venv/ready-dev
 	@$(TIMED) lint 0.1 sh -c '$(BIN)/ruff check . && $(BIN)/ruff format --check .'

@@ -91,6 +91,8 @@ def _share(best: dict[str, Any], old: float | None, found: Any) -> float:
     """Compare with the value, else with the interval's edge on the side of what was lost; a text with the texts that are best."""
     if isinstance(best["value"], str):
         return float(found in (best["value"], *best["alternatives"]))
+    if isinstance(best["value"], bool):
+        return float(bool(found) is best["value"])
     new = float(found)
     raised = old is not None and new > old
     if is_exact(best):

@@ -142,8 +142,8 @@ class WatchedCall(Protocol):
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
         """Return what is entered while rows ``start`` to ``stop`` run, so that they give what the whole call would."""
 
-    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> WatchedCall | str:
-        """Return the call with ``tokens`` tokens of its prompt at a time, or why it gives another result so, or none.
+    def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> WatchedCall | str:
+        """Return the call with these settings changed, or why it cannot be made so, or gives another result than they say.
 
         ``failed_in`` are the functions that its failure went through; None: it has not been run.
         """

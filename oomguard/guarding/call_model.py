@@ -1,7 +1,8 @@
-"""The model behind the failure of a guarded call: its trace, what its rows held, and its prompt in chunks."""
+"""The model behind the failure of a guarded call: its trace, what its rows held, and what of it may be done another way."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oomguard.engines.protocol import WatchedCall
@@ -9,7 +10,7 @@ from oomguard.guarding.failure import row_bytes_at_failure
 from oomguard.incident import Incident
 from oomguard.observe import torch_memory
 from oomguard.remedy.modelled_call import CallModel
-from oomguard.remedy.prompt_chunks import Chunks
+from oomguard.remedy.variant import Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class FailedRows:
     attempts_left: int
 
 
-def model_of(call: WatchedCall, failure: Incident, failed: FailedRows, chunks: Chunks | None) -> CallModel:
+def model_of(call: WatchedCall, failure: Incident, failed: FailedRows, variants: Mapping[str, Variant]) -> CallModel:
     """Return the model of a call whose rows failed together."""
     base = torch_memory.live_bytes(call.model)
     return CallModel(
@@ -46,5 +47,5 @@ def model_of(call: WatchedCall, failure: Incident, failed: FailedRows, chunks: C
         not_splittable=failed.not_splittable,
         others_ran=failed.others_ran,
         attempts_left=failed.attempts_left,
-        chunks=chunks,
+        variants=variants,
     )

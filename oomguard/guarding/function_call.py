@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from oomguard.facts import FactValue
 from oomguard.guarding.rows import can_be_cut, cut, entries, is_record, why_not_rows
 from oomguard.observe import torch_memory
 
@@ -91,9 +92,9 @@ class RowsCall:
             hint = "seed each row by itself"
             get_logger().warning("the function draws random numbers: other ones in parts than in one call", hint=hint)
 
-    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
-        """Return why a prompt cannot be run in chunks."""
-        del tokens, failed_in
+    def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> str:
+        """Return why nothing of it is done another way."""
+        del changes, failed_in
         return "the function is your own"
 
     def problem(self, part: Any, rows: int) -> str | None:

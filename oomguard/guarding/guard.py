@@ -17,7 +17,7 @@ from oomguard.facts import FactValue
 from oomguard.guarding.decorating import decorate
 from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.watching import entered, in_force, watch, watching
-from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
+from oomguard.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.partial import Partial
 from oomguard.remedy.policy import Policy, make_policy
@@ -234,11 +234,6 @@ def guard(
     if start_within_s is not None and not start_within_s > 0:
         raise SettingError(f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None")
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
-    if policy.allow is Effect.CHANGES_OUTPUTS:
-        # It would be silence where nothing fits: the number of rows is all that a guard changes, and keeps outputs.
-        logging.getLogger("oomguard").warning(
-            "oomguard: a guard changes no outputs: allow=%s permits nothing more", allow
-        )
     made = Guard(
         policy,
         batch=batch,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oomguard.engines.protocol import WatchedCall
@@ -28,7 +29,7 @@ class _Known:
     calm_calls: int = 0
     patience_calls: int = _FIRST_PATIENCE_CALLS
     is_trying_more: bool = False
-    chunk_tokens: int | None = None
+    varied: Mapping[str, FactValue] = field(default_factory=dict)
 
 
 class KnownSizes:
@@ -63,12 +64,12 @@ class KnownSizes:
             size *= 2
         return min(call.rows, max(1, size))
 
-    def chunk_tokens(self, call: WatchedCall) -> int | None:
-        """Return how many tokens of a prompt to process at a time: None unless one as long ran so."""
+    def varied(self, call: WatchedCall) -> Mapping[str, FactValue]:
+        """Return what of a call to do another way from the start: nothing unless one as long ran so."""
         known, tokens = self._known(call), _tokens(call)
         if known is None or known.tokens is None or tokens is None or tokens * _CHUNKED_FROM < known.tokens:
-            return None
-        return known.chunk_tokens
+            return {}
+        return known.varied
 
     def ran(
         self,
@@ -77,7 +78,7 @@ class KnownSizes:
         row_bytes: float | None,
         *,
         after_failure: bool,
-        chunk_tokens: FactValue | None = None,
+        varied: Mapping[str, FactValue],
     ) -> None:
         """Note that parts of ``rows`` rows ran, each row with at most ``row_bytes``; after a failure the size is known anew."""
         known = self._known(call)
@@ -89,8 +90,9 @@ class KnownSizes:
                     known.patience_calls * 2 if known is not None and known.is_trying_more else _FIRST_PATIENCE_CALLS
                 )
                 model = None if call.model is None else weakref.ref(call.model)
-                self._by_call[_key(call)] = _Known(rows, _tokens(call), row_bytes, model, patience_calls=again)
-                self._by_call[_key(call)].chunk_tokens = chunk_tokens if isinstance(chunk_tokens, int) else None
+                self._by_call[_key(call)] = _Known(
+                    rows, _tokens(call), row_bytes, model, patience_calls=again, varied=varied
+                )
             else:
                 known.calm_calls = 0 if known.is_trying_more else known.calm_calls + 1
                 known.is_trying_more = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,8 +10,6 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.beginning import Generators, may_begin_in_parts
 from oomguard.guarding.call_model import FailedRows, model_of
-from oomguard.guarding.chunking import SETTING as CHUNK
-from oomguard.guarding.chunking import chunks_of, functions_of, tell_of
 from oomguard.guarding.failure import annotate, clear, facts_of, in_phase, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.guarding.making_room import make_room
@@ -20,10 +18,12 @@ from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.partial import leave_with
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
+from oomguard.guarding.variants import Variation, tell_of
 from oomguard.incident import Incident, Patch, SettingInForce
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.partial import Partial
+from oomguard.remedy.call_variants import VARIED
 from oomguard.remedy.modelled_call import BATCH_MARGIN_RATIO, CallModel
 
 
@@ -38,8 +38,7 @@ class SplitRun:
 
     def __init__(self, owner: Owner, wrapped: Callable[..., Any], call: WatchedCall) -> None:
         self._owner, self._wrapped = owner, wrapped
-        self._call = self._made = call
-        self._not_in_chunks: str | None = None
+        self._way = Variation(call)
         self._rows = self._size = self._begun = call.rows
         self._whole: Any = None
         self._gathered = Gathered(
@@ -103,8 +102,9 @@ class SplitRun:
         self._ledger.settings["batch_size"] = self._size
         if self._size < self._rows:
             self._gathered.park()  # what is known to fit was alone with the rows
-        if (tokens := self._owner.known.chunk_tokens(self._call)) is not None:
-            self._put_in_chunks(tokens, None)
+        for name, value in self._owner.known.varied(self._call).items():
+            self._way.vary(name, value, None)
+        self._ledger.settings.update(self._way.settings)
         self._room_bytes = None if free is None else free * (1 - BATCH_MARGIN_RATIO)
 
     def _attempt(self) -> bool:
@@ -119,12 +119,12 @@ class SplitRun:
         error = "" if failed is None else self._part_error or type(failed).__name__
         self._owner.record(self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured))
         if incident is not None:
-            self._ledger.choose(incident, lambda name: name in {"batch_size", CHUNK})
+            self._ledger.choose(incident, lambda name: name == "batch_size" or name in VARIED)
         return failed is None
 
     def _run_whole(self) -> BaseException | None:
-        """Run the call as the user made it, unless it has been run, or in chunks, and keep its result as it is."""
-        if self._call is not self._made:
+        """Run the call as the user made it, unless it has been run, or another way, and keep its result as it is."""
+        if self._way.settings:
             return self._run_changed()
         error = self._first_error
         around: AbstractContextManager[object] = nullcontext() if error is None else self._call.around(0, self._rows)
@@ -141,7 +141,7 @@ class SplitRun:
         return error
 
     def _run_changed(self) -> BaseException | None:
-        """Run all rows with the prompt in chunks; return the first failure where that shows that it cannot be done."""
+        """Run all rows another way; return the first failure where that shows that it cannot be done."""
         torch_memory.reset_peak()
         with self._call.around(0, self._rows):
             self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
@@ -151,8 +151,9 @@ class SplitRun:
         why = f"{type(error).__name__}: {error}" if error is not None else self._call.problem(self._whole, self._rows)
         if why is None:
             return None
-        self._not_in_chunks, self._call = f"in chunks it gave no such result: {why}", self._made
-        self._ledger.settings.pop(CHUNK, None)
+        for name in self._way.settings:
+            self._ledger.settings.pop(name, None)
+        self._way.take_back(why)
         self._generators.put_back()
         return self._run_whole()
 
@@ -250,24 +251,21 @@ class SplitRun:
         left = self._owner.policy.max_relaunches - len(attempts)
         rows = self._rows if refused is not None else min(self._size, self._rows - self._next_row)
         failed = FailedRows(rows, refused, not attempts, others_ran=self._next_row > 0, attempts_left=left)
-        chunks = chunks_of(self._made, self._first_error, self._ledger.settings, rows, self._not_in_chunks)
-        return model_of(self._call, failure, failed, chunks)
+        return model_of(self._call, failure, failed, self._way.variants(self._first_error))
 
     def _apply(self, patch: Patch) -> None:
-        assert isinstance(patch.new, int)  # noqa: S101 - a number of rows, or of tokens
         self._owner.patched(patch)
         if patch.setting == "batch_size":
+            assert isinstance(patch.new, int)  # noqa: S101 - a number of rows
             self._size = patch.new
-        else:
-            self._put_in_chunks(patch.new, functions_of(self._first_error))
+        elif patch.new is not None:
+            self._way.vary(patch.setting, patch.new, self._first_error)
+            self._ledger.settings.update(self._way.settings)
         tell_of(patch, self._incident.kind if self._incident else None, self._next_row)
 
-    def _put_in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> None:
-        changed = self._made.in_chunks(tokens, failed_in)
-        if isinstance(changed, str):
-            self._not_in_chunks = changed
-        else:
-            self._call, self._ledger.settings[CHUNK] = changed, tokens
+    @property
+    def _call(self) -> WatchedCall:
+        return self._way.call
 
     def _joined(self) -> tuple[Any, BaseException | None]:
         """Return the call's result, whole or put together; where that runs out of memory, the rows stand in the exception."""
@@ -279,9 +277,8 @@ class SplitRun:
             self._first_error = self._first_error or error
             return None, self._given_up()
         failed = self._first_error is not None
-        rows, chunk = self._measured.most_rows or self._rows, self._ledger.settings.get(CHUNK)
-        row_bytes = self._measured.row_bytes or None
-        self._owner.known.ran(self._call, rows, row_bytes, after_failure=failed, chunk_tokens=chunk)
+        rows, row_bytes = self._measured.most_rows or self._rows, self._measured.row_bytes or None
+        self._owner.known.ran(self._call, rows, row_bytes, after_failure=failed, varied=self._way.lasting)
         self._owner.ended(tuple(self._ledger.attempts) if failed else (), None)
         return result, None
 

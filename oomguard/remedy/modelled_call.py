@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from oomguard.facts import format_gib
+from oomguard.facts import FactValue, format_gib
 from oomguard.incident import Alternative, Incident, Patch
 from oomguard.memory.constants import reserved_ratio
 from oomguard.memory.generate.rows import CallTrace, largest_rows
+from oomguard.remedy.call_variants import VARIED, solved
+from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import Policy
-from oomguard.remedy.prompt_chunks import Chunks, chunk_that_fits
 from oomguard.remedy.solution import Solution
+from oomguard.remedy.variant import Variant
+from oomguard.settings import effect_of
+from oomguard.surfaces import as_kwarg
 
 # What was measured on other rows: those to come may be longer by a little.
 BATCH_MARGIN_RATIO: Final = 0.01
@@ -21,6 +25,8 @@ BATCH_MARGIN_RATIO: Final = 0.01
 TRACED_MARGIN_RATIO: Final = 0.002
 # Of the rows that failed, the part that is run to be measured: what they would still have asked for is not known.
 MEASURING_SHARE: Final = 8
+_ONE_GROUP: Final = 1
+_SEVERAL: Final = 2
 
 
 @dataclass(slots=True)
@@ -39,7 +45,7 @@ class CallModel:
         not_splittable: why the rows cannot be run apart; None where they can.
         others_ran: whether rows of the same call ran, so that one of these may be heavier than the rest.
         attempts_left: how often the rest may be run again; None where the rows are only to be told.
-        chunks: the call with its prompt in chunks; None where that is not known.
+        variants: what of the call may be done another way, by setting.
     """
 
     rows: int
@@ -53,21 +59,58 @@ class CallModel:
     not_splittable: str | None = None
     others_ran: bool = False
     attempts_left: int | None = None
-    chunks: Chunks | None = None
+    variants: Mapping[str, Variant] = field(default_factory=dict)
     _asked: dict[int, tuple[int, int] | None] = field(init=False, default_factory=dict)
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the value of one setting with which the call fits; None where no row of ``SOLVED_BY`` solves it."""
-        solver = SOLVED_BY.get(setting)
-        if solver is None or (setting == "prefill_chunk_size" and self.chunks is None):
+        """Return the value of one setting with which the call fits; None where this call has no such setting."""
+        if setting == "batch_size":  # what forbids running rows apart says nothing of other settings
+            return replace(rows_that_fit(self, incident), blocked_by=self.not_splittable)
+        if setting not in self.variants:
             return None
-        # What forbids running rows apart says nothing of other settings.
-        return replace(solver(self, incident), blocked_by=self.not_splittable if setting == "batch_size" else None)
+        if self._runs_apart and (self.traced_rows(incident) or (1, 0))[0] > 0:
+            return Solution(None, "fewer rows at a time come first")
+        return solved(setting, self.variants[setting], self.rows, self.room_bytes(incident, traced=True))
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return no group: each setting of a call is enough alone or does not help."""
-        del incident, policy
-        return ()
+        """Return patches of one group: what one row fits with and the rows that fit so, or what all fit with that cannot run apart."""
+        room = self.room_bytes(incident, traced=True)
+        if self.rows < _SEVERAL or room is None or (self._runs_apart and (self.traced_rows(incident) or (1, 0))[0] > 0):
+            return ()
+        blocked: tuple[Patch, ...] = ()
+        for setting in (name for name in VARIED if name in self.variants):
+            solution = solved(setting, self.variants[setting], 1 if self._runs_apart else self.rows, room)
+            if solution.value is None:
+                continue
+            group = self._group(setting, solution, round(room), incident, policy)
+            if group and all(patch.applicable for patch in group):
+                return group
+            blocked = blocked or group
+        return blocked
+
+    def _group(
+        self, setting: str, solution: Solution, room: int, incident: Incident, policy: Policy
+    ) -> tuple[Patch, ...]:
+        variant, value = self.variants[setting], solution.value
+        assert value is not None  # noqa: S101 - just asked
+        changes: list[tuple[str, FactValue | None, FactValue]] = [(setting, present_value(setting, incident), value)]
+        reason = solution.reason
+        if self._runs_apart:
+            found = largest_rows(lambda rows: variant.need_bytes(value, rows, room), room, self.rows)
+            if found is None:
+                return ()
+            changes.append(("batch_size", self.rows, max(1, found[0])))
+            reason = f"{_rows(max(1, found[0]))} at a time: {reason}"
+        patches = [
+            Patch(name, old, new, effect_of(name, old, new), reason, as_kwarg=as_kwarg(name, new, "transformers"))
+            for name, old, new in changes
+        ]
+        blocked = next((why for patch in patches if (why := why_blocked(patch, incident, policy))), None)
+        return tuple(replace(patch, blocked_by=blocked, group=_ONE_GROUP) for patch in patches)
+
+    @property
+    def _runs_apart(self) -> bool:
+        return self.rows > 1 and self.not_splittable is None
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
         """Return nothing: the plan says why not one row fits."""
@@ -144,14 +187,6 @@ def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
     return Solution(value, reason, freed, predicts=predicts)
 
 
-def prompt_in_chunks(call: CallModel, incident: Incident) -> Solution:
-    """Return the tokens of a prompt to process at a time, where fewer rows do not help."""
-    assert call.chunks is not None  # noqa: S101 - asked only of a call that has them
-    if call.rows > 1 and call.not_splittable is None and (call.traced_rows(incident) or (1, 0))[0] > 0:
-        return Solution(None, "fewer rows at a time come first")
-    return chunk_that_fits(call.chunks, call.room_bytes(incident, traced=True))
-
-
 def _traced(call: CallModel, fit: int, need: int, base: int, room: float) -> Solution:
     free, seen = format_gib(max(0, room)), call.seen_row_bytes
     if fit < 1 and call.rows > 1 and seen is not None and seen <= room:
@@ -184,10 +219,3 @@ def _fewer(rows: int, attempts_left: int, why: str) -> Solution:
 
 def _rows(number: int) -> str:
     return f"{number} row{'s' if number > 1 else ''}"
-
-
-# What solves a setting of a failed call, where a fix of a rule asks for it (`lever`, or a `solve` that MODELLED has).
-SOLVED_BY: Final[Mapping[str, Callable[[CallModel, Incident], Solution]]] = {
-    "batch_size": rows_that_fit,
-    "prefill_chunk_size": prompt_in_chunks,
-}

@@ -140,7 +140,7 @@ class Call:
 )
 def test_longer_rows_begin_with_fewer_and_shorter_ones_with_more(prompt, free, rows):
     known = KnownSizes()
-    known.ran(Call(64, 90, 10), 16, 100.0, after_failure=True)
+    known.ran(Call(64, 90, 10), 16, 100.0, after_failure=True, varied={})
     assert known.begin(Call(64, prompt, 10), free) == rows
 
 
@@ -151,7 +151,7 @@ def test_nothing_is_known_of_another_model_at_the_same_place():
     model, known = Model(), KnownSizes()
     call = Call(64)
     call.model = model
-    known.ran(call, 16, None, after_failure=True)
+    known.ran(call, 16, None, after_failure=True, varied={})
     assert known.begin(call, None) == 16
     known._by_call[next(iter(known._by_call))].model = weakref.ref(Model())
     assert known.begin(call, None) == 64

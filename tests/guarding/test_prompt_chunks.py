@@ -19,7 +19,7 @@ GREEDY = {"do_sample": False, "max_new_tokens": 4}
 
 @pytest.fixture(scope="module")
 def llama():
-    model = made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
+    model = made("LlamaForCausalLM", attention="sdpa", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
     model.generation_config.pad_token_id = 0
     return model
 
@@ -132,7 +132,7 @@ def test_what_a_prompt_in_chunks_would_change_is_told(llama, options, reason):
 def test_a_method_that_was_taken_before_any_guard_is_watched_when_it_is_guarded(program_of):
     printed = program_of(
         """
-        model = made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
+        model = made("LlamaForCausalLM", attention="sdpa", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
         ids = torch.randint(3, 64, (16, 48))
         with limit_memory("4 GiB") as device:
             model.generate(ids, do_sample=False, max_new_tokens=4, pad_token_id=0)

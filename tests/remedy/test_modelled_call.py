@@ -12,7 +12,8 @@ from oomguard.diagnosing import assess, default_rules
 from oomguard.facts import GIB, MIB, Fact
 from oomguard.incident import Incident
 from oomguard.memory.constants import reserved_ratio
-from oomguard.remedy.modelled_call import SOLVED_BY, CallModel
+from oomguard.remedy.call_variants import VARIED
+from oomguard.remedy.modelled_call import CallModel
 from oomguard.remedy.policy import Policy
 from oomguard.settings import SETTINGS
 
@@ -247,5 +248,5 @@ def test_without_a_model_the_plan_names_what_is_not_measured():
 
 
 def test_every_remedy_of_a_call_is_a_setting():
-    assert set(SOLVED_BY) <= set(SETTINGS)
+    assert set(VARIED) <= set(SETTINGS)
     assert CallModel(16, 0).solve("max_model_len", incident()) is None

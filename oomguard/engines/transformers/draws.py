@@ -18,6 +18,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from oomguard.observe import torch_memory
+
 States = Mapping[torch.device, torch.Tensor]
 _OTHERWISE: Final = "it draws random numbers in a way that parts cannot repeat"
 # Devices beside the CPU whose generators can be read and set.
@@ -196,4 +198,5 @@ def _set(states: States) -> None:
 
 
 def _are_equal(one: States, other: States) -> bool:
-    return all(torch.equal(state, other[device]) for device, state in one.items())
+    with torch_memory.on_host():  # states are the host's, and a device may be full when they are compared
+        return all(torch.equal(state, other[device]) for device, state in one.items())

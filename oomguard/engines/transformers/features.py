@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oomguard.engines.transformers.forward import ForwardCall
+from oomguard.facts import FactValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,9 @@ class FeaturesCall:
         del start, stop
         return nullcontext()
 
-    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
-        """Return why a prompt cannot be run in chunks."""
-        del tokens, failed_in
+    def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> str:
+        """Return why nothing of it is done another way."""
+        del changes, failed_in
         return "no cache holds the prompt"
 
     def problem(self, part: Any, rows: int) -> str | None:

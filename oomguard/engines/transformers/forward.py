@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.attention import attending, why_not_attending
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
 from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
@@ -18,6 +20,7 @@ from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import loss_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.traced_forward import TracedForward
+from oomguard.facts import FactValue
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _LABELS: Final = ("labels", "start_positions", "end_positions")
@@ -54,6 +57,7 @@ class ForwardCall:
     phase: str | None = None
     found: list[str] = field(default_factory=list)
     chunk_tokens: int | None = None
+    attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
 
@@ -98,23 +102,49 @@ class ForwardCall:
         return tuple(cut[name] for name in self.positional), {name: cut[name] for name in self.kwargs}
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return what has the model run over some tokens at a time, where it is to, or leave what the whole call leaves."""
-        if self.chunk_tokens is not None:
-            return chunking(self.model, self.chunk_tokens)
-        return put_together(self.model, self.left, start, self.rows - stop)
+        """Return what has the model run another way, where it is to, and leave what the whole call leaves."""
+        if self.chunk_tokens is None and self.attention is None:
+            return put_together(self.model, self.left, start, self.rows - stop)
+        return self._another_way(self.model, put_together(self.model, self.left, start, self.rows - stop))
 
-    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> ForwardCall | str:
-        """Return the call over ``tokens`` tokens at a time, or why it gives another result so."""
+    @contextlib.contextmanager
+    def _another_way(self, model: Any, around: AbstractContextManager[object]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if self.attention is not None:
+                stack.enter_context(attending(model, self.attention))
+            if self.chunk_tokens is not None:
+                stack.enter_context(chunking(model, self.chunk_tokens))
+            else:
+                stack.enter_context(around)
+            yield
+
+    def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> ForwardCall | str:
+        """Return the call over some tokens at a time, or with other attention; or why it gives another result so."""
         del failed_in
         given = {**dict(self._positional()), **self.kwargs}
-        why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else why_not_in_chunks(self.model, given)
+        why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else None
         if why_not is None and given_cache(given) is not None:
             why_not = "what the failed call left in the cache it was given cannot be taken back"
+        changed: ForwardCall | str = why_not or self
+        for name, value in changes.items():
+            if isinstance(changed, str):
+                break
+            way = _WAYS.get(name)
+            changed = f"a plain call has no {name}" if way is None else way(changed, given, value)
+        return changed
+
+    def in_chunks(self, given: Mapping[str, Any], tokens: FactValue) -> ForwardCall | str:
+        """Return the call over ``tokens`` tokens at a time, or why it gives another result so."""
+        why_not = why_not_in_chunks(self.model, given)
         if why_not is None and begins_padded(given.get("attention_mask")):
             why_not = "what the padding before a row says would change"
-        if why_not is None and (self.prompt_tokens or 0) <= tokens:
+        if why_not is None and (self.prompt_tokens or 0) <= int(tokens):
             why_not = "its tokens are no more than a chunk"
-        return why_not or replace(self, chunk_tokens=tokens)
+        return why_not or replace(self, chunk_tokens=int(tokens))
+
+    def with_attention(self, given: Mapping[str, Any], implementation: FactValue) -> ForwardCall | str:
+        """Return the call with attention by another implementation, or why it cannot be made so."""
+        return why_not_attending(self.model, given) or replace(self, attention=str(implementation))
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return what a trace found; every field of a part's result is looked at where it is put."""
@@ -127,7 +157,8 @@ class ForwardCall:
 
     def traced(self) -> TracedForward | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
-        if self.not_splittable is not None or self.media.starts:
+        is_varied = self.chunk_tokens is not None or self.attention is not None
+        if (self.not_splittable is not None and not is_varied) or self.media.starts:
             return None
         given = {**dict(self._positional()), **self.kwargs}
         return TracedForward(
@@ -135,8 +166,8 @@ class ForwardCall:
             self.rows,
             lambda change: {name: self._changed(name, value, change) for name, value in given.items()},
             given.get("attention_mask"),
-            self.found.append,
-            lambda model: nullcontext() if self.chunk_tokens is None else chunking(model, self.chunk_tokens),
+            self.found.append if self.not_splittable is None else lambda _: None,
+            lambda model: self._another_way(model, contextlib.nullcontext()),
         )
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
@@ -157,6 +188,12 @@ class ForwardCall:
         labels = {name: given[name][start:stop] for name in _LABELS if given.get(name) is not None}
         over = given.get(_ITEMS)
         return loss_weight(part, labels, None if over is None else float(over)) if labels else None
+
+
+_WAYS: Final[Mapping[str, Callable[[ForwardCall, Mapping[str, Any], FactValue], ForwardCall | str]]] = {
+    "attn_implementation": ForwardCall.with_attention,
+    "prefill_chunk_size": ForwardCall.in_chunks,
+}
 
 
 def _is_input(name: str, value: Any) -> bool:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.another_way import generate_another_way
+from oomguard.engines.transformers.attention import attending
 from oomguard.engines.transformers.beams import number_beams
 from oomguard.engines.transformers.began import Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
-from oomguard.engines.transformers.in_chunks import generate_in_chunks
 from oomguard.engines.transformers.media import Media, media_of
-from oomguard.engines.transformers.options import new_tokens, option_of, tokens_in
+from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
 from oomguard.engines.transformers.traced_call import TracedCall
 from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_shown, why_not_viewed
+from oomguard.facts import FactValue
 
 if TYPE_CHECKING:
     from oomguard.engines.transformers.draws import Draws
@@ -71,6 +74,7 @@ class GenerateCall:
     may_train: bool = False
     phase: str | None = "generate"
     chunk_tokens: int | None = None  # of every call of its model, where generate itself knows no chunks
+    attention: str | None = None  # the implementation by which its model attends while it runs; None: its own
 
     @classmethod
     def of(
@@ -102,11 +106,15 @@ class GenerateCall:
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
                     stack.enter_context(chunking(model, self.chunk_tokens))
+            stack.enter_context(self._attending(self.model))
             yield
 
-    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> GenerateCall | str:
-        """Return the call with its prompt processed ``tokens`` tokens at a time, or why it cannot be."""
-        return generate_in_chunks(self, tokens, failed_in)
+    def _attending(self, model: Any) -> AbstractContextManager[None]:
+        return nullcontext() if self.attention is None else attending(model, self.attention)
+
+    def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> GenerateCall | str:
+        """Return the call with these settings changed, or why it cannot be made so."""
+        return generate_another_way(self, changes, failed_in)
 
     @property
     def not_splittable(self) -> str | None:  # noqa: PLR0911 - one reason a line
@@ -119,7 +127,7 @@ class GenerateCall:
             return "no rows to split: the call has no tensor of inputs"
         if self._gives_record and self.several and _is_overridden(self.model):
             return "return_dict_in_generate with several rows for each input: whose they are is not known"
-        if any(argument is not None for argument in args[2:]) or (len(args) > 1 and _holds_tensors(args[1])):
+        if any(argument is not None for argument in args[2:]) or (len(args) > 1 and holds_tensors(args[1])):
             return "positional arguments after the configuration belong to the whole batch"
         for name in _UNSPLITTABLE:
             if kwargs.get(name) is not None and kwargs[name] != []:
@@ -136,7 +144,7 @@ class GenerateCall:
             known = name in _ROW_ARGUMENTS and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
-            if not known and _holds_tensors(value):
+            if not known and holds_tensors(value):
                 return f"the argument {name} is not known to hold one row per input"
             if isinstance(value, (list, tuple)) and not _is_of_all_rows(self.model, name, value, rows):
                 return f"the argument {name} has {len(value)} entries for {rows} rows"
@@ -210,8 +218,9 @@ class GenerateCall:
         return any(self.option(name) for name in _RECORDS)
 
     @property
-    def _is_in_chunks(self) -> bool:
-        return self.kwargs.get("prefill_chunk_size") is not None and given_cache(self.kwargs) is None
+    def _runs_another_way(self) -> bool:
+        is_varied = self.kwargs.get("prefill_chunk_size") is not None or self.attention is not None
+        return is_varied and given_cache(self.kwargs) is None
 
     def option(self, name: str) -> Any:
         """Return an option of the call, as transformers resolves it."""
@@ -246,7 +255,7 @@ class GenerateCall:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
         if self.max_new_tokens is None or not hasattr(self.model, "parameters"):
             return None
-        if self.not_splittable is not None and not self._is_in_chunks:
+        if self.not_splittable is not None and not self._runs_another_way:
             return None
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
             return None  # it would have to be cut for each number of rows
@@ -262,7 +271,9 @@ class GenerateCall:
         cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         rows = self.rows if self._gives_record else None
-        return TracedCall(self.model, cut, others, max(1, self.max_new_tokens), record_rows=rows)
+        return TracedCall(
+            self.model, cut, others, max(1, self.max_new_tokens), record_rows=rows, around=self._attending
+        )
 
 
 def _no_weight(part: Any, start: int, stop: int) -> None:
@@ -287,11 +298,3 @@ def _is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> b
     if name in _ROW_LISTS:
         return len(value) == rows
     return rows == 1 or len(value) != rows or hasattr(getattr(model, "generation_config", None), name)
-
-
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_holds_tensors(entry) for entry in value)
-    if isinstance(value, dict):
-        return any(_holds_tensors(entry) for entry in value.values())
-    return hasattr(value, "untyped_storage")

@@ -37,3 +37,12 @@ def tokens_in(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(int(token) for token in value) if isinstance(value, (list, tuple)) else (int(value),)
+
+
+def holds_tensors(value: Any) -> bool:
+    """Return whether a value is a tensor, or has one in it."""
+    if isinstance(value, (list, tuple)):
+        return any(holds_tensors(entry) for entry in value)
+    if isinstance(value, dict):
+        return any(holds_tensors(entry) for entry in value.values())
+    return hasattr(value, "untyped_storage")

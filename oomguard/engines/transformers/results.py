@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oomguard.engines.protocol import Handler
+from oomguard.facts import FactValue
 from oomguard.observe import torch_memory
 
 # Module, and the method that adds a batch's results to those before it.
@@ -57,9 +58,9 @@ class AddedResults:
         del start, stop
         return nullcontext()
 
-    def in_chunks(self, tokens: int, failed_in: Collection[str] | None) -> str:
-        """Return why there are no chunks."""
-        del tokens, failed_in
+    def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> str:
+        """Return why nothing of it is done another way."""
+        del changes, failed_in
         return "there is no prompt"
 
     def problem(self, part: Any, rows: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from oomguard.facts import MIB
@@ -26,6 +27,7 @@ class TracedCall:
         steps: int,
         *,
         record_rows: int | None = None,
+        around: Callable[[Any], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Take a call apart.
 
@@ -35,9 +37,10 @@ class TracedCall:
             others: arguments that are given as they are.
             steps: tokens of the longest answer.
             record_rows: rows of the whole call, where its result is a record of what each step gave; None where it is tokens.
+            around: entered around a call of the model that it is given.
         """
         self._model, self._row_arguments, self._others, self._steps = model, row_arguments, others, steps
-        self._record_rows, self._results_bytes = record_rows, 0
+        self._record_rows, self._results_bytes, self._around = record_rows, 0, around
         self._mask_is_full = False
         self._twin: Any = None
         self._started_s = time.monotonic()
@@ -93,14 +96,15 @@ class TracedCall:
                 self._mask_is_full = False
         arguments = {name: rows_like(self._twin, value, rows) for name, value in self._row_arguments.items()}
         on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
-        traced = trace_call(
-            self._twin,
-            {**self._others, **arguments},
-            self._steps,
-            mask_is_full=self._mask_is_full,
-            keep_events=on_cuda,
-            keeps_steps=self._record_rows is not None,
-        )
+        with self._around(self._twin.model):
+            traced = trace_call(
+                self._twin,
+                {**self._others, **arguments},
+                self._steps,
+                mask_is_full=self._mask_is_full,
+                keep_events=on_cuda,
+                keeps_steps=self._record_rows is not None,
+            )
         if self._record_rows is not None:
             held = traced.end_held_bytes(self._steps) - traced.start_bytes
             self._results_bytes = -(-held * self._record_rows // rows)

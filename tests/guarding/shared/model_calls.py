@@ -14,12 +14,12 @@ ROWS, TOKENS, VOCAB = 16, 96, 64
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def made(name, **options):
+def made(name, *, attention="eager", **options):
     """A tiny model in float32 with random weights; eager attention is what takes memory."""
     torch.manual_seed(0)
     config = getattr(transformers, name.split("For")[0].removesuffix("Model").removesuffix("LMHead") + "Config")
     settings = {**SIZES, "vocab_size": VOCAB, "max_position_embeddings": 512, "pad_token_id": 0, **options}
-    return getattr(transformers, name)._from_config(config(**settings), attn_implementation="eager").eval()
+    return getattr(transformers, name)._from_config(config(**settings), attn_implementation=attention).eval()
 
 
 def padded(rows=ROWS, tokens=TOKENS, side="left"):

@@ -317,7 +317,11 @@ def test_a_decoder_that_attends_across_gets_a_smaller_step_but_never_less_than_o
 @pytest.mark.parametrize(
     ("blocks", "printed", "longest"),
     [
-        (16, {"estimated_max_model_len_tokens": 128}, 384),  # 3 beside 12 of a step of 4 x 384 tokens: one audio is 1500
+        (
+            16,
+            {"estimated_max_model_len_tokens": 128},
+            384,
+        ),  # 3 beside 12 of a step of 4 x 384 tokens: one audio is 1500
         (13, {}, None),  # 2 beside 8 of a step of 4 x 256 tokens, which holds no audio
     ],
 )

@@ -1,16 +1,19 @@
-"""``generate`` with its prompt processed some tokens at a time: the same tokens, and activations of one chunk."""
+"""``generate`` with one thing of it done another way: its prompt in chunks, attention without scores, fewer new tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.attention import STATE as _SCORES
+from oomguard.engines.transformers.attention import why_not_attending
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded
 from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
 from oomguard.engines.transformers.media import Media
 from oomguard.engines.transformers.whole_view import why_not_viewed, why_state_may_have_changed
+from oomguard.facts import FactValue
 
 if TYPE_CHECKING:
     from oomguard.engines.transformers.generate import GenerateCall
@@ -24,22 +27,58 @@ _NO_PROMPT: Final = ("inputs_embeds", "encoder_outputs", "custom_generate")
 _PREFILL: Final = "_prefill"
 
 
-def generate_in_chunks(call: GenerateCall, tokens: int, failed_in: Collection[str] | None) -> GenerateCall | str:
-    """Return a call with its prompt processed ``tokens`` tokens at a time, or why it cannot be.
+def generate_another_way(
+    call: GenerateCall, changes: Mapping[str, FactValue], failed_in: Collection[str] | None
+) -> GenerateCall | str:
+    """Return a call with these settings changed, or why it cannot be made so.
 
     ``failed_in`` are the functions that its failure went through; None: it has not been run.
     """
-    why_not = _why_not(call) or _why_not_again(call, failed_in)
+    why_not = _why_not_again(call, failed_in) or why_state_may_have_changed(call.kwargs)
+    changed = call
+    for name, value in changes.items():
+        found = why_not or _WAYS[name](changed, value)
+        if isinstance(found, str):
+            return found
+        changed = found
+    if failed_in is not None and changed.kwargs.get("streamer") is not None:
+        changed = replace(changed, kwargs={**changed.kwargs, "streamer": AfterPrompt(changed.kwargs["streamer"])})
+    return changed
+
+
+def _in_chunks(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
+    """Return a call with its prompt processed ``tokens`` tokens at a time: the same tokens, and activations of one chunk."""
+    why_not, tokens = _why_not(call), int(tokens)
     if why_not is None and (call.prompt_tokens is None or call.prompt_tokens <= tokens):
         why_not = "the prompt is no longer than a chunk"
     if why_not is not None:
         return why_not
     if _speculates(call):
         return replace(call, chunk_tokens=tokens)
-    changed: dict[str, Any] = {**call.kwargs, "prefill_chunk_size": tokens}
-    if failed_in is not None and changed.get("streamer") is not None:
-        changed["streamer"] = AfterPrompt(changed["streamer"])
-    return replace(call, kwargs=changed)
+    return replace(call, kwargs={**call.kwargs, "prefill_chunk_size": tokens})
+
+
+def _attending(call: GenerateCall, implementation: FactValue) -> GenerateCall | str:
+    """Return a call with attention by another implementation, while it runs."""
+    why_not = why_not_attending(call.model, {_SCORES: call.option(_SCORES)})
+    return why_not or replace(call, attention=str(implementation))
+
+
+def _with_fewer_tokens(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
+    """Return a call with ``max_new_tokens``: its answers end there."""
+    least = call.option("min_new_tokens")
+    if least is not None and int(least) > int(tokens):
+        return f"min_new_tokens asks for {least}"
+    if call.kwargs.get("custom_generate") is not None:
+        return "what custom_generate makes of the tokens is not known"
+    return replace(call, kwargs={**call.kwargs, "max_new_tokens": int(tokens)})
+
+
+_WAYS: Final[Mapping[str, Callable[[GenerateCall, FactValue], GenerateCall | str]]] = {
+    "attn_implementation": _attending,
+    "prefill_chunk_size": _in_chunks,
+    "max_new_tokens": _with_fewer_tokens,
+}
 
 
 def _why_not(call: GenerateCall) -> str | None:
@@ -56,11 +95,7 @@ def _why_not(call: GenerateCall) -> str | None:
         return "the cache in the result holds what the padding before a row says, which would change"
     if call.media() != Media({}):
         return "what stands beside the text is not processed in chunks"
-    return (
-        why_state_may_have_changed(call.kwargs)
-        or why_not_viewed(call.kwargs)
-        or why_no_forward_in_chunks(call.model, {})
-    )
+    return why_not_viewed(call.kwargs) or why_no_forward_in_chunks(call.model, {})
 
 
 def _why_not_again(call: GenerateCall, failed_in: Collection[str] | None) -> str | None:

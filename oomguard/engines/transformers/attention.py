@@ -1,0 +1,52 @@
+"""A model with another implementation of attention for a while: torch's own in place of one that keeps a matrix of scores."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.user_files import read_tables
+
+_FILE: Final = Path(__file__).with_name("attention_models.toml")
+_WITH_SCORES: Final = "eager"
+STATE: Final = "output_attentions"
+# A model's configuration is changed while it runs so: one call at a time.
+_ONE_CALL: Final = threading.RLock()
+
+
+def why_not_attending(model: Any, arguments: Mapping[str, Any]) -> str | None:
+    """Return why a call of a model cannot run with attention that keeps no scores; None where it can."""
+    config: Any = getattr(model, "config", None)
+    now, family = getattr(config, "_attn_implementation", None), str(getattr(config, "model_type", ""))
+    if now != _WITH_SCORES:
+        return "its attention keeps no scores already" if now else "its attention is not known"
+    if not hasattr(model, "set_attn_implementation"):
+        return "this transformers changes no model's attention"
+    if family not in _families():
+        return f"models of the type {family} are not known to give the same with it"
+    if arguments.get(STATE) or getattr(config, STATE, False):
+        return f"{STATE} asks for the scores"
+    return None
+
+
+@contextlib.contextmanager
+def attending(model: Any, implementation: str) -> Iterator[None]:
+    """Have a model attend by this implementation."""
+    with _ONE_CALL:
+        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        before = {id(c): (c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")}
+        try:
+            model.set_attn_implementation(implementation)
+            yield
+        finally:
+            for config, was in before.values():
+                config._attn_implementation = was
+
+
+@functools.cache
+def _families() -> frozenset[str]:
+    return frozenset(next(iter(read_tables("attention", [_FILE]).values()))["model_types"])

@@ -1,0 +1,51 @@
+"""What makes a failed call fit where fewer rows do not: attention without scores, its prompt in chunks, fewer new tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from oomguard.facts import format_gib
+from oomguard.memory.generate.rows import largest_rows
+from oomguard.remedy.prompt_chunks import chunk_that_fits
+from oomguard.remedy.solution import Solution
+from oomguard.remedy.variant import Variant
+
+# Attention that keeps no matrix of scores, by the name that transformers has for torch's own.
+WITHOUT_SCORES: Final = "sdpa"
+
+
+def _without_scores(variant: Variant, rows: int, room_bytes: float | None) -> Solution:
+    """Return attention without a matrix of scores, unless a trace tells that it does not fit either."""
+    need = None if room_bytes is None else variant.need_bytes(WITHOUT_SCORES, rows, round(room_bytes))
+    if need is None or room_bytes is None:
+        return Solution(WITHOUT_SCORES, "what is left without the scores is not known")
+    told = f"without the scores it peaks at {format_gib(need)}, traced, of {format_gib(room_bytes)}"
+    return Solution(WITHOUT_SCORES if need <= room_bytes else None, told)
+
+
+def _new_tokens(variant: Variant, rows: int, room_bytes: float | None) -> Solution:
+    """Return the most new tokens that fit in ``room_bytes``; none where no trace tells."""
+    room, asked = round(room_bytes or 0), variant.now if isinstance(variant.now, int) else 0
+    found = None if room_bytes is None else largest_rows(lambda new: variant.need_bytes(new, rows, room), room, asked)
+    if found is None:
+        return Solution(None, "what fewer new tokens need is not known")
+    new, need = found
+    if new < 1:
+        return Solution(None, f"with one new token it peaks at {format_gib(need)}, traced, of {format_gib(room)}")
+    return Solution(new, f"{new} new tokens peak at {format_gib(need)}, traced, of {format_gib(room)}")
+
+
+# By setting, the least costly first.
+VARIED: Final[Mapping[str, Callable[[Variant, int, float | None], Solution]]] = {
+    "attn_implementation": _without_scores,
+    "prefill_chunk_size": chunk_that_fits,
+    "max_new_tokens": _new_tokens,
+}
+
+
+def solved(setting: str, variant: Variant, rows: int, room_bytes: float | None) -> Solution:
+    """Return the value of a setting with which ``rows`` rows fit in ``room_bytes``, or why there is none."""
+    if variant.why_not is not None:
+        return Solution(None, variant.why_not)
+    return VARIED[setting](variant, rows, room_bytes)

@@ -1,0 +1,23 @@
+"""A failed call with one thing of it done another way: what it would need so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oomguard.facts import FactValue
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One setting of a failed call that may have another value.
+
+    Attributes:
+        now: its value when the call failed; None where it has none.
+        need_bytes: returns what a number of rows needs with a value, by room; None where that cannot be told.
+        why_not: why it can have no other value; None where it can.
+    """
+
+    now: FactValue | None
+    need_bytes: Callable[[FactValue, int, int], int | None]
+    why_not: str | None = None

@@ -1,0 +1,83 @@
+"""An answer that is too long for the device: cut only where that is permitted, and no further than it must be."""
+
+from __future__ import annotations
+
+import pytest
+
+import oomguard
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from model_calls import VOCAB, made  # noqa: E402
+
+from oomguard.testing import limit_memory  # noqa: E402
+
+NEW, PROMPT = 400, 16
+
+
+@pytest.fixture(scope="module")
+def llama():
+    model = made("LlamaForCausalLM", attention="sdpa", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def call(model, rows=1, new=NEW):
+    ids = torch.randint(3, VOCAB, (rows, PROMPT), generator=torch.Generator().manual_seed(1))
+    return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new)
+
+
+@pytest.fixture(scope="module")
+def capacity(llama):
+    """Room for a row of about half of the tokens."""
+    with limit_memory("4 GiB") as device:
+        call(llama, new=NEW // 2)
+        return device.peak_bytes
+
+
+def test_without_permission_an_answer_is_not_cut_and_the_note_says_how_far_it_would_have_to_be(llama, capacity):
+    with limit_memory(capacity), oomguard.guard() as g, pytest.raises(torch.OutOfMemoryError) as raised:
+        call(llama)
+
+    (note,) = [line for line in "\n".join(raised.value.__notes__).splitlines() if "max_new_tokens=" in line]
+    assert "--allow changes-outputs permits it" in note
+    assert not any(attempt.patches for attempt in g.attempts)
+
+
+def test_with_permission_it_is_the_beginning_of_the_whole_answer(llama, capacity):
+    whole = call(llama)
+    with limit_memory(capacity), oomguard.guard(allow="changes-outputs") as g:
+        cut = call(llama)
+
+    assert torch.equal(cut, whole[:, : cut.shape[1]])
+    assert 0.95 * (NEW // 2) <= cut.shape[1] - PROMPT <= NEW // 2
+    assert [(p.setting, p.effect.name) for a in g.attempts for p in a.patches] == [
+        ("max_new_tokens", "CHANGES_OUTPUTS")
+    ]
+
+
+def test_rows_of_which_not_one_fits_run_one_at_a_time_and_each_keeps_as_much(llama, capacity):
+    whole = call(llama, rows=3)
+    with limit_memory(capacity), oomguard.guard(allow="changes-outputs") as g:
+        cut = call(llama, rows=3)
+
+    assert torch.equal(cut, whole[:, : cut.shape[1]])
+    assert cut.shape[1] - PROMPT >= 0.9 * (NEW // 2)
+    assert {p.setting for a in g.attempts for p in a.patches} == {"max_new_tokens", "batch_size"}
+
+
+def test_a_later_call_is_tried_whole_before_it_is_cut(llama, capacity):
+    with limit_memory(capacity), oomguard.guard(allow="changes-outputs"):
+        call(llama)
+        short = call(llama, new=20)
+
+    assert short.shape[1] == PROMPT + 20
+
+
+def test_a_floor_keeps_the_answer_whole(llama, capacity):
+    with (
+        limit_memory(capacity),
+        oomguard.guard(allow="changes-outputs", floors={"max_new_tokens": NEW}),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        call(llama)
