@@ -8,17 +8,23 @@ from typing import Final
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _TILES: Final = "amx_tile"
+_HALF_PRODUCTS: Final = "avx512_bf16"
+
+
+def has_matrix_tiles() -> bool:
+    """Return whether it has AMX's tiles (Intel, from 2023): engines choose other kernels there. False where nothing tells."""
+    return _TILES in _flags()
+
+
+def multiplies_in_bfloat16() -> bool:
+    """Return whether it multiplies bfloat16 in AVX-512 (Intel from 2020, AMD from 2022). False where nothing tells."""
+    return _HALF_PRODUCTS in _flags()
 
 
 @functools.cache
-def has_matrix_tiles() -> bool:
-    """Return whether it has AMX's tiles (Intel, from 2023): engines choose other kernels there. False where nothing tells."""
+def _flags() -> frozenset[str]:
     try:
-        flags = next(
-            line
-            for line in _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
-            if line.startswith("flags")
-        )
-    except (OSError, StopIteration):
-        return False
-    return _TILES in flags.split()
+        lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())

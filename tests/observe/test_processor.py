@@ -8,22 +8,24 @@ from oomguard.observe import processor
 
 
 @pytest.mark.parametrize(
-    ("text", "has"),
+    ("text", "has_tiles", "multiplies"),
     [
-        ("processor\t: 0\nflags\t\t: fpu avx512f amx_bf16 amx_tile amx_int8\n", True),
-        ("processor\t: 0\nflags\t\t: fpu avx512f\n", False),
-        ("Features\t: fp asimd\n", False),
-        (None, False),
+        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\n", True, True),
+        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16\n", False, True),
+        ("processor\t: 0\nflags\t\t: fpu avx512f\n", False, False),
+        ("Features\t: fp asimd\n", False, False),
+        (None, False, False),
     ],
-    ids=["amx", "without", "another kind", "no file"],
+    ids=["amx", "bfloat16", "without", "another kind", "no file"],
 )
-def test_tiles_are_those_that_the_kernel_lists(tmp_path, monkeypatch, text, has):
+def test_what_it_can_do_is_what_the_kernel_lists(tmp_path, monkeypatch, text, has_tiles, multiplies):
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
     monkeypatch.setattr(processor, "_CPUINFO", path)
-    processor.has_matrix_tiles.cache_clear()
+    processor._flags.cache_clear()
     try:
-        assert processor.has_matrix_tiles() is has
+        assert processor.has_matrix_tiles() is has_tiles
+        assert processor.multiplies_in_bfloat16() is multiplies
     finally:
-        processor.has_matrix_tiles.cache_clear()
+        processor._flags.cache_clear()

@@ -14,6 +14,7 @@ from packaging.version import Version
 from oomguard.errors import SettingError
 from oomguard.memory.child import ask_child
 from oomguard.memory.vllm.start import StartBudget, VllmSettings
+from oomguard.observe.processor import multiplies_in_bfloat16
 
 _LIMIT_S: Final = 300
 _ENVIRONMENT: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
@@ -79,8 +80,8 @@ def _check_installed(settings: VllmSettings, found: Mapping[str, Any]) -> None:
 
 def _ask(settings: VllmSettings, model_path: str, pools_bytes: list[int], limit_tokens: int) -> dict[str, Any]:
     arguments = {name: getattr(settings, name) for name in _PASSED if getattr(settings, name) is not None}
-    if settings.device == "cpu" and settings.mamba_ssm_cache_dtype == "auto":
-        arguments["mamba_ssm_cache_dtype"] = "float32"  # what the CPU backend's kernels take
+    if settings.device == "cpu" and settings.mamba_ssm_cache_dtype == "auto" and multiplies_in_bfloat16():
+        arguments["mamba_ssm_cache_dtype"] = "float32"  # what the CPU backend's kernels take there
     path = Path(model_path)
     if settings.speculative_config is not None:
         arguments["speculative_config"] = json.loads(settings.speculative_config)

@@ -230,7 +230,7 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         if found.step_follows_length:  # the engine's own estimate keeps the step of the length that was asked for
             new["estimated_max_model_len_tokens"] = found.longest_with_its_step(pool)
         elif "estimated_max_model_len_tokens" not in facts:
-            new["estimated_max_model_len_tokens"] = found.longest(pool) or None
+            new["estimated_max_model_len_tokens"] = found.longest(pool)  # 0: not one token
     facts.update({name: Fact(name, value, "config") for name, value in new.items() if value is not None})
     return replace(incident, facts=MappingProxyType(facts))
 

@@ -17,6 +17,7 @@ from oomguard.memory.vllm.model_runner import model_runner
 from oomguard.memory.vllm.refusals import has_latent_blocks
 from oomguard.memory.vllm.sharded_weights import stage_layers
 from oomguard.memory.vllm.start import VllmSettings
+from oomguard.observe.processor import multiplies_in_bfloat16
 
 KV_ELEMENT_BYTES: Final = {
     "fp8": 1.0,
@@ -74,10 +75,13 @@ def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]
 
 
 def _state_bytes(settings: VllmSettings) -> int | None:
-    """Return the bytes of an element of a recurrent state, None for the model's own; the CPU backend takes float32 only."""
+    """Return the bytes of an element of a recurrent state, None for the model's own.
+
+    The CPU backend takes float32 where its processor multiplies bfloat16 (vllm/platforms/cpu.py, 0.32).
+    """
     if settings.mamba_ssm_cache_dtype != "auto":
         return element_bytes(settings.mamba_ssm_cache_dtype)
-    return 4 if settings.device == "cpu" else None
+    return 4 if settings.device == "cpu" and multiplies_in_bfloat16() else None
 
 
 def _draft_caches(model: Model, settings: VllmSettings) -> tuple[LayerCache, ...]:

@@ -1,4 +1,4 @@
-"""A block of a latent cache on the CPU is as large as the kernel takes it there, which AMX decides since vLLM 0.29."""
+"""What a processor can do decides the blocks of a latent cache (AMX, since vLLM 0.29) and a recurrent state's type on the CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.memory.constants import engine_version
 from oomguard.memory.model.shape import ModelShape
-from oomguard.memory.vllm import refusals
+from oomguard.memory.vllm import refusals, start_caches
 from oomguard.memory.vllm.start import VllmSettings
 
 
@@ -24,3 +24,20 @@ def test_a_block_of_a_latent_cache_follows_the_kernel(monkeypatch, version, has_
     monkeypatch.setattr(refusals, "keeps_latent", lambda _shape: True)
     settings = VllmSettings(engine_version(version), 2**34, 0.9, device=device)
     assert refusals.block_multiple_tokens(settings, ModelShape.__new__(ModelShape)) == multiple
+
+
+@pytest.mark.parametrize(
+    ("multiplies", "device", "asked", "size"),
+    [
+        (True, "cpu", "auto", 4),
+        (False, "cpu", "auto", None),  # the model's own
+        (False, "cpu", "float32", 4),
+        (True, "cuda", "auto", None),
+    ],
+)
+def test_a_recurrent_state_is_float32_where_the_processor_multiplies_bfloat16(
+    monkeypatch, multiplies, device, asked, size
+):
+    monkeypatch.setattr(start_caches, "multiplies_in_bfloat16", lambda: multiplies)
+    settings = VllmSettings(engine_version("0.32.0"), 2**34, 0.9, device=device, mamba_ssm_cache_dtype=asked)
+    assert start_caches._state_bytes(settings) == size
