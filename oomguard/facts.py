@@ -86,11 +86,8 @@ def _specs() -> dict[str, FactSpec]:
         ("kv_cache_is_fixed", "bool", "bytes or blocks set the size of the KV cache, so no share decides it"),
         ("num_gpu_blocks_override", "int", "number of KV blocks that the user set"),
         ("fitting_block_tokens", "int", "block_size, less than was set, with which the KV cache holds a request"),
-        (
-            "overridden_kv_cache_bytes",
-            "int",
-            "KV cache size that was set too, and that an environment variable overrides",
-        ),
+        ("overridden_kv_cache_bytes", "int", "KV cache size that was set too; an environment variable overrides it"),
+        ("fits_without_cached_prefixes", "bool", "one request fits where no prefixes are cached"),
         ("explicit_kv_cache_bytes", "int", "KV cache size set in bytes, as the engine prints it"),
         ("ignored_kv_cache_bytes", "int", "KV cache size that was set and has no effect"),
         ("fitting_step_tokens", "int", "max_num_batched_tokens with which one request of the full length fits"),

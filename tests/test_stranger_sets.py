@@ -19,6 +19,7 @@ SIZES = {
     "strangers_third": 20,
     "strangers_fourth": 20,
     "strangers_fifth": 20,
+    "strangers_eighth": 20,
     "guarded_third": 24,
     "guarded_sixth": 24,
 }

@@ -151,9 +151,7 @@ class SplitRun:
         why = f"{type(error).__name__}: {error}" if error is not None else self._call.problem(self._whole, self._rows)
         if why is None:
             return None
-        for name in self._way.settings:
-            self._ledger.settings.pop(name, None)
-        self._way.take_back(why)
+        self._take_back(why)
         self._generators.put_back()
         return self._run_whole()
 
@@ -196,6 +194,7 @@ class SplitRun:
     def _as_it_was_made(self, why_not: str) -> BaseException | None:
         """Return the failure of the whole call, whose parts cannot stand for it; run it where it has not been run."""
         self._not_splittable = why_not
+        self._take_back(why_not)
         if self._first_error is None:
             self._owner.known.forget(self._call)
             self._gathered, self._next_row, self._part_error = Gathered(self._rows), 0, None
@@ -262,6 +261,10 @@ class SplitRun:
             self._way.vary(patch.setting, patch.new, self._first_error)
             self._ledger.settings.update(self._way.settings)
         tell_of(patch, self._incident.kind if self._incident else None, self._next_row)
+
+    def _take_back(self, why: str) -> None:
+        for name in self._way.take_back(why):
+            del self._ledger.settings[name]
 
     @property
     def _call(self) -> WatchedCall:

@@ -54,11 +54,11 @@ class Variation:
         """What later calls may begin with: what changes no output."""
         return {n: v for n, v in self.settings.items() if effect_of(n, None, v) is Effect.OUTPUT_PRESERVING}
 
-    def take_back(self, why: str) -> None:
-        """Run the call as it was made again, since so changed it gives no such result."""
+    def take_back(self, why: str) -> dict[str, FactValue]:
+        """Run the call as it was made again, since so changed it gives no such result; return what was changed."""
         self._refused.update(dict.fromkeys(self.settings, f"it gave no such result so: {why}"))
-        self.call = self.made
-        self.settings.clear()
+        changed, self.call, self.settings = self.settings, self.made, {}
+        return changed
 
     def variants(self, error: BaseException | None) -> dict[str, Variant]:
         """Return what may be done another way after a failure; empty where the call has no prompt of known length."""

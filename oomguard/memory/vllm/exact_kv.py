@@ -15,6 +15,7 @@ from oomguard.errors import OomguardError, SettingError
 from oomguard.facts import GIB, Fact, format_gib, format_rounded
 from oomguard.incident import Incident
 from oomguard.memory.model.model import Model
+from oomguard.memory.vllm.cached_states import fits_without_prefixes
 from oomguard.memory.vllm.defaults import most_default_rows, with_defaults
 from oomguard.memory.vllm.encoder_profile import items_per_prompt, uncut_tokens
 from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
@@ -225,6 +226,7 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         if fits_itself or pool_bytes // found.block_bytes < found.needed_blocks:
             new["fitting_block_tokens"] = found.block_tokens(pool_bytes, any_length=fits_itself)
     if incident.kind == TOO_SMALL and pool is not None:
+        new["fits_without_cached_prefixes"] = fits_without_prefixes(found.model, found.settings, pool)
         if may_shrink_steps(found, incident):
             new["fitting_step_tokens"] = found.step_tokens(pool)
         if found.step_follows_length:  # the engine's own estimate keeps the step of the length that was asked for

@@ -102,8 +102,8 @@ def _kv_settings(model: Model, settings: VllmSettings, caches: tuple[LayerCache,
     cached = settings.enable_prefix_caching
     if cached is None:
         cached = since("hybrid_prefix_caching_since", settings.version)
-    if all(cache.kind == "state" for cache in caches):
-        cached = False  # vLLM caches no prefixes of a model without attention
+    if settings.enable_prefix_caching is None and all(cache.kind == "state" for cache in caches):
+        cached = False  # of a model without attention vLLM caches prefixes only where it is told to
     return KvSettings(
         settings.block_size or _default_block_tokens(settings, model.shape),
         settings.max_model_len or 0,

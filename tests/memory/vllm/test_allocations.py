@@ -79,6 +79,13 @@ def test_the_sampler_s_rows_of_fewer_requests_than_may_run_are_named_where_it_wo
     assert str(found.product) == "201 tokens x 128256 vocabulary x 8 bytes"
 
 
+def test_the_counts_that_penalties_need_are_the_sampler_s_rows():
+    found = named(200 * 128257 * 8, phase="sampling_logits", vocabulary_and_itself=128257)
+    assert found is not None
+    assert found.product.allocation.name == "sampler_rows"
+    assert "counts of tokens" in found.product.allocation.what
+
+
 def test_no_prompt_has_more_tokens_than_the_longest_request():
     """4094 x 2 bytes or 2047 x 4: under a length of 2049 it was the second."""
     found = named(2047 * 128256 * 4, max_model_len=2049)
