@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.fields import Fields, FieldsPart
 from oomguard.guarding.places import Place
 from oomguard.guarding.record import place_of
@@ -38,6 +39,11 @@ class Gathered:
         self.done = 0
         self.is_parked = on_host
         self._place: Place | None = None
+
+    @classmethod
+    def of(cls, call: WatchedCall) -> Gathered:
+        """Return the place for the results of a call that has not begun."""
+        return cls(call.rows, call.pad_value, call.weigh, on_host=call.waits_on_host, several=call.several)
 
     def add(self, part: Any, rows: int) -> str | None:
         """Put the result of the next ``rows`` rows into its place; return why that cannot be done, None where it was."""

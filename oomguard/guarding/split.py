@@ -19,7 +19,7 @@ from oomguard.guarding.owner import Owner
 from oomguard.guarding.partial import leave_with
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.guarding.variants import Variation, tell_of
-from oomguard.incident import Incident, Patch, SettingInForce
+from oomguard.incident import Effect, Incident, Patch, SettingInForce
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.partial import Partial
@@ -41,15 +41,12 @@ class SplitRun:
         self._way = Variation(call)
         self._rows = self._size = self._begun = call.rows
         self._whole: Any = None
-        self._gathered = Gathered(
-            call.rows, call.pad_value, call.weigh, on_host=call.waits_on_host, several=call.several
-        )
-        self._next_row = 0
+        self._gathered = Gathered.of(self._way.made)
+        self._next_row = self._base_bytes = 0
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable
         self._is_traced = False
         self._measured = MeasuredRows()
-        self._base_bytes = 0
         self._room_bytes: float | None = None
         self._peak_bytes: float | None = None
         self._seconds: float | None = None
@@ -103,14 +100,14 @@ class SplitRun:
         if self._size < self._rows:
             self._gathered.park()  # what is known to fit was alone with the rows
         for name, value in self._owner.known.varied(self._call).items():
-            self._way.vary(name, value, None)
-        self._ledger.settings.update(self._way.settings)
+            self._way.vary(name, value)
         self._room_bytes = None if free is None else free * (1 - BATCH_MARGIN_RATIO)
 
     def _attempt(self) -> bool:
         """Run the rows that are left; return False where one part failed."""
         if self._ledger.attempts:
             self._peak_bytes = self._seconds = None
+        self._ledger.settings.update(self._way.settings)
         failed = self._run_whole() if self._size >= self._rows else self._run_parts()
         # Measured parts made room for larger ones: the last size is the one that holds.
         self._ledger.settings["batch_size"] = self._size
@@ -134,6 +131,7 @@ class SplitRun:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
             self._peak_bytes = torch_memory.peak_bytes()
             if error is None:
+                self._gathered = Gathered(self._rows)
                 if self._owner.known:
                     self._measured.add(self._rows, self._base_bytes, self._peak_bytes)
                 return None
@@ -150,6 +148,7 @@ class SplitRun:
             return error
         why = f"{type(error).__name__}: {error}" if error is not None else self._call.problem(self._whole, self._rows)
         if why is None:
+            self._gathered = Gathered(self._rows)  # its rows stand in the whole result too
             return None
         self._take_back(why)
         self._generators.put_back()
@@ -193,12 +192,11 @@ class SplitRun:
 
     def _as_it_was_made(self, why_not: str) -> BaseException | None:
         """Return the failure of the whole call, whose parts cannot stand for it; run it where it has not been run."""
-        self._not_splittable = why_not
+        self._not_splittable, self._size = why_not, self._rows
         self._take_back(why_not)
         if self._first_error is None:
             self._owner.known.forget(self._call)
             self._gathered, self._next_row, self._part_error = Gathered(self._rows), 0, None
-            self._size = self._rows
             self._generators.put_back()
         return self._run_whole()
 
@@ -218,6 +216,7 @@ class SplitRun:
             self._first_error, self._incident = error, None  # no memory failure: not ours to explain or to replace
             return None
         self._first_error = self._first_error or error
+        self._way.failed(error)
         if self._call.may_train and trains(error):
             self._not_splittable = WHY_NOT
         is_training = self._not_splittable == WHY_NOT
@@ -250,7 +249,7 @@ class SplitRun:
         left = self._owner.policy.max_relaunches - len(attempts)
         rows = self._rows if refused is not None else min(self._size, self._rows - self._next_row)
         failed = FailedRows(rows, refused, not attempts, others_ran=self._next_row > 0, attempts_left=left)
-        return model_of(self._call, failure, failed, self._way.variants(self._first_error))
+        return model_of(self._call, failure, failed, self._way.variants())
 
     def _apply(self, patch: Patch) -> None:
         self._owner.patched(patch)
@@ -258,8 +257,9 @@ class SplitRun:
             assert isinstance(patch.new, int)  # noqa: S101 - a number of rows
             self._size = patch.new
         elif patch.new is not None:
-            self._way.vary(patch.setting, patch.new, self._first_error)
-            self._ledger.settings.update(self._way.settings)
+            self._way.vary(patch.setting, patch.new)
+            if patch.effect > Effect.OUTPUT_PRESERVING:  # the same for all rows
+                self._gathered, self._next_row = Gathered.of(self._way.made), 0
         tell_of(patch, self._incident.kind if self._incident else None, self._next_row)
 
     def _take_back(self, why: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from oomguard.engines.protocol import WatchedCall
 from oomguard.facts import FactValue
@@ -13,12 +14,14 @@ from oomguard.remedy.prompt_chunks import SMALLEST_TOKENS
 from oomguard.remedy.variant import Variant
 from oomguard.settings import effect_of
 
+if TYPE_CHECKING:
+    from oomguard.memory.generate.rows import CallTrace
+
 CHUNK = "prefill_chunk_size"
 # What is asked of a call to learn whether a setting of it may have another value at all.
 _LEAST: Mapping[str, FactValue] = {
     "attn_implementation": WITHOUT_SCORES,
     CHUNK: SMALLEST_TOKENS,
-    "max_new_tokens": 1,
 }
 _TOLD: Mapping[str, tuple[str, str]] = {
     "attn_implementation": ("running attention without its scores", "attention"),
@@ -39,11 +42,17 @@ class Variation:
     def __init__(self, made: WatchedCall) -> None:
         self.made = self.call = made
         self.settings: dict[str, FactValue] = {}
+        self._failed_in: frozenset[str] | None = None
         self._refused: dict[str, str] = {}
 
-    def vary(self, setting: str, value: FactValue, error: BaseException | None) -> None:
-        """Change one more setting, where that can be done; ``error`` is the call's first failure, None before it has run."""
-        changed = self.made.varied({**self.settings, setting: value}, functions_of(error))
+    def failed(self, error: BaseException) -> None:
+        """Note where it failed; what holds for a call that runs again holds for each of its failures."""
+        functions = frozenset(frame.f_code.co_name for frame in frames_of(error))
+        self._failed_in = functions if self._failed_in is None else self._failed_in & functions
+
+    def vary(self, setting: str, value: FactValue) -> None:
+        """Change one more setting, where that can be done."""
+        changed = self.made.varied({**self.settings, setting: value}, self._failed_in)
         if isinstance(changed, str):
             self._refused[setting] = changed
         else:
@@ -55,34 +64,46 @@ class Variation:
         return {n: v for n, v in self.settings.items() if effect_of(n, None, v) is Effect.OUTPUT_PRESERVING}
 
     def take_back(self, why: str) -> dict[str, FactValue]:
-        """Run the call as it was made again, since so changed it gives no such result; return what was changed."""
-        self._refused.update(dict.fromkeys(self.settings, f"it gave no such result so: {why}"))
+        """Go back to the call as it was made, since changed it gives no result that may stand for it; return what was changed."""
+        self._refused.update(dict.fromkeys(self.settings, f"with it: {why}"))
         changed, self.call, self.settings = self.settings, self.made, {}
         return changed
 
-    def variants(self, error: BaseException | None) -> dict[str, Variant]:
+    def variants(self) -> dict[str, Variant]:
         """Return what may be done another way after a failure; empty where the call has no prompt of known length."""
         if self.made.prompt_tokens is None:
             return {}
         now = {CHUNK: self.made.prompt_tokens, "max_new_tokens": self.made.max_new_tokens, **self.settings}
-        return {name: self._variant(name, now.get(name), functions_of(error)) for name in VARIED}
+        return {name: self._variant(name, now.get(name)) for name in VARIED}
 
-    def _variant(self, name: str, now: FactValue | None, failed_in: frozenset[str]) -> Variant:
+    def _variant(self, name: str, now: FactValue | None) -> Variant:
+        traces: dict[FactValue, CallTrace | None] = {}
+        needs: dict[tuple[FactValue, int], int | None] = {}
+
         def changed(value: FactValue) -> WatchedCall | str:
-            return self.made.varied({**self.settings, name: value}, failed_in)
+            return self.made.varied({**self.settings, name: value}, self._failed_in)
 
         def need_bytes(value: FactValue, rows: int, room_bytes: int) -> int | None:
-            call = changed(value)
-            traced = None if isinstance(call, str) else call.traced()
-            return None if traced is None else traced.need_bytes(rows, room_bytes)
+            if value not in traces:
+                call = changed(value)
+                traces[value] = None if isinstance(call, str) else call.traced()
+            trace = traces[value]
+            if (value, rows) not in needs:
+                needs[value, rows] = None if trace is None else trace.need_bytes(rows, room_bytes)
+            return needs[value, rows]
 
-        asked = self._refused.get(name) or changed(_LEAST[name])
-        return Variant(now, need_bytes, asked if isinstance(asked, str) else None)
+        least = _LEAST.get(name) or _least_tokens(now, changed)
+        asked = self._refused.get(name) or changed(least)
+        return Variant(now, need_bytes, asked if isinstance(asked, str) else None, least)
 
 
-def functions_of(error: BaseException | None) -> frozenset[str]:
-    """Return the names of the functions that a failure went through."""
-    return frozenset() if error is None else frozenset(frame.f_code.co_name for frame in frames_of(error))
+def _least_tokens(now: FactValue | None, changed: Callable[[FactValue], WatchedCall | str]) -> int:
+    """Return the fewest new tokens with which a call can be made: others are refused."""
+    low, high = 1, max(1, int(now or 1) - 1)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if isinstance(changed(middle), str) else (low, middle)
+    return low
 
 
 def tell_of(patch: Patch, kind: str | None, done: int) -> None:

@@ -27,12 +27,17 @@ def _without_scores(variant: Variant, rows: int, room_bytes: float | None) -> So
 def _new_tokens(variant: Variant, rows: int, room_bytes: float | None) -> Solution:
     """Return the most new tokens that fit in ``room_bytes``; none where no trace tells."""
     room, asked = round(room_bytes or 0), variant.now if isinstance(variant.now, int) else 0
-    found = None if room_bytes is None else largest_rows(lambda new: variant.need_bytes(new, rows, room), room, asked)
+    before = int(variant.least) - 1
+    found = (
+        None
+        if room_bytes is None
+        else largest_rows(lambda more: variant.need_bytes(before + more, rows, room), room, asked - before)
+    )
     if found is None:
         return Solution(None, "what fewer new tokens need is not known")
-    new, need = found
-    if new < 1:
-        return Solution(None, f"with one new token it peaks at {format_gib(need)}, traced, of {format_gib(room)}")
+    new, need = before + found[0], found[1]
+    if not found[0]:
+        return Solution(None, f"with {variant.least} new it peaks at {format_gib(need)}, traced, of {format_gib(room)}")
     return Solution(new, f"{new} new tokens peak at {format_gib(need)}, traced, of {format_gib(room)}")
 
 

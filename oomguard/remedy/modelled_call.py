@@ -73,7 +73,10 @@ class CallModel:
         return solved(setting, self.variants[setting], self.rows, self.room_bytes(incident, traced=True))
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return patches of one group: what one row fits with and the rows that fit so, or what all fit with that cannot run apart."""
+        """Return patches of one group: a setting with which one row fits, and the rows that fit with it.
+
+        Rows that cannot be run apart get the setting with which all of them fit.
+        """
         room = self.room_bytes(incident, traced=True)
         if self.rows < _SEVERAL or room is None or (self._runs_apart and (self.traced_rows(incident) or (1, 0))[0] > 0):
             return ()

@@ -16,8 +16,10 @@ class Variant:
         now: its value when the call failed; None where it has none.
         need_bytes: returns what a number of rows needs with a value, by room; None where that cannot be told.
         why_not: why it can have no other value; None where it can.
+        least: the value that needs least of those it can have.
     """
 
     now: FactValue | None
     need_bytes: Callable[[FactValue, int, int], int | None]
     why_not: str | None = None
+    least: FactValue = 1

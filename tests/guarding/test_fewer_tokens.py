@@ -81,3 +81,19 @@ def test_a_floor_keeps_the_answer_whole(llama, capacity):
         pytest.raises(torch.OutOfMemoryError),
     ):
         call(llama)
+
+
+def test_a_least_number_of_new_tokens_is_kept(llama, capacity):
+    ids = torch.randint(3, VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": NEW}
+    with limit_memory(capacity), oomguard.guard(allow="changes-outputs"):
+        cut = llama.generate(ids, **options, min_new_tokens=50)
+    with (
+        limit_memory(capacity),
+        oomguard.guard(allow="changes-outputs"),
+        pytest.raises(torch.OutOfMemoryError) as raised,
+    ):
+        llama.generate(ids, **options, min_new_tokens=NEW - 10)
+
+    assert 0.95 * (NEW // 2) <= cut.shape[1] - PROMPT <= NEW // 2
+    assert "max_new_tokens=" not in "".join(raised.value.__notes__)

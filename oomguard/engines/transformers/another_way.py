@@ -34,7 +34,7 @@ def generate_another_way(
 
     ``failed_in`` are the functions that its failure went through; None: it has not been run.
     """
-    why_not = _why_not_again(call, failed_in) or why_state_may_have_changed(call.kwargs)
+    why_not = _why_not_again(call, failed_in) or why_state_may_have_changed(call.kwargs) or why_not_viewed(call.kwargs)
     changed = call
     for name, value in changes.items():
         found = why_not or _WAYS[name](changed, value)
@@ -60,18 +60,25 @@ def _in_chunks(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
 
 def _attending(call: GenerateCall, implementation: FactValue) -> GenerateCall | str:
     """Return a call with attention by another implementation, while it runs."""
-    why_not = why_not_attending(call.model, {_SCORES: call.option(_SCORES)})
+    mask = call.kwargs.get("attention_mask")
+    why_not = why_not_attending(call.model, {_SCORES: call.option(_SCORES), "attention_mask": mask})
+    if why_not is None and call.weigh is not None and begins_padded(mask):
+        why_not = "the cache in the result holds what the padding before a row says, which would change"
     return why_not or replace(call, attention=str(implementation))
 
 
 def _with_fewer_tokens(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
     """Return a call with ``max_new_tokens``: its answers end there."""
-    least = call.option("min_new_tokens")
-    if least is not None and int(least) > int(tokens):
-        return f"min_new_tokens asks for {least}"
+    least = int(call.option("min_new_tokens") or 0)
+    in_all = int(call.option("min_length") or 0)
+    if not getattr(getattr(call.model, "config", None), "is_encoder_decoder", False):
+        in_all -= call.prompt_tokens or 0
+    if max(least, in_all) > int(tokens):
+        return f"at least {max(least, in_all)} new tokens are asked for"
     if call.kwargs.get("custom_generate") is not None:
         return "what custom_generate makes of the tokens is not known"
-    return replace(call, kwargs={**call.kwargs, "max_new_tokens": int(tokens)})
+    kept = {name: value for name, value in call.kwargs.items() if name != "max_length"}
+    return replace(call, kwargs={**kept, "max_new_tokens": int(tokens)})
 
 
 _WAYS: Final[Mapping[str, Callable[[GenerateCall, FactValue], GenerateCall | str]]] = {
@@ -95,7 +102,7 @@ def _why_not(call: GenerateCall) -> str | None:
         return "the cache in the result holds what the padding before a row says, which would change"
     if call.media() != Media({}):
         return "what stands beside the text is not processed in chunks"
-    return why_not_viewed(call.kwargs) or why_no_forward_in_chunks(call.model, {})
+    return why_no_forward_in_chunks(call.model, {})
 
 
 def _why_not_again(call: GenerateCall, failed_in: Collection[str] | None) -> str | None:

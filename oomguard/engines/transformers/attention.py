@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.chunked_forward import ONE_CALL
 from oomguard.user_files import read_tables
 
 _FILE: Final = Path(__file__).with_name("attention_models.toml")
 _WITH_SCORES: Final = "eager"
 STATE: Final = "output_attentions"
-# A model's configuration is changed while it runs so: one call at a time.
-_ONE_CALL: Final = threading.RLock()
+_MASK_AXES: Final = 2
 
 
 def why_not_attending(model: Any, arguments: Mapping[str, Any]) -> str | None:
@@ -28,15 +27,23 @@ def why_not_attending(model: Any, arguments: Mapping[str, Any]) -> str | None:
         return "this transformers changes no model's attention"
     if family not in _families():
         return f"models of the type {family} are not known to give the same with it"
-    if arguments.get(STATE) or getattr(config, STATE, False):
+    return _why_scores_are_needed(model, arguments)
+
+
+def _why_scores_are_needed(model: Any, arguments: Mapping[str, Any]) -> str | None:
+    if arguments.get(STATE) or getattr(model.config, STATE, False):
         return f"{STATE} asks for the scores"
+    if getattr(arguments.get("attention_mask"), "ndim", _MASK_AXES) != _MASK_AXES:
+        return "its attention_mask is made for eager attention"
+    if any(module._forward_hooks for module in model.modules() if "attention" in type(module).__name__.lower()):
+        return "a hook of yours on its attention may look at the scores"
     return None
 
 
 @contextlib.contextmanager
 def attending(model: Any, implementation: str) -> Iterator[None]:
     """Have a model attend by this implementation."""
-    with _ONE_CALL:
+    with ONE_CALL:  # a model's configuration is changed while it runs so
         configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
         before = {id(c): (c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")}
         try:

@@ -23,8 +23,8 @@ _STATES: Final = ("output_hidden_states", "output_attentions", "output_router_lo
 _MASK_AXES: Final = 2
 _FILE: Final = Path(__file__).with_name("chunked_models.toml")
 _BY_LENGTH: Final = frozenset({"dynamic", "longrope", "su"})
-# A model's forward is replaced while it runs in chunks: one call at a time.
-_ONE_CALL: Final = threading.RLock()
+# A model is changed while it runs another way, in chunks or with other attention: one call at a time.
+ONE_CALL: Final = threading.RLock()
 # How transformers names what reads on from its own tokens.
 _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 
@@ -93,7 +93,7 @@ def begins_padded(mask: Any) -> bool:
 @contextlib.contextmanager
 def chunking(model: Any, tokens: int) -> Iterator[None]:
     """Have every call of a model over more than ``tokens`` tokens run in chunks of as many, where that can be done."""
-    with _ONE_CALL:
+    with ONE_CALL:
         yield from _replaced(model, tokens)
 
 

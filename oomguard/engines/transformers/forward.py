@@ -144,7 +144,10 @@ class ForwardCall:
 
     def with_attention(self, given: Mapping[str, Any], implementation: FactValue) -> ForwardCall | str:
         """Return the call with attention by another implementation, or why it cannot be made so."""
-        return why_not_attending(self.model, given) or replace(self, attention=str(implementation))
+        why_not = why_not_attending(self.model, given)
+        if why_not is None and begins_padded(given.get("attention_mask")):
+            why_not = "what the padding before a row says would change"
+        return why_not or replace(self, attention=str(implementation))
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return what a trace found; every field of a part's result is looked at where it is put."""

@@ -11,6 +11,7 @@ import pytest
 from oomguard.diagnosing import assess, default_rules
 from oomguard.facts import GIB, Fact
 from oomguard.incident import Incident, SettingInForce
+from oomguard.memory.vllm import start_caches
 from oomguard.memory.vllm.exact_kv import with_exact_need
 from oomguard.remedy.policy import Policy, make_policy
 
@@ -353,3 +354,40 @@ def test_where_the_layout_is_not_the_engine_s_nothing_is_solved_by_it(too_small)
     )
     found = planned(incident, "reduces-capacity")
     assert values(found) == {"max_model_len": 9600}
+
+
+MAMBA2 = {
+    "model_type": "mamba2",
+    "hidden_size": 512,
+    "state_size": 128,
+    "num_hidden_layers": 8,
+    "num_heads": 16,
+    "head_dim": 64,
+    "n_groups": 1,
+    "expand": 2,
+    "conv_kernel": 4,
+    "vocab_size": 2048,
+    "architectures": ["Mamba2ForCausalLM"],
+    "torch_dtype": "float16",
+}
+
+
+@pytest.mark.parametrize(
+    ("states", "cause", "changes"),
+    [
+        (
+            3,
+            "prefix_caching",
+            {"enable_prefix_caching": False},
+        ),  # beside the engine's own one is needed, with prefixes three
+        (1.5, "kv_cache_budget", {}),  # not one beside the engine's own, and a byte count of yours is never raised
+    ],
+)
+def test_a_recurrent_model_is_told_of_its_states_and_not_of_its_length(too_small, monkeypatch, states, cause, changes):
+    monkeypatch.setattr(start_caches, "multiplies_in_bfloat16", lambda: False)
+    state = 8 * 2 * (16 * 64 * 128 + 3 * (16 * 64 + 2 * 128))
+    user = {"kv_cache_memory_bytes": int(states * state), "max_model_len": 32768, "enable_prefix_caching": True}
+    found = planned(too_small(MAMBA2, user, prefix_caching=True, kv_cache_is_fixed=True))
+
+    assert found.causes[0].id == cause
+    assert values(found) == changes
