@@ -33,7 +33,6 @@ def start(folder: str, config: dict, max_model_len: int) -> dict:
         max_num_seqs=SEQS,
         max_num_batched_tokens=STEP_TOKENS,
         max_model_len=max_model_len,
-        mamba_ssm_cache_dtype="float32",
         dtype=config["torch_dtype"],
     )
     cache = llm.llm_engine.vllm_config.cache_config
