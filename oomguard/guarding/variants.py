@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -77,20 +78,18 @@ class Variation:
         return {name: self._variant(name, now.get(name)) for name in VARIED}
 
     def _variant(self, name: str, now: FactValue | None) -> Variant:
-        traces: dict[FactValue, CallTrace | None] = {}
-        needs: dict[tuple[FactValue, int], int | None] = {}
-
         def changed(value: FactValue) -> WatchedCall | str:
             return self.made.varied({**self.settings, name: value}, self._failed_in)
 
+        @functools.cache  # several remedies ask the same, and a trace takes seconds
+        def trace(value: FactValue) -> CallTrace | None:
+            call = changed(value)
+            return None if isinstance(call, str) else call.traced()
+
+        @functools.cache
         def need_bytes(value: FactValue, rows: int, room_bytes: int) -> int | None:
-            if value not in traces:
-                call = changed(value)
-                traces[value] = None if isinstance(call, str) else call.traced()
-            trace = traces[value]
-            if (value, rows) not in needs:
-                needs[value, rows] = None if trace is None else trace.need_bytes(rows, room_bytes)
-            return needs[value, rows]
+            traced = trace(value)
+            return None if traced is None else traced.need_bytes(rows, room_bytes)
 
         least = _LEAST.get(name) or _least_tokens(now, changed)
         asked = self._refused.get(name) or changed(least)

@@ -21,7 +21,7 @@ from oomguard.memory.vllm.failed_start import FailedStart
 from oomguard.memory.vllm.lora import around_elements, lora_bytes
 from oomguard.memory.vllm.start import VllmSettings
 from oomguard.remedy.modelled_start import start_patch
-from oomguard.remedy.permitted import why_blocked
+from oomguard.remedy.permitted import grouped
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import Solution
 from oomguard.settings import effect_of, value_in_force
@@ -37,7 +37,7 @@ _WORKER_PRIVATE_BYTES: Final = round(1.25 * GIB)
 _HOST_RATIO: Final = 0.8
 # Of what the device had free or unused when it failed: freed pieces are not all in one.
 _DEVICE_RATIO: Final = 0.9
-_STEP, _ROWS, _POOL, _ONE_GROUP = "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", 1
+_STEP, _ROWS, _POOL = "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes"
 _KV_BLOCKS: Final = "kv_blocks"
 _SERVING: Final = frozenset({"prompt_logprobs"})
 
@@ -112,8 +112,7 @@ class AllocationModel:
         patches = [
             start_patch(name, old, tokens, reason, version=version) for name, old in ((_STEP, now), (_ROWS, most))
         ]
-        blocked = next((why for patch in patches if (why := why_blocked(patch, incident, policy))), None)
-        return tuple(replace(patch, blocked_by=blocked, group=_ONE_GROUP) for patch in patches)
+        return grouped(patches, incident, policy)
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
         """Return nothing: the plan says why no value fits."""

@@ -12,7 +12,7 @@ from oomguard.incident import Alternative, Incident, Patch
 from oomguard.memory.constants import reserved_ratio
 from oomguard.memory.generate.rows import CallTrace, largest_rows
 from oomguard.remedy.call_variants import VARIED, solved
-from oomguard.remedy.permitted import present_value, why_blocked
+from oomguard.remedy.permitted import grouped, present_value
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import Solution
 from oomguard.remedy.variant import Variant
@@ -25,7 +25,6 @@ BATCH_MARGIN_RATIO: Final = 0.01
 TRACED_MARGIN_RATIO: Final = 0.002
 # Of the rows that failed, the part that is run to be measured: what they would still have asked for is not known.
 MEASURING_SHARE: Final = 8
-_ONE_GROUP: Final = 1
 _SEVERAL: Final = 2
 
 
@@ -68,7 +67,7 @@ class CallModel:
             return replace(rows_that_fit(self, incident), blocked_by=self.not_splittable)
         if setting not in self.variants:
             return None
-        if self._runs_apart and (self.traced_rows(incident) or (1, 0))[0] > 0:
+        if self._fewer_rows_may_do(incident):
             return Solution(None, "fewer rows at a time come first")
         return solved(setting, self.variants[setting], self.rows, self.room_bytes(incident, traced=True))
 
@@ -78,7 +77,7 @@ class CallModel:
         Rows that cannot be run apart get the setting with which all of them fit.
         """
         room = self.room_bytes(incident, traced=True)
-        if self.rows < _SEVERAL or room is None or (self._runs_apart and (self.traced_rows(incident) or (1, 0))[0] > 0):
+        if self.rows < _SEVERAL or room is None or self._fewer_rows_may_do(incident):
             return ()
         blocked: tuple[Patch, ...] = ()
         for setting in (name for name in VARIED if name in self.variants):
@@ -102,18 +101,22 @@ class CallModel:
             found = largest_rows(lambda rows: variant.need_bytes(value, rows, room), room, self.rows)
             if found is None:
                 return ()
-            changes.append(("batch_size", self.rows, max(1, found[0])))
-            reason = f"{_rows(max(1, found[0]))} at a time: {reason}"
+            rows = max(1, found[0])
+            changes.append(("batch_size", self.rows, rows))
+            reason = f"{_rows(rows)} at a time: {reason}"
         patches = [
             Patch(name, old, new, effect_of(name, old, new), reason, as_kwarg=as_kwarg(name, new, "transformers"))
             for name, old, new in changes
         ]
-        blocked = next((why for patch in patches if (why := why_blocked(patch, incident, policy))), None)
-        return tuple(replace(patch, blocked_by=blocked, group=_ONE_GROUP) for patch in patches)
+        return grouped(patches, incident, policy)
 
     @property
     def _runs_apart(self) -> bool:
         return self.rows > 1 and self.not_splittable is None
+
+    def _fewer_rows_may_do(self, incident: Incident) -> bool:
+        """Return whether fewer rows at a time fit, or no trace says that not one does."""
+        return self._runs_apart and (self.traced_rows(incident) or (1, 0))[0] > 0
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
         """Return nothing: the plan says why not one row fits."""

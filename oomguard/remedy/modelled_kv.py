@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oomguard.incident import Alternative, Incident, Patch
 from oomguard.memory.vllm.exact_kv import TOO_SMALL, ExactKv, may_shrink_steps, pool_blocks
 from oomguard.remedy.modelled_start import start_patch
-from oomguard.remedy.permitted import why_blocked
+from oomguard.remedy.permitted import grouped
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import Solution
-
-_ONE_GROUP = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,7 @@ class KvModel:
             start_patch(name, old, new, reason, version=incident.framework_version)
             for name, (old, new) in changes.items()
         ]
-        blocked = next((why for patch in patches if (why := why_blocked(patch, incident, policy))), None)
-        return tuple(replace(patch, blocked_by=blocked, group=_ONE_GROUP) for patch in patches)
+        return grouped(patches, incident, policy)
 
     def _together(self, incident: Incident) -> Iterator[tuple[str, tuple[int | None, int]]]:
         """Yield each setting to change with its value before and after: blocks or the step first, then the length."""

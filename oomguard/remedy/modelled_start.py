@@ -14,13 +14,12 @@ from oomguard.memory.vllm.encoder_profile import NO_IMAGES
 from oomguard.memory.vllm.failed_start import FailedStart, fails_while_profiling, read_failed_start
 from oomguard.memory.vllm.fitting import Fit, fit, solve
 from oomguard.memory.vllm.start import StartBudget
-from oomguard.remedy.permitted import assumed, why_blocked
+from oomguard.remedy.permitted import assumed, grouped, why_blocked
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import Solution
 from oomguard.settings import effect_of
 from oomguard.surfaces import as_env, as_flag, as_kwarg
 
-_ONE_GROUP: Final = 1
 _ENGINE: Final = "vllm"  # whose starts the memory model plans
 
 
@@ -64,8 +63,8 @@ class StartModel:
             start_patch(name, None if assumed(name, incident) else old, new, reason, predicts, version=version)
             for name, old, new in found.changed
         ]
-        blocked = next((why for patch in patches if (why := why_blocked(patch, incident, policy))), None)
-        return tuple(_with(patch, blocked, [p.setting for p in patches if p is not patch]) for patch in patches)
+        together = [_with(patch, [p.setting for p in patches if p is not patch]) for patch in patches]
+        return grouped(together, incident, policy)
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
         """Return more ranks, a larger device or prompts without images, where no setting makes the start fit."""
@@ -140,12 +139,8 @@ def start_patch(
     )
 
 
-def _with(patch: Patch, blocked: str | None, others: list[str]) -> Patch:
-    if not others:
-        return replace(patch, blocked_by=blocked)
-    return replace(
-        patch, blocked_by=blocked, group=_ONE_GROUP, reason=f"together with {', '.join(others)}, {patch.reason}"
-    )
+def _with(patch: Patch, others: list[str]) -> Patch:
+    return replace(patch, reason=f"together with {', '.join(others)}, {patch.reason}") if others else patch
 
 
 def _reason(budget: StartBudget) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
 from oomguard.facts import FactValue
 from oomguard.incident import Incident, Patch
 from oomguard.remedy.policy import Policy
 from oomguard.settings import SETTINGS, value_in_force
 from oomguard.surfaces import default_value, surface
+
+_ONE_GROUP: Final = 1
 
 
 def present_value(name: str, incident: Incident) -> FactValue | None:
@@ -37,3 +43,10 @@ def assumed(name: str, incident: Incident) -> str | None:
     return "not known: what it is now" + (
         "" if default is None else f" (that it is the default, {default}, is assumed)"
     )
+
+
+def grouped(patches: Sequence[Patch], incident: Incident, policy: Policy) -> tuple[Patch, ...]:
+    """Return patches that are applied together, and one alone as it is: what blocks one of them blocks all."""
+    blocked = next((why for patch in patches if (why := why_blocked(patch, incident, policy))), None)
+    group = _ONE_GROUP if len(patches) > 1 else None
+    return tuple(replace(patch, blocked_by=blocked, group=group) for patch in patches)

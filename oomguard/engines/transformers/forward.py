@@ -125,15 +125,16 @@ class ForwardCall:
         why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else None
         if why_not is None and given_cache(given) is not None:
             why_not = "what the failed call left in the cache it was given cannot be taken back"
-        changed: ForwardCall | str = why_not or self
+        changed = self
         for name, value in changes.items():
-            if isinstance(changed, str):
-                break
             way = _WAYS.get(name)
-            changed = f"a plain call has no {name}" if way is None else way(changed, given, value)
+            found = why_not or (f"a plain call has no {name}" if way is None else way(changed, given, value))
+            if isinstance(found, str):
+                return found
+            changed = found
         return changed
 
-    def in_chunks(self, given: Mapping[str, Any], tokens: FactValue) -> ForwardCall | str:
+    def _in_chunks(self, given: Mapping[str, Any], tokens: FactValue) -> ForwardCall | str:
         """Return the call over ``tokens`` tokens at a time, or why it gives another result so."""
         why_not = why_not_in_chunks(self.model, given)
         if why_not is None and begins_padded(given.get("attention_mask")):
@@ -142,7 +143,7 @@ class ForwardCall:
             why_not = "its tokens are no more than a chunk"
         return why_not or replace(self, chunk_tokens=int(tokens))
 
-    def with_attention(self, given: Mapping[str, Any], implementation: FactValue) -> ForwardCall | str:
+    def _with_attention(self, given: Mapping[str, Any], implementation: FactValue) -> ForwardCall | str:
         """Return the call with attention by another implementation, or why it cannot be made so."""
         why_not = why_not_attending(self.model, given)
         if why_not is None and begins_padded(given.get("attention_mask")):
@@ -194,8 +195,8 @@ class ForwardCall:
 
 
 _WAYS: Final[Mapping[str, Callable[[ForwardCall, Mapping[str, Any], FactValue], ForwardCall | str]]] = {
-    "attn_implementation": ForwardCall.with_attention,
-    "prefill_chunk_size": ForwardCall.in_chunks,
+    "attn_implementation": ForwardCall._with_attention,
+    "prefill_chunk_size": ForwardCall._in_chunks,
 }
 
 

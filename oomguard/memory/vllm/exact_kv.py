@@ -15,7 +15,6 @@ from oomguard.errors import OomguardError, SettingError
 from oomguard.facts import GIB, Fact, format_gib, format_rounded
 from oomguard.incident import Incident
 from oomguard.memory.model.model import Model
-from oomguard.memory.vllm.cached_states import fits_without_prefixes
 from oomguard.memory.vllm.defaults import most_default_rows, with_defaults
 from oomguard.memory.vllm.encoder_profile import items_per_prompt, uncut_tokens
 from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
@@ -104,34 +103,35 @@ class ExactKv:
         return low if low and (found.max_num_batched_tokens or 0) >= uncut_tokens(self.model.encoder, found) else 0
 
     def _with_length(self, tokens: int) -> ExactKv:
-        filled = with_defaults(replace(self.given, max_model_len=tokens), self.model.shape, [])
-        return replace(self, settings=filled, caches=start_caches(self.model, filled))
+        return self._as(with_defaults(replace(self.given, max_model_len=tokens), self.model.shape, []))
+
+    def fits_without_prefixes(self, blocks: int) -> bool:
+        """Return whether a request that does not fit does as soon as no prefixes are cached: a recurrent layer keeps their states."""
+        without = self._as(replace(self.settings, enable_prefix_caching=False))
+        return without.needed_blocks <= blocks < self.needed_blocks
 
     def step_tokens(self, blocks: int) -> int | None:
         """Return the most tokens in a step with which the full length fits, None where a smaller step does not help."""
         low = self._least_step // _FEWEST_STEP_TOKENS
         high = ((self.settings.max_num_batched_tokens or 0) - 1) // _FEWEST_STEP_TOKENS
-        if high < low or not self._fits_with_step(low * _FEWEST_STEP_TOKENS, blocks):
+        if high < low or self._with_step(low * _FEWEST_STEP_TOKENS).needed_blocks > blocks:
             return None
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self._fits_with_step(middle * _FEWEST_STEP_TOKENS, blocks)
+            fits = self._with_step(middle * _FEWEST_STEP_TOKENS).needed_blocks <= blocks
             low, high = (middle, high) if fits else (low, middle - 1)
         return low * _FEWEST_STEP_TOKENS
 
     def step_and_length(self, blocks: int) -> tuple[int, int] | None:
         """Return a step and the longest request that fits with it, where a smaller step alone is not enough but helps much; else None."""
-        least = self._least_step
-        best, alone = self._longest_with_step(least, blocks), self.longest(blocks)
-        if least >= (self.settings.max_num_batched_tokens or 0) or best <= alone or best < alone * _WORTH_A_STEP:
+        least, step = self._least_step, self.settings.max_num_batched_tokens or 0
+        best, alone = self._with_step(least).longest(blocks), self.longest(blocks)
+        if least >= step or best <= alone or best < alone * _WORTH_A_STEP:
             return None
-        low, high = (
-            least // _FEWEST_STEP_TOKENS,
-            ((self.settings.max_num_batched_tokens or 0) - 1) // _FEWEST_STEP_TOKENS,
-        )
+        low, high = least // _FEWEST_STEP_TOKENS, (step - 1) // _FEWEST_STEP_TOKENS
         while low < high:  # the largest step that costs no length
             middle = (low + high + 1) // 2
-            keeps = self._longest_with_step(middle * _FEWEST_STEP_TOKENS, blocks) >= best
+            keeps = self._with_step(middle * _FEWEST_STEP_TOKENS).longest(blocks) >= best
             low, high = (middle, high) if keeps else (low, middle - 1)
         return low * _FEWEST_STEP_TOKENS, best
 
@@ -155,23 +155,22 @@ class ExactKv:
                 refuse_impossible(settings, self.model.shape)
             except SettingError:
                 return
-            yield tokens, replace(self, settings=settings, caches=start_caches(self.model, settings))
+            yield tokens, self._as(settings)
 
     @property
     def _least_step(self) -> int:
         return -(-max(_FEWEST_STEP_TOKENS, self.fewest_step_tokens) // _FEWEST_STEP_TOKENS) * _FEWEST_STEP_TOKENS
 
-    def _longest_with_step(self, tokens: int, blocks: int) -> int:
-        settings = replace(self.settings, max_num_batched_tokens=tokens)
-        return replace(self, settings=settings, caches=start_caches(self.model, settings)).longest(blocks)
-
     @property
     def _widest(self) -> frozenset[int]:
         return max(self.caches.stages, key=self.layout.block_bytes)
 
-    def _fits_with_step(self, tokens: int, blocks: int) -> bool:
-        layout = start_caches(self.model, replace(self.settings, max_num_batched_tokens=tokens)).layout
-        return layout.request_blocks() + 1 <= blocks
+    def _with_step(self, tokens: int) -> ExactKv:
+        return self._as(replace(self.settings, max_num_batched_tokens=tokens))
+
+    def _as(self, settings: VllmSettings) -> ExactKv:
+        """Return the cache of the same start under other settings."""
+        return replace(self, settings=settings, caches=start_caches(self.model, settings))
 
 
 def exact_kv(start: FailedStart) -> ExactKv | None:
@@ -226,7 +225,7 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         if fits_itself or pool_bytes // found.block_bytes < found.needed_blocks:
             new["fitting_block_tokens"] = found.block_tokens(pool_bytes, any_length=fits_itself)
     if incident.kind == TOO_SMALL and pool is not None:
-        new["fits_without_cached_prefixes"] = fits_without_prefixes(found.model, found.settings, pool)
+        new["fits_without_cached_prefixes"] = found.fits_without_prefixes(pool) or None
         if may_shrink_steps(found, incident):
             new["fitting_step_tokens"] = found.step_tokens(pool)
         if found.step_follows_length:  # the engine's own estimate keeps the step of the length that was asked for
