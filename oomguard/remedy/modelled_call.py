@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -63,8 +63,8 @@ class CallModel:
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
         """Return the value of one setting with which the call fits; None where this call has no such setting."""
-        if setting == "batch_size":  # what forbids running rows apart says nothing of other settings
-            return replace(rows_that_fit(self, incident), blocked_by=self.not_splittable)
+        if setting in SOLVED_BY:
+            return SOLVED_BY[setting](self, incident)
         if setting not in self.variants:
             return None
         if self._fewer_rows_may_do(incident):
@@ -166,6 +166,11 @@ class CallModel:
 
 
 def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
+    """Return the rows that fit, blocked where rows cannot be run apart; other settings are not blocked by that."""
+    return replace(_rows_that_fit(call, incident), blocked_by=call.not_splittable)
+
+
+def _rows_that_fit(call: CallModel, incident: Incident) -> Solution:
     """Return the rows that fit, else few enough that what they take can be measured."""
     found, room, base = call.traced_rows(incident), call.room_bytes(incident), call.base_bytes
     if found is not None and base is not None:
@@ -225,3 +230,9 @@ def _fewer(rows: int, attempts_left: int, why: str) -> Solution:
 
 def _rows(number: int) -> str:
     return f"{number} row{'s' if number > 1 else ''}"
+
+
+# What solves a setting of a failed call that is no variant of it, where a fix of a rule asks for it.
+SOLVED_BY: Final[Mapping[str, Callable[[CallModel, Incident], Solution]]] = {
+    "batch_size": rows_that_fit,
+}
