@@ -25,6 +25,9 @@ from oomguard.rules.load import RuleSet, load_rules
 from oomguard.rules.match import explain
 from oomguard.settings import parse_value, setting
 
+# What is told of an incident that the lexicon found.
+_NEW_WORDING = "its wording: no signature has it; {:.0%} sure that it tells a failure (a signature of yours makes it exact: --rules DIR)"
+
 
 @cache
 def default_rules() -> RuleSet:
@@ -72,7 +75,10 @@ def assess(
 
         derived = with_exact_need(derived, model)
         behind = behind or models_behind(derived, model)
-    return plan(explain(derived, rules), rules, policy, tried, behind)
+    planned = plan(explain(derived, rules), rules, policy, tried, behind)
+    if planned.certainty_ratio is None:
+        return planned
+    return replace(planned, unknown=(_NEW_WORDING.format(planned.certainty_ratio), *planned.unknown))
 
 
 def assess_all(
@@ -117,7 +123,7 @@ def diagnose_lines(
         model: a folder or hub name; the memory model then solves what the log's own numbers leave open.
     """
     rules = rules or default_rules()
-    found = scan(lines, rules, source, given=settings)
+    found = scan(lines, rules, source, given=settings, new_wordings=True)
     return assess_all(found, rules, policy or Policy(), given=given, model=model)
 
 

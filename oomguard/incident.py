@@ -182,7 +182,8 @@ class Incident(Record):
 
     ``settings_complete`` says that ``settings`` lists all that the user set, so that any other was left alone.
     ``start`` counts the engine's starts within one input, ``also_in`` names the other processes that printed the same
-    failure, ``wrappers`` are the lines of parents that only passed it on.
+    failure, ``wrappers`` are the lines of parents that only passed it on. ``certainty_ratio`` is how sure it is that a message
+    of a new wording tells a failure; None: its wording is known.
     """
 
     kind: str
@@ -204,6 +205,7 @@ class Incident(Record):
     start: int = 1
     also_in: tuple[str, ...] = ()
     wrappers: tuple[Evidence, ...] = ()
+    certainty_ratio: float | None = None
 
     @property
     def is_oom(self) -> bool:

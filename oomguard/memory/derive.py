@@ -149,11 +149,8 @@ def _budget(facts: dict[str, Fact]) -> Budget:
         if name.endswith("_bytes") and not isinstance(fact.value, str)
     }
     own, listed = sizes.get("own_bytes"), sizes.get("other_process_in_use_bytes")
-    if listed is not None and listed == own and "process_in_use_bytes" not in sizes:
-        # In a container the failed process is listed by a number that is not its own: no part of it counts twice.
-        del sizes["other_process_in_use_bytes"]
-        beside = own - sizes.get("allocated_bytes", 0) - sizes.get("reserved_unallocated_bytes", 0)
-        sizes.setdefault("non_torch_bytes", beside)
+    if listed is not None and listed == own:
+        del sizes["other_process_in_use_bytes"]  # it is the failed process, which says of itself what cannot be
     elif listed is None and total is not None and sizes.get("others_bytes", 0) > 0.2 * max(0, int(total.value)):
         sizes["other_process_in_use_bytes"] = sizes["others_bytes"]  # more than this process's own context can be
     if "consumed_bytes" in sizes:  # what is in use before the KV cache contains these

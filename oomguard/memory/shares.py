@@ -6,6 +6,8 @@ process, or a list of processes). Rules reason over the names here. An implausib
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from oomguard.facts import Fact, FactValue, number_of
@@ -24,22 +26,20 @@ def add_shares(facts: dict[str, Fact]) -> None:
         facts.setdefault(name, Fact(name, value, "solved"))
 
     total, free, tried = number("device_total_bytes"), number("device_free_bytes"), number("tried_bytes")
-    allocated, reserved = number("allocated_bytes"), number("reserved_total_bytes")
-    unused = number("reserved_unallocated_bytes")
-    if unused is None and reserved is not None and allocated is not None and reserved >= allocated:
-        unused = reserved - allocated
-    if reserved is None and allocated is not None and unused is not None:
-        reserved = allocated + unused
+    allocated = number("allocated_bytes")
+    reserved, unused = _reserved(allocated, number("reserved_total_bytes"), number("reserved_unallocated_bytes"))
     in_use = number("process_in_use_bytes")
     if in_use is not None and not _plausible(in_use, total, allocated):
         in_use = None
+    others = number("other_process_in_use_bytes")
+    if _is_itself(facts, reserved, others):
+        facts["process_in_use_bytes"] = replace(facts.pop("other_process_in_use_bytes"), name="process_in_use_bytes")
+        in_use, others = others, None
     if in_use is not None and reserved is not None and number("allocated_bytes") is not None and in_use >= reserved:
         solved("non_torch_bytes", round(in_use - reserved))
-    others = number("other_process_in_use_bytes")
     own = in_use
     if own is None and reserved is not None:
-        # In a container the process is listed by a number that is not its own: the one that fits its tensors is it.
-        own = others if others is not None and reserved <= others <= reserved + _BESIDE_TENSORS_BYTES else reserved
+        own = others if others is not None and _fits_tensors(others, reserved) else reserved
     if unused is not None:
         solved("unused_bytes", round(unused))
     if own is not None:
@@ -50,12 +50,37 @@ def add_shares(facts: dict[str, Fact]) -> None:
         solved("tried_ratio", tried / total)
     if unused is not None:
         solved("unused_ratio", unused / total)
-    if own is not None:
-        solved("own_ratio", own / total)
-        if free is not None and own <= total:
-            rest = max(0.0, total - free - own)
-            solved("others_bytes", round(rest))
-            solved("others_ratio", rest / total)
+    if own is None:
+        return
+    solved("own_ratio", own / total)
+    if free is not None and own <= total:
+        rest = max(0.0, total - free - own)
+        solved("others_bytes", round(rest))
+        solved("others_ratio", rest / total)
+
+
+def _reserved(
+    allocated: float | None, reserved: float | None, unused: float | None
+) -> tuple[float | None, float | None]:
+    """Return what the allocator holds, and what of it is in no tensor: each from the other where one is not printed."""
+    if allocated is None:
+        return reserved, unused
+    if unused is None and reserved is not None and reserved >= allocated:
+        unused = reserved - allocated
+    if reserved is None and unused is not None:
+        reserved = allocated + unused
+    return reserved, unused
+
+
+def _is_itself(facts: Mapping[str, Fact], reserved: float | None, others: float | None) -> bool:
+    """Whether a listed process is the failed one: in a container it is listed by a number that is not its own."""
+    if "process_in_use_bytes" in facts or others is None or reserved is None:
+        return False
+    return _fits_tensors(others, reserved)
+
+
+def _fits_tensors(in_use: float, reserved: float) -> bool:
+    return reserved <= in_use <= reserved + _BESIDE_TENSORS_BYTES
 
 
 def _plausible(in_use: float, total: float | None, allocated: float | None) -> bool:

@@ -57,14 +57,14 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
     found = time.first_behind(wording.pattern, text, begin)
     if found is None or found.start() >= max(1, end):
         return None  # what does not touch the anchor's line belongs to another window
-    facts = _captured(found)
+    facts = captured(found)
     start, stop = found.span()
     if signature.clauses:
         limit = min(start + CLAUSE_CHARS, _next_message(signature, wording, text, stop, time))
         for clause in signature.clauses:
             part = time.search(clause, text, pos=start, endpos=limit)
             if part is not None:
-                facts = {**_captured(part), **facts}
+                facts = {**captured(part), **facts}
                 stop = max(stop, part.end())
     for name, value in wording.facts.items():
         facts[name] = Fact(name, value, "printed")
@@ -79,7 +79,8 @@ def _next_message(signature: Signature, own: Wording, text: str, position: int, 
     return min((m.start() for m in later if m is not None), default=len(text))
 
 
-def _captured(found: Any) -> dict[str, Fact]:
+def captured(found: Any) -> dict[str, Fact]:
+    """Return the facts that the named groups of a match tell."""
     facts: dict[str, Fact] = {}
     for group, captured in found.capturesdict().items():
         if not captured or group.startswith("_"):
@@ -93,6 +94,15 @@ def _captured(found: Any) -> dict[str, Fact]:
             fact = replace(fact, value=sum(int(p.value) for p in parts), slack=sum(p.slack for p in parts))
         facts[fact.name] = fact
     return facts
+
+
+def best_of(hits: list[Hit]) -> Hit:
+    """Return the wording with most figures: a bare headline is part of the whole message, a wrapper stands for what it wraps."""
+    best = max(hits, key=lambda hit: (len(hit.facts), hit.span))
+    outer = next((hit for hit in hits if best.kind in hit.signature.wraps), None)
+    return (
+        best if outer is None else replace(outer, facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
+    )
 
 
 def quoted(

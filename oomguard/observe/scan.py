@@ -17,12 +17,13 @@ from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.conclude import concluded_incident, concluded_start
 from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
-from oomguard.observe.hits import Hit, match, quoted
+from oomguard.observe.hits import Hit, best_of, match, quoted
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
+from oomguard.observe.new_wording import NewWordings
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
-from oomguard.observe.text import PlainLine, peel
+from oomguard.observe.text import PlainLine, peel, words_of
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
 from oomguard.rules.signature import Quotation
@@ -53,29 +54,18 @@ def _quote(line: Line) -> Evidence:
     return Evidence(strip_escapes(line.text).strip()[:MAX_EVIDENCE_CHARS], line.number)
 
 
-def _words(text: str) -> str:
-    """Return a line's words as anchors see them: with single spaces between them."""
-    return " ".join(text.split())
-
-
-def _best(hits: list[Hit]) -> Hit:
-    """Return the wording with most figures: a bare headline is part of the whole message, a wrapper stands for what it wraps."""
-    best = max(hits, key=lambda hit: (len(hit.facts), hit.span))
-    outer = next((hit for hit in hits if best.kind in hit.signature.wraps), None)
-    return (
-        best if outer is None else replace(outer, facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
-    )
-
-
 class Scanner:
     """Feed lines with ``push``; ``diagnosis`` closes the streams and returns what was found, in the order of time.
 
     Args:
         rules: what is looked for.
         clock: tells when the line pushed last was printed, as ``time.monotonic`` does for lines that come live.
+        new_wordings: whether words that no signature has are weighed where nothing else is found.
     """
 
-    def __init__(self, rules: RuleSet, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, rules: RuleSet, clock: Callable[[], float] = time.monotonic, *, new_wordings: bool = False
+    ) -> None:
         self._anchors = [(w.anchor, (s, w)) for s in rules.signatures for w in s.wordings]
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
@@ -83,6 +73,7 @@ class Scanner:
         self._found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
         self._finder: Finder | None = None
+        self.new_wordings = NewWordings(rules.lexicon if new_wordings else None)
         self._looked = 0
         self._time = SearchTime()
         self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
@@ -120,7 +111,7 @@ class Scanner:
             self._open.append((state, window))
             window.extend(line, plain, state.order)
         state.last.append((state.order, line, plain))
-        if candidates:
+        if candidates or self.new_wordings.may_hold(text):
             self._open.append((state, open_window(list(state.last), candidates)))
 
     def _candidates(self, text: str) -> list[Candidate]:
@@ -143,10 +134,10 @@ class Scanner:
         before = [previous.text for _, previous, _ in state.last][-SEAM_LINES:]
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
         glue = "" if line.continued else " "
-        seam = _words(" ".join(part[-SEAM_CHARS:].strip() for part in before)) + glue + _words(head)
+        seam = words_of(" ".join(part[-SEAM_CHARS:].strip() for part in before)) + glue + words_of(head)
         if not self._may_hold(seam):
             return []
-        words, inside = _words(text), [_words(part) for part in before]
+        words, inside = words_of(text), [words_of(part) for part in before]
         return [
             candidate
             for anchor, candidate in self._anchors
@@ -163,16 +154,18 @@ class Scanner:
             self._close(*self._open.pop(0))
 
     def _close(self, state: _Stream, window: Window) -> None:
-        hits = [hit for candidate in window.candidates if (hit := self._match(candidate, window)) is not None]
+        hits = [hit for candidate in window.candidates if (hit := self._match(candidate, window))]
         told = [hit for hit in hits if hit.kind is None]
         for hit in told:
             self._note(hit, window)
         if any(hit.wording.anchor == ECHO_ANCHOR for hit in told):
             self._context.note_echo(window.text)
         failures = [hit for hit in hits if hit.kind is not None]
+        if not failures and all(hit.wording.near for hit in told):
+            self.new_wordings.consider(window, self._context, self._quotations, self._time, self._leave_out)
         if not failures:
             return
-        best = _best(failures)
+        best = best_of(failures)
         first, last = window.orders[best.first], window.orders[best.last]
         # A line of a message already taken may hold another wording's anchor: it is the same message.
         taken = state.taken.get(window.process)
@@ -180,9 +173,10 @@ class Scanner:
             if taken[2] is not None:
                 taken[2].say_more(best)
             return
-        if quoted(best, window, self._quotations, self._time, self._leave_out) is not None:
-            return
         line = window.lines[best.first]
+        if quoted(best, window, self._quotations, self._time, self._leave_out) is not None:
+            self.new_wordings.quotes(line.number)
+            return
         evidence = _quote(line)
         location = Location(line.number, line.byte, window.process)
         found = self._found.take(best, location, evidence, self._context)
@@ -280,16 +274,23 @@ class Scanner:
         ]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
+        if (new := self.new_wordings.surest) is not None and not any(f.incident.is_oom for f in self._found.all):
+            kept.append(new)
         notes = (*self._time.notes, *self._left_out.values())
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         return Diagnosis(source, tuple(concluded_incident(f, given) for f in kept), notes, starts)
 
 
 def scan(
-    lines: Iterable[Line | Gap], rules: RuleSet, source: str = "", *, given: Mapping[str, SettingInForce] | None = None
+    lines: Iterable[Line | Gap],
+    rules: RuleSet,
+    source: str = "",
+    *,
+    given: Mapping[str, SettingInForce] | None = None,
+    new_wordings: bool = False,
 ) -> Diagnosis:
     """Scan a finite stream of lines; the arguments are those of ``Scanner`` and ``Scanner.diagnosis``."""
-    scanner = Scanner(rules)
+    scanner = Scanner(rules, new_wordings=new_wordings)
     for line in lines:
         scanner.push(line)
     return scanner.diagnosis(source, given=given)

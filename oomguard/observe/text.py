@@ -167,3 +167,8 @@ def without_escaped_breaks(text: str) -> str:
     if "\\n" not in text or _WINDOWS_PATH.search(text):
         return text
     return text.replace("\\r\\n", "\n").replace("\\n", "\n")
+
+
+def words_of(text: str) -> str:
+    """Return a line's words as anchors see them: with single spaces between them."""
+    return " ".join(text.split())

@@ -9,6 +9,7 @@ from pathlib import Path
 from oomguard.errors import RuleError
 from oomguard.rules.expressions import compile_expression, trusted_expression
 from oomguard.rules.lazy import LazyPattern
+from oomguard.rules.lexicon import Lexicon, read_lexicon
 from oomguard.rules.pattern import compile_pattern
 from oomguard.rules.rule import Rule, read_rule
 from oomguard.rules.signature import Quotation, Signature, read_quotations, read_signature
@@ -23,11 +24,13 @@ class RuleSet:
     signatures: tuple[Signature, ...]
     rules: tuple[Rule, ...]
     quotations: tuple[Quotation, ...] = ()
+    lexicon: Lexicon | None = None
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """The anchors of all signatures, each once, sorted."""
-        return tuple(sorted({wording.anchor for signature in self.signatures for wording in signature.wordings}))
+        """The anchors of all signatures and of the lexicon, each once, sorted."""
+        exact = {wording.anchor for signature in self.signatures for wording in signature.wordings}
+        return tuple(sorted(exact.union(() if self.lexicon is None else self.lexicon.literals)))
 
     def rule(self, code: str) -> Rule:
         """Return the rule with this code; raises KeyError for an unknown one."""
@@ -56,6 +59,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     signatures: list[Signature] = []
     rules: dict[str, Rule] = {}
     quotations: list[Quotation] = []
+    lexicon: Lexicon | None = None
     shipped = shipped_root()
     for root in (shipped, *extra):
         lazy = root == shipped and not check
@@ -75,9 +79,11 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 rules[rule.code] = rule
             elif "quotation" in table:
                 quotations += read_quotations(table, path, pattern)
+            elif "phrase" in table:
+                lexicon = read_lexicon(table, path, pattern)
             else:
                 signatures.append(read_signature(table, path, pattern))
-    return RuleSet(tuple(signatures), tuple(rules[code] for code in sorted(rules)), tuple(quotations))
+    return RuleSet(tuple(signatures), tuple(rules[code] for code in sorted(rules)), tuple(quotations), lexicon)
 
 
 def _is_folder(path: Path) -> bool:

@@ -37,7 +37,10 @@ def matches(rule: Rule, incident: Incident) -> bool:
 
 
 def explain(incident: Incident, rules: RuleSet) -> Incident:
-    """Return the incident with its causes, the likeliest first; ties keep the order of the codes."""
+    """Return the incident with its causes, the likeliest first; ties keep the order of the codes.
+
+    Where the wording is new, no cause is surer than that the message tells a failure at all.
+    """
     causes = []
     for rule in rules.rules:
         if not matches(rule, incident):
@@ -45,7 +48,8 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
         held = tuple(Evidence(_condition_text(c.source, incident.facts)) for c in rule.when if c.source != "true")
         text = render(f"{rule.summary} {rule.why}", incident.facts)
         printed = _evidence(rule, incident)
-        causes.append(Cause(rule.cause, rule.code, confidence(rule, incident.facts), printed + held, text, rule.title))
+        sure = round(confidence(rule, incident.facts) * (incident.certainty_ratio or 1.0), 3)
+        causes.append(Cause(rule.cause, rule.code, sure, printed + held, text, rule.title))
     causes.sort(key=lambda cause: -cause.confidence)
     if not causes:
         causes = [

@@ -48,6 +48,31 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
     "clause": {
         "pattern": Key(str, required=True),
     },
+    "lexicon": {
+        "schema": Key(int, required=True),
+        "anchors": Key(list, required=True),
+        "phrase": Key(str, required=True),
+        "bias": Key((int, float), required=True),
+        "least_ratio": Key((int, float), required=True),
+        "harmless": Key(list, required=True),
+        "feature": Key(list, required=True),
+        "nearest": Key(list, required=True),
+        "clause": Key(list, required=True),
+    },
+    "harmless": {
+        "name": Key(str, required=True),
+        "pattern": Key(str, required=True),
+    },
+    "feature": {
+        "name": Key(str, required=True),
+        "part": Key(str, required=True),
+        "pattern": Key(str, required=True),
+        "weight": Key((int, float)),
+    },
+    "nearest": {
+        "kind": Key(str, required=True),
+        "pattern": Key(str, required=True),
+    },
     "quotations": {
         "schema": Key(int, required=True),
         "quotation": Key(list, required=True),

@@ -1,0 +1,64 @@
+"""Texts that are labelled as failures for memory or not: the team's corpora, look-alikes, and the signatures' own tests."""
+
+import hashlib
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from oomguard.diagnosing import default_rules
+from oomguard.kinds import NOT_OOM_KINDS
+from oomguard.observe.scan import scan
+from oomguard.observe.source import Line
+from oomguard.rules.load import RuleSet
+from support.figure import skip
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared"
+CORPORA = ("dev", "dev2", "lookalikes")
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """One text: where it is from, its thread, and whether a failure for memory stands in it."""
+
+    group: str
+    name: str
+    text: str
+    fails: bool
+
+
+def labelled_texts() -> list[Labelled]:
+    """All of them; ends the program where ../shared is not there."""
+    found = []
+    for corpus in CORPORA:
+        path = SHARED / "corpus" / f"{corpus}.jsonl"
+        if not path.is_file():
+            skip(f"{path.relative_to(SHARED.parent)} is not beside this checkout")
+        records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        found += [Labelled(corpus, record["id"], record["text"], bool(record["is_oom"])) for record in records]
+    for group in ("negatives", "positives"):
+        for path in sorted((ROOT / "tests" / "lookalikes" / group).glob("*.toml")):
+            cases = tomllib.loads(path.read_text(encoding="utf-8"))["case"]
+            fails = group == "positives"
+            found += [Labelled("look-alikes", f"{path.stem}/{case['id']}", case["log"], fails) for case in cases]
+    rules = default_rules()
+    for signature in rules.signatures:
+        for number, test in enumerate(signature.tests):
+            fails = not test.get("expect_no_match") and signature.kind not in {None, *NOT_OOM_KINDS}
+            if fails or (test.get("expect_no_match") and not _is_failure(test["log"], rules)):
+                found.append(Labelled("tests of signatures", f"{signature.name}-{number}", test["log"], fails))
+    return found
+
+
+def _is_failure(log: str, rules: RuleSet) -> bool:
+    """Whether another signature takes a text that is none of the one that it is a test of."""
+    lines = (Line(number, 0, line) for number, line in enumerate(log.split("\n"), 1))
+    return any(incident.is_oom for incident in scan(lines, rules).incidents)
+
+
+def half_of(name: str) -> int:
+    """Which half of the texts one belongs to: 0 or 1, the same for all excerpts of a thread."""
+    thread = re.sub(r"-\w+$", "", name)
+    return int(hashlib.sha256(thread.encode()).hexdigest(), 16) % 2

@@ -1,0 +1,212 @@
+"""Failures for memory in words that no signature has: weighed by the lexicon, and told only where nothing else was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from oomguard.facts import Fact
+from oomguard.incident import Evidence, Incident, Location
+from oomguard.observe.context import Context
+from oomguard.observe.hits import CLAUSE_CHARS, Hit, captured, quoted
+from oomguard.observe.incidents import ScannedIncident
+from oomguard.observe.search_time import SearchTime
+from oomguard.observe.window import Window
+from oomguard.rules.lexicon import Lexicon
+from oomguard.rules.signature import Quotation, Signature, Wording
+
+# What stands so far around a phrase speaks of it.
+LINE_CHARS: Final = 500
+BELOW_LINES: Final = 4
+ABOVE_CHARS: Final = 1200
+# After so many phrases an input is no longer looked at: a document about memory has thousands, a failure is among the first.
+MAX_JUDGED: Final = 500
+# So far around a quotation nothing is told in words that no signature has.
+QUOTED_LINES: Final = 40
+_PHRASES_A_LINE: Final = 3
+_MESSAGE_CHARS: Final = 300
+_WORDING: Final = Wording(anchor="", pattern=None, source="the lexicon")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A phrase that was weighed.
+
+    Attributes:
+        certainty_ratio: how sure it is that it tells a failure.
+        signs: which features were found, in the lexicon's order.
+        hit: the message as a signature would have found it.
+    """
+
+    certainty_ratio: float
+    signs: tuple[bool, ...]
+    hit: Hit
+
+
+def judged(
+    lexicon: Lexicon,
+    window: Window,
+    quotations: tuple[Quotation, ...],
+    time: SearchTime,
+    slow: Callable[[Quotation], None],
+) -> Judged | None:
+    """Weigh the first phrase on the anchor's line that is no quotation; None where none is, or a search takes too long."""
+    try:
+        for found in _phrases(lexicon, window, time):
+            if _is_harmless(lexicon, window.line_around(found.start())[0], time):
+                continue
+            kind = _nearest(lexicon, window, found, time)
+            hit = _hit(lexicon, window, found, kind, time)
+            if quoted(hit, window, quotations, time, slow) is None:
+                return _weighed(lexicon, window, hit, time)
+    except TimeoutError:
+        return None
+    return None
+
+
+def _phrases(lexicon: Lexicon, window: Window, time: SearchTime) -> Iterator[Any]:
+    begin, end = window.anchor_span
+    for _ in range(_PHRASES_A_LINE):
+        found = time.search(lexicon.phrase, window.text, pos=begin, endpos=end)
+        if found is None:
+            return
+        yield found
+        begin = found.end() + 1
+
+
+def _is_harmless(lexicon: Lexicon, line: str, time: SearchTime) -> bool:
+    return any(time.search(pattern, line[: 4 * LINE_CHARS]) is not None for pattern in lexicon.harmless)
+
+
+def _weighed(lexicon: Lexicon, window: Window, hit: Hit, time: SearchTime) -> Judged:
+    parts = _parts(window, hit)
+    signs = tuple(time.search(feature.pattern, parts[feature.part]) is not None for feature in lexicon.features)
+    odds = lexicon.bias + sum(f.weight for f, there in zip(lexicon.features, signs, strict=True) if there)
+    return Judged(1 / (1 + math.exp(-max(-50.0, min(50.0, odds)))), signs, hit)
+
+
+def _parts(window: Window, hit: Hit) -> dict[str, str]:
+    """Return what features look at: the phrase, its line, the line as printed, and what stands before, above, below and around."""
+    line, at = window.line_around(hit.position)
+    cut = max(0, at - LINE_CHARS)
+    line, at = line[cut : at + LINE_CHARS], at - cut
+    end = min(len(line), at + hit.span)
+    above = window.above(hit.first)[-ABOVE_CHARS:]
+    below = "".join(window.texts[hit.first + 1 : hit.first + 1 + BELOW_LINES]).strip("\n")[:ABOVE_CHARS]
+    return {
+        "phrase": line[at:end],
+        "line": line,
+        "before": line[:at],
+        "rest": line[end:],
+        "in_place": f"{line[:at]}\0{line[end:]}",
+        "raw": window.lines[hit.first].text[: 4 * LINE_CHARS],
+        "above": above,
+        "below": below,
+        "around": f"{above[-LINE_CHARS:]}\n{line}\n{below}",
+    }
+
+
+def _nearest(lexicon: Lexicon, window: Window, found: Any, time: SearchTime) -> str:
+    """Return the kind that the line names, else the lines around it; ``other`` where none does."""
+    line, at = window.line_around(found.start())
+    near = line[max(0, at - LINE_CHARS) : at + LINE_CHARS]
+    first = window.index(found.start())
+    around = "".join(window.texts[max(0, first - BELOW_LINES) : first + 1 + BELOW_LINES])
+    for text in (near, around):
+        for kind, pattern in lexicon.kinds:
+            if time.search(pattern, text) is not None:
+                return kind
+    return "other"
+
+
+def _hit(lexicon: Lexicon, window: Window, found: Any, kind: str, time: SearchTime) -> Hit:
+    """Return the message: its line, and the sizes that stand on it and on the lines beside it."""
+    text, first = window.text, window.index(found.start())
+    line, at = window.line_around(found.start())
+    begin = found.start() - at
+    end = min(begin + CLAUSE_CHARS, begin + len(line) + len("".join(window.texts[first + 1 : first + 1 + BELOW_LINES])))
+    facts: dict[str, Fact] = {}
+    for clause in lexicon.clauses:
+        part = time.search(clause, text, pos=begin, endpos=end)
+        if part is not None:
+            facts = {**captured(part), **facts}
+    signature = Signature("", kind, "unknown", "unknown", (_WORDING,), ())
+    message = " ".join(line[max(0, at - _MESSAGE_CHARS) : at + _MESSAGE_CHARS].split())
+    return Hit(signature, _WORDING, first, first, found.end() - found.start(), message, facts, found.start())
+
+
+class NewWordings:
+    """What an input says of failing for memory in words that no signature has; the surest one is told."""
+
+    def __init__(self, lexicon: Lexicon | None) -> None:
+        self.lexicon = lexicon
+        self.all: list[Judged] = []
+        self._sure: list[ScannedIncident] = []
+        self._quoted_lines: list[int] = []
+
+    def may_hold(self, text: str) -> bool:
+        """Return whether a line may speak of memory that is short."""
+        if self.lexicon is None or len(self.all) >= MAX_JUDGED:
+            return False
+        lower = text.lower()
+        return any(anchor in lower for anchor in self.lexicon.anchors)
+
+    def consider(
+        self,
+        window: Window,
+        context: Context,
+        quotations: tuple[Quotation, ...],
+        time: SearchTime,
+        slow: Callable[[Quotation], None],
+    ) -> None:
+        """Weigh what a window says that no signature knew."""
+        if self.lexicon is None:
+            return
+        found = judged(self.lexicon, window, quotations, time, slow)
+        if found is None:
+            return
+        self.all.append(found)
+        if found.certainty_ratio >= self.lexicon.least_ratio:
+            self._sure.append(_scanned(found, window, context))
+
+    def quotes(self, line: int) -> None:
+        """Note that a failure is quoted on a line: what stands around it is a document, a prompt or source code."""
+        self._quoted_lines.append(line)
+
+    @property
+    def surest(self) -> ScannedIncident | None:
+        """The surest failure, the first of those that are equally sure; None where nothing is sure enough."""
+        told = [one for one in self._sure if not self._is_near_quotation(one.last_line)]
+        return max(told, key=lambda one: one.incident.certainty_ratio or 0.0, default=None)
+
+    def _is_near_quotation(self, line: int) -> bool:
+        return any(abs(line - other) <= QUOTED_LINES for other in self._quoted_lines)
+
+
+def _scanned(found: Judged, window: Window, context: Context) -> ScannedIncident:
+    hit, line, process = found.hit, window.lines[found.hit.first], window.process
+    facts = {name: replace(fact, line=line.number) for name, fact in hit.facts.items()}
+    incident = Incident(
+        kind=hit.kind or "other",
+        message=hit.message,
+        framework=context.framework_for(process) or "unknown",
+        location=Location(line.number, line.byte, process),
+        phase=context.phase_for(process) or "unknown",
+        facts={**context.facts_for(process), **facts},
+        evidence=(Evidence(line.text.strip()[:400], line.number),),
+        start=context.number,
+        certainty_ratio=found.certainty_ratio,
+    )
+    last = window.lines[-1].number
+    return ScannedIncident(
+        incident,
+        context,
+        own=facts,
+        seen_s=0.0,
+        last_line=line.number,
+        kinds={incident.kind},
+        near=context.beside(line.number, last, process, 0),
+        phase_is_told=incident.phase != "unknown",
+    )

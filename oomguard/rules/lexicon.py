@@ -1,0 +1,82 @@
+"""The words of failing for memory, weighed: how a message is told whose wording no signature has.
+
+The weights are fitted by benchmarks/fit_lexicon.py and are never edited by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.kinds import KINDS
+from oomguard.rules.table import Table
+
+# Where a feature is looked for: observe/new_wording.py says what each part is.
+PARTS: Final = ("line", "before", "raw", "above", "below", "around", "rest", "phrase", "in_place")
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A sign for or against a failure: what is looked for in a part of the text, and its weight (log odds)."""
+
+    name: str
+    pattern: Any
+    part: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lexicon:
+    """What tells a message of a new wording.
+
+    Attributes:
+        anchors: literals in lower case; a line without any of them is not looked at.
+        phrase: what speaks of memory that is short, whether or not anything failed.
+        harmless: what is known to speak of memory without a failure, or of other memory, by a pattern on the line.
+        features: the signs, weighed.
+        bias: log odds of a phrase without any sign.
+        least_ratio: the least certainty with which a message is taken for a failure.
+        kinds: what the nearest kind is told by, the first that is found.
+        clauses: what sizes are read by.
+    """
+
+    anchors: tuple[str, ...]
+    phrase: Any
+    harmless: tuple[Any, ...]
+    features: tuple[Feature, ...]
+    bias: float
+    least_ratio: float
+    kinds: tuple[tuple[str, Any], ...]
+    clauses: tuple[Any, ...]
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """The anchors in the cases that programs print: a search of bytes minds it."""
+        return tuple(
+            sorted({word for anchor in self.anchors for word in (anchor, anchor.capitalize(), anchor.upper())})
+        )
+
+
+def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Lexicon:
+    """Read the file of the lexicon; ``make`` turns a pattern's text into a pattern. Raises RuleError for a mistake in it."""
+    table = Table(raw, path, "", "lexicon")
+
+    def pattern(row: Table, name: str = "pattern") -> Any:
+        key = ".".join(part for part in (row.key, name) if part)
+        return make(row.get(name), path=str(path), key=key)
+
+    return Lexicon(
+        anchors=tuple(table.get("anchors")),
+        phrase=pattern(table, "phrase"),
+        harmless=tuple(pattern(row) for row in table.tables("harmless", "harmless")),
+        features=tuple(
+            Feature(row.get("name"), pattern(row), row.choice("part", PARTS), float(row.get("weight", 0.0)))
+            for row in table.tables("feature", "feature")
+        ),
+        bias=float(table.get("bias")),
+        least_ratio=float(table.get("least_ratio")),
+        kinds=tuple((row.choice("kind", KINDS), pattern(row)) for row in table.tables("nearest", "nearest")),
+        clauses=tuple(pattern(row) for row in table.tables("clause", "clause")),
+    )
