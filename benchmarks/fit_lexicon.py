@@ -12,7 +12,9 @@ from support.figure import conclude
 from support.labelled_texts import Labelled, half_of, labelled_texts
 from support.weighing import Weighed, certainty, fitted, weighed_texts
 
-RECALL_GOAL, FALSE_ALARM_GOAL = 0.85, 0.05
+RECALL_GOAL, FALSE_ALARM_GOAL = 0.90, 0.02
+# Of public threads; the other texts were written to be hard to tell.
+THREADS = {"dev", "dev2", "lookalikes"}
 LEAST_RATIO = 0.65
 
 
@@ -60,14 +62,14 @@ def main() -> None:
         inside = [text.fails for text, sure in judged if low <= sure < high]
         if inside:
             print(f"certainty {low}-{min(high, 1)}: right {sum(inside)} of {len(inside)}")
-    failures = [sure for text, sure in judged if text.fails]
-    others = [sure for text, sure in judged if not text.fails]
+    failures = [sure for text, sure in judged if text.fails and text.group in THREADS]
+    others = [sure for text, sure in judged if not text.fails and text.group in THREADS]
     recall = sum(sure >= LEAST_RATIO for sure in failures) / len(failures)
     false_ratio = sum(sure >= LEAST_RATIO for sure in others) / len(others)
     if options.write:
         write(fitted(texts))
     conclude(
-        f"new wordings, by the lexicon alone, each half judged with the other's weights: {100 * recall:.1f} % of {len(failures)} "
+        f"public threads, by the lexicon alone, each half judged with the other's weights: {100 * recall:.1f} % of {len(failures)} "
         f"failures found (goal >= {100 * RECALL_GOAL:.0f} %), {100 * false_ratio:.1f} % of {len(others)} others taken for one "
         f"(goal <= {100 * FALSE_ALARM_GOAL:.0f} %)",
         met=recall >= RECALL_GOAL and false_ratio <= FALSE_ALARM_GOAL,

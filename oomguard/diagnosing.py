@@ -27,6 +27,7 @@ from oomguard.settings import parse_value, setting
 
 # What is told of an incident that the lexicon found.
 _NEW_WORDING = "its wording: no signature has it; {:.0%} sure that it tells a failure (a signature of yours makes it exact: --rules DIR)"
+_NOT_ACTED_ON = "its wording is new: told, not acted on"
 
 
 @cache
@@ -78,7 +79,8 @@ def assess(
     planned = plan(explain(derived, rules), rules, policy, tried, behind)
     if planned.certainty_ratio is None:
         return planned
-    return replace(planned, unknown=(_NEW_WORDING.format(planned.certainty_ratio), *planned.unknown))
+    told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)
+    return replace(planned, plan=told, unknown=(_NEW_WORDING.format(planned.certainty_ratio), *planned.unknown))
 
 
 def assess_all(

@@ -165,6 +165,7 @@ def _specs() -> dict[str, FactSpec]:
         ("unused_bytes", "int", "memory that torch held and no tensor used, whatever the message calls it"),
         ("unused_ratio", "float", "share of the device that torch held and no tensor used"),
         ("device_share_ratio", "float", "share of the device that the engine may take, whatever the engine calls it"),
+        ("free_in_pieces", "bool", "whether the allocator says that what is free lies in pieces that are too small"),
         ("model_parameters", "float", "parameters of the model, from its name"),
         ("estimated_weights_bytes", "int", "weights of one rank, from the model's name and data type"),
         ("estimated_weights_4bit_bytes", "int", "weights of one rank at four bits, from the model's name"),

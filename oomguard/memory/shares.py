@@ -13,7 +13,7 @@ from typing import Final
 from oomguard.facts import Fact, FactValue, number_of
 
 # torch's context, its libraries and NCCL beside the allocator: what a process may hold beyond its tensors.
-_BESIDE_TENSORS_BYTES: Final = 2 << 30
+_BESIDE_TENSORS_BYTES: Final = 3 << 30
 
 
 def add_shares(facts: dict[str, Fact]) -> None:

@@ -110,6 +110,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
             for a in incident.alternatives
         ],
         "unknown": incident.unknown,
+        "certainty": None if incident.certainty_ratio is None else round(incident.certainty_ratio, 3),
     }
     return {key: plain_value(value) for key, value in row.items()}
 

@@ -32,13 +32,15 @@ class _Stretch:
     pieces: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def replayed(recording: Recording, rules: RuleSet, make_finder: Callable[[], Finder]) -> Scanner:
-    """Feed a scanner with what is kept, in the order in which it came.
+def replayed(
+    recording: Recording, rules: RuleSet, make_finder: Callable[[], Finder], *, new_wordings: bool = False
+) -> Scanner:
+    """Feed a scanner with what is kept, in the order in which it came; ``new_wordings`` as in ``Scanner``.
 
     An output of nothing but failures takes minutes to read: after ``LIMIT_S`` only its end is read, and a warning says so.
     """
     now_s = 0.0
-    scanner = Scanner(rules, lambda: now_s)
+    scanner = Scanner(rules, lambda: now_s, new_wordings=new_wordings)
     streams = [_lines(number, stretches, recording, make_finder) for number, stretches in _stretches(recording).items()]
     began_s, end, left_out = time.monotonic(), recording.came - END_BYTES, 0
     for came, number, _, item in heapq.merge(*streams, key=lambda row: row[:3]):

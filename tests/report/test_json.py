@@ -54,6 +54,7 @@ INCIDENT = {
     "start": int,
     "also_in": list,
     "wrappers": list,
+    "certainty": (float, type(None)),
 }
 LOCATION = {"line": (int, type(None)), "byte": (int, type(None)), "process": (str, type(None))}
 CAUSE = {"id": str, "rule": str, "confidence": NUMBER, "evidence": list, "explanation": str}

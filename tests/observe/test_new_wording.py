@@ -1,0 +1,107 @@
+"""What no signature knows is told by the words of failing for memory, and only where nothing else was found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oomguard.diagnosing import default_rules, diagnose
+from oomguard.observe.scan import scan
+from oomguard.observe.source import Line
+from oomguard.rules.load import RuleSet
+
+ARENA = """2026-02-03 10:12:44 ERROR inference.arena: arena grow failed: not enough device memory for 3.50 GiB (1.25 GiB free)
+2026-02-03 10:12:44 ERROR inference.main: worker exited
+"""
+KNOWN = "RuntimeError: CUDA error: out of memory\n"
+
+
+def lines(text: str) -> list[Line]:
+    return [Line(number, 0, line) for number, line in enumerate(text.splitlines(), 1)]
+
+
+def test_a_failure_in_new_words_is_one_incident_with_its_certainty():
+    (found,) = diagnose(ARENA).incidents
+
+    assert (found.is_oom, found.location.line) == (True, 1)
+    assert 0.65 <= found.certainty_ratio <= 1
+    assert any("no signature has it" in text for text in found.unknown)
+
+
+def test_the_cause_is_no_surer_than_that_anything_failed():
+    (found,) = diagnose(ARENA).incidents
+
+    assert all(cause.confidence <= found.certainty_ratio for cause in found.causes)
+
+
+def test_sizes_are_read_whoever_prints_them():
+    (found,) = diagnose("panicked at src/pool.rs:8: failed to allocate 2147483648 bytes on the device\n").incidents
+
+    assert found.number("tried_bytes") == 2 << 30
+
+
+def test_a_known_wording_silences_the_lexicon():
+    (found,) = diagnose(KNOWN + ARENA).incidents
+
+    assert (found.kind, found.certainty_ratio) == ("cuda_oom", None)
+
+
+def test_only_a_scan_that_asks_for_it_weighs_words():
+    assert scan(lines(ARENA), default_rules()).incidents == ()
+    assert len(scan(lines(ARENA), default_rules(), new_wordings=True).incidents) == 1
+
+
+def test_without_a_lexicon_nothing_is_weighed():
+    rules = RuleSet(default_rules().signatures, (), ())
+
+    assert scan(lines(ARENA), rules, new_wordings=True).incidents == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+        "google.api_core.exceptions.ResourceExhausted: 429 Quota exceeded for requests per minute",
+        "warning: failed to mlock 104857600-byte buffer: Cannot allocate memory",
+        "WARNING not enough memory for batch 64, retrying with 32",
+        "vm.panic_on_oom = 0",
+        "If the pool is too small, allocation may fail: consider a larger one.",
+        "the bloom filter has room for 4096 keys",
+    ],
+)
+def test_words_of_memory_without_a_failure_are_none(text):
+    assert diagnose(text + "\n").incidents == ()
+
+
+def test_nothing_is_told_beside_a_quoted_failure():
+    quoted = '{"role": "user", "content": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"}\n'
+
+    assert diagnose(quoted + ARENA).incidents == ()
+    assert len(diagnose(quoted + "a line\n" * 60 + ARENA).incidents) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("ERROR hipMalloc of the arena failed: not enough memory", "hip_oom"),
+        ("ERROR the Metal heap could not be made: insufficient memory", "mps_oom"),
+        ("ERROR cannot allocate 3 GiB of host RAM for the swap area", "host_oom"),
+        ("ERROR arena: no memory left, allocation of 3 GiB failed", "other"),
+    ],
+)
+def test_the_nearest_kind_is_told_by_what_the_line_names(words, kind):
+    assert [found.kind for found in diagnose(words + "\nprogram aborted\n").incidents] == [kind]
+
+
+def test_a_document_of_many_phrases_is_read_in_bounded_time():
+    text = "ERROR arena grow failed: not enough device memory for 3.50 GiB\n" * 20_000
+
+    assert len(diagnose(text).incidents) == 1
+
+
+def test_a_least_certainty_above_one_tells_nothing():
+    rules = default_rules()
+    strict = replace(rules, lexicon=replace(rules.lexicon, least_ratio=1.1))
+
+    assert scan(lines(ARENA), strict, new_wordings=True).incidents == ()

@@ -1,0 +1,64 @@
+"""The lexicon's file: read with its mistakes named, and fitted by a script, never by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oomguard.errors import RuleError
+from oomguard.rules.load import load_rules, shipped_root
+
+FILE = shipped_root() / "lexicon.toml"
+SMALL = """
+schema = 1
+bias = -1.0
+least_ratio = 0.5
+anchors = ["arena"]
+phrase = 'arena failed'
+harmless = []
+nearest = []
+clause = []
+
+[[feature]]
+name = "a size"
+part = "line"
+weight = 2.0
+pattern = 'GiB'
+"""
+
+
+def load(tmp_path: Path, text: str):
+    (tmp_path / "lexicon.toml").write_text(text)
+    return load_rules([tmp_path])
+
+
+def test_a_users_lexicon_takes_the_place_of_the_shipped_one(tmp_path):
+    lexicon = load(tmp_path, SMALL).lexicon
+
+    assert [feature.name for feature in lexicon.features] == ["a size"]
+    assert lexicon.literals == ("ARENA", "Arena", "arena")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("'GiB'", "'(GiB'", "not a pattern"),
+        ('part = "line"', 'part = "lines"', "not a known part"),
+        ("weight = 2.0", 'weight = "2"', "expected float"),
+        ("bias = -1.0", "", "the key 'bias' is missing"),
+    ],
+)
+def test_a_mistake_names_its_file_and_what_is_wrong(tmp_path, old, new, said):
+    with pytest.raises(RuleError, match=said) as caught:
+        load(tmp_path, SMALL.replace(old, new))
+
+    assert "lexicon.toml" in str(caught.value)
+
+
+def test_every_shipped_pattern_compiles_and_every_feature_has_a_name_of_its_own():
+    lexicon = load_rules(check=True).lexicon
+    names = [feature.name for feature in lexicon.features]
+
+    assert len(set(names)) == len(names)
+    assert len(FILE.read_bytes()) <= 300_000
