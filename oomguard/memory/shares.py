@@ -32,7 +32,7 @@ def add_shares(facts: dict[str, Fact]) -> None:
     if in_use is not None and not _plausible(in_use, total, allocated):
         in_use = None
     others = number("other_process_in_use_bytes")
-    if _is_itself(facts, reserved, others):
+    if _is_itself(facts, allocated if reserved is None else reserved, others):
         facts["process_in_use_bytes"] = replace(facts.pop("other_process_in_use_bytes"), name="process_in_use_bytes")
         in_use, others = others, None
     if in_use is not None and reserved is not None and number("allocated_bytes") is not None and in_use >= reserved:
