@@ -201,7 +201,7 @@ REGISTRY: Final[dict[str, FactSpec]] = _specs()
 _UNIT_BYTES: Final = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
     f"{letter}{end}": 1024**power for power, letter in enumerate("kmgt", 1) for end in ("", "b", "ib")
 }
-_SIZE = re.compile(r"\s*([+-]?\d[\d,]*(?:\.\d*)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*\Z")
+_SIZE = re.compile(r"\s*([+-]?\d[\d,]*(?:\.\d+)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*\Z")
 
 YES_NO: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 

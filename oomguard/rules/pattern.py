@@ -82,6 +82,7 @@ def group_value(group: str, text: str) -> Fact:
     name = group_fact(group)
     if name is None:
         raise SettingError(f"the group {group!r} is no fact")
+    text = re.sub(r"(?<=\d)\.(?=\s)", "", text)  # numpy's "306. GiB"
     bare_gib = re.sub(r"__\d+\Z", "", group).endswith("_gib")
     return coerce(name, f"{text} GiB" if bare_gib else text)
 

@@ -56,7 +56,7 @@ def test_a_listed_process_that_fits_the_tensors_is_the_process_itself():
     assert told["others_bytes"] == 2 * GIB
 
 
-@pytest.mark.parametrize("seen", [8 * GIB, 23 * GIB])
+@pytest.mark.parametrize("seen", [8 * GIB, 47 * GIB // 2])
 def test_a_listed_process_that_does_not_fit_the_tensors_is_another(seen):
     assert shares(**DEVICE, **TENSORS, other_process_in_use_bytes=seen)["own_bytes"] == 20 * GIB
 

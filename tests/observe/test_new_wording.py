@@ -87,7 +87,7 @@ def test_nothing_is_told_beside_a_quoted_failure():
         ("ERROR hipMalloc of the arena failed: not enough memory", "hip_oom"),
         ("ERROR the Metal heap could not be made: insufficient memory", "mps_oom"),
         ("ERROR cannot allocate 3 GiB of host RAM for the swap area", "host_oom"),
-        ("ERROR arena: no memory left, allocation of 3 GiB failed", "other"),
+        ("ERROR arena: no memory left for 3 GiB", "other"),
     ],
 )
 def test_the_nearest_kind_is_told_by_what_the_line_names(words, kind):
