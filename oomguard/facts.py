@@ -118,6 +118,8 @@ def _specs() -> dict[str, FactSpec]:
         ("whole_prompts", "bool", "a step holds whole prompts: chunked prefill is off"),
         ("multimodal", "bool", "the model takes images, audio or video"),
         ("enforce_eager", "bool", "CUDA graphs are off"),
+        ("loaded_free_bytes", "int", "free device memory once the weights are loaded"),
+        ("static_share_least_ratio", "float", "what the loaded weights take of the memory that was free before them"),
         ("mem_fraction_static_ratio", "float", "share of the device that SGLang may use for weights and KV cache"),
         ("mamba_cache_blocks", "int", "state blocks that fit, one for each running sequence"),
         ("image_tokens", "int", "tokens of one image of the largest size"),

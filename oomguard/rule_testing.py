@@ -16,7 +16,7 @@ from oomguard.observe.scan import scan
 from oomguard.observe.source import Line
 from oomguard.remedy.modelled_call import CallModel
 from oomguard.remedy.policy import Policy
-from oomguard.remedy.printed import SOLVERS
+from oomguard.remedy.solvers import SOLVERS
 from oomguard.rules.load import RuleSet
 from oomguard.rules.match import matches
 from oomguard.rules.rule import Rule

@@ -174,7 +174,7 @@ def _made(root: Path) -> dict[str, str]:
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
     from oomguard.diagnosing import assess
     from oomguard.remedy.policy import Policy
-    from oomguard.remedy.printed import SOLVERS
+    from oomguard.remedy.solvers import SOLVERS
     from oomguard.report.rule_page import Example, rule_page
     from oomguard.rule_testing import incident_from, model_from
 

@@ -82,9 +82,30 @@ def derive(incident: Incident) -> Incident:
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
     if share is not None:
         facts.setdefault("device_share_ratio", Fact("device_share_ratio", share.value, share.source))
+    _add_static_share(facts)
     add_shares(facts)
     _add_named_weights(facts)
     return replace(incident, facts=MappingProxyType(facts), budget=_budget(facts))
+
+
+def _add_static_share(facts: dict[str, Fact]) -> None:
+    """Add what the weights take of the memory that was free before them, for a share that counts weights and pool together."""
+    before, weights = number_of(facts, "initial_free_bytes"), number_of(facts, "model_weights_bytes")
+    after = number_of(facts, "loaded_free_bytes")
+    if before is None and after is not None and weights is not None:
+        before = after + weights
+        facts["initial_free_bytes"] = Fact("initial_free_bytes", round(before), "solved")
+    if before and after is None and weights is not None:
+        after = before - weights
+    if (
+        before
+        and after is not None
+        and "mem_fraction_static_ratio" not in facts
+        and facts["framework"].value != "sglang"
+    ):
+        return
+    if before and after is not None:
+        facts["static_share_least_ratio"] = Fact("static_share_least_ratio", max(0.0, 1 - after / before), "solved")
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:

@@ -11,8 +11,8 @@ from oomguard.incident import Alternative, Effect, Incident, Patch
 from oomguard.remedy.modelled import MODELLED, FailureModel
 from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question
-from oomguard.remedy.printed import SOLVERS
 from oomguard.remedy.solution import Solution
+from oomguard.remedy.solvers import SOLVERS
 from oomguard.rules.fix import Fix
 from oomguard.rules.load import RuleSet
 from oomguard.rules.rule import Rule

@@ -174,10 +174,10 @@ def _raise_by(
     margin_ratio = RAISE_MARGIN_CPU_RATIO if incident.facts.get("on_cpu") else RAISE_MARGIN_RATIO
     margin = max(RAISE_MARGIN_BYTES, margin_ratio * (before + missing_bytes))
     sure_total = total - incident.slack("device_total_bytes")
-    value = _rounded(math.ceil, (before + missing_bytes + margin) / sure_total)
+    value = rounded(math.ceil, (before + missing_bytes + margin) / sure_total)
     ceiling = most_free_ratio() if free is None else min(most_free_ratio(), free / total)
     if wish_bytes:
-        wished = _rounded(math.floor, min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total))
+        wished = rounded(math.floor, min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total))
         value = max(value, wished)
     if value <= 0:
         return Solution(None, "nothing lacks by these figures")
@@ -197,7 +197,7 @@ def _raise_by(
     return Solution(value, f"{what}; margin {format_gib(margin)}", predicts=predicts)
 
 
-def _rounded(direction: Callable[[float], int], ratio: float) -> float:
+def rounded(direction: Callable[[float], int], ratio: float) -> float:
     """Return a utilization in thousandths: a hundredth of a large device is more than a gigabyte."""
     nudge = -1e-9 if direction is math.ceil else 1e-9
     return direction(1000 * ratio + nudge) / 1000
@@ -210,7 +210,7 @@ def utilization_within_free(incident: Incident) -> Solution:
         return Solution(None, "free and total memory are not printed", unknown=("free memory: not printed",))
     margin = others_margin_ratio() * total
     free_sure = free - incident.slack("device_free_bytes") - margin
-    value = _rounded(math.floor, free_sure / (total + incident.slack("device_total_bytes")))
+    value = rounded(math.floor, free_sure / (total + incident.slack("device_total_bytes")))
     if value <= 0:
         return Solution(None, f"only {format_gib(free)} of {format_gib(total)} is free")
     ratio, desired = incident.number("gpu_memory_utilization_ratio"), incident.number("desired_bytes")
@@ -241,7 +241,7 @@ def utilization_for_tried(incident: Incident) -> Solution:
             unknown=tuple(missing),
         )
     lacking = max(0.0, _still_wanted(incident, tried) - free) + others_margin_ratio() * total
-    value = _rounded(math.floor, ratio - lacking / total)
+    value = rounded(math.floor, ratio - lacking / total)
     if value <= 0:
         return Solution(None, f"{format_gib(tried)} beside the KV pool does not fit in {format_gib(total)}")
     return Solution(value, f"{format_gib(lacking)} more is left beside the KV pool", round((ratio - value) * total))
@@ -286,7 +286,7 @@ def rows_that_fit(incident: Incident) -> Solution:
     return Solution(None, f"not known: {', '.join(missing)}", unknown=tuple(f"{n}: not measured" for n in missing))
 
 
-SOLVERS: Final[dict[str, Solver]] = {
+PRINTED: Final[dict[str, Solver]] = {
     "printed_estimate": printed_estimate,
     "blocks_for_max_len": blocks_for_max_len,
     "kv_bytes_for_max_len": kv_bytes_for_max_len,

@@ -13,7 +13,7 @@ from oomguard.rules.expressions import Expression, suggestion, trusted_expressio
 from oomguard.rules.table import Table
 from oomguard.settings import SETTINGS, Setting
 
-# The solvers that a fix may name; they are functions of the planner (remedy/printed.py).
+# The solvers that a fix may name; they are functions of the planner (remedy/solvers.py).
 SOLVERS: Final = (
     "blocks_for_max_len",
     "kv_bytes_for_max_len",
@@ -21,6 +21,8 @@ SOLVERS: Final = (
     "kv_bytes_within_free",
     "printed_estimate",
     "rows_that_fit",
+    "static_share_for_pool",
+    "static_share_for_tried",
     "utilization_for_kv_cache",
     "utilization_for_max_len",
     "utilization_for_tried",

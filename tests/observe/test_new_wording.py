@@ -25,7 +25,7 @@ def test_a_failure_in_new_words_is_one_incident_with_its_certainty():
     (found,) = diagnose(ARENA).incidents
 
     assert (found.is_oom, found.location.line) == (True, 1)
-    assert 0.65 <= found.certainty_ratio <= 1
+    assert 0.7 <= found.certainty_ratio <= 1
     assert any("no signature has it" in text for text in found.unknown)
 
 

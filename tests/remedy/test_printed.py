@@ -15,7 +15,6 @@ from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
 from oomguard.remedy.printed import (
     RAISE_MARGIN_CPU_RATIO,
     RAISE_MARGIN_RATIO,
-    SOLVERS,
     UNKNOWN_KV_RATIO,
     kv_bytes_for_max_len,
     kv_bytes_for_tried,
@@ -26,6 +25,7 @@ from oomguard.remedy.printed import (
     utilization_within_free,
 )
 from oomguard.remedy.solution import Solution
+from oomguard.remedy.solvers import SOLVERS
 
 
 def incident(**facts) -> Incident:
@@ -56,6 +56,8 @@ MISSING = {
     "kv_bytes_within_free": "free memory",
     "utilization_for_tried": "device total",
     "rows_that_fit": "row_bytes",
+    "static_share_for_pool": "free before and after loading",
+    "static_share_for_tried": "device total",
 }
 
 

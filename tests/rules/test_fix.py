@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.errors import RuleError
-from oomguard.remedy import printed
+from oomguard.remedy import solvers
 from oomguard.rules import fix as fix_module
 from oomguard.rules.load import load_rules
 
@@ -140,4 +140,4 @@ def test_a_fix_that_may_hold_is_accepted(tmp_path, setting, way, effect):
 
 
 def test_the_known_solvers_are_those_of_the_planner():
-    assert set(fix_module.SOLVERS) == set(printed.SOLVERS)
+    assert set(fix_module.SOLVERS) == set(solvers.SOLVERS)

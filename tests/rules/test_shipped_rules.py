@@ -12,7 +12,7 @@ import pytest
 
 from oomguard.incident import CAUSES, PHASES
 from oomguard.kinds import KINDS
-from oomguard.remedy.printed import SOLVERS
+from oomguard.remedy.solvers import SOLVERS
 from oomguard.rule_testing import problems
 from oomguard.rules.load import RuleSet, load_rules, shipped_root
 from oomguard.settings import SETTINGS

@@ -1,0 +1,101 @@
+"""A share that counts weights and pool together: raised above what the weights take, lowered for what did not fit beside them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomguard.facts import GIB, Fact
+from oomguard.incident import Incident
+from oomguard.remedy.static_share import static_share_for_pool, static_share_for_tried
+
+
+def incident(**facts) -> Incident:
+    return Incident("kv_cache_none_left", "boom", facts={name: Fact(name, value) for name, value in facts.items()})
+
+
+def test_the_share_leaves_what_the_engine_keeps_for_a_step_of_its_size():
+    found = static_share_for_pool(
+        incident(
+            initial_free_bytes=24 * GIB,
+            static_share_least_ratio=0.6,
+            max_num_batched_tokens=4096,
+            mem_fraction_static_ratio=0.55,
+        )
+    )
+
+    kept_gib = 0.5 + 4096 * 1.5 / 1024 + 1 / 8
+    assert found.value == pytest.approx(1 - kept_gib / 24, abs=0.001)
+
+
+def test_a_large_device_keeps_ten_gib():
+    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5))
+
+    assert found.value == pytest.approx(1 - 10 / 80, abs=0.001)
+
+
+def test_weights_that_take_more_leave_activations_less():
+    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.9))
+
+    assert found.value == pytest.approx(0.92, abs=0.001)
+
+
+def test_weights_that_fill_the_device_have_no_share():
+    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.96))
+
+    assert found.value is None
+    assert "0.960" in found.reason
+
+
+def test_a_share_that_is_high_enough_is_not_lowered():
+    facts = {"initial_free_bytes": 80 * GIB, "static_share_least_ratio": 0.5, "mem_fraction_static_ratio": 0.9}
+
+    assert static_share_for_pool(incident(**facts)).value is None
+
+
+def test_without_the_figures_of_loading_their_names_are_told():
+    assert static_share_for_pool(incident()).unknown == (
+        "what is free before and after loading the weights: not printed",
+    )
+
+
+@given(
+    before=st.integers(8 * GIB, 200 * GIB),
+    least=st.floats(0.01, 0.99),
+    now=st.floats(0.05, 0.97),
+    tokens=st.sampled_from([2048, 4096, 8192, 16384]),
+)
+def test_a_raised_share_is_above_the_old_one_and_above_what_the_weights_take(before, least, now, tokens):
+    found = static_share_for_pool(
+        incident(
+            initial_free_bytes=before,
+            static_share_least_ratio=least,
+            mem_fraction_static_ratio=now,
+            max_num_batched_tokens=tokens,
+        )
+    )
+
+    assert found.value is None or (found.value > now and found.value > least and found.value < 1)
+
+
+@given(
+    total=st.integers(8 * GIB, 200 * GIB),
+    tried=st.integers(1, 8 * GIB),
+    free=st.integers(0, 4 * GIB),
+    share=st.floats(0.2, 0.98),
+    least=st.floats(0.0, 0.9),
+)
+def test_a_lowered_share_makes_the_room_that_lacks_and_leaves_a_pool(total, tried, free, share, least):
+    found = static_share_for_tried(
+        incident(
+            device_total_bytes=total,
+            tried_bytes=tried,
+            device_free_bytes=free,
+            mem_fraction_static_ratio=share,
+            static_share_least_ratio=least,
+        )
+    )
+
+    assert found.value is None or (least < found.value < share)
+    assert found.value is None or (share - found.value) * total >= max(0, tried - free)
