@@ -27,6 +27,7 @@ SETS = (
     "strangers_sixth",
     "strangers_seventh",
     "strangers_eighth",
+    "strangers_ninth",
 )
 
 

@@ -20,6 +20,7 @@ SIZES = {
     "strangers_fourth": 20,
     "strangers_fifth": 20,
     "strangers_eighth": 20,
+    "strangers_ninth": 20,
     "guarded_third": 24,
     "guarded_sixth": 24,
 }
