@@ -61,11 +61,12 @@ def said(records: list[dict]) -> list[tuple[float, bool]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-v", "--verbose", action="store_true", help="list every miss")
-    verbose = parser.parse_args().verbose
-    scorer, corpus = SHARED / "checks" / "score_corpus.py", SHARED / "corpus" / "dev.jsonl"
+    parser.add_argument("--records", type=Path, default=SHARED / "corpus" / "dev.jsonl", help="other labelled records")
+    options = parser.parse_args()
+    verbose, scorer, corpus = options.verbose, SHARED / "checks" / "score_corpus.py", options.records.absolute()
     for needed in (scorer, corpus):
         if not needed.is_file():
-            skip(f"{needed.relative_to(SHARED.parent)} is not beside this checkout")
+            skip(f"{needed.name} is not beside this checkout")
     command = [sys.executable, str(scorer), shlex.join(oomguard_command()), str(corpus)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     print(run.stderr, end="", file=sys.stderr)
@@ -98,7 +99,7 @@ def main() -> None:
         misses = Path(tempfile.gettempdir()) / "oomguard-misses.jsonl"
         print(misses.read_text())
     conclude(
-        f"development set: {len(GOALS) + len(GROUPS) - len(missed)} of {len(GOALS) + len(GROUPS)} goals "
+        f"{corpus.stem}: {len(GOALS) + len(GROUPS) - len(missed)} of {len(GOALS) + len(GROUPS)} goals "
         f"(goal: all){', missed: ' if missed else ''}{', '.join(missed)}",
         met=not missed,
     )
