@@ -82,7 +82,8 @@ def group_value(group: str, text: str) -> Fact:
     name = group_fact(group)
     if name is None:
         raise SettingError(f"the group {group!r} is no fact")
-    text = re.sub(r"(?<=\d)\.(?=\s)", "", text)  # numpy's "306. GiB"
+    # numpy's "306. GiB", Kubernetes' "41Gi"
+    text = re.sub(r"(\d[KMGT]i)\Z", r"\1B", re.sub(r"(?<=\d)\.(?=\s)", "", text))
     bare_gib = re.sub(r"__\d+\Z", "", group).endswith("_gib")
     return coerce(name, f"{text} GiB" if bare_gib else text)
 
