@@ -22,10 +22,10 @@ POLL_S = 0.02
 
 
 def make_anchors() -> Path:
-    """The anchor of every wording, one a line, as ripgrep reads them."""
+    """Every anchor, one a line, as ripgrep reads them."""
     from oomguard.rules.load import load_rules
 
-    anchors = sorted({w.anchor for signature in load_rules().signatures for w in signature.wordings})
+    anchors = load_rules().anchors
     path = FOLDER / "anchors.txt"
     path.write_text("".join(f"{anchor}\n" for anchor in anchors), encoding="utf-8")
     return path

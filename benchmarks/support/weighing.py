@@ -6,6 +6,7 @@ import numpy as np
 
 from oomguard.diagnosing import default_rules
 from oomguard.observe.scan import Scanner
+from oomguard.observe.search_time import SearchTime
 from oomguard.observe.source import Line
 from oomguard.rules.load import RuleSet
 from support.labelled_texts import Labelled
@@ -45,9 +46,10 @@ def weighed_texts(texts: list[Labelled]) -> list[Weighed]:
         for number, line in enumerate(text.text.split("\n"), 1):
             scanner.push(Line(number, 0, line))
         scanner.flush()
-        rows = [[1.0, *map(float, one.signs)] for one in scanner.new_wordings.all]
+        judged = [one for one, _, _ in scanner.new_wordings.weighed(rules.quotations, SearchTime(), lambda _: None)]
+        rows = [[1.0, *map(float, one.signs)] for one in judged]
         signs = np.array(rows) if rows else np.zeros((0, len(lexicon.features) + 1))
-        messages = tuple(one.hit.message for one in scanner.new_wordings.all)
+        messages = tuple(one.hit.message for one in judged)
         out.append(Weighed(text.group, text.name, text.fails, signs, messages))
     return out
 

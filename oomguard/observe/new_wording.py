@@ -138,51 +138,61 @@ def _hit(lexicon: Lexicon, window: Window, found: Any, kind: str, time: SearchTi
 
 
 class NewWordings:
-    """What an input says of failing for memory in words that no signature has; the surest one is told."""
+    """What an input says of failing for memory in words that no signature has; the surest one is told.
+
+    Windows wait until the input is over: where a signature has found a failure, none of them is weighed.
+    """
 
     def __init__(self, lexicon: Lexicon | None) -> None:
         self.lexicon = lexicon
-        self.all: list[Judged] = []
-        self._sure: list[ScannedIncident] = []
+        self._waiting: list[tuple[Window, Context]] = []
         self._quoted_lines: list[int] = []
 
     def may_hold(self, text: str) -> bool:
         """Return whether a line may speak of memory that is short."""
-        if self.lexicon is None or len(self.all) >= MAX_JUDGED:
+        if self.lexicon is None or len(self._waiting) >= MAX_JUDGED:
             return False
         lower = text.lower()
         return any(anchor in lower for anchor in self.lexicon.anchors)
 
-    def consider(
-        self,
-        window: Window,
-        context: Context,
-        quotations: tuple[Quotation, ...],
-        time: SearchTime,
-        slow: Callable[[Quotation], None],
-    ) -> None:
-        """Weigh what a window says that no signature knew."""
-        if self.lexicon is None:
-            return
-        found = judged(self.lexicon, window, quotations, time, slow)
-        if found is None:
-            return
-        self.all.append(found)
-        if found.certainty_ratio >= self.lexicon.least_ratio:
-            self._sure.append(_scanned(found, window, context))
+    def consider(self, window: Window, context: Context) -> None:
+        """Take a window in which no signature knew a failure."""
+        if self.lexicon is not None and len(self._waiting) < MAX_JUDGED:
+            self._waiting.append((window, context))
 
     def quotes(self, line: int) -> None:
         """Note that a failure is quoted on a line: what stands around it is a document, a prompt or source code."""
         self._quoted_lines.append(line)
 
-    @property
-    def surest(self) -> ScannedIncident | None:
-        """The surest failure, the first of those that are equally sure; None where nothing is sure enough."""
-        told = [one for one in self._sure if not self._is_near_quotation(one.last_line)]
-        return max(told, key=lambda one: one.incident.certainty_ratio or 0.0, default=None)
+    def weighed(
+        self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]
+    ) -> Iterator[tuple[Judged, Window, Context]]:
+        """Weigh every window that waits and yield those that hold a phrase."""
+        for window, context in self._waiting if self.lexicon is not None else ():
+            assert self.lexicon is not None  # noqa: S101 - just asked
+            found = judged(self.lexicon, window, quotations, time, slow)
+            if found is not None:
+                yield found, window, context
+
+    def surest(
+        self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]
+    ) -> ScannedIncident | None:
+        """Return the surest failure, the first of those that are equally sure; None where nothing is sure enough."""
+        least = 1.0 if self.lexicon is None else self.lexicon.least_ratio
+        told = [
+            found
+            for found in self.weighed(quotations, time, slow)
+            if found[0].certainty_ratio >= least and not self._is_near_quotation(_line_of(found[0], found[1]))
+        ]
+        best = max(told, key=lambda found: found[0].certainty_ratio, default=None)
+        return None if best is None else _scanned(*best)
 
     def _is_near_quotation(self, line: int) -> bool:
         return any(abs(line - other) <= QUOTED_LINES for other in self._quoted_lines)
+
+
+def _line_of(found: Judged, window: Window) -> int:
+    return window.lines[found.hit.first].number
 
 
 def _scanned(found: Judged, window: Window, context: Context) -> ScannedIncident:

@@ -162,7 +162,7 @@ class Scanner:
             self._context.note_echo(window.text)
         failures = [hit for hit in hits if hit.kind is not None]
         if not failures and all(hit.wording.near for hit in told):
-            self.new_wordings.consider(window, self._context, self._quotations, self._time, self._leave_out)
+            self.new_wordings.consider(window, self._context)
         if not failures:
             return
         best = best_of(failures)
@@ -274,8 +274,9 @@ class Scanner:
         ]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
-        if (new := self.new_wordings.surest) is not None and not any(f.incident.is_oom for f in self._found.all):
-            kept.append(new)
+        if not any(f.incident.is_oom for f in self._found.all):
+            new = self.new_wordings.surest(self._quotations, self._time, self._leave_out)
+            kept += [] if new is None else [new]
         notes = (*self._time.notes, *self._left_out.values())
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         return Diagnosis(source, tuple(concluded_incident(f, given) for f in kept), notes, starts)
