@@ -214,17 +214,12 @@ class Context:
         return max(told)[1] if told else None
 
     def beside(self, first_line: int, last_line: int, process: str | None, since: int) -> list[Near]:
-        """Return the frames that belong to a failure printed on these lines; ``since`` is the last line of the one before.
-
-        Where its own process printed none, those of its siblings count: ranks run one program, and their output interleaves.
-        """
-        reached = [
+        """Return the frames that belong to a failure printed on these lines; ``since`` is the last line of the one before."""
+        return [
             n
             for n in self.near
-            if max(since, first_line - NEAR_BEFORE_LINES - 1) < n.line <= last_line + NEAR_AFTER_LINES
+            if max(since, first_line - NEAR_BEFORE_LINES - 1) < n.line <= last_line + NEAR_AFTER_LINES and n.of(process)
         ]
-        own = [n for n in reached if n.of(process)]
-        return own or [n for n in reached if role(n.process) == role(process) is not None]
 
     @staticmethod
     def _from_far_to_near(process: str | None, sources: Mapping[str | None, dict[str, Fact]]) -> dict[str, Fact]:
