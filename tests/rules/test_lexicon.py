@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from oomguard.errors import RuleError
 from oomguard.rules.load import load_rules, shipped_root
 
+SLOWEST_S = 0.5
 FILE = shipped_root() / "lexicon.toml"
 SMALL = """
 schema = 1
@@ -62,3 +64,17 @@ def test_every_shipped_pattern_compiles_and_every_feature_has_a_name_of_its_own(
 
     assert len(set(names)) == len(names)
     assert len(FILE.read_bytes()) <= 300_000
+
+
+@pytest.mark.parametrize(
+    "atom", ["1", "1,", "A_B_", "oomkill", "alloc_fail", "exceed ", "memory ", "not enough a ", "('", "a.b:"]
+)
+def test_no_pattern_is_slow_on_a_long_line_of_its_own_words(atom):
+    lexicon = load_rules(check=True).lexicon
+    line = (atom * 6000)[:6000]
+    patterns = [lexicon.phrase, *lexicon.harmless, *lexicon.clauses, *(feature.pattern for feature in lexicon.features)]
+
+    for pattern in patterns:
+        began = time.thread_time()
+        pattern.search(line)
+        assert time.thread_time() - began < SLOWEST_S, pattern.pattern
