@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -21,8 +22,9 @@ from oomguard.rules.signature import Quotation, Signature, Wording
 LINE_CHARS: Final = 500
 BELOW_LINES: Final = 4
 ABOVE_CHARS: Final = 1200
-# After so many phrases an input is no longer looked at: a document about memory has thousands, a failure is among the first.
-MAX_JUDGED: Final = 500
+# So many windows are weighed at most: a document about memory has thousands, a failure is among the first or the last.
+FIRST_WINDOWS: Final = 40
+LAST_WINDOWS: Final = 80
 # So far around a quotation nothing is told in words that no signature has.
 QUOTED_LINES: Final = 40
 _PHRASES_A_LINE: Final = 3
@@ -145,20 +147,21 @@ class NewWordings:
 
     def __init__(self, lexicon: Lexicon | None) -> None:
         self.lexicon = lexicon
-        self._waiting: list[tuple[Window, Context]] = []
+        self._first: list[tuple[Window, Context]] = []
+        self._last: deque[tuple[Window, Context]] = deque(maxlen=LAST_WINDOWS)
         self._quoted_lines: list[int] = []
 
     def may_hold(self, text: str) -> bool:
         """Return whether a line may speak of memory that is short."""
-        if self.lexicon is None or len(self._waiting) >= MAX_JUDGED:
+        if self.lexicon is None:
             return False
         lower = text.lower()
         return any(anchor in lower for anchor in self.lexicon.anchors)
 
     def consider(self, window: Window, context: Context) -> None:
         """Take a window in which no signature knew a failure."""
-        if self.lexicon is not None and len(self._waiting) < MAX_JUDGED:
-            self._waiting.append((window, context))
+        if self.lexicon is not None:
+            (self._first if len(self._first) < FIRST_WINDOWS else self._last).append((window, context))
 
     def quotes(self, line: int) -> None:
         """Note that a failure is quoted on a line: what stands around it is a document, a prompt or source code."""
@@ -168,7 +171,7 @@ class NewWordings:
         self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]
     ) -> Iterator[tuple[Judged, Window, Context]]:
         """Weigh every window that waits and yield those that hold a phrase."""
-        for window, context in self._waiting if self.lexicon is not None else ():
+        for window, context in (*self._first, *self._last):
             assert self.lexicon is not None  # noqa: S101 - just asked
             found = judged(self.lexicon, window, quotations, time, slow)
             if found is not None:
