@@ -9,7 +9,7 @@ import re
 
 from oomguard.rules.load import shipped_root
 from support.figure import conclude
-from support.labelled_texts import Labelled, half_of, labelled_texts
+from support.labelled_texts import half_of, labelled_texts
 from support.weighing import Weighed, certainty, fitted, weighed_texts
 
 RECALL_GOAL, FALSE_ALARM_GOAL = 0.90, 0.02
@@ -45,8 +45,7 @@ def main() -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="list every text judged wrongly")
     parser.add_argument("--write", action="store_true", help="fit on all texts and write the weights")
     options = parser.parse_args()
-    found: list[Labelled] = labelled_texts()
-    texts = weighed_texts(found)
+    texts = weighed_texts(labelled_texts())
     judged = judged_by_halves(texts)
     for group in dict.fromkeys(text.group for text in texts):
         mine = [(text, sure) for text, sure in judged if text.group == group]
@@ -57,7 +56,7 @@ def main() -> None:
     if options.verbose:
         for text, sure in judged:
             if (sure >= LEAST_RATIO) != text.fails:
-                print(f"  {'missed' if text.fails else 'false'} {text.name} {sure:.2f} {text.message(sure)}")
+                print(f"  {'missed' if text.fails else 'false'} {text.name} {sure:.2f} {text.shown}")
     for low, high in ((0.5, 0.8), (0.8, 0.95), (0.95, 1.01)):
         inside = [text.fails for text, sure in judged if low <= sure < high]
         if inside:

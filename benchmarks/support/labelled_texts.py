@@ -3,10 +3,10 @@
 import hashlib
 import json
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import lookalikes
 from oomguard.diagnosing import default_rules
 from oomguard.kinds import NOT_OOM_KINDS
 from oomguard.observe.scan import scan
@@ -39,10 +39,8 @@ def labelled_texts() -> list[Labelled]:
         records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
         found += [Labelled(corpus, record["id"], record["text"], bool(record["is_oom"])) for record in records]
     for group in ("negatives", "positives"):
-        for path in sorted((ROOT / "tests" / "lookalikes" / group).glob("*.toml")):
-            cases = tomllib.loads(path.read_text(encoding="utf-8"))["case"]
-            fails = group == "positives"
-            found += [Labelled("look-alikes", f"{path.stem}/{case['id']}", case["log"], fails) for case in cases]
+        fails = group == "positives"
+        found += [Labelled("look-alikes", f"{c['style']}/{c['id']}", c["log"], fails) for c in lookalikes.cases(group)]
     rules = default_rules()
     for signature in rules.signatures:
         for number, test in enumerate(signature.tests):
@@ -54,8 +52,12 @@ def labelled_texts() -> list[Labelled]:
 
 def _is_failure(log: str, rules: RuleSet) -> bool:
     """Whether another signature takes a text that is none of the one that it is a test of."""
-    lines = (Line(number, 0, line) for number, line in enumerate(log.split("\n"), 1))
-    return any(incident.is_oom for incident in scan(lines, rules).incidents)
+    return any(incident.is_oom for incident in scan(lines_of(log), rules).incidents)
+
+
+def lines_of(text: str) -> list[Line]:
+    """The lines of a text, numbered."""
+    return [Line(number, 0, line) for number, line in enumerate(text.split("\n"), 1)]
 
 
 def half_of(name: str) -> int:

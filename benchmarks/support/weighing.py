@@ -1,15 +1,14 @@
 """Weights of the lexicon's features: a logistic regression in which a text counts by its surest phrase."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from oomguard.diagnosing import default_rules
 from oomguard.observe.scan import Scanner
 from oomguard.observe.search_time import SearchTime
-from oomguard.observe.source import Line
 from oomguard.rules.load import RuleSet
-from support.labelled_texts import Labelled
+from support.labelled_texts import Labelled, lines_of
 
 # A ridge, so that a sign seen in few texts weighs little; chosen by the halves' figure among 0.2, 1 and 3.
 RIDGE = 0.2
@@ -28,9 +27,9 @@ class Weighed:
     signs: np.ndarray
     messages: tuple[str, ...]
 
-    def message(self, sure: float) -> str:
+    @property
+    def shown(self) -> str:
         """What is shown of it."""
-        del sure
         return " | ".join(message[:110] for message in self.messages[:2]) or "no phrase"
 
 
@@ -38,17 +37,16 @@ def weighed_texts(texts: list[Labelled]) -> list[Weighed]:
     """Read the phrases of each text, with no signature in force."""
     rules = default_rules()
     assert rules.lexicon is not None
-    lexicon = replace(rules.lexicon, least_ratio=2.0)
-    alone = RuleSet((), (), rules.quotations, lexicon)
+    alone = RuleSet((), (), rules.quotations, rules.lexicon)
     out = []
     for text in texts:
         scanner = Scanner(alone, new_wordings=True)
-        for number, line in enumerate(text.text.split("\n"), 1):
-            scanner.push(Line(number, 0, line))
+        for line in lines_of(text.text):
+            scanner.push(line)
         scanner.flush()
         judged = [one for one, _, _ in scanner.new_wordings.weighed(rules.quotations, SearchTime(), lambda _: None)]
         rows = [[1.0, *map(float, one.signs)] for one in judged]
-        signs = np.array(rows) if rows else np.zeros((0, len(lexicon.features) + 1))
+        signs = np.array(rows) if rows else np.zeros((0, len(rules.lexicon.features) + 1))
         messages = tuple(one.hit.message for one in judged)
         out.append(Weighed(text.group, text.name, text.fails, signs, messages))
     return out

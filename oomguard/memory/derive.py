@@ -90,21 +90,15 @@ def derive(incident: Incident) -> Incident:
 
 def _add_static_share(facts: dict[str, Fact]) -> None:
     """Add what the weights take of the memory that was free before them, for a share that counts weights and pool together."""
-    before, weights = number_of(facts, "initial_free_bytes"), number_of(facts, "model_weights_bytes")
-    after = number_of(facts, "loaded_free_bytes")
-    if before is None and after is not None and weights is not None:
+    names = ("initial_free_bytes", "model_weights_bytes", "loaded_free_bytes")
+    before, weights, after = (number_of(facts, name) for name in names)
+    if weights is not None and before is None and after is not None:
         before = after + weights
         facts["initial_free_bytes"] = Fact("initial_free_bytes", round(before), "solved")
-    if before and after is None and weights is not None:
+    elif weights is not None and before is not None and after is None:
         after = before - weights
-    if (
-        before
-        and after is not None
-        and "mem_fraction_static_ratio" not in facts
-        and facts["framework"].value != "sglang"
-    ):
-        return
-    if before and after is not None:
+    counts_both = "mem_fraction_static_ratio" in facts or facts["framework"].value == "sglang"
+    if counts_both and before and after is not None:
         facts["static_share_least_ratio"] = Fact("static_share_least_ratio", max(0.0, 1 - after / before), "solved")
 
 

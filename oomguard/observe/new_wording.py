@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ QUOTED_LINES: Final = 40
 _PHRASES_A_LINE: Final = 3
 _MESSAGE_CHARS: Final = 300
 _WORDING: Final = Wording(anchor="", pattern=None, source="the lexicon")
+_SIGNATURE: Final = Signature("", "other", "unknown", "unknown", (_WORDING,), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,7 @@ def judged(
         for found in _phrases(lexicon, window, time):
             if _is_harmless(lexicon, window.line_around(found.start())[0], time):
                 continue
-            kind = _nearest(lexicon, window, found, time)
-            hit = _hit(lexicon, window, found, kind, time)
+            hit = _hit(lexicon, window, found, time)
             if quoted(hit, window, quotations, time, slow) is None:
                 return _weighed(lexicon, window, hit, time)
     except TimeoutError:
@@ -101,7 +102,6 @@ def _parts(window: Window, hit: Hit) -> dict[str, str]:
         "phrase": line[at:end],
         "line": line,
         "before": line[:at],
-        "rest": line[end:],
         "in_place": f"{line[:at]}\0{line[end:]}",
         "raw": window.lines[hit.first].text[: 4 * LINE_CHARS],
         "above": above,
@@ -110,20 +110,20 @@ def _parts(window: Window, hit: Hit) -> dict[str, str]:
     }
 
 
-def _nearest(lexicon: Lexicon, window: Window, found: Any, time: SearchTime) -> str:
-    """Return the kind that the line names, else the lines around it; ``other`` where none does."""
-    line, at = window.line_around(found.start())
+def _nearest(lexicon: Lexicon, window: Window, hit: Hit, time: SearchTime) -> str:
+    """Return the kind that the line names, else the lines around it; ``other`` where none does, or a search takes too long."""
+    line, at = window.line_around(hit.position)
     near = line[max(0, at - LINE_CHARS) : at + LINE_CHARS]
-    first = window.index(found.start())
-    around = "".join(window.texts[max(0, first - BELOW_LINES) : first + 1 + BELOW_LINES])
-    for text in (near, around):
-        for kind, pattern in lexicon.kinds:
-            if time.search(pattern, text) is not None:
-                return kind
+    around = "".join(window.texts[max(0, hit.first - BELOW_LINES) : hit.first + 1 + BELOW_LINES])
+    with contextlib.suppress(TimeoutError):
+        for text in (near, around):
+            for kind, pattern in lexicon.kinds:
+                if time.search(pattern, text) is not None:
+                    return kind
     return "other"
 
 
-def _hit(lexicon: Lexicon, window: Window, found: Any, kind: str, time: SearchTime) -> Hit:
+def _hit(lexicon: Lexicon, window: Window, found: Any, time: SearchTime) -> Hit:
     """Return the message: its line, and the sizes that stand on it and on the lines beside it."""
     text, first = window.text, window.index(found.start())
     line, at = window.line_around(found.start())
@@ -134,9 +134,8 @@ def _hit(lexicon: Lexicon, window: Window, found: Any, kind: str, time: SearchTi
         part = time.search(clause, text, pos=begin, endpos=end)
         if part is not None:
             facts = {**captured(part), **facts}
-    signature = Signature("", kind, "unknown", "unknown", (_WORDING,), ())
     message = " ".join(line[max(0, at - _MESSAGE_CHARS) : at + _MESSAGE_CHARS].split())
-    return Hit(signature, _WORDING, first, first, found.end() - found.start(), message, facts, found.start())
+    return Hit(_SIGNATURE, _WORDING, first, first, found.end() - found.start(), message, facts, found.start())
 
 
 class NewWordings:
@@ -188,7 +187,9 @@ class NewWordings:
             if found[0].certainty_ratio >= least and not self._is_near_quotation(_line_of(found[0], found[1]))
         ]
         best = max(told, key=lambda found: found[0].certainty_ratio, default=None)
-        return None if best is None else _scanned(*best)
+        if best is None or self.lexicon is None:
+            return None
+        return _scanned(*best, _nearest(self.lexicon, best[1], best[0].hit, time))
 
     def _is_near_quotation(self, line: int) -> bool:
         return any(abs(line - other) <= QUOTED_LINES for other in self._quoted_lines)
@@ -198,11 +199,11 @@ def _line_of(found: Judged, window: Window) -> int:
     return window.lines[found.hit.first].number
 
 
-def _scanned(found: Judged, window: Window, context: Context) -> ScannedIncident:
+def _scanned(found: Judged, window: Window, context: Context, kind: str) -> ScannedIncident:
     hit, line, process = found.hit, window.lines[found.hit.first], window.process
     facts = {name: replace(fact, line=line.number) for name, fact in hit.facts.items()}
     incident = Incident(
-        kind=hit.kind or "other",
+        kind=kind,
         message=hit.message,
         framework=context.framework_for(process) or "unknown",
         location=Location(line.number, line.byte, process),
@@ -219,7 +220,7 @@ def _scanned(found: Judged, window: Window, context: Context) -> ScannedIncident
         own=facts,
         seen_s=0.0,
         last_line=line.number,
-        kinds={incident.kind},
+        kinds={kind},
         near=context.beside(line.number, last, process, 0),
         phase_is_told=incident.phase != "unknown",
     )

@@ -24,8 +24,6 @@ RAISE_MARGIN_BYTES: Final = 32 * MIB
 UNKNOWN_KV_RATIO: Final = 0.10
 # Whole blocks of the largest default size: where it is not known how many tokens a block holds.
 LARGEST_BLOCK_TOKENS: Final = 128
-# After a sampler's sort (12 bytes a logit) come a softmax and masks (6): vLLM 0.32, topk_topp_sampler.py apply_top_k_top_p_pytorch.
-_LATER_IN_SAMPLER_RATIO: Final = 0.5
 
 Solver = Callable[[Incident], Solution]
 
@@ -223,45 +221,6 @@ def utilization_within_free(incident: Incident) -> Solution:
     return Solution(value, reason, freed, predicts={"desired_bytes": value * total})
 
 
-def _still_wanted(incident: Incident, tried_bytes: float) -> float:
-    """Return what a failed allocation asked for and what would have come after it, as far as that is known."""
-    return tried_bytes * (1 + _LATER_IN_SAMPLER_RATIO) if incident.kind == "sampler_warmup_oom" else tried_bytes
-
-
-def utilization_for_tried(incident: Incident) -> Solution:
-    """Lower the utilization so that a failed allocation beside vLLM's pool fits: by (tried - free + margin) / total."""
-    ratio, total = incident.number("gpu_memory_utilization_ratio"), incident.number("device_total_bytes")
-    tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
-    if ratio is None or not total or tried is None or free is None:
-        names = {"gpu_memory_utilization": ratio, "device total": total, "tried": tried, "device free": free}
-        missing = [f"{name}: not printed" for name, value in names.items() if not value]
-        return Solution(
-            None,
-            f"makes room beside the KV pool; by how much is not known ({', '.join(missing)})",
-            unknown=tuple(missing),
-        )
-    lacking = max(0.0, _still_wanted(incident, tried) - free) + others_margin_ratio() * total
-    value = rounded(math.floor, ratio - lacking / total)
-    if value <= 0:
-        return Solution(None, f"{format_gib(tried)} beside the KV pool does not fit in {format_gib(total)}")
-    return Solution(value, f"{format_gib(lacking)} more is left beside the KV pool", round((ratio - value) * total))
-
-
-def kv_bytes_for_tried(incident: Incident) -> Solution:
-    """Lower ``kv_cache_memory_bytes`` so that a failed allocation beside the KV cache fits: by tried - free + margin."""
-    pool, total = incident.number("kv_cache_memory_bytes"), incident.number("device_total_bytes")
-    tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
-    if pool is None or not total or tried is None or free is None:
-        names = {"kv_cache_memory_bytes": pool, "device total": total, "tried": tried, "device free": free}
-        missing = tuple(f"{name}: not printed" for name, value in names.items() if not value)
-        return Solution(None, f"by how much is not known ({', '.join(missing)})", unknown=missing)
-    lacking = max(0.0, _still_wanted(incident, tried) - free) + others_margin_ratio() * total
-    value = int((pool - lacking) // MIB * MIB)
-    if value <= 0:
-        return Solution(None, f"{format_gib(tried)} does not fit beside any KV cache")
-    return Solution(value, f"{format_gib(lacking)} more is left beside the KV cache", round(pool - value))
-
-
 def kv_bytes_within_free(incident: Incident) -> Solution:
     """Lower ``kv_cache_memory_bytes`` to what is free."""
     free, asked = incident.number("device_free_bytes"), incident.number("kv_cache_requested_bytes")
@@ -293,8 +252,6 @@ PRINTED: Final[dict[str, Solver]] = {
     "utilization_for_max_len": utilization_for_max_len,
     "utilization_for_kv_cache": utilization_for_kv_cache,
     "utilization_within_free": utilization_within_free,
-    "utilization_for_tried": utilization_for_tried,
-    "kv_bytes_for_tried": kv_bytes_for_tried,
     "kv_bytes_within_free": kv_bytes_within_free,
     "rows_that_fit": rows_that_fit,
 }

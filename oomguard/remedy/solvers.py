@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from oomguard.remedy.beside_pool import kv_bytes_for_tried, static_share_for_tried, utilization_for_tried
 from oomguard.remedy.printed import PRINTED, Solver
-from oomguard.remedy.static_share import STATIC_SHARE
+from oomguard.remedy.static_share import static_share_for_pool
 
-SOLVERS: Final[Mapping[str, Solver]] = {**PRINTED, **STATIC_SHARE}
+SOLVERS: Final[Mapping[str, Solver]] = {
+    **PRINTED,
+    "utilization_for_tried": utilization_for_tried,
+    "kv_bytes_for_tried": kv_bytes_for_tried,
+    "static_share_for_tried": static_share_for_tried,
+    "static_share_for_pool": static_share_for_pool,
+}

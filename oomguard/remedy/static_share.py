@@ -7,13 +7,11 @@ The pool gets free_after_load - free_before_load * (1 - share): sglang/srt/model
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
-from oomguard.facts import GIB, MIB, format_gib
+from oomguard.facts import GIB, MIB
 from oomguard.incident import Incident
-from oomguard.memory.ceilings import others_margin_ratio
-from oomguard.remedy.printed import Solver, rounded
+from oomguard.remedy.printed import rounded
 from oomguard.remedy.solution import Solution
 
 # What SGLang itself keeps for activations and graphs where the user gives no share (server_args.py, 0.5.4 to 0.5.23).
@@ -43,35 +41,9 @@ def static_share_for_pool(incident: Incident) -> Solution:
     return Solution(value, f"the weights alone take {least:.3f} of what was free before them", predicts=pool)
 
 
-def static_share_for_tried(incident: Incident) -> Solution:
-    """Lower the share of weights and pool so that a failed allocation beside them fits: by (tried - free + margin) / total."""
-    names = ("mem_fraction_static_ratio", "device_total_bytes", "tried_bytes", "device_free_bytes")
-    share, total, tried, free = (incident.number(name) for name in names)
-    if share is None or not total or tried is None or free is None:
-        told = ("mem_fraction_static", "device total", "tried", "device free")
-        values = (share, total, tried, free)
-        missing = tuple(f"{name}: not printed" for name, value in zip(told, values, strict=True) if value is None)
-        return Solution(
-            None, f"makes room beside the pool; by how much is not known ({', '.join(missing)})", unknown=missing
-        )
-    lacking = max(0.0, tried - free) + others_margin_ratio() * total
-    value, least = rounded(math.floor, share - lacking / total), incident.number("static_share_least_ratio") or 0.0
-    if value <= max(0.0, least):
-        return Solution(None, f"{format_gib(tried)} beside weights and pool does not fit in {format_gib(total)}")
-    return Solution(
-        value, f"{format_gib(lacking)} more is left beside weights and pool", round((share - value) * total)
-    )
-
-
 def _kept_bytes(incident: Incident, before: float) -> float:
     """Return what is kept for activations and graphs, by the settings that are known."""
     tokens = max(incident.number("max_num_batched_tokens") or _LEAST_STEP_TOKENS, _LEAST_STEP_TOKENS)
     ranks = incident.number("tensor_parallel_size") or 1
     kept = _OWN_BYTES + tokens * _TOKEN_BYTES + ranks / 8 * GIB
     return max(kept, _LARGE_DEVICE_KEEPS_BYTES) if before > _LARGE_DEVICE_BYTES else kept
-
-
-STATIC_SHARE: Final[Mapping[str, Solver]] = {
-    "static_share_for_pool": static_share_for_pool,
-    "static_share_for_tried": static_share_for_tried,
-}

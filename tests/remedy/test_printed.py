@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from oomguard.facts import GIB, MIB, Fact
 from oomguard.incident import Incident
 from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio
+from oomguard.remedy.beside_pool import kv_bytes_for_tried
 from oomguard.remedy.printed import (
     RAISE_MARGIN_CPU_RATIO,
     RAISE_MARGIN_RATIO,
     UNKNOWN_KV_RATIO,
     kv_bytes_for_max_len,
-    kv_bytes_for_tried,
     kv_bytes_within_free,
     printed_estimate,
     utilization_for_kv_cache,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from oomguard.facts import GIB, Fact
 from oomguard.incident import Incident
-from oomguard.remedy.static_share import static_share_for_pool, static_share_for_tried
+from oomguard.remedy.beside_pool import static_share_for_tried
+from oomguard.remedy.static_share import static_share_for_pool
 
 
 def incident(**facts) -> Incident:

@@ -1,0 +1,77 @@
+"""A pool that leaves too little beside it: lowered, in whatever terms it is given, by what an allocation lacked."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from oomguard.facts import MIB, format_gib
+from oomguard.incident import Incident
+from oomguard.memory.ceilings import others_margin_ratio
+from oomguard.remedy.printed import rounded
+from oomguard.remedy.solution import Solution
+
+# After a sampler's sort (12 bytes a logit) come a softmax and masks (6): vLLM 0.32, topk_topp_sampler.py apply_top_k_top_p_pytorch.
+_LATER_IN_SAMPLER_RATIO: Final = 0.5
+
+
+def _still_wanted(incident: Incident, tried_bytes: float) -> float:
+    """Return what a failed allocation asked for and what would have come after it, as far as that is known."""
+    return tried_bytes * (1 + _LATER_IN_SAMPLER_RATIO) if incident.kind == "sampler_warmup_oom" else tried_bytes
+
+
+def lacking_beside(incident: Incident, fact: str, setting: str) -> tuple[float, tuple[str, ...]]:
+    """Return what a failed allocation lacks beside a pool, and what is not printed of the figures that this takes.
+
+    Args:
+        incident: the failure.
+        fact: the present size or share of the pool.
+        setting: what that is called where it is not printed.
+    """
+    total, tried, free = (incident.number(n) for n in ("device_total_bytes", "tried_bytes", "device_free_bytes"))
+    figures = {setting: incident.number(fact), "device total": total or None, "tried": tried, "device free": free}
+    missing = tuple(f"{name}: not printed" for name, value in figures.items() if value is None)
+    if not total or tried is None or free is None:
+        return 0.0, missing
+    return max(0.0, _still_wanted(incident, tried) - free) + others_margin_ratio() * total, missing
+
+
+def utilization_for_tried(incident: Incident) -> Solution:
+    """Lower the utilization so that a failed allocation beside vLLM's pool fits: by (tried - free + margin) / total."""
+    lacking, missing = lacking_beside(incident, "gpu_memory_utilization_ratio", "gpu_memory_utilization")
+    ratio, total = incident.number("gpu_memory_utilization_ratio"), incident.number("device_total_bytes")
+    if missing or ratio is None or not total:
+        why = f"makes room beside the KV pool; by how much is not known ({', '.join(missing)})"
+        return Solution(None, why, unknown=missing)
+    value = rounded(math.floor, ratio - lacking / total)
+    if value <= 0:
+        tried = format_gib(incident.number("tried_bytes") or 0)
+        return Solution(None, f"{tried} beside the KV pool does not fit in {format_gib(total)}")
+    return Solution(value, f"{format_gib(lacking)} more is left beside the KV pool", round((ratio - value) * total))
+
+
+def kv_bytes_for_tried(incident: Incident) -> Solution:
+    """Lower ``kv_cache_memory_bytes`` so that a failed allocation beside the KV cache fits: by tried - free + margin."""
+    lacking, missing = lacking_beside(incident, "kv_cache_memory_bytes", "kv_cache_memory_bytes")
+    pool = incident.number("kv_cache_memory_bytes")
+    if missing or pool is None:
+        return Solution(None, f"by how much is not known ({', '.join(missing)})", unknown=missing)
+    value = int((pool - lacking) // MIB * MIB)
+    if value <= 0:
+        return Solution(None, f"{format_gib(incident.number('tried_bytes') or 0)} does not fit beside any KV cache")
+    return Solution(value, f"{format_gib(lacking)} more is left beside the KV cache", round(pool - value))
+
+
+def static_share_for_tried(incident: Incident) -> Solution:
+    """Lower the share of weights and pool so that a failed allocation beside them fits: by (tried - free + margin) / total."""
+    lacking, missing = lacking_beside(incident, "mem_fraction_static_ratio", "mem_fraction_static")
+    share, total = incident.number("mem_fraction_static_ratio"), incident.number("device_total_bytes")
+    if missing or share is None or not total:
+        why = f"makes room beside the pool; by how much is not known ({', '.join(missing)})"
+        return Solution(None, why, unknown=missing)
+    value, least = rounded(math.floor, share - lacking / total), incident.number("static_share_least_ratio") or 0.0
+    if value <= max(0.0, least):
+        tried = format_gib(incident.number("tried_bytes") or 0)
+        return Solution(None, f"{tried} beside weights and pool does not fit in {format_gib(total)}")
+    freed = round((share - value) * total)
+    return Solution(value, f"{format_gib(lacking)} more is left beside weights and pool", freed)
