@@ -22,9 +22,9 @@ def test_what_healthy_programs_print_holds_no_incident(tmp_path):
         capture_output=True,
         text=True,
         timeout=800,
-        check=True,
+        check=False,
     )
 
+    assert "incidents: 0 in 0 of" in ran.stdout, ran.stdout + ran.stderr
     files = int(re.search(r"^(\d+) files", ran.stdout, re.MULTILINE).group(1))
     assert files >= 800 // EVERY, ran.stdout
-    assert "incidents: 0 in 0 of" in ran.stdout, ran.stdout

@@ -11,6 +11,8 @@ import urllib.request
 from pathlib import Path
 
 START_S, REQUESTS = 240, 12
+# The default share is more than what is free of a node where something else runs.
+SMALL_SHARE = ["--gpu-memory-utilization", "0.3"]
 PROMPTS = (
     "What does 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB' mean?",
     "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
@@ -49,7 +51,7 @@ def launch(path: Path, root: Path, options: list[str], extra: dict[str, str]) ->
             check=True,
             capture_output=True,
         )
-        command = ["vllm", "serve", "./tiny", "--enforce-eager", "--port", str(port), *options]
+        command = ["vllm", "serve", "./tiny", "--enforce-eager", *SMALL_SHARE, "--port", str(port), *options]
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -59,11 +59,12 @@ def judged(
     """Weigh the first phrase on the anchor's line that is no quotation; None where none is, or a search takes too long."""
     try:
         for found in _phrases(lexicon, window, time):
-            if _is_harmless(lexicon, window.line_around(found.start())[0], time):
-                continue
             hit = _hit(lexicon, window, found, time)
+            parts = _parts(window, hit)
+            if _is_harmless(lexicon, parts, time):
+                continue
             if quoted(hit, window, quotations, time, slow) is None:
-                return _weighed(lexicon, window, hit, time)
+                return _weighed(lexicon, parts, hit, time)
     except TimeoutError:
         return None
     return None
@@ -79,30 +80,34 @@ def _phrases(lexicon: Lexicon, window: Window, time: SearchTime) -> Iterator[Any
         begin = found.end() + 1
 
 
-def _is_harmless(lexicon: Lexicon, line: str, time: SearchTime) -> bool:
-    return any(time.search(pattern, line[: 4 * LINE_CHARS]) is not None for pattern in lexicon.harmless)
+def _is_harmless(lexicon: Lexicon, parts: dict[str, str], time: SearchTime) -> bool:
+    return any(time.search(pattern, parts[part]) is not None for part, pattern in lexicon.harmless)
 
 
-def _weighed(lexicon: Lexicon, window: Window, hit: Hit, time: SearchTime) -> Judged:
-    parts = _parts(window, hit)
+def _weighed(lexicon: Lexicon, parts: dict[str, str], hit: Hit, time: SearchTime) -> Judged:
     signs = tuple(time.search(feature.pattern, parts[feature.part]) is not None for feature in lexicon.features)
     odds = lexicon.bias + sum(f.weight for f, there in zip(lexicon.features, signs, strict=True) if there)
     return Judged(1 / (1 + math.exp(-max(-50.0, min(50.0, odds)))), signs, hit)
 
 
 def _parts(window: Window, hit: Hit) -> dict[str, str]:
-    """Return what features look at: the phrase, its line, the line as printed, and what stands before, above, below and around."""
+    """Return what features look at: the phrase, its line, the line as printed, and what stands before, above, below and around.
+
+    A null character stands in the phrase's place (``in_place``), or before it between the lines above and below (``amid``).
+    """
     line, at = window.line_around(hit.position)
     cut = max(0, at - LINE_CHARS)
     line, at = line[cut : at + LINE_CHARS], at - cut
     end = min(len(line), at + hit.span)
     above = window.above(hit.first)[-ABOVE_CHARS:]
     below = "".join(window.texts[hit.first + 1 : hit.first + 1 + BELOW_LINES]).strip("\n")[:ABOVE_CHARS]
+    amid = f"{line[:at]}\0{line[at:]}"
     return {
         "phrase": line[at:end],
         "line": line,
         "before": line[:at],
         "in_place": f"{line[:at]}\0{line[end:]}",
+        "amid": "\n".join((above.rstrip("\n").rpartition("\n")[2], amid, below.partition("\n")[0])),
         "raw": window.lines[hit.first].text[: 4 * LINE_CHARS],
         "above": above,
         "below": below,

@@ -14,7 +14,7 @@ from oomguard.kinds import KINDS
 from oomguard.rules.table import Table
 
 # Where a feature is looked for: observe/new_wording.py says what each part is.
-PARTS: Final = ("line", "before", "raw", "above", "below", "around", "phrase", "in_place")
+PARTS: Final = ("line", "before", "raw", "above", "below", "around", "phrase", "in_place", "amid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Lexicon:
     Attributes:
         anchors: literals in lower case; a line without any of them is not looked at.
         phrase: what speaks of memory that is short, whether or not anything failed.
-        harmless: what is known to speak of memory without a failure, or of other memory, by a pattern on the line.
+        harmless: what is known to speak of memory without a failure, or of other memory: a part of the text, and a pattern on it.
         features: the signs, weighed.
         bias: log odds of a phrase without any sign.
         least_ratio: the least certainty with which a message is taken for a failure.
@@ -44,7 +44,7 @@ class Lexicon:
 
     anchors: tuple[str, ...]
     phrase: Any
-    harmless: tuple[Any, ...]
+    harmless: tuple[tuple[str, Any], ...]
     features: tuple[Feature, ...]
     bias: float
     least_ratio: float
@@ -70,7 +70,9 @@ def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> L
     return Lexicon(
         anchors=tuple(table.get("anchors")),
         phrase=pattern(table, "phrase"),
-        harmless=tuple(pattern(row) for row in table.tables("harmless", "harmless")),
+        harmless=tuple(
+            (row.choice("part", PARTS, "line"), pattern(row)) for row in table.tables("harmless", "harmless")
+        ),
         features=tuple(
             Feature(row.get("name"), pattern(row), row.choice("part", PARTS), float(row.get("weight", 0.0)))
             for row in table.tables("feature", "feature")

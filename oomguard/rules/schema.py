@@ -61,6 +61,7 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
     },
     "harmless": {
         "name": Key(str, required=True),
+        "part": Key(str),
         "pattern": Key(str, required=True),
     },
     "feature": {
