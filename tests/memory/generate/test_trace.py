@@ -10,7 +10,7 @@ from oomguard.memory.generate.trace import traced_steps
 
 pytest.importorskip("transformers")
 
-from generate_peak import real_peak
+from generate_peak import exact_dtype, real_peak
 
 TINY = {
     "model_type": "llama",
@@ -42,7 +42,7 @@ TINY = {
     ids=str,
 )
 def test_the_traced_peak_is_the_allocator_s(numbers):
-    call = PlannedCall(TINY, **numbers)
+    call = PlannedCall(TINY, dtype=exact_dtype(), **numbers)
 
     assert traced_steps(call).peak_bytes(call.max_new_tokens) == pytest.approx(real_peak(call), rel=0.01)
 
