@@ -12,7 +12,7 @@ from typing import IO, Final, cast
 
 from oomguard.escapes import strip_escapes
 from oomguard.observe.anchors import Finder
-from oomguard.observe.source import Line, LineSplitter, read_lines
+from oomguard.observe.source import Line, LineSplitter, encoding_of, read_lines
 
 BLOCK_BYTES: Final = 4 << 20
 # A shorter input is read line by line, which is faster than making the finder ready, but where it has many lines.
@@ -22,7 +22,8 @@ LINES_BEFORE: Final = 6
 LINES_AFTER: Final = 24
 # A line reaches at most so far around an anchor; a longer one is cut, as everywhere.
 REACH_BYTES: Final = 1 << 16
-_WIDE_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# So many null bytes are UTF-16 somewhere in it, whose anchors no search of bytes finds.
+_NULLS_RATIO: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def skim(stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | No
     while len(head) < SHORT_BYTES and (more := stream.read(BLOCK_BYTES)):
         head += more
     is_first, is_short = place.byte == 0, len(head) < SHORT_BYTES
-    is_wide = is_first and head.startswith(_WIDE_MARKS)
+    is_wide = is_first and _is_wide(head)
     if is_short and not is_wide and head.count(b"\n") > MANY_LINES and not _holds(make_finder(), head):
         return
     if is_first and (is_wide or is_short):
@@ -67,6 +68,11 @@ def skim(stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | No
     if is_first and head.startswith(codecs.BOM_UTF8):
         head, place.byte = head[3:], 3
     yield from _blocks(head, stream, finder, place)
+
+
+def _is_wide(head: bytes) -> bool:
+    """Return whether an input is UTF-16, or has some of it: then it is read line by line."""
+    return encoding_of(head)[0].startswith("utf-16") or head.count(0) > _NULLS_RATIO * len(head)
 
 
 def _holds(finder: Finder, head: bytes) -> bool:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4 << 20
 MAX_SEGMENT_CHARS: Final = 1 << 16
+# UTF-16 without a mark is told by its first bytes: of every second one so many are null, of the others so few.
+_SAMPLE_BYTES: Final = 4096
+_MANY_NULLS: Final = 0.5
+_FEW_NULLS: Final = 0.05
 _BOMS: Final = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -98,6 +102,8 @@ class LineSplitter:
             raw = text.encode("utf-8", "surrogateescape")
             size, text = len(raw), raw.decode("utf-8", "replace")
         self._byte += size
+        if "\0" in text:  # UTF-16 that was appended to another encoding (PowerShell's >>)
+            text = text.replace("\0", "")
         return Line(self._number, at, text, self._continued)
 
 
@@ -218,12 +224,22 @@ def _next(raw: IO[bytes], size: int) -> bytes:
 
 
 def encoding_of(head: bytes) -> tuple[str, int]:
-    """Return the encoding that the first bytes tell, and the length of their mark in bytes."""
-    return next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), ("utf-8", 0))
+    """Return the encoding that the first bytes tell, and the length of their mark in bytes.
+
+    UTF-16 without a mark, of a text that is mostly Latin, is told by its null bytes: every second one.
+    """
+    marked = next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), None)
+    if marked is not None or b"\0" not in head[:4]:
+        return marked or ("utf-8", 0)
+    sample = head[:_SAMPLE_BYTES]
+    even, odd = (sample[start::2].count(0) / max(1, len(sample) // 2) for start in (0, 1))
+    if max(even, odd) < _MANY_NULLS or min(even, odd) > _FEW_NULLS:
+        return "utf-8", 0
+    return ("utf-16-le" if odd > even else "utf-16-be"), 0
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[Line]:
-    """Yield the lines of a byte stream: UTF-16 (PowerShell's redirection) by its mark, anything else as UTF-8."""
+    """Yield the lines of a byte stream: UTF-16 (PowerShell's redirection) as ``encoding_of`` tells it, anything else as UTF-8."""
     head = stream.read(CHUNK_BYTES)
     encoding, first_byte = encoding_of(head)
     splitter = LineSplitter(encoding, first_byte)

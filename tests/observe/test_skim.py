@@ -133,6 +133,13 @@ def test_a_wide_text_is_read_line_by_line(encoding):
     assert skimmed(data, 1200) == list(read_lines(io.BytesIO(data)))
 
 
+def test_a_text_with_utf_16_in_it_is_read_line_by_line():
+    data = b"healthy\n" * 9 + "CUDA out of memory\n".encode("utf-16-le")
+
+    assert skimmed(data, 1200) == list(read_lines(io.BytesIO(data)))
+    assert "CUDA out of memory" in [line.text for line in skimmed(data, 1200)]
+
+
 def test_an_empty_input_has_no_lines():
     assert skimmed(b"", 1200) == []
     assert skimmed(b"\xef\xbb\xbf", 1200) == []

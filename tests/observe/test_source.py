@@ -87,6 +87,28 @@ def test_the_byte_after_invalid_bytes_is_right():
     assert split(b"a\xffb\nc\n")[1].byte == 4
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_mark_is_told_by_its_null_bytes(encoding):
+    lines = read("INFO a start\nthe second line, with é\n".encode(encoding))
+
+    assert [line.text for line in lines] == ["INFO a start", "the second line, with é"]
+    assert [line.byte for line in lines] == [0, 26]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_that_was_appended_to_another_encoding_is_read(encoding):
+    lines = read(b"plain\n" + "CUDA out of memory\n".encode(encoding) + b"plain again\n")
+
+    assert [line.text.strip() for line in lines] == ["plain", "CUDA out of memory", "plain again"]
+    assert [line.number for line in lines] == [1, 2, 3]
+
+
+def test_a_null_byte_in_a_line_is_left_out_and_counted():
+    lines = read(b"a\0b\nc\n")
+
+    assert [(line.text, line.byte) for line in lines] == [("ab", 0), ("c", 4)]
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf16_with_a_mark_is_read(encoding):
     mark = {"utf-16": b"", "utf-16-le": b"\xff\xfe", "utf-16-be": b"\xfe\xff"}[encoding]
