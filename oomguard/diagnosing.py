@@ -23,6 +23,7 @@ from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
 from oomguard.rules.load import RuleSet, load_rules
 from oomguard.rules.match import explain
+from oomguard.rules.missing import what_is_missing
 from oomguard.settings import parse_value, setting
 
 # What is told of an incident that the lexicon found.
@@ -77,6 +78,7 @@ def assess(
         derived = with_exact_need(derived, model)
         behind = behind or models_behind(derived, model)
     planned = plan(explain(derived, rules), rules, policy, tried, behind)
+    planned = replace(planned, missing=what_is_missing(planned, rules.missing, heard=local_models))
     if planned.certainty_ratio is None:
         return planned
     told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)

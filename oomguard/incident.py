@@ -13,6 +13,7 @@ from typing import Final
 
 from oomguard.facts import Fact, FactValue, number_of
 from oomguard.kinds import NOT_OOM_KINDS, headline
+from oomguard.missing import Missing
 from oomguard.records import Record, shown
 
 CAUSES: Final = (
@@ -183,7 +184,7 @@ class Incident(Record):
     ``settings_complete`` says that ``settings`` lists all that the user set, so that any other was left alone.
     ``start`` counts the engine's starts within one input, ``also_in`` names the other processes that printed the same
     failure, ``wrappers`` are the lines of parents that only passed it on. ``certainty_ratio`` is how sure it is that a message
-    of a new wording tells a failure; None: its wording is known.
+    of a new wording tells a failure; None: its wording is known. ``missing`` is what would decide an unknown cause.
     """
 
     kind: str
@@ -206,6 +207,7 @@ class Incident(Record):
     also_in: tuple[str, ...] = ()
     wrappers: tuple[Evidence, ...] = ()
     certainty_ratio: float | None = None
+    missing: Missing | None = None
 
     @property
     def is_oom(self) -> bool:

@@ -87,6 +87,9 @@ def _incident(shown: Shown, level: int) -> str:
     if incident.unknown:
         items = "".join(element("li", text) for text in incident.unknown)
         parts.append(f"{element(title, 'Unknown', 'title')}<ul>\n{items}</ul>\n")
+    if incident.missing:
+        decides = f"{element('p', incident.missing.what)}{element('pre', incident.missing.command)}"
+        parts.append(f"{element(title, 'To decide', 'title')}\n{decides}")
     parts += [_evidence(incident), _facts(incident.facts), _settings(incident.settings)]
     return f"{opening('section', '' if incident.is_oom else 'quiet')}\n{''.join(parts)}</section>\n"
 

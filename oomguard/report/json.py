@@ -110,6 +110,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
             for a in incident.alternatives
         ],
         "unknown": incident.unknown,
+        "missing": incident.missing and {"what": incident.missing.what, "command": incident.missing.command},
         "certainty": None if incident.certainty_ratio is None else round(incident.certainty_ratio, 3),
     }
     return {key: plain_value(value) for key, value in row.items()}

@@ -23,6 +23,8 @@ def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
         lines.append(f"  change: {patch.setting}: {to} ({patch.effect}): {patch.reason}{why}")
     if incident.unknown:
         lines.append(f"  unknown: {'; '.join(incident.unknown)}")
+    if incident.missing:
+        lines.append(f"  to decide: {incident.missing.what}: {incident.missing.command}")
     return "\n".join(lines)
 
 

@@ -103,6 +103,9 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
         parts += [_alternative(alternative) for alternative in incident.alternatives]
     if incident.unknown:
         parts.append(Text("\nUnknown: ", style="bold").append("; ".join(incident.unknown), style="not bold dim"))
+    if incident.missing:
+        parts.append(Text("\nTo decide: ", style="bold").append(incident.missing.what, style="not bold"))
+        parts.append(Text(f"  {incident.missing.command}", style="cyan"))
     return _boxed(parts, incident.kind, "red" if incident.is_oom else "yellow", ascii_only=ascii_only)
 
 

@@ -10,6 +10,7 @@ from oomguard.errors import RuleError
 from oomguard.rules.expressions import compile_expression, trusted_expression
 from oomguard.rules.lazy import LazyPattern
 from oomguard.rules.lexicon import Lexicon, read_lexicon
+from oomguard.rules.missing import MissingRow, read_missing
 from oomguard.rules.pattern import compile_pattern
 from oomguard.rules.rule import Rule, read_rule
 from oomguard.rules.signature import Quotation, Signature, read_quotations, read_signature
@@ -25,6 +26,7 @@ class RuleSet:
     rules: tuple[Rule, ...]
     quotations: tuple[Quotation, ...] = ()
     lexicon: Lexicon | None = None
+    missing: tuple[MissingRow, ...] = ()
 
     @property
     def anchors(self) -> tuple[str, ...]:
@@ -60,6 +62,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     rules: dict[str, Rule] = {}
     quotations: list[Quotation] = []
     lexicon: Lexicon | None = None
+    missing: list[MissingRow] = []
     shipped = shipped_root()
     for root in (shipped, *extra):
         lazy = root == shipped and not check
@@ -79,11 +82,14 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 rules[rule.code] = rule
             elif "quotation" in table:
                 quotations += read_quotations(table, path, pattern)
+            elif "missing" in table:
+                missing += read_missing(table, path)
             elif "phrase" in table:
                 lexicon = read_lexicon(table, path, pattern)
             else:
                 signatures.append(read_signature(table, path, pattern))
-    return RuleSet(tuple(signatures), tuple(rules[code] for code in sorted(rules)), tuple(quotations), lexicon)
+    in_order = tuple(rules[code] for code in sorted(rules))
+    return RuleSet(tuple(signatures), in_order, tuple(quotations), lexicon, tuple(missing))
 
 
 def _is_folder(path: Path) -> bool:

@@ -59,6 +59,19 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "nearest": Key(list, required=True),
         "clause": Key(list, required=True),
     },
+    "missing_file": {
+        "schema": Key(int, required=True),
+        "missing": Key(list, required=True),
+    },
+    "missing": {
+        "kinds": Key(list),
+        "frameworks": Key(list),
+        "phases": Key(list),
+        "unknown": Key(list),
+        "what": Key(str, required=True),
+        "command": Key(str, required=True),
+        "of_a_log": Key(bool),
+    },
     "harmless": {
         "name": Key(str, required=True),
         "part": Key(str),
