@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.source import Line
@@ -16,6 +18,12 @@ MAX_AGE_LINES = 128
 WINDOW_CHARS = 6000
 
 Candidate = tuple[Signature, Wording]
+
+# How the lines begin that the allocator's message is wrapped onto; a tool that wraps puts the process before the first alone.
+_GOES_ON: Final = re.compile(
+    r"(?:\.\.\. ?)?(?:GPU \d+ has a total|Including non-PyTorch|[Oo]f the allocated|[Tt]his process has|Process \d+ has|If reserved|"
+    r"Allocated: |[\d.]+ [KMG]iB (?:is |are |of |memory|reserved|allowed)|memory in use|memory\. Tried|allocated (?:by|in) )"
+)
 
 
 @dataclass(slots=True)
@@ -76,8 +84,9 @@ class Window:
             return
         broken = False
         text = plain.text[:WINDOW_CHARS]
-        # A document wraps a prefixed line onto indented lines without a prefix.
-        wrapped = plain.process is None and len(text) - len(text.lstrip()) >= 2
+        # A document wraps a prefixed line onto lines without a prefix: indented ones, and those that cannot begin a message.
+        indented = len(text) - len(text.lstrip()) >= 2
+        wrapped = plain.process is None and (indented or _GOES_ON.match(text) is not None)
         if plain.process == self.process or wrapped:
             self.texts.append(text if line.continued else "\n" + text)
             self.lines.append(line)

@@ -104,3 +104,14 @@ def test_a_window_ends_after_many_characters():
 
     assert extend(opened, "x" * WINDOW_CHARS * 2) == [True]
     assert len(opened.text) <= len("boom\n") + WINDOW_CHARS
+
+
+def test_a_message_that_was_wrapped_behind_its_process_is_read_on():
+    opened = window(RANK + "boom")
+
+    assert extend(opened, "GPU 0 has a total capacity of 31.35 GiB", "... this process has 23.32 GiB", "a line") == [
+        False,
+        False,
+        True,
+    ]
+    assert opened.text == "boom\nGPU 0 has a total capacity of 31.35 GiB\n... this process has 23.32 GiB"
