@@ -15,7 +15,7 @@ ROOMS = (
     {"clean_start", "errors", "escapes", "records", "switch", "user_files", "live_storages", "partial"},
     {"facts"},
     {"templates"},
-    {"kinds"},
+    {"kinds", "missing"},
     {"incident"},
     {"log", "settings"},
     {"surfaces"},
