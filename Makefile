@@ -41,7 +41,7 @@ demo-seeds: .venv/ready .venv-vllm/ready   ## three questions that users asked, 
 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
-test: setup                    ## the tests, each part with its minutes; CI=true takes those of breadth and 100,000 fuzz inputs too
+test: setup                    ## the tests, each part with its minutes; CI=true takes those of breadth and 50,000 fuzz inputs too
 	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' $(if $(CI),35,10) $(MAKE) --no-print-directory test-fast test-vllm
 
 test-fast: .venv/ready-dev lint typecheck
