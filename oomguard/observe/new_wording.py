@@ -59,10 +59,10 @@ def judged(
     """Weigh the first phrase on the anchor's line that is no quotation; None where none is, or a search takes too long."""
     try:
         for found in _phrases(lexicon, window, time):
-            hit = _hit(lexicon, window, found, time)
-            parts = _parts(window, hit)
+            parts = _parts(window, found)
             if _is_harmless(lexicon, parts, time):
                 continue
+            hit = _hit(lexicon, window, found, time)
             if quoted(hit, window, quotations, time, slow) is None:
                 return _weighed(lexicon, parts, hit, time)
     except TimeoutError:
@@ -90,17 +90,18 @@ def _weighed(lexicon: Lexicon, parts: dict[str, str], hit: Hit, time: SearchTime
     return Judged(1 / (1 + math.exp(-max(-50.0, min(50.0, odds)))), signs, hit)
 
 
-def _parts(window: Window, hit: Hit) -> dict[str, str]:
+def _parts(window: Window, found: Any) -> dict[str, str]:
     """Return what features look at: the phrase, its line, the line as printed, and what stands before, above, below and around.
 
     A null character stands in the phrase's place (``in_place``), or before it between the lines above and below (``amid``).
     """
-    line, at = window.line_around(hit.position)
+    first = window.index(found.start())
+    line, at = window.line_around(found.start())
     cut = max(0, at - LINE_CHARS)
     line, at = line[cut : at + LINE_CHARS], at - cut
-    end = min(len(line), at + hit.span)
-    above = window.above(hit.first)[-ABOVE_CHARS:]
-    below = "".join(window.texts[hit.first + 1 : hit.first + 1 + BELOW_LINES]).strip("\n")[:ABOVE_CHARS]
+    end = min(len(line), at + found.end() - found.start())
+    above = window.above(first)[-ABOVE_CHARS:]
+    below = "".join(window.texts[first + 1 : first + 1 + BELOW_LINES]).strip("\n")[:ABOVE_CHARS]
     amid = f"{line[:at]}\0{line[at:]}"
     return {
         "phrase": line[at:end],
@@ -108,7 +109,7 @@ def _parts(window: Window, hit: Hit) -> dict[str, str]:
         "before": line[:at],
         "in_place": f"{line[:at]}\0{line[end:]}",
         "amid": "\n".join((above.rstrip("\n").rpartition("\n")[2], amid, below.partition("\n")[0])),
-        "raw": window.lines[hit.first].text[: 4 * LINE_CHARS],
+        "raw": window.lines[first].text[: 4 * LINE_CHARS],
         "above": above,
         "below": below,
         "around": f"{above[-LINE_CHARS:]}\n{line}\n{below}",

@@ -32,10 +32,8 @@ def static_share_for_pool(incident: Incident) -> Solution:
     if least is None:
         missing = "what is free before and after loading the weights: not printed"
         return Solution(None, f"leaves room for the KV cache; by how much is not known ({missing})", unknown=(missing,))
-    kept = _kept_bytes(incident, before) if before else 0.0
-    wished = (
-        min(_HIGHEST, 1 - kept / before) if before else 0.0
-    )  # the least that holds a pool, as SGLang's message advises
+    # Where that is not known, the least that holds a pool, as SGLang's own message advises.
+    wished = min(_HIGHEST, 1 - _kept_bytes(incident, before) / before) if before else 0.0
     value = max(rounded(math.floor, wished), rounded(math.ceil, least + _POOL_RATIO))
     if value > _HIGHEST or (now is not None and value <= now):
         return Solution(None, f"the weights take {least:.3f} of what was free: no share leaves activations their room")
