@@ -41,7 +41,7 @@ demo-seeds: .venv/ready .venv-vllm/ready   ## three questions that users asked, 
 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
-test: setup                    ## the tests, each part with its minutes; CI=true takes those of breadth and 50,000 fuzz inputs too
+test: setup                    ## the tests, each part with its minutes; CI=true takes those of breadth and 20,000 fuzz inputs too
 	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' $(if $(CI),35,10) $(MAKE) --no-print-directory test-fast test-vllm
 
 test-fast: .venv/ready-dev lint typecheck
@@ -68,7 +68,7 @@ typecheck: .venv/ready-dev
 	touch $@
 
 # Each with the minutes it takes on 2 cores. BENCH_RESUME=FOLDER keeps the results of the long ones, case by case.
-BENCHMARKS := import_time:0.1 guard_overhead:0.1 short_log:0.2 published_starts:0.1 plan_h100:0.2 lookalikes:0.2 corpus:0.2 engine_messages:3 \
+BENCHMARKS := import_time:0.1 plan_time:0.2 guard_overhead:0.1 short_log:0.2 published_starts:0.1 plan_h100:0.2 lookalikes:0.2 corpus:0.2 engine_messages:3 \
 	throughput:1 run_throughput:3 run_start:0.2 run_same:3 supervision:5 many_runs:1 kill_rounds:6 generate_peak:2 batch_cases:20 healthy_logs:11
 VLLM_BENCHMARKS := kv_cache:8 vllm_configs:20 vllm_device:15 serve_latency:5 guarded_starts:20 guarded_speed:5 third_start:2 death_known:3 engine_deaths:20
 

@@ -21,21 +21,21 @@ class Gpu:
 
 
 def find_gpu(memory: str | int | None = None, index: int | None = None, name: str | None = None) -> Gpu:
-    """Find the GPU that one of the three names, else the first one of this machine.
+    """Find the GPU that is named, else the first one of this machine.
 
     Args:
         memory: total memory, in bytes or as a size such as ``24GiB``.
         index: index of a GPU of this machine.
-        name: a GPU by its name, such as ``H100``.
+        name: a GPU by its name, such as ``H100``. Beside ``memory`` any name: it decides the engine's defaults, not the size.
 
     Raises:
         SettingError: the memory is no size above zero, or the name is not known.
-        UsageError: more than one is given, or no GPU can be seen here.
+        UsageError: an index is given beside another, or no GPU can be seen here.
     """
-    if sum(value is not None for value in (memory, index, name)) > 1:
-        raise UsageError("gpu_memory, gpu and gpu_name name the same thing", hint="give one of them")
+    if index is not None and (memory is not None or name is not None):
+        raise UsageError("gpu names a GPU of this machine, with its size and its name", hint="leave the others out")
     if memory is not None:
-        return Gpu(_read_total(memory))
+        return Gpu(_read_total(memory), name)
     if name is not None:
         from oomguard.memory.constants import gpu_total_bytes
 

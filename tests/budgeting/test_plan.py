@@ -137,9 +137,17 @@ def test_a_gpu_without_memory_is_refused(model, memory):
     assert "24GiB" in error.value.hint
 
 
-def test_a_gpu_named_twice_is_refused(model):
-    with pytest.raises(oomguard.UsageError, match="name the same thing"):
-        oomguard.plan(model, gpu_memory="24GiB", gpu_name="H100")
+def test_beside_a_size_a_gpus_name_decides_the_engines_defaults_alone(model):
+    given = oomguard.plan(model, gpu_memory="80GiB", gpu_name="A100", engine_version="0.30.0").budget.settings
+    unnamed = oomguard.plan(model, gpu_memory="80GiB", engine_version="0.30.0").budget.settings
+
+    assert given.gpu_total_bytes == unnamed.gpu_total_bytes == 80 * 2**30
+    assert (given.max_num_seqs, unnamed.max_num_seqs) == (256, 1024)
+
+
+def test_a_gpu_of_this_machine_has_its_own_size_and_name(model):
+    with pytest.raises(oomguard.UsageError, match="with its size and its name"):
+        oomguard.plan(model, gpu=0, gpu_name="H100")
 
 
 def test_without_a_gpu_here_it_says_how_to_name_one(model, monkeypatch):

@@ -137,7 +137,7 @@ def test_settings_come_from_variables_too(model):
         (["--gpu-memory", "0"], "--gpu-memory is 0"),
         (["--gpu-memory", "24 parsecs"], "24 parsecs"),
         (["--gpu-name", "no such"], "unknown GPU: 'no such'"),
-        (["--gpu-name", "H100", "--gpu-memory", "24GiB"], "name the same thing"),
+        (["--gpu", "0", "--gpu-memory", "24GiB"], "with its size and its name"),
         (["--gpu", "99"], "GPU 99 cannot be seen here"),
         (["--gpu-memory", "24GiB", "--max-model-len", "-5"], "--max-model-len"),
         (["--gpu-memory", "24GiB", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),

@@ -13,7 +13,8 @@ from oomguard.memory.model.files import ModelFiles, find_model
 from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.json_file import shown
 from oomguard.memory.model.layer_kinds import not_read
-from oomguard.memory.model.parameters import built_on_meta, completed, counted, well_counted
+from oomguard.memory.model.layouts import laid_out
+from oomguard.memory.model.parameters import built_on_meta, completed, counted, is_tied, well_counted
 from oomguard.memory.model.quantized import loaded, quantized
 from oomguard.memory.model.shape import DTYPE_BYTES, ModelShape, count_of, read_shape, text_part
 from oomguard.memory.model.vision_encoder import read_vision_encoder
@@ -102,7 +103,7 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
     if model.parameters is not None:
         parameters = loaded(model.parameters, shape, quantization, assumed)
         return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
-    found = built_on_meta(shape)
+    found = laid_out(shape, tied=is_tied(shape)) or built_on_meta(shape)
     exact = found is not None or well_counted(shape)
     if found is not None:
         assumed.append("weights: from the configuration, no safetensors files beside it")

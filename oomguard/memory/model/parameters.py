@@ -105,7 +105,7 @@ def _build(shape: ModelShape) -> Iterator[Parameter]:
     if shape.model_type in FAMILIES["encoder_decoder"]:
         kind, whole = AutoModelForSpeechSeq2Seq, dict(shape.outer)
     elif shape.has_encoder:  # tied by the language model's part, whatever the outer class defaults to
-        kind, whole = AutoModelForImageTextToText, {**shape.outer, "tie_word_embeddings": _tied(shape)}
+        kind, whole = AutoModelForImageTextToText, {**shape.outer, "tie_word_embeddings": is_tied(shape)}
     whole["model_type"] = str(whole.get("model_type") or shape.model_type)
     with torch.device("meta"):
         model = kind.from_config(auto_config(whole), dtype=torch.bfloat16, trust_remote_code=False)
@@ -136,7 +136,7 @@ def _quiet() -> Iterator[None]:
 def counted(shape: ModelShape) -> tuple[Parameter, ...]:
     """Count the parameters of a decoder from its shape: a few percent off in most families, much in some (``well_counted``)."""
     rows = [_parameter("model.embed_tokens.weight", (shape.vocab, shape.hidden), shape)]
-    if not _tied(shape):
+    if not is_tied(shape):
         rows.append(_parameter("lm_head.weight", (shape.vocab, shape.hidden), shape))
     kinds = layer_kinds(shape)
     for i, kind in enumerate(kinds):
@@ -144,7 +144,8 @@ def counted(shape: ModelShape) -> tuple[Parameter, ...]:
     return (*rows, _parameter("model.norm.weight", (shape.hidden,), shape))
 
 
-def _tied(shape: ModelShape) -> bool:
+def is_tied(shape: ModelShape) -> bool:
+    """Whether the embedding is the head, by the file or its type's default."""
     named = shape.config.get("tie_word_embeddings", shape.outer.get("tie_word_embeddings"))
     return shape.model_type.startswith(tuple(FAMILIES["types"]["tied_by_default"])) if named is None else bool(named)
 
