@@ -1,4 +1,7 @@
-"""The measured constants of the memory model: one data file, a row for each range of versions, each with its source."""
+"""The measured constants of the memory model, a row for each range of versions: those with a source, and those that a fit found.
+
+constants.toml is written by hand, fitted.toml by benchmarks/fit_constants.py.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,19 @@ from oomguard.errors import SettingError
 if TYPE_CHECKING:
     from packaging.version import Version
 
-_FILE: Final = Path(__file__).with_name("constants.toml")
+_FILES: Final = tuple(Path(__file__).with_name(name) for name in ("constants.toml", "fitted.toml"))
 _LATEST: Final = "0.33"
 
 
 @functools.lru_cache(maxsize=1)
 def tables() -> dict[str, Any]:
-    """Return the whole data file."""
+    """Return both data files as one."""
     import tomllib
 
-    with _FILE.open("rb") as stream:
-        return tomllib.load(stream)
+    found: dict[str, Any] = {}
+    for file in _FILES:
+        found |= tomllib.loads(file.read_text())
+    return found
 
 
 def latest() -> Version:
@@ -61,6 +66,12 @@ def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
     return found
 
 
+def pool_range(kind: str) -> dict[str, float]:
+    """Return how a planned pool's range is widened for a kind of model: by a share of the device, then by a factor."""
+    found: dict[str, float] = tables()["range"][kind]
+    return found
+
+
 def since(name: str, version: Version) -> bool:
     """Whether a behaviour of the defaults table was there in a version."""
     from packaging.version import Version
@@ -73,15 +84,22 @@ def reserved_ratio() -> float:
     return float(tables()["generate"]["reserved_ratio"])
 
 
+def gpus() -> list[dict[str, Any]]:
+    """Return the GPUs that are known by name."""
+    found: list[dict[str, Any]] = tables()["gpu"]
+    return found
+
+
 def gpu_total_bytes(name: str) -> int:
     """Return the total memory of a GPU by its name; raises SettingError with the known names."""
-    wanted = _plain(name)
-    found = {_plain(row["name"]): int(row["total_bytes"]) for row in tables()["gpu"]}
+    wanted = plain_name(name)
+    found = {plain_name(row["name"]): int(row["total_bytes"]) for row in gpus()}
     if wanted in found:
         return found[wanted]
-    known = ", ".join(row["name"] for row in tables()["gpu"])
+    known = ", ".join(row["name"] for row in gpus())
     raise SettingError(f"unknown GPU: {name!r}", hint=f"known are {known}; or --gpu-memory 24GiB")
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return a GPU's name as its rows are compared by: letters and digits, without the maker's."""
     return "".join(c for c in name.lower().removeprefix("nvidia") if c.isalnum()).removeprefix("geforce")

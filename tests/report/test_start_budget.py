@@ -26,6 +26,7 @@ BUDGET = StartBudget(
     draft_weights_bytes=0,
     lora_bytes=0,
     peak_activation_bytes=GIB,
+    compile_bytes=0,
     cudagraph_bytes=GIB,
     non_torch_bytes=GIB // 4,
     not_free_bytes=GIB // 2,

@@ -19,16 +19,20 @@ class Encoder:
         takes_video: whether a prompt may have videos too.
         modality: what it reads, ``image`` or ``audio``, by vLLM's name in ``limit_mm_per_prompt``.
         most_per_prompt: how many of them a prompt may have; None: as many as the user permits.
+        tokens_per_video: tokens of a video that is larger than any image; None where images are the largest.
+        patches_per_video: patches behind those.
         in_prompt: whether its tokens are part of the prompt; a decoder that attends across keeps them apart.
     """
 
     width: int
     mlp_width: int
     mlp_tensors: int
-    patches_per_token: int
+    patches_per_token: float
     tokens_per_item: int
     output_width: int
     takes_video: bool = False
     modality: str = "image"
     most_per_prompt: int | None = None
     in_prompt: bool = True
+    tokens_per_video: int | None = None
+    patches_per_video: int = 0

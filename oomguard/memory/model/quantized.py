@@ -7,7 +7,7 @@ vllm/model_executor/layers/quantization creates for them (0.33).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -15,8 +15,8 @@ from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.model.families import FAMILIES
 from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.json_file import mistakes_in, shown
+from oomguard.memory.model.module_names import ModuleNames
 from oomguard.memory.model.shape import MAX_COUNT, ModelShape
-from oomguard.memory.model.unquantized import Unquantized
 
 _LINEAR: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
 _NEVER: Final = re.compile(r"norm|\.gate\.weight$|\.router\b|shared_expert_gate|conv1d|A_log|dt_bias|\.D$|embed|rotary")
@@ -29,12 +29,20 @@ _MOST_BITS: Final = 64
 class Format:
     """Bits of one element with its share of scales and zero points.
 
-    ``experts_only`` leaves all but the experts as they are, ``ignored`` the modules of those names.
+    ``experts_only`` leaves all but the experts as they are, ``ignored`` the modules of those names. ``groups`` are modules
+    with bits of their own, ``expert_bits`` those of the experts where the file says them apart. Where there are groups,
+    ``bits`` are those of the others, 0 where they stay as they are.
     """
 
     bits: float
     experts_only: bool = False
-    ignored: Unquantized = field(default_factory=Unquantized)
+    ignored: ModuleNames = field(default_factory=ModuleNames)
+    groups: tuple[tuple[float, ModuleNames], ...] = ()
+    expert_bits: float = 0.0
+
+    def bits_of(self, module: str) -> float:
+        """Return the bits of a module's elements, 0 where they stay as they are."""
+        return next((bits for bits, modules in self.groups if modules.has(module)), self.bits)
 
 
 def quantized(
@@ -56,18 +64,18 @@ def quantized(
         form = _format(shape, asked, assumed)
         if form is None:
             return tuple(parameters)
-        return tuple(
-            replace(p, bytes=round(p.elements * form.bits / 8)) if _is_quantized(p, form) else p for p in parameters
-        )
+        return tuple(_quantized(parameter, form) for parameter in parameters)
 
 
-def _is_quantized(parameter: Parameter, form: Format) -> bool:
+def _quantized(parameter: Parameter, form: Format) -> Parameter:
     name = parameter.name
     if len(parameter.shape) < 2 or not _LINEAR.search(name) or _NEVER.search(name):
-        return False
-    if form.experts_only and not parameter.of_experts:
-        return False
-    return not form.ignored.has(name.removesuffix(".weight"))
+        return parameter
+    module = name.removesuffix(".weight")
+    if (form.experts_only and not parameter.of_experts) or form.ignored.has(module):
+        return parameter
+    bits = form.expert_bits if parameter.of_experts and form.expert_bits else form.bits_of(module)
+    return replace(parameter, bytes=round(parameter.elements * bits / 8)) if bits else parameter
 
 
 def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
@@ -118,7 +126,7 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format 
     config = quantization_config(shape)
     if config is not None:
         _check_method(config, asked)
-        return _from_config(config, assumed)
+        return _from_config(config, assumed, expert_bits=_EXPERT_BITS.get(str(shape.config.get("expert_dtype")), 0.0))
     if asked is None:
         return None
     if asked not in _ASKED:
@@ -135,7 +143,11 @@ _ASKED: Final = {"fp8": 8.0, "bitsandbytes": 4 + 32 / 64, "experts_int8": 8.0}
 _EXPERTS_ONLY: Final = frozenset({"experts_int8", "mxfp4"})
 
 
-def _from_config(config: Mapping[str, Any], assumed: list[str]) -> Format | None:
+# Experts of another format than the rest (DeepSeek-V4): four bits, and a scale of eight for each 32.
+_EXPERT_BITS: Final[Mapping[str, float]] = {"fp4": 4 + 8 / 32}
+
+
+def _from_config(config: Mapping[str, Any], assumed: list[str], expert_bits: float) -> Format | None:
     method = str(config.get("quant_method") or "")
     bits = _METHODS[method](config) if method in _METHODS else None
     if bits is None:
@@ -143,7 +155,29 @@ def _from_config(config: Mapping[str, Any], assumed: list[str]) -> Format | None
         return None
     fields = (config.get(key) for key in FAMILIES["names"]["not_quantized"])
     ignored = (name for names in fields if isinstance(names, list) for name in names if isinstance(name, str))
-    return Format(bits, experts_only=method in _EXPERTS_ONLY, ignored=Unquantized(ignored))
+    groups = tuple(_groups(config))
+    alone = not groups or any(_targets(group, modules=False) for group in _config_groups(config))
+    return Format(bits if alone else 0.0, method in _EXPERTS_ONLY, ModuleNames(ignored), groups, expert_bits)
+
+
+def _config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = config.get("config_groups")
+    return [g for g in groups.values() if isinstance(g, Mapping)] if isinstance(groups, Mapping) else []
+
+
+def _groups(config: Mapping[str, Any]) -> Iterator[tuple[float, ModuleNames]]:
+    """Yield the groups of a configuration that name modules, with the bits of their weights."""
+    for group in _config_groups(config):
+        modules, weights = _targets(group, modules=True), group.get("weights")
+        if modules and isinstance(weights, Mapping):
+            yield _bits_of_group(weights), ModuleNames(modules)
+
+
+def _targets(group: Mapping[str, Any], *, modules: bool) -> list[str]:
+    """Return the targets of a group that are modules, or those that are classes of them, as ``Linear``."""
+    named = group.get("targets")
+    found = [target for target in named if isinstance(target, str)] if isinstance(named, list) else []
+    return [target for target in found if ("." in target or "*" in target or target.startswith("re:")) == modules]
 
 
 def _grouped(config: Mapping[str, Any]) -> float:
@@ -171,11 +205,14 @@ def _modelopt(config: Mapping[str, Any]) -> float:
 
 
 def _compressed(config: Mapping[str, Any]) -> float:
-    groups = config.get("config_groups")
-    group = next((g for g in groups.values() if isinstance(g, Mapping)), {}) if isinstance(groups, Mapping) else {}
+    group = next(iter(_config_groups(config)), {})
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
         raise ConfigError("quantization_config.config_groups has no weights")
+    return _bits_of_group(weights)
+
+
+def _bits_of_group(weights: Mapping[str, Any]) -> float:
     bits, size = _number(weights, "num_bits", 8), _number(weights, "group_size", 0)
     # Formats of four bits and floating point have scales of one byte.
     scale = 1 if weights.get("type") == "float" and bits == 4 else _SCALE_BYTES

@@ -7,9 +7,11 @@ audio_encoder.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.memory.model.encoder import Encoder
+from oomguard.memory.model.families import FAMILIES
 from oomguard.memory.model.shape import is_count
 
 _PLAIN_TENSORS, _PRODUCT_TENSORS = 2, 3
@@ -44,6 +46,10 @@ def read_vision_encoder(config: Mapping[str, Any], processor: Mapping[str, Any],
     if not width or not patch or not mlp or shuffled or (vision.get("image_size") and not _side(vision, "image_size")):
         return None
     activation = vision.get("hidden_act", "quick_gelu" if "embed_dim" in vision else "gelu")
+    tensors = _PRODUCT_TENSORS if str(activation) in _PRODUCTS else _PLAIN_TENSORS
+    pooled = FAMILIES["pooled_encoders"].get(str(config.get("model_type")))
+    if pooled is not None:
+        return _pooled(config, vision, pooled, Encoder(width, mlp, tensors, 1, 1, output_width, takes_video=True))
     side = _side(vision, "image_size")
     merge = _count(vision, "spatial_merge_size") or _count(config, "spatial_merge_size") or 1
     merged = merge**2
@@ -56,10 +62,26 @@ def read_vision_encoder(config: Mapping[str, Any], processor: Mapping[str, Any],
     else:
         largest = _largest_pixels(processor)
         tokens = _LARGEST_TOKENS if largest is None else largest // (patch * merge) ** 2
-    tensors = _PRODUCT_TENSORS if str(activation) in _PRODUCTS else _PLAIN_TENSORS
     if side is not None and config.get("model_type") in _DUAL_ENCODERS:
         return Encoder(width, mlp, tensors, patches, 1, output_width, most_per_prompt=1)
     return Encoder(width, mlp, tensors, merged, max(1, tokens), output_width, "video_token_id" in config)
+
+
+def _pooled(
+    config: Mapping[str, Any], vision: Mapping[str, Any], names: Mapping[str, Any], plain: Encoder
+) -> Encoder | None:
+    """Return an encoder whose patches are pooled to as many tokens as the file says, with the video it is profiled with."""
+    tokens, pool = _count(config, names["tokens"]), _count(vision, names["pool"])
+    if tokens is None or pool is None:
+        return None
+    frames, each = names["frames"], names["tokens_per_frame"]
+    return replace(
+        plain,
+        patches_per_token=pool**2,
+        tokens_per_item=tokens,
+        tokens_per_video=frames * (each + names["around_a_frame"]),
+        patches_per_video=frames * each * pool**2,
+    )
 
 
 def _largest_pixels(processor: Mapping[str, Any]) -> int | None:

@@ -1,8 +1,8 @@
 """The transient peak that vLLM reserves before it sizes the KV cache: the sampler's or the MLP's, whichever is larger.
 
-``max(bytes_per_logit * R * V + sampler_base, T * (3 * I + 2 * H) * element + step_base) + workspace of the experts``, with R
-max_num_seqs, V the vocabulary, T max_num_batched_tokens, I the MLP's width and H the hidden size. constants.toml has the
-constants by version and model runner, with their sources.
+``max(bytes_per_logit * R * V + sampler_base, T * (3 * I + 2 * H) * element + step_base) + workspace``, with R max_num_seqs, V
+the vocabulary, T max_num_batched_tokens, I the MLP's width and H the hidden size; workspaces.py has what experts and sparse
+attention work in. constants.toml has the constants by version and model runner, with their sources.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from oomguard.memory.constants import constant, since
+from oomguard.memory.constants import constant, since, tables
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.model_runner import model_runner
+from oomguard.memory.vllm.workspaces import workspace_bytes
 
 # prompt_logprobs: in the first model runner logits, the fp32 copy of those in half precision, and their log-softmax in fp32 (10
 # bytes a logit in bf16; 8 in fp32, and 4 more for a prompt before it in the step: 2.98 GiB measured on the CPU, 2.93 by this);
@@ -30,9 +31,10 @@ class Peak:
         bytes: the peak.
         sampler_bytes: of the sampler, as the start profiles it; 0 on a stage without it.
         step_bytes: of the MLP in one step.
-        workspace_bytes: of the fused experts.
+        workspace_bytes: of the buffer that experts and sparse attention work in.
         uncertainty_bytes: by how much the peak may be off, to either side.
         sampling_bytes: of the sampler when all of it is first used. No start reserves what that takes beyond the peak.
+        compile_bytes: the share of the peak that only a start has whose compile cache is empty.
     """
 
     bytes: int
@@ -41,6 +43,7 @@ class Peak:
     workspace_bytes: int
     uncertainty_bytes: int
     sampling_bytes: int
+    compile_bytes: int = 0
 
 
 def peak_activation(
@@ -52,6 +55,8 @@ def peak_activation(
     tensor_parallel_size: int = 1,
     first_stage: bool = True,
     last_stage: bool = True,
+    longest_tokens: int = 0,
+    whole_experts: bool = False,
     changed: Mapping[str, float] | None = None,
 ) -> Peak:
     """Return the peak of one rank.
@@ -64,6 +69,8 @@ def peak_activation(
         tensor_parallel_size: ranks that share each layer.
         first_stage: whether the rank is on the first pipeline stage.
         last_stage: whether it is on the last one, which samples.
+        longest_tokens: the longest request.
+        whole_experts: whether a rank has some experts whole (expert parallelism), not a share of each.
         changed: constants in place of those in the data file, for fitting them.
     """
     row = constant("activations", version, runner=model_runner(version, shape)) | dict(changed or {})
@@ -72,9 +79,16 @@ def peak_activation(
     sampler = round(row["bytes_per_logit"] * rows * shape.vocab) + row["sampler_base_bytes"] if last_stage else 0
     width = -(-_mlp_width(shape) // tensor_parallel_size)
     step = step_tokens * (3 * width + 2 * shape.hidden) * element + row["step_base_bytes"]
+    step = max(step, _attention(shape, version, rows, step_tokens, longest_tokens, tensor_parallel_size))
     if not (first_stage and last_stage):
         step += constant("pipeline", version)["tensors"] * step_tokens * shape.hidden * element
-    workspace = _workspace(shape, step_tokens, tensor_parallel_size)
+    workspace = workspace_bytes(
+        shape,
+        version,
+        step_tokens=step_tokens,
+        longest_tokens=longest_tokens,
+        expert_ranks=1 if whole_experts else tensor_parallel_size,
+    )
     kept = since("kept_workspace_since", version)
     total = max(sampler, step) + workspace if kept else max(sampler, step + workspace)
     unprofiled = round(float(row.get("unprofiled_bytes_per_logit", 0)) * rows * shape.vocab)
@@ -93,13 +107,19 @@ def _mlp_width(shape: ModelShape) -> int:
     return shape.number("intermediate_size") or 4 * shape.hidden
 
 
-def _workspace(shape: ModelShape, step_tokens: int, ranks: int) -> int:
-    """Return the bytes that the fused experts work in: a token's activations once for each expert it is sent to."""
-    experts, chosen = shape.number("num_experts") or 0, shape.number("num_experts_per_tok") or 0
-    if experts <= 1 or not chosen:
+def _attention(
+    shape: ModelShape, version: Version, rows: int, step_tokens: int, longest_tokens: int, ranks: int
+) -> int:
+    """Return the peak inside a layer of latent attention, which unfolds cached vectors to keys and values; 0 for others."""
+    if not shape.number("kv_lora_rank") or not since("latent_profile_since", version):
         return 0
-    width = -(-(shape.number("moe_intermediate_size") or shape.number("intermediate_size") or 0) // ranks)
-    return step_tokens * chosen * (max(2 * width, shape.hidden) + width) * shape.dtype_bytes
+    names = ("qk_nope_head_dim", "v_head_dim")
+    dims = sum(shape.number(name) or 0 for name in names)
+    block = int(tables()["defaults"]["cuda_block_tokens"])
+    most = int(tables()["defaults"]["latent_profile_tokens"])
+    tokens = max(min(max(8 * longest_tokens, 4 * rows * block), most), rows * block)
+    unfolded = tokens * -(-shape.heads // ranks) * dims
+    return (unfolded + 2 * step_tokens * shape.hidden) * shape.dtype_bytes
 
 
 def prompt_logprobs_bytes(

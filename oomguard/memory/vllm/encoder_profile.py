@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from packaging.version import Version
 
 from oomguard.errors import SettingError
 from oomguard.facts import format_gib
+from oomguard.memory.constants import since
 from oomguard.memory.model.encoder import Encoder
 from oomguard.memory.vllm.start import VllmSettings
 
@@ -57,10 +60,43 @@ def profile_encoder(encoder: Encoder, settings: VllmSettings, element_bytes: int
     if per_prompt == 0:
         return None
     each = encoder.tokens_per_item
+    if profiles_seats(settings.version):
+        seats, tokens = (
+            profiled_seats(encoder, settings),
+            each * _of_first_engine(settings.limit_mm_per_prompt, encoder),
+        )
+        if tokens * seats > (settings.max_num_batched_tokens or 0):
+            return None
+        return _profile(encoder, settings, seats * tokens // each, element_bytes)
+    if encoder.tokens_per_video is not None and _takes_videos(settings.limit_mm_per_prompt):
+        video = encoder.tokens_per_video
+        ratio = encoder.patches_per_video / video
+        encoder, each = replace(encoder, tokens_per_item=video, patches_per_token=ratio), video
     budget = max(settings.max_num_batched_tokens or 0, each)
     if settings.max_model_len is not None:
         per_prompt = max(1, min(per_prompt, settings.max_model_len // each))
-    items = max(1, min(budget // each, (settings.max_num_seqs or 1) * per_prompt))
+    return _profile(
+        encoder, settings, max(1, min(budget // each, (settings.max_num_seqs or 1) * per_prompt)), element_bytes
+    )
+
+
+def profiles_seats(version: Version) -> bool:
+    """Whether the version's engine profiles requests with all their images, as the first one did (vllm/worker/model_runner.py, 0.7)."""
+    return not since("encoder_keeps_seats_until", version)
+
+
+def profiled_seats(encoder: Encoder, settings: VllmSettings) -> int:
+    """Return how many requests that engine profiles: as many as have their images' tokens in a step, one at least."""
+    tokens = encoder.tokens_per_item * max(1, _of_first_engine(settings.limit_mm_per_prompt, encoder))
+    return max(1, min(settings.max_num_seqs or 1, (settings.max_num_batched_tokens or 0) // tokens))
+
+
+def _of_first_engine(limits: str | None, encoder: Encoder) -> int:
+    return 1 if limits is None else items_per_prompt(limits, encoder)
+
+
+def _profile(encoder: Encoder, settings: VllmSettings, items: int, element_bytes: int) -> EncoderProfile:
+    each = encoder.tokens_per_item
     mlp = -(-encoder.mlp_width // settings.tensor_parallel_size)
     elements = _ELEMENTS_OF_WIDTH * encoder.width + encoder.mlp_tensors * mlp
     outputs = items * each * encoder.output_width * element_bytes
@@ -91,6 +127,12 @@ def items_per_prompt(limits: str | None, encoder: Encoder) -> int:
         raise SettingError(f"limit_mm_per_prompt is {limits!r}, with a count below 0")
     videos = counts.get("video", _MOST_PER_PROMPT) if encoder.takes_video else 0
     return min(encoder.most_per_prompt or _MOST_PER_PROMPT, max(counts.get(encoder.modality, _MOST_PER_PROMPT), videos))
+
+
+def _takes_videos(limits: str | None) -> bool:
+    """Whether prompts may have videos under a limit that ``items_per_prompt`` has read."""
+    given = json.loads(limits) if limits is not None and limits.lstrip().startswith("{") else {}
+    return bool(int(_limit(given.get("video", 1))))
 
 
 def _limit(value: Any) -> Any:

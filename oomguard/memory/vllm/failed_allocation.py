@@ -235,7 +235,7 @@ def _of_encoder(start: FailedStart) -> dict[str, int]:
         return {}
     if encoder is None or profile is None:
         return {}
-    patches = profile.tokens_per_item * encoder.patches_per_token
+    patches = round(profile.tokens_per_item * encoder.patches_per_token)
     return {
         f"{encoder.modality}s": profile.items,
         **({"patches": patches, "patches_and_class": patches + 1} if encoder.in_prompt else {"frames": patches}),

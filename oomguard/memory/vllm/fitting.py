@@ -12,6 +12,7 @@ from oomguard.errors import SettingError
 from oomguard.facts import GIB, MIB
 from oomguard.memory.model.model import Model
 from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.vllm.cuda_graphs import cuda_graphs
 from oomguard.memory.vllm.encoder_profile import NO_IMAGES, items_per_prompt
 from oomguard.memory.vllm.fixed_parts import counts_graphs
 from oomguard.memory.vllm.start import StartBudget, VllmSettings
@@ -127,8 +128,13 @@ def _at_ceiling(model: Model, settings: VllmSettings) -> VllmSettings | None:
 
 
 def _outside(settings: VllmSettings, shape: ModelShape, budget: StartBudget) -> int:
-    """Return the bytes outside the utilization: what is not free at the start, CUDA graphs and sampling that come on top."""
+    """Return the bytes outside the utilization: what is not free at the start, CUDA graphs and sampling that come on top.
+
+    Graphs that were never measured are counted at the upper end of their range: a start that fails for them fails last.
+    """
     graphs = 0 if counts_graphs(settings, shape) else budget.cudagraph_bytes
+    if graphs and settings.correction is None:
+        graphs += cuda_graphs(budget.settings, shape).uncertainty_bytes
     return budget.not_free_bytes + graphs + budget.stages[-1].unprofiled_bytes
 
 

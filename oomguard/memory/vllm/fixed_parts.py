@@ -1,6 +1,6 @@
 """The parts of a start that no formula gives: non-torch memory, CUDA graphs, and what is not free when the engine starts.
 
-They are priors from constants.toml, by version and ranks, until a start of the model has measured them (calibration.py).
+They are priors by version, ranks and links between them, until a start of the model has measured them (calibration.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from oomguard.memory.constants import constant
 from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.vllm.cuda_graphs import cuda_graphs
+from oomguard.memory.vllm.known_gpu import fused_allreduce_bytes, has_nvlink, is_rocm
 from oomguard.memory.vllm.model_runner import model_runner
 from oomguard.memory.vllm.start import VllmSettings
 
@@ -40,7 +42,7 @@ def counts_graphs(settings: VllmSettings, shape: ModelShape) -> bool:
     """Whether this version takes its estimate of the CUDA graphs out of the utilization."""
     runner = model_runner(settings.version, shape)
     counted = bool(constant("cudagraph_accounting", settings.version, runner=runner)["subtracted"])
-    return counted and not settings.enforce_eager and settings.device != "cpu"
+    return counted and not settings.enforce_eager and settings.device != "cpu" and not is_rocm(settings)
 
 
 def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:
@@ -60,14 +62,15 @@ def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 
 
 def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
-    version, stages = settings.version, settings.pipeline_parallel_size
-    other = constant("non_torch", version, tensor_ranks=settings.tensor_parallel_size, stages=stages)
-    graphs, counted = constant("cudagraphs", version), counts_graphs(settings, shape)
-    graphs_uncertainty = graphs["uncertainty_bytes"] if counted else 0
+    version, ranks = settings.version, settings.tensor_parallel_size
+    linked = int(ranks > 1 and has_nvlink(settings))
+    other = constant("non_torch", version, tensor_ranks=ranks, stages=settings.pipeline_parallel_size, nvlink=linked)
+    graphs, counted = cuda_graphs(settings, shape), counts_graphs(settings, shape)
+    graphs_uncertainty = graphs.uncertainty_bytes if counted else 0
     return FixedParts(
-        non_torch_bytes=other["bytes"],
-        cudagraph_bytes=0 if settings.enforce_eager else graphs["bytes"],
-        counted_cudagraph_bytes=graphs["bytes"] if counted else 0,
+        non_torch_bytes=other["bytes"] + fused_allreduce_bytes(settings),
+        cudagraph_bytes=graphs.bytes,
+        counted_cudagraph_bytes=graphs.bytes if counted else 0,
         not_free_bytes=constant("context", version)["bytes"],
         uncertainty_bytes=round(math.hypot(other["uncertainty_bytes"], graphs_uncertainty)),
         cudagraph_uncertainty_bytes=graphs_uncertainty,

@@ -104,6 +104,11 @@ class KvLayout:
         """Return the tokens that the engine logs: requests at once times their length."""
         return int(self.max_concurrency(blocks) * self.settings.max_model_len)
 
+    def tokens_of_groups(self, blocks: int) -> int:
+        """Return the tokens that earlier versions log: blocks shared by the groups, whatever a request takes of each."""
+        shortest = min((group.block_tokens for group in self.groups), default=0)
+        return blocks // len(self.groups) * shortest if self.groups else 0
+
     def request_bytes(self, max_model_len: int | None = None, stage: Collection[int] | None = None) -> int:
         """Return the pool that one request of a length needs, without the null block."""
         return self.request_blocks(max_model_len) * self.block_bytes(stage)

@@ -33,6 +33,9 @@ _REPLICATED: Final = re.compile(
 )
 _NOT_LOADED: Final = re.compile(r"rotary_emb\.inv_freq$")
 _VOCAB_PADDING_ROWS: Final = 64
+_FUSED_QKV: Final = re.compile(r"\.(?:q_proj|k_proj|v_proj)\.")
+_FUSED_MLP: Final = re.compile(r"\.(?:gate_proj|up_proj)\.")
+_LARGE_BYTES, _ROUND_BYTES, _SPLIT_OFF_BYTES = 10 << 20, 2 << 20, 1 << 20
 _SAME_RATIO: Final = 0.99
 
 
@@ -67,6 +70,7 @@ def rank_weights(
     pipeline_parallel_size: int = 1,
     expert_ranks: int | None = None,
     mtp_layers: bool = False,
+    expert_padding: float = 1.0,
 ) -> RankWeights:
     """Return what one rank of each stage holds.
 
@@ -77,9 +81,11 @@ def rank_weights(
         pipeline_parallel_size: stages that share the layers.
         expert_ranks: ranks that the experts are spread over; the tensor ranks if None.
         mtp_layers: whether to count the MTP layers too, which stand on the last stage.
+        expert_padding: by which factor the experts grow when they are loaded.
     """
     stages = stage_layers(shape.layers, pipeline_parallel_size)
     totals = [0.0] * pipeline_parallel_size
+    plain: dict[tuple[int, str], float] = {}
     has_head, embeddings = False, 0.0
     tied = bool(shape.config.get("tie_word_embeddings") or shape.outer.get("tie_word_embeddings"))
     for parameter in parameters:
@@ -92,6 +98,8 @@ def rank_weights(
         share = parameter.bytes / _ranks_of(
             parameter, shape, tensor_parallel_size, expert_ranks or tensor_parallel_size
         )
+        if parameter.of_experts:
+            share *= expert_padding
         if mtp:
             stage = pipeline_parallel_size - 1
         elif layer and not _outside(parameter.name):
@@ -104,10 +112,31 @@ def rank_weights(
         else:
             stage = pipeline_parallel_size - 1 if "norm" in parameter.name or "ln_f" in parameter.name else 0
         totals[stage] += share
+        if parameter.bytes == parameter.elements * shape.dtype_bytes:
+            tensor = (stage, fused_name(parameter.name))
+            plain[tensor] = plain.get(tensor, 0) + share
+    for (stage, _), size in plain.items():
+        totals[stage] += unsplit_bytes(round(size))
     if not has_head and pipeline_parallel_size > 1:
         totals[-1] += embeddings  # tied: the last stage holds a copy as its head
     tables = rotary_bytes(shape)
     return RankWeights(tuple(round(total) + tables for total in totals), tables)
+
+
+def fused_name(name: str) -> str:
+    """Return the name of the tensor that a parameter is part of once it is loaded: projections of one input are one tensor."""
+    return _FUSED_MLP.sub(".gate_up_proj.", _FUSED_QKV.sub(".qkv_proj.", name))
+
+
+def unsplit_bytes(size_bytes: int) -> int:
+    """Return what torch's caching allocator gives a large tensor beyond its size: a remainder of 1 MiB and less is not split off.
+
+    Source: c10/cuda/CUDACachingAllocator.cpp, should_split; memory/generate/caching_allocator.py replays all of its rules.
+    """
+    if size_bytes < _LARGE_BYTES:
+        return 0
+    remainder = -size_bytes % _ROUND_BYTES
+    return remainder if remainder <= _SPLIT_OFF_BYTES else 0
 
 
 def stage_of(name: str, layers: int, stages: int) -> int:

@@ -112,6 +112,7 @@ class StartBudget(Record):
         draft_weights_bytes: a draft model's weights.
         lora_bytes: the slots of LoRA adapters.
         peak_activation_bytes: the peak that the start measures.
+        compile_bytes: the share of that peak that only a first start has, which compiles; its compile cache makes it 0.
         cudagraph_bytes: CUDA graphs.
         non_torch_bytes: what torch does not allocate: NCCL, libraries.
         not_free_bytes: what is not free at the start; the CUDA context where nothing else is known.
@@ -136,6 +137,7 @@ class StartBudget(Record):
     draft_weights_bytes: int
     lora_bytes: int
     peak_activation_bytes: int
+    compile_bytes: int
     cudagraph_bytes: int
     non_torch_bytes: int
     not_free_bytes: int

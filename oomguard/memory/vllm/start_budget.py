@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.facts import format_gib
+from oomguard.memory.constants import since
 from oomguard.memory.model.model import Model
 from oomguard.memory.vllm.activations import Peak, peak_activation, prompt_logprobs_bytes
+from oomguard.memory.vllm.compile_floor import compile_floor_bytes
 from oomguard.memory.vllm.defaults import with_defaults
-from oomguard.memory.vllm.encoder_profile import EncoderProfile, profile_encoder
+from oomguard.memory.vllm.encoder_profile import EncoderProfile, profile_encoder, profiled_seats, profiles_seats
 from oomguard.memory.vllm.fixed_parts import FixedParts, fixed_parts, uncertainties
+from oomguard.memory.vllm.pool_range import widened_bytes
 from oomguard.memory.vllm.refusals import refuse_impossible
 from oomguard.memory.vllm.sharded_weights import first_of_fullest
 from oomguard.memory.vllm.start import Correction, Stage, StartBudget, VllmSettings
@@ -59,6 +62,9 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     settings, caches, fixed = parts.settings, parts.caches, parts.fixed
     peaks = [_peak(parts, number) for number in range(settings.pipeline_parallel_size)]
     stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
+    cold = max(peak.compile_bytes for peak in peaks) if settings.correction is None else 0
+    if cold:
+        assumed.append(f"activations: of a first start, which compiles; a second one leaves {format_gib(cold)} more")
     if later := stages[-1].unprofiled_bytes:
         assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
     if settings.correction is not None:
@@ -66,6 +72,8 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
     layers = caches.stages
     blocks = min(caches.layout.blocks(stage.pool_bytes, layers[stage.number]) for stage in stages)
+    by_concurrency = since("tokens_by_concurrency_since", settings.version)
+    logged_tokens = caches.layout.tokens if by_concurrency else caches.layout.tokens_of_groups
     limit = max(settings.max_model_len or 0, model.shape.max_positions or 0)
     return StartBudget(
         model=model.name,
@@ -75,6 +83,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         draft_weights_bytes=parts.weights.drafts_bytes[fullest.number],
         lora_bytes=parts.weights.lora_bytes[fullest.number],
         peak_activation_bytes=fullest.peak_activation_bytes,
+        compile_bytes=cold,
         cudagraph_bytes=fixed.cudagraph_bytes,
         non_torch_bytes=fixed.non_torch_bytes,
         not_free_bytes=fixed.not_free_bytes,
@@ -83,7 +92,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         kv_bytes_per_token=caches.token_bytes(layers[fullest.number]),
         kv_cache_blocks=blocks,
         block_tokens=caches.layout.block_tokens,
-        kv_cache_tokens=caches.layout.tokens(blocks),
+        kv_cache_tokens=logged_tokens(blocks),
         max_concurrency=caches.layout.max_concurrency(blocks),
         longest_request_tokens=min(caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages),
         uncertainty_bytes=_uncertainty(parts, stages, peaks),
@@ -137,19 +146,32 @@ def _peak(parts: _Parts, number: int) -> Peak:
     peak = peak_activation(
         parts.model.shape,
         settings.version,
-        rows=settings.max_num_seqs or 0,
+        rows=_profiled_rows(parts),
         step_tokens=settings.max_num_batched_tokens or 0,
         tensor_parallel_size=settings.tensor_parallel_size,
         first_stage=number == 0,
         last_stage=number == settings.pipeline_parallel_size - 1,
+        longest_tokens=settings.max_model_len or 0,
+        whole_experts=settings.enable_expert_parallel,
     )
     if encoder is not None and number == 0:
         larger = max(encoder.peak_bytes, peak.bytes + encoder.outputs_bytes)
         uncertainty = encoder.uncertainty_bytes if larger == encoder.peak_bytes else peak.uncertainty_bytes
         peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
+    floor = compile_floor_bytes(settings, parts.model.shape) if number == 0 else 0
+    cold = max(0, floor - peak.bytes)
+    peak = replace(peak, bytes=peak.bytes + cold, compile_bytes=cold)
     corrected = settings.peak_activation_ratio * peak.bytes
     beyond = 0 if settings.correction is None else settings.correction.peak_activation_bytes
     return replace(peak, bytes=max(0, round(corrected) + beyond))
+
+
+def _profiled_rows(parts: _Parts) -> int:
+    """Return the requests that the sampler is profiled with."""
+    settings, encoder = parts.settings, parts.model.encoder
+    if encoder is not None and profiles_seats(settings.version):
+        return profiled_seats(encoder, settings)
+    return settings.max_num_seqs or 0
 
 
 def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
@@ -172,13 +194,18 @@ def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
 
 
 def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) -> int:
-    """Return by how many bytes the pool may be off: the root of the summed squares of independent sources."""
+    """Return by how many bytes the pool may be off: the root of the summed squares of independent sources.
+
+    Without a measured start of the model it is widened to what published starts show (pool_range.py).
+    """
     sources = list(uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks)))
     if parts.settings.correction is None:
         sources.append(round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)))
     if not parts.model.exact:
         sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
-    return round(math.hypot(*sources))
+    if parts.settings.correction is not None or parts.settings.device == "cpu":
+        return round(math.hypot(*sources))
+    return widened_bytes(parts.model.shape, parts.settings, sources)
 
 
 def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:

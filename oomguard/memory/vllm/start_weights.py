@@ -6,6 +6,8 @@ import functools
 from dataclasses import dataclass
 
 from oomguard.memory.model.model import Model
+from oomguard.memory.model.quantized import quantization_config
+from oomguard.memory.vllm.known_gpu import expert_padding
 from oomguard.memory.vllm.lora import around_elements, lora_bytes
 from oomguard.memory.vllm.sharded_weights import RankWeights, rank_weights
 from oomguard.memory.vllm.start import VllmSettings
@@ -36,7 +38,9 @@ def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assum
     stages, ranks = settings.pipeline_parallel_size, settings.tensor_parallel_size
     # Without expert parallelism each expert is sharded over the same ranks that share whole experts with it.
     mtp = model.speculation is not None and model.speculation.uses_mtp_layers
-    own = sharded(model, ranks, stages, ranks * settings.data_parallel_size, mtp_layers=mtp).stages_bytes
+    expert_ranks = ranks * settings.data_parallel_size
+    padding = _padding(model, settings, 1 if settings.enable_expert_parallel else ranks)
+    own = sharded(model, ranks, stages, expert_ranks, mtp_layers=mtp, padding=padding).stages_bytes
     kept = tuple(max(0, size - settings.cpu_offload_bytes) for size in own)
     drafts = lora = (0,) * stages
     if model.draft is not None:
@@ -61,7 +65,9 @@ def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assum
 
 
 @functools.lru_cache(maxsize=64)
-def sharded(model: Model, ranks: int, stages: int, expert_ranks: int, *, mtp_layers: bool = False) -> RankWeights:
+def sharded(
+    model: Model, ranks: int, stages: int, expert_ranks: int, *, mtp_layers: bool = False, padding: float = 1.0
+) -> RankWeights:
     """Return ``rank_weights`` of a model, cached: a solver budgets one model a hundred times under the same ranks."""
     return rank_weights(
         model.parameters,
@@ -70,4 +76,14 @@ def sharded(model: Model, ranks: int, stages: int, expert_ranks: int, *, mtp_lay
         pipeline_parallel_size=stages,
         expert_ranks=expert_ranks,
         mtp_layers=mtp_layers,
+        expert_padding=padding,
     )
+
+
+def _padding(model: Model, settings: VllmSettings, ranks_of_an_expert: int) -> float:
+    """Return by which factor the experts of a checkpoint in MXFP4 grow when they are loaded; 1 for all others."""
+    config = quantization_config(model.shape) or {}
+    width = model.shape.number("moe_intermediate_size") or model.shape.number("intermediate_size")
+    if config.get("quant_method") != "mxfp4" or not width:
+        return 1.0
+    return expert_padding(settings, model.shape.hidden, -(-width // ranks_of_an_expert))

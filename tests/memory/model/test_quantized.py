@@ -129,3 +129,37 @@ def test_experts_in_eight_bits_leave_the_rest_alone():
 )
 def test_a_checkpoint_may_want_its_keys_and_values_in_eight_bits(config, wanted):
     assert quantizes_cache(read_shape({**LLAMA, "quantization_config": config})) is wanted
+
+
+def test_groups_that_name_modules_have_bits_of_their_own_and_the_rest_stays():
+    groups = {
+        "group_0": {
+            "targets": ["model.language_model.layers.0.mlp.up_proj"],
+            "weights": {"num_bits": 8, "type": "float"},
+        },
+        "group_1": {
+            "targets": ["model.language_model.layers.0.mlp.experts"],
+            "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+        },
+    }
+    other = Parameter("model.layers.0.self_attn.o_proj.weight", (128, 128), 32768)
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "config_groups": groups}
+
+    assert sizes(config, MATRIX, EXPERT, other) == [16384, 16384 * 4.5 / 8, 32768]
+
+
+def test_beside_groups_of_modules_one_for_all_linear_layers_holds_for_the_rest():
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}},
+        "group_1": {"targets": ["re:.*experts.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}},
+    }
+
+    found = sizes({"quant_method": "compressed-tensors", "config_groups": groups}, MATRIX, EXPERT)
+
+    assert found == [16384, 16384 * 4.5 / 8]
+
+
+def test_experts_may_have_another_type_than_the_rest():
+    shape = read_shape({**LLAMA, "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8"}})
+
+    assert [p.bytes for p in quantized([MATRIX, EXPERT], shape, None, [])] == [16384, 16384 * 4.25 / 8]

@@ -12,7 +12,7 @@ from oomguard.facts import GIB
 from oomguard.memory.model.files import ModelFiles
 from oomguard.memory.model.model import read_model
 from oomguard.memory.model.vision_encoder import read_vision_encoder
-from oomguard.memory.vllm.encoder_profile import profile_encoder
+from oomguard.memory.vllm.encoder_profile import profile_encoder, profiled_seats
 from oomguard.memory.vllm.fitting import fit
 from oomguard.memory.vllm.start import VllmSettings
 from oomguard.memory.vllm.start_budget import budget_start
@@ -144,3 +144,33 @@ def test_sampling_fits_into_what_the_images_were_profiled_with():
     assert budget_start(model, many).stages[0].unprofiled_bytes == 0
     without = budget_start(model, replace(many, limit_mm_per_prompt='{"image": 0, "video": 0}'))
     assert without.stages[0].unprofiled_bytes > 0
+
+
+def test_the_first_engine_profiles_as_many_requests_as_have_their_images_in_a_step():
+    encoder = read_vision_encoder(QWEN25, {}, 3584)
+    assert encoder is not None
+    old = replace(SETTINGS, version=Version("0.7.2"))
+
+    assert profile_encoder(encoder, old, 2) is None  # an image of 16,384 tokens has no room in 8,192
+    assert profiled_seats(encoder, old) == 1
+    wide = replace(old, max_num_batched_tokens=40_000)
+    found = profile_encoder(encoder, wide, 2)
+    assert found is not None
+    assert (found.items, profiled_seats(encoder, wide)) == (2, 2)
+
+
+def test_a_video_that_is_larger_than_any_image_is_profiled_unless_prompts_have_none():
+    config = {
+        "model_type": "gemma4",
+        "vision_soft_tokens_per_image": 280,
+        "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "pooling_kernel_size": 3},
+    }
+    encoder = read_vision_encoder(config, {}, 2816)
+    assert encoder is not None
+    videos = profile_encoder(encoder, replace(SETTINGS, max_num_batched_tokens=16384), 2)
+    images = profile_encoder(encoder, replace(SETTINGS, limit_mm_per_prompt='{"video": 0}'), 2)
+
+    assert videos is not None
+    assert images is not None
+    assert (videos.items, videos.tokens_per_item) == (6, 2496)  # the six videos of a published start
+    assert (images.items, images.tokens_per_item) == (8192 // 280, 280)

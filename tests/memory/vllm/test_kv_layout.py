@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.memory.model.layer_caches import LayerCache
-from oomguard.memory.vllm.kv_layout import KvSettings, lay_out
+from oomguard.memory.vllm.kv_layout import Group, KvLayout, KvSettings, lay_out
 
 SETTINGS = KvSettings(block_tokens=16, max_model_len=4096, in_flight_tokens=2048)
 
@@ -139,3 +139,11 @@ def test_what_an_encoder_read_is_kept_for_a_step_s_tokens_beside_the_request_s_o
     layout = lay_out(caches, KvSettings(128, 448, 32768, encoded_tokens=32768))
     assert layout.request_blocks() == 256 + 4
     assert layout.block_bytes() == 2 * 128 * 512
+
+
+def test_earlier_versions_log_the_tokens_of_a_block_in_each_group():
+    groups = (Group("full", (0,), (4096,), 16), Group("sliding", (1, 2), (4096, 4096), 16, 512))
+    layout = KvLayout(groups, SETTINGS)
+
+    assert layout.tokens_of_groups(101) == 101 // 2 * 16
+    assert KvLayout((), SETTINGS).tokens_of_groups(101) == 0

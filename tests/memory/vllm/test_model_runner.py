@@ -24,7 +24,12 @@ IMAGES = {"model_type": "llava", "text_config": DENSE}
 @pytest.mark.parametrize(
     ("config", "version", "runner"),
     [
-        (DENSE, "0.25", 1),
+        (DENSE, "0.22", 1),
+        ({**DENSE, "model_type": "qwen3"}, "0.22", 2),
+        (DENSE, "0.23", 2),
+        ({**DENSE, "quantization_config": {"quant_method": "awq"}}, "0.23", 1),
+        ({**DENSE, "model_type": "gemma2"}, "0.24", 1),
+        ({**DENSE, "model_type": "gemma2"}, "0.25", 2),
         (DENSE, "0.26.1", 2),
         (EXPERTS, "0.26.1", 1),
         (HYBRID, "0.29", 1),

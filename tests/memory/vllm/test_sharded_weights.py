@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.memory.model.headers import Parameter
+from oomguard.memory.model.layouts import laid_out
 from oomguard.memory.model.parameters import built_on_meta, counted
 from oomguard.memory.model.shape import read_shape
-from oomguard.memory.vllm.sharded_weights import first_of_fullest, rank_weights, rotary_bytes, stage_layers
+from oomguard.memory.vllm.sharded_weights import (
+    first_of_fullest,
+    fused_name,
+    rank_weights,
+    rotary_bytes,
+    stage_layers,
+    unsplit_bytes,
+)
 
 TABLE = Path(__file__).parents[4] / "shared" / "data" / "llmd_v019_dev.json"
 GIB = 2**30
@@ -160,3 +168,46 @@ def test_experts_in_one_tensor_are_spread_too():
     experts = [Parameter("model.layers.0.block_sparse_moe.input_linear.weight", (8, 128, 64), 131072)]
     held = rank_weights(experts, SHAPE, expert_ranks=8)
     assert held.fullest_bytes - held.tables_bytes == 16384
+
+
+@pytest.mark.parametrize(
+    ("mib", "unsplit_mib"), [(259, 1), (129.5, 0.5), (64.75, 0), (32, 0), (31.5, 0.5), (9.5, 0), (10.5, 0)]
+)
+def test_a_large_tensor_keeps_the_rest_of_its_block_that_is_not_split_off(mib, unsplit_mib):
+    assert unsplit_bytes(round(mib * 2**20)) == unsplit_mib * 2**20
+
+
+def test_projections_of_one_input_are_one_tensor():
+    names = {fused_name(f"model.layers.3.{name}_proj.weight") for name in ("self_attn.q", "self_attn.k", "self_attn.v")}
+
+    assert names == {"model.layers.3.self_attn.qkv_proj.weight"}
+    assert fused_name("model.layers.3.mlp.gate_proj.weight") == fused_name("model.layers.3.mlp.up_proj.weight")
+    assert fused_name("model.layers.3.mlp.down_proj.weight") == "model.layers.3.mlp.down_proj.weight"
+
+
+def test_a_published_start_loads_to_the_hundredth_of_a_gibibyte_what_its_log_says():
+    config = {
+        "model_type": "qwen2",
+        "num_hidden_layers": 28,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+    }
+    shape = read_shape(config)
+    parameters = laid_out(shape, tied=False)
+
+    assert parameters is not None
+    assert rank_weights(parameters, shape).fullest_bytes / GIB == pytest.approx(14.25, abs=0.005)
+
+
+def test_experts_grow_by_their_padding_and_nothing_else_does():
+    rows = [
+        Parameter("model.layers.0.mlp.experts.gate_up_proj", (8, 128, 64), 131072),
+        Parameter("model.layers.0.mlp.down_proj.weight", (64, 128), 16384),
+    ]
+    plain, padded = (rank_weights(rows, SHAPE, expert_padding=ratio).fullest_bytes for ratio in (1.0, 1.5))
+
+    assert padded - plain == 65536

@@ -1,4 +1,4 @@
-"""The modules of a quantised checkpoint that its configuration leaves as they are: names, globs and patterns of a stranger."""
+"""The modules that a quantised checkpoint names, as left alone or as one of a group: names, globs and patterns of a stranger."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _MOST_PATTERN_CHARS: Final = 1000
 # Processor time of all patterns of one model together.
 _SEARCH_LIMIT_S: Final = 2.0
 _REGULAR: Final = "re:"
+# Files and engines call the decoder otherwise: backbone.layers.4, model.language_model.layers.4, model.layers.4.
+_DECODER: Final = re.compile(r"^(?:(?:model|backbone|language_model|transformer)\.)+(?=layers\.\d)")
 
 
-class Unquantized:
-    """The modules that stay as they are, by what the configuration says of them.
+class ModuleNames:
+    """Some modules, by what the configuration says of them; what a model calls its decoder before the layers does not count.
 
     Args:
         said: names of modules, globs, and patterns that begin with ``re:``.
@@ -31,7 +33,7 @@ class Unquantized:
     """
 
     def __init__(self, said: Iterable[str] = ()) -> None:
-        entries = tuple(said)
+        entries = tuple(_DECODER.sub("", entry) for entry in said)
         self._patterns = tuple(dict.fromkeys(entry for entry in entries if _is_pattern(entry)))
         self._names = frozenset(entry for entry in entries if not _is_pattern(entry))
         self._lengths = frozenset(name.count(".") + 1 for name in self._names)
@@ -45,8 +47,8 @@ class Unquantized:
         self._spent_s = 0.0
 
     def has(self, module: str) -> bool:
-        """Whether a module, or one that it lies in, stays as it is; raises ConfigError where the patterns take too long."""
-        parts = module.split(".")
+        """Whether a module, or one that it lies in, is one of them; raises ConfigError where the patterns take too long."""
+        parts = _DECODER.sub("", module).split(".")
         runs = (parts[i : i + length] for length in self._lengths for i in range(len(parts) - length + 1))
         if any(".".join(run) in self._names for run in runs):
             return True

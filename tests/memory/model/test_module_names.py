@@ -7,7 +7,7 @@ import time
 import pytest
 
 from oomguard.errors import ConfigError
-from oomguard.memory.model.unquantized import Unquantized
+from oomguard.memory.model.module_names import ModuleNames
 
 MODULE = "model.layers.3.mlp.gate_proj"
 
@@ -16,12 +16,12 @@ MODULE = "model.layers.3.mlp.gate_proj"
     "entry", [MODULE, "model.layers.3", "layers.3.mlp", "mlp", "*.mlp.*", "model*", "re:.*gate_proj$", "re:model"]
 )
 def test_a_module_is_left_by_its_name_by_one_around_it_by_a_glob_or_by_a_pattern(entry):
-    assert Unquantized([entry]).has(MODULE)
+    assert ModuleNames([entry]).has(MODULE)
 
 
 @pytest.mark.parametrize("entry", ["", "odel", "layers.3.ml", "mlp.layers", "*.mlp", "re:.*up_proj", "re:gate", "re:("])
 def test_a_part_of_a_name_and_what_is_no_pattern_leave_nothing(entry):
-    assert not Unquantized([entry]).has(MODULE)
+    assert not ModuleNames([entry]).has(MODULE)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_part_of_a_name_and_what_is_no_pattern_leave_nothing(entry):
 )
 def test_patterns_that_would_never_end_are_told_or_left_out_in_time(entry):
     began = time.process_time()
-    left = Unquantized([entry])
+    left = ModuleNames([entry])
     try:
         for number in range(200):
             left.has("a" * 300 + f".{number}")
@@ -40,17 +40,26 @@ def test_patterns_that_would_never_end_are_told_or_left_out_in_time(entry):
 
 def test_more_patterns_than_any_model_needs_are_refused():
     with pytest.raises(ConfigError, match="has 501 patterns, at most 500 are read"):
-        Unquantized(f"*.{number}.*" for number in range(501))
+        ModuleNames(f"*.{number}.*" for number in range(501))
 
 
 def test_a_pattern_of_thousands_of_characters_is_refused():
     with pytest.raises(ConfigError, match="of 5003 characters"):
-        Unquantized(["re:" + "x" * 5000])
+        ModuleNames(["re:" + "x" * 5000])
 
 
 def test_hundreds_of_thousands_of_names_are_looked_up_at_once():
-    left = Unquantized(f"model.layers.{number}.mlp" for number in range(300_000))
+    left = ModuleNames(f"model.layers.{number}.mlp" for number in range(300_000))
     began = time.process_time()
 
     assert sum(left.has(f"model.layers.{number}.mlp.up_proj") for number in range(10_000)) == 10_000
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("prefix", ["model.", "backbone.", "model.language_model.", "language_model.model.", ""])
+def test_what_a_file_calls_the_decoder_does_not_matter(prefix):
+    named = ModuleNames([f"{prefix}layers.3.mlp.gate_proj"])
+
+    assert named.has(MODULE)
+    assert not named.has("model.layers.4.mlp.gate_proj")
+    assert not named.has("model.vision_tower.layers.3.mlp.up_proj")

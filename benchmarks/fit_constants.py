@@ -1,0 +1,326 @@
+"""Fit the constants of a start that no formula gives, and print how they do on starts that they were not fitted on.
+
+``--write`` writes oomguard/memory/fitted.toml. Each group of a version and a device is predicted by constants that the other groups
+give; the range that a plan states is widened until nine in ten of those predictions lie inside.
+
+The parts: CUDA graphs as bytes for each layer and graph, by the version's way of capturing; non-torch memory by ranks, links and
+version. Each constant is drawn towards that of all versions, the more the fewer groups it has.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+import oomguard.memory
+from oomguard.facts import GIB
+from oomguard.memory import constants
+from support.figure import conclude
+from support.published import PARTS, graphs_gib, part_gib, planned, pool_gib, published
+
+FITTED = Path(oomguard.memory.__file__).with_name("fitted.toml")
+GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.22")
+OTHER_VERSIONS = ("<0.11", ">=0.11,<0.22", ">=0.22")
+# Rows of one group say little more than one another: so many of them count as one that is known well.
+MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 1.0, 0.7
+COVERED, DEVICE_RATIOS = 0.9, (0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03)
+# From so many ranks on a graph also holds what the all-reduce registers.
+MANY_RANKS = 4
+GOALS = {
+    "pool median": 2.5,
+    "pool mean": 5,
+    "too large": 10,
+    "width": 14,
+    "graphs": 20,
+    "activation": 5,
+    "non_torch": 0.15,
+}
+
+Row = dict[str, Any]
+
+
+def center(values: Iterable[tuple[str, float]], towards: float | None) -> tuple[float, float]:
+    """The median over groups, drawn towards another, and how far seven in ten of the values lie from it at most.
+
+    A start now and then printed what something else took: a mean would follow it.
+    """
+    found = list(values)
+    sizes = Counter(group for group, _ in found)
+    weighted = [(value, math.sqrt(min(sizes[group], MOST_OF_A_GROUP)) / sizes[group]) for group, value in found]
+    weight = sum(w for _, w in weighted)
+    own = weighted_quantile(weighted, 0.5) if weighted else 0.0
+    at = own if towards is None else (weight * own + DRAWN_BY * towards) / (weight + DRAWN_BY)
+    return at, weighted_quantile([(abs(value - at), w) for value, w in weighted], SPREAD) if weighted else 0.0
+
+
+def weighted_quantile(values: list[tuple[float, float]], share: float) -> float:
+    total, seen = sum(w for _, w in values), 0.0
+    for value, w in sorted(values):
+        seen += w
+        if seen >= share * total:
+            return value
+    return max(values)[0]
+
+
+def of_versions(rows: list[Row], versions: str) -> list[Row]:
+    return [row for row in rows if Version(row["vllm_version"]).base_version in SpecifierSet(versions)]
+
+
+def fit(rows: list[Row]) -> dict[str, list[dict[str, Any]]]:
+    """Return the tables of constants that the rows give; each row has its plan and what was counted for it."""
+    rows = [row for row in rows if sure(row)]
+    return {"cudagraphs": _graphs(rows), "non_torch": _non_torch(rows), "range": PLAIN_RANGE}
+
+
+PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("dense", "mixed", "encoder")}
+
+
+def ranges(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return how a plan's range is widened so that nine in ten of these predictions lie inside, by kind of model.
+
+    Of the shares of the device that may be added to the parts' own spread the one with the narrowest ranges is taken.
+    """
+    found = {}
+    for kind in PLAIN_RANGE:
+        own = [r for r in records if r["kind"] == kind and r["row"]["counted"] and sure(r["row"])]
+        found[kind] = min((_range(own, ratio) for ratio in DEVICE_RATIOS), key=lambda row: row.pop("width"))
+    return found
+
+
+def _range(records: list[dict[str, Any]], ratio: float) -> dict[str, Any]:
+    raw = [wide(record, {"device_ratio": ratio, "factor": 1.0}) for record in records]
+    misses = sorted(record["missed_gib"] / size for record, size in zip(records, raw, strict=True))
+    factor = misses[min(len(misses) - 1, math.ceil(COVERED * (len(misses) + 1)) - 1)]
+    width = statistics.median(factor * size / record["pool_gib"] for record, size in zip(records, raw, strict=True))
+    return {"device_ratio": ratio, "factor": round(factor, 2), "starts": len(records), "width": width}
+
+
+def wide(record: dict[str, Any], rule: dict[str, Any]) -> float:
+    """The range of a start in GiB, from its parts' own spread and its device, as start_budget.py has it."""
+    return rule["factor"] * math.hypot(record["range_gib"], rule["device_ratio"] * record["row"]["gpu_total_gib"])
+
+
+def _graphs(rows: list[Row]) -> list[dict[str, Any]]:
+    measured = [row for row in rows if graphs_gib(row) and row["graphs"]]
+    tables = []
+    for ranks in (1, MANY_RANKS):
+        alike = [row for row in measured if (row["ranks"] >= MANY_RANKS) == (ranks == MANY_RANKS)]
+        middle, spread = center(_logs(alike), None)
+        for versions in GRAPH_VERSIONS if ranks == 1 else (">=0",):
+            own = _logs(of_versions(alike, versions))
+            value, around = center(own, middle)
+            tables.append(
+                {
+                    "versions": versions,
+                    "tensor_ranks": ranks,
+                    "bytes_per_layer": round(math.exp(value)),
+                    "uncertainty_ratio": round(math.expm1(max(around, spread / 2)), 3),
+                    "starts": len(own),
+                }
+            )
+    return tables
+
+
+def _logs(rows: list[Row]) -> list[tuple[str, float]]:
+    """The logarithm of the bytes that a layer's part of one graph takes, by group."""
+    return [(row["group"], math.log((graphs_gib(row) or 0) * GIB / row["graphs"])) for row in rows]
+
+
+def _non_torch(rows: list[Row]) -> list[dict[str, Any]]:
+    measured = [
+        row
+        for row in rows
+        if row["printed"].get("non_torch_gib") is not None and (row["stages"] == 1 or row["ranks"] > 1)
+    ]
+    tables = []
+    for ranks, link in ((1, 0), (2, 0), (2, 1)):
+        alike = [row for row in measured if min(2, row["ranks"]) == ranks and (ranks == 1 or row["nvlink"] == link)]
+        values = lambda found: [(row["group"], row["printed"]["non_torch_gib"] - row["fused_gib"]) for row in found]  # noqa: E731
+        middle, spread = center(values(alike), None)
+        for versions in OTHER_VERSIONS:
+            own = values(of_versions(alike, versions))
+            value, around = center(own, middle)
+            tables.append(
+                {
+                    "versions": versions,
+                    "tensor_ranks": ranks,
+                    "stages": 1,
+                    "nvlink": link,
+                    "bytes": round(value * GIB),
+                    "uncertainty_bytes": round(max(around, spread / 2) * GIB),
+                    "starts": len(own),
+                }
+            )
+    staged = [
+        row for row in rows if row["printed"].get("non_torch_gib") is not None and row["stages"] > 1 == row["ranks"]
+    ]
+    value, around = center([(row["group"], row["printed"]["non_torch_gib"]) for row in staged], None)
+    sizes = {"bytes": round(value * GIB), "uncertainty_bytes": round(around * GIB), "starts": len(staged)}
+    return [*tables, {"versions": ">=0", "tensor_ranks": 1, "stages": 2, "nvlink": 0, **sizes}]
+
+
+def use(tables: dict[str, Any]) -> None:
+    """Plan with these tables in place of the package's own."""
+    whole = {**ORIGINAL(), **tables}
+    constants.tables = lambda: whole
+
+
+ORIGINAL = constants.tables
+
+
+def with_counts(row: Row) -> Row | None:
+    """Return a row with its ranks, its stages and how many bytes one byte a layer and graph comes to; None where there is no plan."""
+    from oomguard.memory.vllm import cuda_graphs, fixed_parts, known_gpu
+    from oomguard.memory.vllm.pool_range import kind_of_model
+
+    seen: dict[str, Any] = {}
+    counted, linked = cuda_graphs.cuda_graphs, known_gpu.has_nvlink
+
+    def noted(settings: Any, shape: Any) -> Any:
+        seen["settings"], seen["shape"] = settings, shape
+        return counted(settings, shape)
+
+    fixed_parts.cuda_graphs = noted
+    try:
+        plan = planned(row)
+    finally:
+        fixed_parts.cuda_graphs = counted
+    if isinstance(plan, str):
+        print(f"no plan of {row['id']}: {plan}")
+        return None
+    settings, shape = seen["settings"], seen["shape"]
+    layers = -(-shape.layers // settings.pipeline_parallel_size)
+    return {
+        **row,
+        "ranks": settings.tensor_parallel_size,
+        "stages": settings.pipeline_parallel_size,
+        "nvlink": int(linked(settings)),
+        "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
+        "graphs": 0 if settings.enforce_eager else layers * cuda_graphs.captured_graphs(settings),
+        "kind": kind_of_model(shape),
+        "counted": not any(line.startswith("images, audio and video:") for line in plan["assumptions"]),
+    }
+
+
+def held_out(rows: list[Row]) -> list[dict[str, Any]]:
+    """Predict each group by the constants of the others; return a record of each start."""
+    records = []
+    for group in sorted({row["group"] for row in rows}):
+        use(fit([row for row in rows if row["group"] != group]))
+        records += [record_of(row) for row in rows if row["group"] == group]
+    return records
+
+
+def record_of(row: Row) -> dict[str, Any]:
+    plan, printed = planned(row), row["printed"]
+    found = {"row": row, "pool": None, "graphs": None}
+    pool, graphs = pool_gib(row, plan), graphs_gib(row)
+    if pool and pool > 0:
+        found["pool"] = plan["kv_cache_pool_bytes"] / GIB / pool - 1
+        found["missed_gib"] = abs(plan["kv_cache_pool_bytes"] / GIB - pool)
+        found["range_gib"], found["pool_gib"] = plan["uncertainty_bytes"] / GIB, pool
+        found["kind"] = row["kind"]
+    if graphs and plan["cudagraph_bytes"]:
+        found["graphs"] = plan["cudagraph_bytes"] / GIB / graphs - 1
+    for part, (name, _) in PARTS.items():
+        theirs = printed.get(name)
+        if theirs:
+            found[part] = part_gib(plan, part) - theirs if part == "non_torch" else part_gib(plan, part) / theirs - 1
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the constants of all rows")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print each start")
+    asked = parser.parse_args()
+    rows = [row for row in map(with_counts, published()) if row is not None]
+    records = held_out(rows)
+    pools = [record for record in records if record["pool"] is not None]
+    if asked.verbose:
+        for record in sorted(pools, key=lambda record: record["pool"]):
+            print(f"{record['row']['id']:42} {record['row']['group']:28} {100 * record['pool']:+7.1f} %")
+    widen(pools)
+    figures = [of_pools("all", pools)]
+    figures.append(
+        of_pools("without unified memory and what its finder is unsure of", [r for r in pools if sure(r["row"])])
+    )
+    figures += [of_part(part, records) for part in ("graphs", "weights", "activation", "non_torch")]
+    print("\n".join(text for text, _ in figures))
+    if asked.write:
+        write_tables({**fit(rows), "range": ranges(pools)})
+    text = (
+        f"pool, each group by the others: {figures[0][0].split(': ', 1)[1]}; graphs {figures[2][0].split(': ', 1)[1]}"
+    )
+    conclude(text, met=all(met for _, met in figures))
+
+
+def sure(row: Row) -> bool:
+    """Whether a row's device is a GPU of its own and its finder is sure of its settings."""
+    return not row.get("unified") and row["confidence"].split()[0] != "low"
+
+
+def widen(pools: list[dict[str, Any]]) -> None:
+    """Give each start the range that the other groups' starts lead to; those show by how much they miss."""
+    for record in pools:
+        others = [other for other in pools if other["row"]["group"] != record["row"]["group"]]
+        record["wide_gib"] = wide(record, ranges(others)[record["kind"]])
+
+
+def of_pools(name: str, records: list[dict[str, Any]]) -> tuple[str, bool]:
+    sizes = [abs(100 * record["pool"]) for record in records]
+    large = 100 * statistics.fmean(record["pool"] > 0.05 for record in records)
+    share = statistics.fmean(record["missed_gib"] <= record["wide_gib"] for record in records)
+    low, high = wilson(share, len(records))
+    width = statistics.median(200 * record["wide_gib"] / record["pool_gib"] for record in records)
+    median, mean = statistics.median(sizes), statistics.fmean(sizes)
+    text = (
+        f"pool, {name}: median {median:.2f} % (goal {GOALS['pool median']}), mean {mean:.1f} % ({GOALS['pool mean']}), "
+        f"more than 5 % too large {large:.0f} % ({GOALS['too large']}), inside the stated 90 % range {100 * share:.0f} % "
+        f"({100 * low:.0f} to {100 * high:.0f}), which is {width:.1f} % wide ({GOALS['width']}), n = {len(records)}"
+    )
+    goals = (median <= GOALS["pool median"], mean <= GOALS["pool mean"], large <= GOALS["too large"])
+    return text, all(goals) and low <= COVERED <= high and width <= GOALS["width"]
+
+
+def of_part(part: str, records: list[dict[str, Any]]) -> tuple[str, bool]:
+    found = [record[part] for record in records if record.get(part) is not None]
+    unit, scale = (" GiB", 1) if part == "non_torch" else (" %", 100)
+    sizes = [abs(scale * value) for value in found]
+    median, goal = statistics.median(sizes), GOALS.get(part)
+    beside = f" (goal {goal})" if goal else ""
+    text = f"{part}: median {median:.2f}{unit}{beside}, mean {statistics.fmean(sizes):.2f}{unit}, n = {len(found)}"
+    return text, goal is None or median <= goal
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share of so many."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return middle - half, middle + half
+
+
+def write_tables(tables: dict[str, Any]) -> None:
+    """Write the constants as TOML, each with the number of starts that it comes from."""
+    lines = [
+        "# Written by benchmarks/fit_constants.py --write from starts that were published or measured: not by hand.",
+        "",
+    ]
+    for name, table in tables.items():
+        parts = [(f"[[{name}]]", row) for row in table] if isinstance(table, list) else []
+        parts += [(f"[{name}.{kind}]", row) for kind, row in table.items()] if isinstance(table, dict) else []
+        for head, row in parts:
+            lines += [head, *(f"{key} = {json.dumps(value)}" for key, value in row.items()), ""]
+    FITTED.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

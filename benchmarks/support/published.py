@@ -1,0 +1,100 @@
+"""Published starts of vLLM on GPUs: what their logs printed, and what ``oomguard plan`` says of the same configuration.
+
+A row has the start's configuration, its flags, the device's total and the printed figures in GiB. The rows of benchmarks/data are
+the project's; those of ../shared and llm-d-planner's table are read where they are there.
+"""
+
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oomguard.cli.plan import command
+from oomguard.errors import OomguardError
+from oomguard.facts import GIB
+
+OWN = Path(__file__).parents[1] / "data" / "starts.jsonl"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+DEV, CAMPAIGN = SHARED / "starts_dev.jsonl", SHARED / "llmd_v019_dev.json"
+PARTS = {
+    "weights": ("weights_gib", ("weights_bytes", "draft_weights_bytes")),
+    "activation": ("peak_activation_gib", ("peak_activation_bytes",)),
+    "non_torch": ("non_torch_gib", ("non_torch_bytes",)),
+}
+
+
+def published(*, campaign: bool = True) -> list[dict[str, Any]]:
+    """Return the rows that are here, each with the ``group`` of version and device that it belongs to."""
+    rows = [json.loads(line) for line in OWN.read_text().splitlines()]
+    if DEV.is_file():
+        rows += [json.loads(line) for line in DEV.read_text().splitlines()]
+    if campaign and CAMPAIGN.is_file():
+        rows += list(_of_campaign())
+    for row in rows:
+        minor = ".".join(row["vllm_version"].split(".")[:2])
+        row["group"] = f"{minor} {row['gpu'].split(' x')[0].split('(')[0].strip()}"
+    return rows
+
+
+def _of_campaign() -> Iterator[dict[str, Any]]:
+    for number, run in enumerate(json.loads(CAMPAIGN.read_text())["runs"]):
+        measured = run["measured_gib"]
+        ranks = ["--tensor-parallel-size", run["tensor_parallel_size"]]
+        stages = ["--pipeline-parallel-size", run["pipeline_parallel_size"]]
+        share = ["--gpu-memory-utilization", 0.95, "--max-num-seqs", 1024, "--max-num-batched-tokens", 8192]
+        cache = ["--kv-cache-dtype", run["kv_cache_dtype"]] if run.get("kv_cache_dtype") else []
+        yield {
+            "id": f"campaign-{number}-{run['model']}",
+            "vllm_version": "0.19.0",
+            "gpu": "H100",
+            "gpu_total_gib": 79.19,
+            "config": run["config"],
+            "flags": [str(word) for word in (*ranks, *stages, *share, *cache)],
+            "confidence": "high",
+            "printed": {
+                "weights_gib": measured["weights"],
+                "available_kv_gib": measured["kv_pool"],
+                "peak_activation_gib": measured["peak_activation"],
+                "non_torch_gib": measured["non_torch"],
+                "kv_tokens": run.get("measured_kv_tokens"),
+            },
+        }
+
+
+def planned(row: dict[str, Any]) -> dict[str, Any] | str:
+    """Return the plan of a row's start as JSON has it, or the error that refuses it."""
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said):
+        Path(folder, "config.json").write_text(json.dumps(row["config"]))
+        given = ["--device", "cuda", "--engine-version", row["vllm_version"], "--no-calibration", "--format", "json"]
+        size = ["--gpu-memory", str(round(row["gpu_total_gib"] * GIB))]
+        try:
+            command([folder, *given, *size, *row["flags"]], standalone_mode=False)
+        except OomguardError as error:
+            return str(error)
+    found: dict[str, Any] = json.loads(said.getvalue().splitlines()[-1])
+    return found
+
+
+def pool_gib(row: dict[str, Any], plan: dict[str, Any]) -> float | None:
+    """Return the printed pool; from the printed tokens, which are linear in it, where it was not printed."""
+    printed = row["printed"]
+    if printed.get("available_kv_gib"):
+        return float(printed["available_kv_gib"])
+    tokens = printed.get("kv_tokens")
+    return plan["kv_cache_pool_bytes"] / GIB * tokens / plan["kv_cache_tokens"] if tokens else None
+
+
+def graphs_gib(row: dict[str, Any]) -> float | None:
+    """Return what the graphs took when they were captured, else the engine's own estimate."""
+    printed = row["printed"]
+    found = printed.get("graph_gib") or printed.get("graph_estimated_gib")
+    return float(found) if found and found > 0 else None
+
+
+def part_gib(plan: dict[str, Any], part: str) -> float:
+    """Return a part of a plan in GiB."""
+    return sum(plan.get(name, 0) for name in PARTS[part][1]) / GIB

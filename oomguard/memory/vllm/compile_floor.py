@@ -1,0 +1,30 @@
+"""What a start measures at least while it compiles: with an empty compile cache the peak has a floor of about one embedding table.
+
+A second start of the same settings loads the compiled graphs from vLLM's cache, and its peak is without the floor.
+"""
+
+from __future__ import annotations
+
+from oomguard.memory.constants import constant
+from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.vllm.known_gpu import is_rocm
+from oomguard.memory.vllm.start import VllmSettings
+
+
+def compile_floor_bytes(settings: VllmSettings, shape: ModelShape) -> int:
+    """Return the least peak of a start that compiles, on a rank with the embedding; 0 for one that does not.
+
+    A model of text and images looks its embeddings up before what is compiled.
+
+    Args:
+        settings: vLLM's settings with all defaults filled in.
+        shape: the model's numbers.
+    """
+    rule = constant("compile_floor", settings.version)
+    compiled = (
+        settings.device != "cpu" and not settings.enforce_eager and not shape.has_encoder and not is_rocm(settings)
+    )
+    if not compiled or not rule["tables"]:
+        return 0
+    table = shape.vocab * shape.hidden * shape.dtype_bytes // settings.tensor_parallel_size
+    return int(rule["tables"]) * table + int(rule["base_bytes"])

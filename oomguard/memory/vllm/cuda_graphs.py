@@ -1,0 +1,65 @@
+"""CUDA graphs of a start: how many are captured by the version's rules, and the bytes that each takes by measured starts.
+
+A graph has a node for each kernel of each layer, so its bytes follow the layers: ``layers * graphs * bytes_per_layer``.
+constants.toml has the sizes by version with their sources, fitted.toml the bytes that a fit found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from oomguard.memory.constants import constant
+from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.vllm.start import VllmSettings
+
+# Sizes go by one step up to here and by the version's own beyond.
+_FINE_UNTIL: Final = 256
+_FINE_STEP: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """The captured graphs of a start: how many, the bytes of all, and by how much those may be off."""
+
+    count: int
+    bytes: int
+    uncertainty_bytes: int
+
+
+NO_GRAPHS: Final = Graphs(0, 0, 0)
+
+
+def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
+    """Count and weigh the graphs that a start captures.
+
+    Args:
+        settings: vLLM's settings with all defaults filled in.
+        shape: the model's numbers.
+    """
+    if settings.enforce_eager or settings.device == "cpu":
+        return NO_GRAPHS
+    count = captured_graphs(settings)
+    prior = constant("cudagraphs", settings.version, tensor_ranks=settings.tensor_parallel_size)
+    layers = -(-shape.layers // settings.pipeline_parallel_size)
+    size = layers * count * prior["bytes_per_layer"]
+    return Graphs(count, round(size), round(prior["uncertainty_ratio"] * size))
+
+
+def captured_graphs(settings: VllmSettings) -> int:
+    """Return how many graphs a start captures: one for each size, and where the version has both modes another for each decode size."""
+    rule = constant("captured_sizes", settings.version)
+    rows = settings.max_num_seqs or 1
+    most = min(rule["most_tokens"], rows * rule["tokens_per_row"])
+    sizes = captured_sizes(most, rule["coarse_step_tokens"])
+    if rule["rows_too"] and rows <= most:
+        sizes |= {rows}
+    sizes = {size for size in sizes if size <= (settings.max_num_batched_tokens or size)}
+    return len(sizes) + (sum(size <= rows for size in sizes) if rule["decode_too"] else 0)
+
+
+def captured_sizes(most_tokens: int, coarse_step_tokens: int) -> set[int]:
+    """Return the batch sizes that are captured: 1, 2, 4, each multiple of 8 below 256, then by the coarser step."""
+    fine = range(_FINE_STEP, _FINE_UNTIL, _FINE_STEP)
+    coarse = range(_FINE_UNTIL, most_tokens + 1, coarse_step_tokens)
+    return {size for size in (1, 2, 4, *fine, *coarse) if size <= most_tokens}

@@ -1,0 +1,69 @@
+"""The GPU of a start among those that are known: its architecture and its links decide what an engine pads and keeps."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from packaging.specifiers import SpecifierSet
+
+from oomguard.memory.constants import gpus, plain_name, tables
+from oomguard.memory.vllm.start import VllmSettings
+
+# Boards of one name differ by that much in what the driver gives: ECC, firmware.
+_SAME_SIZE_RATIO: Final = 0.005
+
+
+def known_gpu(settings: VllmSettings) -> dict[str, Any] | None:
+    """Return the row of a start's GPU: by its name, else by its size; None for one that is not known."""
+    if settings.gpu_name:
+        name = plain_name(settings.gpu_name)
+        named = [row for row in gpus() if plain_name(row["name"]) in name]
+        if named:
+            return max(named, key=lambda row: len(row["name"]))
+    total = settings.gpu_total_bytes
+    nearest = min(gpus(), key=lambda row: abs(row["total_bytes"] - total))
+    return nearest if abs(nearest["total_bytes"] - total) <= _SAME_SIZE_RATIO * total else None
+
+
+def has_nvlink(settings: VllmSettings) -> bool:
+    """Whether the GPUs of a start talk over links of their own; of one that is not known its size decides."""
+    row = known_gpu(settings)
+    if row is not None:
+        return bool(row.get("nvlink", False))
+    return settings.gpu_total_bytes >= int(tables()["defaults"]["nvlink_from_bytes"])
+
+
+def fused_allreduce_bytes(settings: VllmSettings) -> int:
+    """Return what the fused all-reduce's buffers take on each rank, 0 where the version or the GPU has none."""
+    ranks, architecture = settings.tensor_parallel_size, (known_gpu(settings) or {}).get("architecture")
+    alone = settings.pipeline_parallel_size == 1 and settings.data_parallel_size == 1 and not settings.enforce_eager
+    if ranks == 1 or not alone or not has_nvlink(settings):
+        return 0
+    for row in tables()["fused_allreduce"]:
+        known = architecture in row["architectures"]
+        if known and SpecifierSet(row["versions"]).contains(settings.version.base_version, prereleases=True):
+            return int(row["bytes_of_ranks"].get(str(ranks), 0))
+    return 0
+
+
+def is_rocm(settings: VllmSettings) -> bool:
+    """Whether the GPU of a start is one of AMD's that are known."""
+    return (known_gpu(settings) or {}).get("architecture") in tables()["defaults"]["rocm_architectures"]
+
+
+def expert_padding(settings: VllmSettings, hidden: int, width: int) -> float:
+    """Return by which factor MXFP4 experts grow in the engine, whose kernels want multiples of the hidden size and the width.
+
+    Args:
+        settings: vLLM's settings.
+        hidden: the hidden size.
+        width: the experts' width on one rank.
+    """
+    architecture = "cpu" if settings.device == "cpu" else (known_gpu(settings) or {}).get("architecture")
+    rows = tables()["mxfp4_padding"]
+    rule = next((row for row in rows if row.get("architecture") == architecture), rows[-1])
+    return _multiple(hidden, rule["hidden"]) / hidden * _multiple(width, rule["width"]) / width
+
+
+def _multiple(value: int, of: int) -> int:
+    return -(-value // of) * of

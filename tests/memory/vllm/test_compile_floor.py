@@ -1,0 +1,66 @@
+"""The least peak of a start that compiles: an embedding table of one rank, where there is one among what is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from packaging.version import Version
+
+from oomguard.memory.model.files import ModelFiles
+from oomguard.memory.model.model import read_model
+from oomguard.memory.model.shape import read_shape
+from oomguard.memory.vllm.compile_floor import compile_floor_bytes
+from oomguard.memory.vllm.start import VllmSettings
+from oomguard.memory.vllm.start_budget import budget_start
+
+CONFIG = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+}
+SHAPE = read_shape(CONFIG)
+SETTINGS = VllmSettings(Version("0.26"), 24 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=2048)
+TABLE_BYTES = 152064 * 3584 * 2
+
+
+def test_the_floor_is_the_table_of_a_rank():
+    alone, shared = (compile_floor_bytes(replace(SETTINGS, tensor_parallel_size=ranks), SHAPE) for ranks in (1, 2))
+
+    assert TABLE_BYTES < alone < TABLE_BYTES + (64 << 20)
+    assert alone - shared == TABLE_BYTES // 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "config"),
+    [
+        (replace(SETTINGS, enforce_eager=True), CONFIG),
+        (replace(SETTINGS, device="cpu"), CONFIG),
+        (replace(SETTINGS, version=Version("0.16")), CONFIG),
+        (replace(SETTINGS, gpu_name="MI300X"), CONFIG),
+        (SETTINGS, {"model_type": "llava", "text_config": CONFIG}),
+    ],
+    ids=["eager", "cpu", "before", "rocm", "images"],
+)
+def test_what_compiles_no_lookup_has_no_floor(settings, config):
+    assert compile_floor_bytes(settings, read_shape(config)) == 0
+
+
+def test_a_first_start_has_less_for_its_cache_than_a_second_one_and_says_so():
+    model = read_model(ModelFiles("a 7B", "config.json", CONFIG, None))
+    cold = budget_start(model, SETTINGS)
+
+    assert cold.peak_activation_bytes == compile_floor_bytes(SETTINGS, SHAPE)
+    assert 0 < cold.compile_bytes < cold.peak_activation_bytes
+    assert any(line.startswith("activations: of a first start, which compiles") for line in cold.assumptions)
+
+
+def test_a_peak_above_the_table_is_the_same_at_every_start():
+    model = read_model(ModelFiles("a 7B", "config.json", CONFIG, None))
+
+    assert budget_start(model, replace(SETTINGS, max_num_seqs=1024, version=Version("0.19"))).compile_bytes == 0

@@ -1,0 +1,70 @@
+"""CUDA graphs of a start: counted by the version's rules, weighed by layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from packaging.version import Version
+
+from oomguard.memory.model.shape import read_shape
+from oomguard.memory.vllm.cuda_graphs import NO_GRAPHS, captured_graphs, cuda_graphs
+from oomguard.memory.vllm.start import VllmSettings
+
+SHAPE = read_shape(
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+    }
+)
+SETTINGS = VllmSettings(Version("0.26"), 80 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=8192)
+
+
+@pytest.mark.parametrize(
+    ("version", "rows", "graphs"),
+    [  # as the logs of those versions and vllm/config say
+        ("0.7.2", 128, 19),
+        ("0.7.2", 256, 35),
+        ("0.7.2", 1024, 131),
+        ("0.9.2", 128, 67),
+        ("0.9.2", 1024, 67),
+        ("0.10.2", 128, 35),
+        ("0.10.2", 256, 67),
+        ("0.11.0", 256, 102),
+        ("0.11.0", 1024, 134),
+        ("0.12.0", 128, 54),
+        ("0.19.0", 256, 86),
+        ("0.33.0", 1024, 102),
+        ("0.18.1", 32, 18),
+        ("0.19.0", 100, 45),
+    ],
+)
+def test_a_start_captures_as_many_graphs_as_its_version_says(version, rows, graphs):
+    assert captured_graphs(replace(SETTINGS, version=Version(version), max_num_seqs=rows)) == graphs
+
+
+def test_no_size_is_captured_beyond_a_step():
+    assert captured_graphs(replace(SETTINGS, max_num_batched_tokens=64)) < captured_graphs(SETTINGS)
+
+
+@pytest.mark.parametrize("changes", [{"enforce_eager": True}, {"device": "cpu"}])
+def test_without_graphs_there_are_none(changes):
+    assert cuda_graphs(replace(SETTINGS, **changes), SHAPE) == NO_GRAPHS
+
+
+def test_graphs_take_bytes_for_each_layer_of_a_stage():
+    whole = cuda_graphs(SETTINGS, SHAPE)
+    half = cuda_graphs(replace(SETTINGS, pipeline_parallel_size=2), SHAPE)
+
+    assert whole.count == half.count == 86
+    assert half.bytes == pytest.approx(whole.bytes / 2, abs=1)
+    assert whole.uncertainty_bytes > 0
+
+
+def test_many_ranks_take_more_for_a_graph():
+    assert cuda_graphs(replace(SETTINGS, tensor_parallel_size=8), SHAPE).bytes > cuda_graphs(SETTINGS, SHAPE).bytes

@@ -1,0 +1,84 @@
+"""The GPU of a start among the known ones: by its name, else by its size; what its kernels and links take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from packaging.version import Version
+
+from oomguard.memory.vllm.known_gpu import (
+    expert_padding,
+    fused_allreduce_bytes,
+    has_nvlink,
+    is_rocm,
+    known_gpu,
+)
+from oomguard.memory.vllm.start import VllmSettings
+
+GIB = 2**30
+SETTINGS = VllmSettings(Version("0.19"), round(79.19 * GIB), 0.9, tensor_parallel_size=2)
+
+
+def on(total_gib: float, name: str | None = None, **changes: object) -> VllmSettings:
+    return replace(SETTINGS, gpu_total_bytes=round(total_gib * GIB), gpu_name=name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "name", "found"),
+    [
+        (79.19, None, "H100"),
+        (44.4, None, "L40S"),
+        (24.0, "NVIDIA GeForce RTX 4090", "RTX 4090"),
+        (93.1, "NVIDIA H100 NVL", "H100 NVL"),
+        (94.97, None, "RTX PRO 6000"),
+        (33.0, None, None),
+    ],
+)
+def test_a_gpu_is_known_by_its_name_else_by_its_size(total_gib, name, found):
+    assert (known_gpu(on(total_gib, name)) or {}).get("name") == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "linked"),
+    [
+        (on(79.19), True),
+        (on(44.42), False),
+        (on(94.97), False),
+        (on(119.0), True),  # not known, and as large as those that are linked
+        (on(10.0), False),
+        (on(79.2, "L40S"), False),
+    ],
+)
+def test_links_follow_the_gpu_and_of_an_unknown_one_its_size(settings, linked):
+    assert has_nvlink(settings) is linked
+
+
+@pytest.mark.parametrize(
+    ("settings", "gib"),
+    [
+        (on(79.19), 1.5),
+        (on(79.19, tensor_parallel_size=8), 1.5),
+        (on(79.19, version=Version("0.22")), 0.5),
+        (on(79.19, version=Version("0.22"), tensor_parallel_size=4), 1 / 32),
+        (on(79.19, version=Version("0.16")), 0),
+        (on(79.19, pipeline_parallel_size=2), 0),
+        (on(79.19, enforce_eager=True), 0),
+        (on(79.19, tensor_parallel_size=1), 0),
+        (on(44.42), 0),
+        (on(79.25, "A100"), 0),
+    ],
+)
+def test_the_fused_all_reduce_takes_buffers_where_the_version_has_it(settings, gib):
+    assert fused_allreduce_bytes(settings) == gib * GIB
+
+
+def test_experts_of_four_bits_are_padded_to_what_the_kernels_take():
+    assert expert_padding(on(79.25, "A100"), 2880, 2880) == pytest.approx(3072 / 2880 * 2944 / 2880)
+    assert expert_padding(on(44.42), 2880, 1440) == pytest.approx(3072 / 2880 * 1536 / 1440)
+    assert expert_padding(replace(SETTINGS, device="cpu"), 2880, 2880) == 1
+
+
+def test_amds_are_told_from_others():
+    assert is_rocm(on(191.98))
+    assert not is_rocm(on(79.19))

@@ -1,0 +1,42 @@
+"""By how much a planned pool may be off: wider for what is known less well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from packaging.version import Version
+
+from oomguard.memory.model.shape import read_shape
+from oomguard.memory.vllm.pool_range import kind_of_model, widened_bytes
+from oomguard.memory.vllm.start import VllmSettings
+
+DENSE = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+SETTINGS = VllmSettings(Version("0.26"), 24 << 30, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (DENSE, "dense"),
+        ({**DENSE, "model_type": "mixtral", "num_local_experts": 8}, "mixed"),
+        ({**DENSE, "model_type": "mamba2"}, "mixed"),
+        ({"model_type": "llava", "text_config": DENSE}, "encoder"),
+    ],
+)
+def test_starts_are_told_apart_by_what_their_model_has(config, kind):
+    assert kind_of_model(read_shape(config)) == kind
+
+
+def test_a_range_is_wider_on_a_larger_device_and_with_a_part_that_is_less_sure():
+    shape = read_shape(DENSE)
+    plain = widened_bytes(shape, SETTINGS, [1 << 28])
+
+    assert widened_bytes(shape, replace(SETTINGS, gpu_total_bytes=80 << 30), [1 << 28]) > plain > 1 << 28
+    assert widened_bytes(shape, SETTINGS, [1 << 28, 1 << 30]) > plain
