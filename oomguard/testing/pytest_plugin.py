@@ -31,18 +31,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _LINE)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a run in which a marker asks for no device that there can be; name each."""
-    wrong = []
-    for item in items:
-        marker = item.get_closest_marker(MARKER)
-        if marker is not None:
-            try:
-                _limit(marker)
-            except SettingError as error:
-                wrong.append(f"{item.nodeid}: {error}" + (f" ({error.hint})" if error.hint else ""))
-    if wrong:
-        raise pytest.UsageError(*wrong)
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Refuse to collect a file or class in which a marker asks for no device that there can be; name each such test."""
+    report = yield
+    wrong = [line for node in report.result or () if isinstance(node, pytest.Item) for line in _mistakes(node)]
+    if report.passed and wrong:
+        report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
+    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -78,6 +76,16 @@ def pytest_runtest_makereport(
 
         report.sections.append(("oomguard", section(device, call.excinfo.value)))
     return report
+
+
+def _mistakes(item: pytest.Item) -> Generator[str]:
+    """Tell what a test's marker asks for that cannot be."""
+    marker = item.get_closest_marker(MARKER)
+    if marker is not None:
+        try:
+            _limit(marker)
+        except SettingError as error:
+            yield f"{item.nodeid}: {error}" + (f"; {error.hint}" if error.hint else "")
 
 
 def _device(item: pytest.Item) -> SimulatedDevice:
