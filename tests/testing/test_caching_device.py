@@ -132,3 +132,18 @@ def test_a_guarded_function_runs_in_parts_where_blocks_are_cached():
         found = squares([float(n) for n in range(40)])
         assert device.peak_reserved_bytes <= 45 * MIB
     assert [float(value) for value in found] == [n * 2.0**18 for n in range(40)]
+
+
+def test_the_rows_of_a_guarded_generate_are_solved_for_the_blocks_that_they_take():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, pad_token_id=0, eos_token_id=None)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(3, 4096, (48, 128))
+    call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
+    right = model.generate(**call)
+    with limit_memory("60 MiB", caching_allocator=True), oomguard.guard() as g:
+        assert torch.equal(model.generate(**call), right)
+    assert [attempt.succeeded for attempt in g.attempts] == [False, True]
+    assert g.attempts[1].patches[0].new > 20
