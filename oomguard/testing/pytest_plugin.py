@@ -15,6 +15,8 @@ from oomguard.errors import SettingError
 from oomguard.switch import disabled
 
 if TYPE_CHECKING:
+    from pluggy import Result
+
     from oomguard.testing.limit import Limit
     from oomguard.testing.simulated_device import SimulatedDevice
 
@@ -31,22 +33,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _LINE)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+@pytest.hookimpl(hookwrapper=True)  # wrappers of the newer style need pluggy 1.2: here pytest 7.0 will do
+def pytest_make_collect_report() -> Generator[None, Result[pytest.CollectReport]]:
     """Refuse to collect a file or class in which a marker asks for no device that there can be; name each such test."""
-    report = yield
+    report = (yield).get_result()
     wrong = [line for node in report.result or () if isinstance(node, pytest.Item) for line in _mistakes(node)]
     if report.passed and wrong:
         report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
-    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave the test out where oomguard is off: it would pass on any device."""
-    if item.get_closest_marker(MARKER) is not None and disabled():
+    """Begin with a new device, also where a test is run again; leave the test out where oomguard is off: any device would do."""
+    if item.get_closest_marker(MARKER) is None:
+        return
+    if disabled():
         pytest.skip("OOMGUARD_DISABLE is set: there is no simulated device")
+    if _DEVICE in item.stash:
+        del item.stash[_DEVICE]
 
 
 @pytest.fixture(name=MARKER)
@@ -55,27 +58,27 @@ def device(request: pytest.FixtureRequest) -> SimulatedDevice:
     return _device(request.node)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Run the test's own code on its device; what fixtures made counts from when the test first reads it."""
     if item.get_closest_marker(MARKER) is None:
-        return (yield)
-    with _device(item):
-        return (yield)
+        yield
+    else:
+        with _device(item):
+            yield
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+) -> Generator[None, Result[pytest.TestReport]]:
     """Add a section to a failed test: the peak beside the device's size, and why memory ran out."""
-    report = yield
+    report = (yield).get_result()
     device = item.stash.get(_DEVICE, None)
     if report.when == "call" and report.failed and device is not None and call.excinfo is not None:
         from oomguard.testing.failed_test import section
 
         report.sections.append(("oomguard", section(device, call.excinfo.value)))
-    return report
 
 
 def _mistakes(item: pytest.Item) -> Generator[str]:

@@ -63,11 +63,26 @@ class TestAll:
         with pytest.raises(torch.OutOfMemoryError):
             torch.zeros(1)
 
+@pytest.mark.gpu_memory("8MiB", fail_at=1)
+def test_again(gpu_memory):
+    assert gpu_memory.allocations == 0
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.zeros(1)
+
 @pytest.mark.gpu_memory("8MiB")
 class TestOld(unittest.TestCase):
     def test_method(self):
         with self.assertRaises(torch.OutOfMemoryError):
             torch.zeros(1 << 24)
+"""
+
+# Runs one test twice, as plugins do that run a failed test again.
+TWICE = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    if item.name == "test_again":
+        assert all(report.passed for report in runtestprotocol(item, log=False, nextitem=None))
 """
 
 
@@ -83,7 +98,9 @@ def run(folder: Path, *arguments: str, tests: str = TESTS, **variables: str) -> 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("plugin"), *PLUGIN, "-rA", "--tb=short")
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "conftest.py").write_text(TWICE)
+    return run(folder, *PLUGIN, "-rA", "--tb=short")
 
 
 def test_marked_tests_run_on_their_device_and_no_other_test_does(ran):
@@ -95,6 +112,7 @@ def test_marked_tests_run_on_their_device_and_no_other_test_does(ran):
         "test_card[3]",
         "TestAll::test_of_the_class",
         "TestAll::test_its_own",
+        "test_again",
         "TestOld::test_method",
     }
 
