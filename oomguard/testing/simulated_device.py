@@ -7,6 +7,7 @@ It does not see the scratch memory inside kernels, and it sees only the thread i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
@@ -50,6 +51,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         self._blocks = CachedBlocks() if caching_allocator else None
         self._storages = LiveStorages(keep_events=True)
         self._newest = 0
+        self._thread: int | None = None
 
     @property
     def _total_bytes(self) -> int:
@@ -74,18 +76,14 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the allocator's blocks in which live tensors are; ``live_bytes`` without a caching allocator."""
-        if self._blocks is None:
-            return self.live_bytes
-        self._settle()
-        return self._blocks.allocated_bytes
+        blocks = self._blocks_now()
+        return self.live_bytes if blocks is None else blocks.allocated_bytes
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes that torch holds of the device; ``live_bytes`` without a caching allocator."""
-        if self._blocks is None:
-            return self.live_bytes
-        self._settle()
-        return self._blocks.allocator.reserved_bytes
+        blocks = self._blocks_now()
+        return self.live_bytes if blocks is None else blocks.allocator.reserved_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -95,10 +93,8 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     @property
     def largest_free_block_bytes(self) -> int:
         """The largest block that torch holds and no tensor uses; 0 without a caching allocator, which keeps none."""
-        if self._blocks is None:
-            return 0
-        self._settle()
-        return self._blocks.allocator.largest_free_bytes
+        blocks = self._blocks_now()
+        return 0 if blocks is None else blocks.allocator.largest_free_bytes
 
     @property
     def free_bytes(self) -> int:
@@ -121,6 +117,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         self._others_bytes = size_bytes
 
     def __enter__(self) -> SimulatedDevice:
+        self._thread = threading.get_ident()
         entered.append(self)
         super().__enter__()
         return self
@@ -137,9 +134,9 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     def empty_cache(self) -> None:
         """Give the blocks that torch keeps unused back to the device, as ``torch.cuda.empty_cache`` does."""
-        if self._blocks is not None:
-            self._settle()
-            self._blocks.allocator.empty_cache()
+        blocks = self._blocks_now()
+        if blocks is not None:
+            blocks.allocator.empty_cache()
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count these tensors from now, as if an operation had read them: a model's weights before its first call."""
@@ -172,6 +169,12 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             self._fail(before, tried)
         self._storages.note_peak()
         return out
+
+    def _blocks_now(self) -> CachedBlocks | None:
+        """Return the blocks as of now; a thread that only looks on gets them as of the last operation."""
+        if self._blocks is not None and self._thread in (None, threading.get_ident()):
+            self._settle()
+        return self._blocks
 
     def _settle(self, before: int | None = None) -> int | None:
         """Take in what became of storages since the last call; return the bytes that were refused, None where all fit.

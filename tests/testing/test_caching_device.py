@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,27 @@ def test_what_failed_is_not_held_afterwards():
             made(26)
         assert device.reserved_bytes == 0
         assert made(24).nbytes == 24 * MIB
+
+
+def test_a_thread_that_looks_on_takes_no_part():
+    def look():
+        while not done.is_set():
+            seen.append((device.reserved_bytes, device.free_bytes))
+
+    seen, done = [], threading.Event()
+    with limit_memory("64 MiB", caching_allocator=True, fail_at=[50, 250]) as device:
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        failed = 0
+        for _ in range(300):
+            try:
+                made(4)
+            except torch.OutOfMemoryError:
+                failed += 1
+        done.set()
+        watcher.join()
+        assert (failed, device.allocations, device.reserved_bytes) == (2, 300, 20 * MIB)
+    assert set(seen) <= {(0, 64 * MIB), (20 * MIB, 44 * MIB), (20 * MIB, 64 * MIB), (0, 44 * MIB)}
 
 
 def test_without_a_caching_allocator_torch_holds_what_is_alive():

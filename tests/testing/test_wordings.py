@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from oomguard.diagnosing import diagnose
 from oomguard.errors import SettingError
@@ -51,6 +53,14 @@ def test_oomguard_reads_back_what_each_wording_tells(wording):
 
 def test_every_row_names_the_file_of_torch_that_it_is_from():
     assert all(".cpp" in row.source or ".mm" in row.source for row in wordings())
+
+
+@pytest.mark.parametrize("minor", range(14))
+@pytest.mark.parametrize("platform", ["cuda", "mps"])
+def test_each_version_of_torch_from_2_0_on_has_one_wording(platform, minor):
+    version = Version(f"2.{minor}.1")
+    (row,) = [row for row in wordings() if row.platform == platform and version in SpecifierSet(row.versions)]
+    assert find_wording(f"{platform} {version}") is row
 
 
 @pytest.mark.parametrize(
