@@ -33,7 +33,18 @@ def main() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([name, str(ROOT), os.environ.get("PYTHONPATH", "")])
         test = folder / "test_nothing.py"
         test.write_text("def test_nothing():\n    pass\n")
-        plugged = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", name, "--collect-only", "-q", str(test)]
+        plugged = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-c",
+            os.devnull,
+            "--rootdir",
+            name,
+            "--collect-only",
+            "-q",
+            str(test),
+        ]
         bare = [*plugged, "-p", "no:oomguard"]
         for command in (bare, plugged):
             seconds(command)  # warm
