@@ -12,6 +12,7 @@ from typing import Any
 
 from oomguard.memory.generate.call import PlannedCall
 from oomguard.memory.generate.trace import traced_steps
+from support.cpu_allocator import peak_bytes
 from support.figure import conclude
 
 LLAMA = {
@@ -110,7 +111,6 @@ def exact_dtype() -> str:
 def real_peak(call: PlannedCall) -> int:
     """Weights and buffers, and on top of them the most that the allocator had given out at once during the call."""
     import torch
-    from torch.profiler import ProfilerActivity, profile
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -125,8 +125,8 @@ def real_peak(call: PlannedCall) -> int:
     }
     ids = torch.ones((call.batch_size, call.prompt_tokens), dtype=torch.long)
     options = {"cache_implementation": call.cache_implementation} if call.cache_implementation else {}
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        model.generate(
+    peak = peak_bytes(
+        lambda: model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=call.max_new_tokens,
@@ -135,12 +135,7 @@ def real_peak(call: PlannedCall) -> int:
             pad_token_id=0,
             **options,
         )
-    live = peak = 0
-    for event in sorted(
-        (e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
-    ):
-        live += event.nbytes()
-        peak = max(peak, live)
+    )
     return sum(tensors.values()) + 2 * ids.untyped_storage().nbytes() + peak
 
 

@@ -48,6 +48,11 @@ class LiveStorages:
         if self.events is not None:
             self.events.append((number, size))
 
+    def take_events(self) -> list[tuple[int, int]]:
+        """Return the changes noted so far and forget them."""
+        events, self.events = self.events, []
+        return events or []
+
     def note_peak(self) -> None:
         """Take what is alive now into the peak."""
         self.peak_bytes = max(self.peak_bytes, self.bytes)

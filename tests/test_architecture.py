@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ ROOMS = (
     {"report"},
     {"rule_testing", "journal"},
     {"attempting", "checking"},
-    {"guarding", "supervise"},
+    {"guarding", "supervise", "testing"},
     {"cli"},
     {"__main__", "__init__"},
 )
@@ -60,7 +62,7 @@ def imported(tree: ast.AST, below: str = "oomguard") -> set[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_point_one_way(path: Path):
     own = room(path)
-    if own in {"__init__", "testing"}:
+    if own == "__init__":
         return
     for name in imported(ast.parse(path.read_text())):
         assert name == own or LEVEL[name] < LEVEL[own], f"{own} imports {name}"
@@ -83,9 +85,19 @@ def test_inside_memory_a_model_knows_no_engine_and_engines_do_not_know_each_othe
         assert name == own or LEVEL_IN_MEMORY[name] < LEVEL_IN_MEMORY[own], f"memory/{own} imports memory/{name}"
 
 
-def test_the_simulated_device_imports_no_more_of_ours_than_errors_and_the_count_of_storages():
-    tree = ast.parse((PACKAGE / "testing.py").read_text())
-    assert imported(tree) == {"errors", "live_storages"}
+def test_the_simulated_device_imports_no_more_of_ours_than_counting_takes():
+    files = [path for path in (PACKAGE / "testing").glob("*.py") if path.stem not in ("pytest_plugin", "failed_test")]
+    rooms = {name for path in files for name in imported(ast.parse(path.read_text()))}
+    assert rooms - {"testing"} == {"errors", "live_storages", "memory"}
+
+
+def test_pytest_starts_without_torch_and_without_what_a_diagnosis_takes():
+    code = (
+        "import sys, oomguard.testing.pytest_plugin; print(sorted(m for m in sys.modules if m.startswith('oomguard.')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    rooms = {name.split(".")[1] for name in ast.literal_eval(ran.stdout)}
+    assert rooms == {"_version", "errors", "switch", "testing"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -96,7 +108,7 @@ def test_no_file_is_longer_than_300_lines(path: Path):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_heavy_libraries_load_on_use(path: Path):
     if path.name in {
-        "testing.py",
+        "simulated_device.py",
         "trace_child.py",
         "draws.py",
         "fake_forward.py",

@@ -28,7 +28,7 @@ def test_every_rule_file_is_inside(wheel):
     files = {path.relative_to(ROOT / "rules") for path in (ROOT / "rules").rglob("*.toml")}
     assert files
     assert {f"oomguard/rules/shipped/{path}" for path in files} <= names
-    assert "oomguard/py.typed" in names
+    assert {"oomguard/py.typed", "oomguard/testing/wordings.toml"} <= names
 
 
 def test_no_test_example_or_log_is_inside(wheel):
@@ -44,6 +44,7 @@ def test_the_entry_points_are_declared(wheel):
     text = archive.read(name).decode()
     assert "oomguard = oomguard.engines.vllm.plugin:register" in text
     assert "oomguard = oomguard.__main__:main" in text
+    assert "oomguard = oomguard.testing.pytest_plugin" in text.split("[pytest11]")[1]
 
 
 def test_the_installed_wheel_diagnoses_with_its_own_rules(wheel, tmp_path):

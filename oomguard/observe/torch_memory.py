@@ -20,8 +20,10 @@ def _cuda() -> Any:
 
 
 def is_cached() -> bool:
-    """Return whether tensors come from torch's caching allocator; the simulated device counts them as they are."""
-    return _simulated() is None and _cuda() is not None
+    """Return whether tensors come from torch's caching allocator; a simulated device counts them as they are unless asked."""
+    if (device := _simulated()) is not None:
+        return bool(device.has_caching_allocator)
+    return _cuda() is not None
 
 
 def live_bytes(model: Any = None) -> int | None:
@@ -53,7 +55,7 @@ def reset_peak() -> None:
 def free_bytes() -> int | None:
     """Return the bytes that new tensors may take: what the device has free and what torch's allocator keeps unused."""
     if (device := _simulated()) is not None:
-        return max(0, int(device.capacity_bytes - device.live_bytes))
+        return max(0, int(device.free_bytes + device.reserved_bytes - device.allocated_bytes))
     cuda = _cuda()
     if cuda is None:
         return None
@@ -88,5 +90,7 @@ def from_host(tensor: Any, device: Any) -> Any:
 def release() -> None:
     """Collect garbage and give cached blocks back to the device."""
     gc.collect()
-    if _simulated() is None and (cuda := _cuda()) is not None:
+    if (device := _simulated()) is not None:
+        device.empty_cache()
+    elif (cuda := _cuda()) is not None:
         cuda.empty_cache()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import oomguard
 from oomguard import Diagnosis
+from oomguard.testing import active_device, limit_memory, oom_error
 
 
 @oomguard.guard
@@ -61,3 +62,17 @@ def uses() -> None:
     print(call.fits, call.largest_batch_size)
     changed: oomguard.Comparison = oomguard.diff(Path("old.log"), found, new_start=2)
     print(changed.headline, changed.differs, [row.name for row in changed.rows], changed.explanations)
+
+
+def tests_of_their_own() -> None:
+    with limit_memory(
+        "8 GiB", caching_allocator=True, other_processes="2 GiB", fail_at=[3, 7], wording="cuda 2.6"
+    ) as device:
+        device.other_processes_bytes = 1 << 30
+        print(
+            device.peak_bytes, device.reserved_bytes, device.peak_reserved_bytes, device.free_bytes, device.allocations
+        )
+        device.reset_peak()
+        device.empty_cache()
+    print(active_device() is None)
+    raise oom_error("mps 2.7", tried="2 GiB", capacity=8 << 30)

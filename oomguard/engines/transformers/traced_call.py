@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from oomguard.facts import MIB
 from oomguard.log import get_logger
+from oomguard.observe import torch_memory
 
 # After this no further number of rows is tried: the answer so far is known to fit.
 _LIMIT_S: Final = 120.0
@@ -95,23 +96,26 @@ class TracedCall:
                 self._row_arguments = {**self._row_arguments, "attention_mask": ids}
                 self._mask_is_full = False
         arguments = {name: rows_like(self._twin, value, rows) for name, value in self._row_arguments.items()}
-        on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
+        weights = next(iter(self._model.parameters()))
+        on_cuda = weights.device.type == "cuda"
+        is_cached = on_cuda or (torch_memory.is_cached() and torch_memory.counts(weights))
         with self._around(self._twin.model):
             traced = trace_call(
                 self._twin,
                 {**self._others, **arguments},
                 self._steps,
                 mask_is_full=self._mask_is_full,
-                keep_events=on_cuda,
+                keep_events=is_cached,
                 keeps_steps=self._record_rows is not None,
             )
         if self._record_rows is not None:
             held = traced.end_held_bytes(self._steps) - traced.start_bytes
             self._results_bytes = -(-held * self._record_rows // rows)
         need = traced.peak_bytes(self._steps) - traced.start_bytes + (_SCRATCH_BYTES if on_cuda else 0)
-        if on_cuda and room_bytes is not None and need <= room_bytes:
+        if is_cached and room_bytes is not None and need <= room_bytes:
             from oomguard.memory.generate.caching_allocator import replay
 
             if replay(traced.all_events(self._steps), traced.start_bytes + room_bytes) is None:
-                return room_bytes + 1
+                # What it takes of a larger device tells by how much: with one byte too many the search would go down row by row.
+                return max(room_bytes + 1, (replay(traced.all_events(self._steps)) or 0) - traced.start_bytes)
         return need

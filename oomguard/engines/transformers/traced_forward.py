@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from oomguard.facts import MIB
 from oomguard.log import get_logger
+from oomguard.observe import torch_memory
 
 # After this no further number of rows is tried: the answer so far is known to fit.
 _LIMIT_S: Final = 60.0
@@ -81,20 +82,23 @@ class TracedForward:
                 self._failed = True  # the peak of each of several devices is not told apart
                 return None
             self._twin, self._mask_is_full = twin_of(self._model), is_full(self._mask)
-        on_cuda = next(iter(self._model.parameters())).device.type == "cuda"
+        weights = next(iter(self._model.parameters()))
+        on_cuda = weights.device.type == "cuda"
+        is_cached = on_cuda or (torch_memory.is_cached() and torch_memory.counts(weights))
         arguments: Mapping[str, Any] = self._arguments(lambda tensor: rows_like(self._twin, tensor, rows))
         with self._around(self._twin.model):
-            traced = trace_forward(self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=on_cuda)
+            traced = trace_forward(self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=is_cached)
         self._look_at(traced.shapes, rows)
         need = traced.need_bytes + (_SCRATCH_BYTES if on_cuda else 0)
         self._results_bytes = -(
             -traced.result_bytes * self._total_rows // rows
         )  # they stand in places made for all rows
-        if on_cuda and room_bytes is not None and need <= room_bytes:
+        if is_cached and room_bytes is not None and need <= room_bytes:
             from oomguard.memory.generate.caching_allocator import replay
 
             if replay(traced.events, traced.start_bytes + room_bytes) is None:
-                return room_bytes + 1
+                # What it takes of a larger device tells by how much: with one byte too many the search would go down row by row.
+                return max(room_bytes + 1, (replay(traced.events) or 0) - traced.start_bytes)
         return need
 
     def _look_at(self, shapes: tuple[tuple[int, ...], ...], rows: int) -> None:

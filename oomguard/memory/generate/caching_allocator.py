@@ -24,14 +24,23 @@ _OWN_SEGMENT_STEP_BYTES: Final = 2 * MIB
 
 
 @dataclass(slots=True, eq=False)
-class _Block:
+class Block:
     """Part of a segment; ``before`` and ``after`` are its neighbours there."""
 
     size: int
     order: int
-    before: _Block | None = None
-    after: _Block | None = None
+    before: Block | None = None
+    after: Block | None = None
     free: bool = False
+
+
+def segment_bytes(size: int) -> int:
+    """Return what the device is asked for where no cached block holds ``size`` bytes; torch's message tells this size."""
+    if size <= _SMALL_BYTES:
+        return _SMALL_SEGMENT_BYTES
+    if size < _OWN_SEGMENT_BYTES:
+        return _LARGE_SEGMENT_BYTES
+    return -(-size // _OWN_SEGMENT_STEP_BYTES) * _OWN_SEGMENT_STEP_BYTES
 
 
 class CachingAllocator:
@@ -42,14 +51,19 @@ class CachingAllocator:
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
         self._free: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-        self._by_order: dict[int, _Block] = {}
+        self._by_order: dict[int, Block] = {}
         self._orders = 0
 
-    def allocate(self, size: int) -> _Block | None:
+    @property
+    def largest_free_bytes(self) -> int:
+        """The largest block that it holds and nothing uses: a larger tensor needs more of the device."""
+        return max((free[-1][0] for free in self._free if free), default=0)
+
+    def allocate(self, size: int) -> Block | None:
         """Allocate a block; return None where the device is full even after every free segment went back to it."""
         rounded = max(_ALIGNMENT_BYTES, -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
         small = rounded <= _SMALL_BYTES
-        block = self._cached(rounded, small=small) or self._segment(rounded, small=small)
+        block = self._cached(rounded, small=small) or self._segment(rounded)
         if block is None:
             return None
         left = block.size - rounded
@@ -62,7 +76,7 @@ class CachingAllocator:
             self._put(rest, small=small)
         return block
 
-    def release(self, block: _Block, size: int) -> None:
+    def release(self, block: Block, size: int) -> None:
         """Give a block that was asked for with ``size`` bytes back to the allocator, which keeps it for the next one."""
         small = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES <= _SMALL_BYTES
         for neighbour in (block.before, block.after):
@@ -71,13 +85,13 @@ class CachingAllocator:
                 block = self._joined(block, neighbour)
         self._put(block, small=small)
 
-    def _block(self, size: int) -> _Block:
+    def _block(self, size: int) -> Block:
         self._orders += 1
-        block = _Block(size, self._orders)
+        block = Block(size, self._orders)
         self._by_order[block.order] = block
         return block
 
-    def _cached(self, rounded: int, *, small: bool) -> _Block | None:
+    def _cached(self, rounded: int, *, small: bool) -> Block | None:
         """Take the smallest free block that is large enough; return None without one."""
         free = self._free[small]
         at = bisect_left(free, (rounded, 0))
@@ -87,23 +101,40 @@ class CachingAllocator:
         self._take(block, small=small)
         return block
 
-    def _segment(self, rounded: int, *, small: bool) -> _Block | None:
-        if small:
-            size = _SMALL_SEGMENT_BYTES
-        elif rounded < _OWN_SEGMENT_BYTES:
-            size = _LARGE_SEGMENT_BYTES
-        else:
-            size = -(-rounded // _OWN_SEGMENT_STEP_BYTES) * _OWN_SEGMENT_STEP_BYTES
+    def _segment(self, rounded: int) -> Block | None:
+        size = segment_bytes(rounded)
         if self.capacity_bytes is not None and self.reserved_bytes + size > self.capacity_bytes:
-            self._give_back()
+            self.empty_cache()
             if self.reserved_bytes + size > self.capacity_bytes:
                 return None
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return self._block(size)
 
-    def _give_back(self) -> None:
-        """Give every segment of which no part is in use back to the device."""
+    def take_over(self, pieces: Iterable[tuple[int, bool]], *, small: bool) -> list[Block]:
+        """Hold a segment as a snapshot shows it; return the blocks in use.
+
+        Args:
+            pieces: (bytes, whether in use) of its blocks, in order.
+            small: whether it holds allocations of up to 1 MiB.
+        """
+        used, before = [], None
+        for size, in_use in pieces:
+            block = self._block(size)
+            block.before = before
+            if before is not None:
+                before.after = block
+            if in_use:
+                used.append(block)
+            else:
+                self._put(block, small=small)
+            self.reserved_bytes += size
+            before = block
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return used
+
+    def empty_cache(self) -> None:
+        """Give every segment of which no part is in use back to the device, as ``torch.cuda.empty_cache`` does."""
         for small in (True, False):
             for size, order in list(self._free[small]):
                 block = self._by_order[order]
@@ -112,7 +143,7 @@ class CachingAllocator:
                     del self._by_order[order]
                     self.reserved_bytes -= size
 
-    def _joined(self, block: _Block, neighbour: _Block) -> _Block:
+    def _joined(self, block: Block, neighbour: Block) -> Block:
         first, second = (neighbour, block) if block.before is neighbour else (block, neighbour)
         first.size += second.size
         first.after = second.after
@@ -121,11 +152,11 @@ class CachingAllocator:
         del self._by_order[second.order]
         return first
 
-    def _put(self, block: _Block, *, small: bool) -> None:
+    def _put(self, block: Block, *, small: bool) -> None:
         block.free = True
         insort(self._free[small], (block.size, block.order))
 
-    def _take(self, block: _Block, *, small: bool) -> None:
+    def _take(self, block: Block, *, small: bool) -> None:
         free = self._free[small]
         del free[bisect_left(free, (block.size, block.order))]
         block.free = False
@@ -139,7 +170,7 @@ def replay(events: Iterable[tuple[int, int]], capacity_bytes: int | None = None)
         capacity_bytes: the device's size; None for one without an end.
     """
     allocator = CachingAllocator(capacity_bytes)
-    held: dict[int, tuple[_Block, int]] = {}
+    held: dict[int, tuple[Block, int]] = {}
     for number, size in events:
         if number in held:
             allocator.release(*held.pop(number))

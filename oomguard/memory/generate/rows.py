@@ -55,7 +55,7 @@ def largest_rows(need_bytes: Callable[[int], int | None], room_bytes: int, too_m
         need = need_bytes(guess)
         if need is None:
             return None
-        crawled = need <= room_bytes and guess == low + 1
+        crawled = guess == (low + 1 if need <= room_bytes else high - 1)
         if need <= room_bytes:
             low, low_need = guess, need
         else:

@@ -77,3 +77,9 @@ def test_after_a_failure_nothing_grows_so_far_again():
     ran.failed(8)
     ran.add(2, 400)
     assert ran.rows_within(10_000) == 7
+
+
+def test_a_need_that_stays_one_byte_too_much_is_halved_and_not_walked_down():
+    rows, need = largest_rows(lambda number: number if number <= 40 else 101, 100, 64)
+    assert 30 <= rows <= 40
+    assert need == rows

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from oomguard.errors import SettingError
@@ -114,12 +116,48 @@ def test_peak_matches_the_profiler_of_torch():
     assert peak == pytest.approx(weights + highest, rel=0.002)
 
 
-@pytest.mark.parametrize("size", ["", "GiB", "12 parsecs", "-1 MiB", 0, -5])
+@pytest.mark.parametrize("size", ["", "GiB", "12 parsecs", "-1 MiB", "inf GiB", "nan", 0, -5, 1.5, True, None])
 def test_a_size_that_is_none_is_refused(size):
     with pytest.raises(SettingError):
         limit_memory(size)
 
 
-@pytest.mark.parametrize(("size", "expected"), [("256 MiB", 256 * MIB), ("1GiB", 2**30), ("1.5 KiB", 1536), (77, 77)])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("256 MiB", 256 * MIB),
+        ("1GiB", 2**30),
+        ("1.5 KiB", 1536),
+        (77, 77),
+        ("8 GB", 8 * 10**9),
+        ("2tib", 2**41),
+        ("77", 77),
+    ],
+)
 def test_sizes_are_read(size, expected):
     assert limit_memory(size).capacity_bytes == expected
+
+
+def test_of_nested_devices_the_smaller_fails_and_both_count():
+    with limit_memory("64 MiB") as outer, limit_memory("8 MiB") as inner:
+        kept = torch.zeros(MIB)
+        assert outer.live_bytes == inner.live_bytes == kept.nbytes
+        with pytest.raises(torch.OutOfMemoryError, match=r"capacity of 8\.00 MiB"):
+            torch.zeros(4 * MIB)
+
+
+def test_a_device_fails_again_in_a_second_block():
+    device = limit_memory("8 MiB")
+    for _ in range(2):
+        with device, pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(4 * MIB)
+
+
+def test_another_thread_is_not_seen():
+    made = []
+    with limit_memory("8 MiB") as device:
+        worker = threading.Thread(target=lambda: made.append(torch.zeros(4 * MIB)))
+        worker.start()
+        worker.join()
+        assert made
+        assert device.live_bytes == 0

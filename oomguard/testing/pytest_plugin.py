@@ -1,0 +1,117 @@
+"""pytest's plugin: ``@pytest.mark.gpu_memory("8GiB")`` runs a test on a simulated device, ``gpu_memory`` is that device.
+
+It takes the keyword arguments of ``limit_memory``. What a marker asks for is checked when tests are collected; torch is
+imported when the first such test runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from oomguard.errors import SettingError
+from oomguard.switch import disabled
+
+if TYPE_CHECKING:
+    from pluggy import Result
+
+    from oomguard.testing.limit import Limit
+    from oomguard.testing.simulated_device import SimulatedDevice
+
+MARKER: Final = "gpu_memory"
+_LINE: Final = (
+    f"{MARKER}(size, *, caching_allocator=False, other_processes=0, fail_at=(), wording=None): "
+    "run the test on a simulated device of this size on the CPU (oomguard.testing.limit_memory)"
+)
+_DEVICE: Final = pytest.StashKey["SimulatedDevice"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, for --strict-markers and ``pytest --markers``."""
+    config.addinivalue_line("markers", _LINE)
+
+
+@pytest.hookimpl(hookwrapper=True)  # wrappers of the newer style need pluggy 1.2: here pytest 7.0 will do
+def pytest_make_collect_report() -> Generator[None, Result[pytest.CollectReport]]:
+    """Refuse to collect a file or class in which a marker asks for no device that there can be; name each such test."""
+    report = (yield).get_result()
+    wrong = [line for node in report.result or () if isinstance(node, pytest.Item) for line in _mistakes(node)]
+    if report.passed and wrong:
+        report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin with a new device, also where a test is run again; leave the test out where oomguard is off: any device would do."""
+    if item.get_closest_marker(MARKER) is None:
+        return
+    if disabled():
+        pytest.skip("OOMGUARD_DISABLE is set: there is no simulated device")
+    if _DEVICE in item.stash:
+        del item.stash[_DEVICE]
+
+
+@pytest.fixture(name=MARKER)
+def device(request: pytest.FixtureRequest) -> SimulatedDevice:
+    """The simulated device of a test marked ``gpu_memory``: ``peak_bytes``, ``reset_peak()``, ``other_processes_bytes``."""
+    return _device(request.node)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Run the test's own code on its device; what fixtures made counts from when the test first reads it."""
+    if item.get_closest_marker(MARKER) is None:
+        yield
+    else:
+        with _device(item):
+            yield
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Result[pytest.TestReport]]:
+    """Add a section to a failed test: the peak beside the device's size, and why memory ran out."""
+    report = (yield).get_result()
+    device = item.stash.get(_DEVICE, None)
+    if report.when == "call" and report.failed and device is not None and call.excinfo is not None:
+        from oomguard.testing.failed_test import section
+
+        report.sections.append(("oomguard", section(device, call.excinfo.value)))
+
+
+def _mistakes(item: pytest.Item) -> Generator[str]:
+    """Tell what a test's marker asks for that cannot be."""
+    marker = item.get_closest_marker(MARKER)
+    if marker is not None:
+        try:
+            _limit(marker)
+        except SettingError as error:
+            yield f"{item.nodeid}: {error}" + (f"; {error.hint}" if error.hint else "")
+
+
+def _device(item: pytest.Item) -> SimulatedDevice:
+    """Return the item's device, the same each time."""
+    if _DEVICE not in item.stash:
+        marker = item.get_closest_marker(MARKER)
+        if marker is None:
+            pytest.fail(
+                f'the fixture {MARKER} needs a size: mark the test @pytest.mark.{MARKER}("8GiB")', pytrace=False
+            )
+        try:
+            item.stash[_DEVICE] = _limit(marker).device()
+        except ModuleNotFoundError as error:
+            pytest.fail(f"a simulated device needs torch ({error}): pip install 'oomguard[hf]'", pytrace=False)
+    return item.stash[_DEVICE]
+
+
+def _limit(marker: pytest.Mark) -> Limit:
+    from oomguard.testing.limit import read_limit
+
+    try:
+        return read_limit(*marker.args, **marker.kwargs)
+    except TypeError as error:
+        raise SettingError(
+            f"{MARKER}: {str(error).removeprefix('read_limit() ')}", hint=f'@pytest.mark.{MARKER}("8GiB")'
+        ) from None

@@ -1,0 +1,210 @@
+"""A simulated device for tests: a real model on the CPU that runs out of a chosen number of bytes, as CUDA would.
+
+It counts the storages of every tensor that an operation makes or reads, and raises ``torch.OutOfMemoryError`` in
+CUDA's own wording when they pass the capacity. The bytes come from running the model, never from a formula.
+It does not see the scratch memory inside kernels, and it sees only the thread it was entered in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from oomguard.errors import SettingError
+from oomguard.live_storages import LiveStorages
+from oomguard.testing.cached_blocks import CachedBlocks
+from oomguard.testing.in_force import entered
+from oomguard.testing.sizes import written
+from oomguard.testing.wordings import Figures, Wording, find_wording
+
+_MADE_OF_OTHERS: Final = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
+    """A device of ``capacity_bytes``; ``live_bytes`` and ``peak_bytes`` are exact for the tensors it has seen.
+
+    Tensors that existed before count from the moment an operation first reads them, as weights do that are moved
+    to a device. Raises torch.OutOfMemoryError from the operation whose result does not fit. ``allocations`` counts the
+    tensors that operations made.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        caching_allocator: bool = False,
+        other_processes_bytes: int = 0,
+        fail_at: Collection[int] = (),
+        wording: Wording | None = None,
+    ) -> None:
+        super().__init__()
+        self.capacity_bytes = capacity_bytes
+        self.allocations = 0
+        self._others_bytes = other_processes_bytes
+        self._fail_at = fail_at
+        self._wording = wording or find_wording()
+        self._blocks = CachedBlocks() if caching_allocator else None
+        self._storages = LiveStorages(keep_events=True)
+        self._newest = 0
+        self._thread: int | None = None
+
+    @property
+    def _total_bytes(self) -> int:
+        """What torch's message tells as the device's size."""
+        return self.capacity_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the tensors that are alive now."""
+        return self._storages.bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was alive after an operation since ``reset_peak``."""
+        return self._storages.peak_bytes
+
+    @property
+    def has_caching_allocator(self) -> bool:
+        """Whether the device counts what torch's caching allocator holds for the tensors."""
+        return self._blocks is not None
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the allocator's blocks in which live tensors are; ``live_bytes`` without a caching allocator."""
+        blocks = self._blocks_now()
+        return self.live_bytes if blocks is None else blocks.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that torch holds of the device; ``live_bytes`` without a caching allocator."""
+        blocks = self._blocks_now()
+        return self.live_bytes if blocks is None else blocks.allocator.reserved_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that torch held since ``reset_peak``; ``peak_bytes`` without a caching allocator."""
+        return self.peak_bytes if self._blocks is None else self._blocks.allocator.peak_reserved_bytes
+
+    @property
+    def largest_free_block_bytes(self) -> int:
+        """The largest block that torch holds and no tensor uses; 0 without a caching allocator, which keeps none."""
+        blocks = self._blocks_now()
+        return 0 if blocks is None else blocks.allocator.largest_free_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the device that neither torch nor another process holds."""
+        return max(0, self.capacity_bytes - self._others_bytes - self.reserved_bytes)
+
+    @property
+    def other_processes_bytes(self) -> int:
+        """Bytes of the device that other processes hold; may be set while a test runs, up to what is free."""
+        return self._others_bytes
+
+    @other_processes_bytes.setter
+    def other_processes_bytes(self, size_bytes: int) -> None:
+        room = self.free_bytes + self._others_bytes
+        if not 0 <= size_bytes <= room:
+            raise SettingError(
+                f"other processes cannot hold {size_bytes} bytes: a device of {written(self.capacity_bytes)}, "
+                f"of which torch holds {written(self.reserved_bytes)}, leaves {written(room)} to them"
+            )
+        self._others_bytes = size_bytes
+
+    def __enter__(self) -> SimulatedDevice:
+        self._thread = threading.get_ident()
+        entered.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        entered.remove(self)
+        super().__exit__(*exc_info)
+
+    def reset_peak(self) -> None:
+        """Forget the peaks so far."""
+        self._storages.reset_peak()
+        if self._blocks is not None:
+            self._blocks.allocator.peak_reserved_bytes = self.reserved_bytes
+
+    def empty_cache(self) -> None:
+        """Give the blocks that torch keeps unused back to the device, as ``torch.cuda.empty_cache`` does."""
+        blocks = self._blocks_now()
+        if blocks is not None:
+            blocks.allocator.empty_cache()
+
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count these tensors from now, as if an operation had read them: a model's weights before its first call."""
+        for tensor in tensors:
+            self._storages.adopt(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        __tracebackhide__ = True  # pytest then shows the line of the test
+        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
+            return NotImplemented  # a tensor that runs its operations itself: those that it makes come here one by one
+        made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key
+        if torch.is_inference_mode_enabled() and made_of_others(func.name(), _MADE_OF_OTHERS):
+            # There an operation that is made of others arrives whole: what it holds meanwhile would not be counted. Its own
+            # kernel is asked, not a decomposition in Python beside it, which may copy what the kernel hands through (dropout).
+            with self:
+                return func._op_dk(_MADE_OF_OTHERS, *args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs or {})):
+            self._storages.adopt(leaf)
+        before = self.live_bytes
+        tried = self._settle()
+        if tried is not None:
+            self._fail(before, tried)  # weights that are first read here may already be too much
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            self._storages.adopt(leaf)
+        tried = self._settle(before)
+        if tried is not None:
+            # The result goes with this frame: what the exception's traceback keeps is no part of the device's load.
+            out = leaf = args = kwargs = None
+            self._fail(before, tried)
+        self._storages.note_peak()
+        return out
+
+    def _blocks_now(self) -> CachedBlocks | None:
+        """Return the blocks as of now; a thread that only looks on gets them as of the last operation."""
+        if self._blocks is not None and self._thread in (None, threading.get_ident()):
+            self._settle()
+        return self._blocks
+
+    def _settle(self, before: int | None = None) -> int | None:
+        """Take in what became of storages since the last call; return the bytes that were refused, None where all fit.
+
+        Args:
+            before: the live bytes before an operation whose results are the newest storages; None between operations.
+        """
+        events = self._storages.take_events()
+        room = self.capacity_bytes - self._others_bytes
+        for at, (number, size) in enumerate(events):
+            if number <= self._newest or not size:
+                continue
+            self._newest = number
+            if before is None:
+                continue
+            self.allocations += 1
+            if self.allocations in self._fail_at:
+                if self._blocks is not None:
+                    self._blocks.follow(events[:at], room)
+                return size
+        if self._blocks is not None:
+            return self._blocks.follow(events, room)
+        if self.live_bytes <= room:
+            return None
+        return 0 if before is None else self.live_bytes - before
+
+    def _fail(self, live: int, tried: int) -> None:
+        """Raise in the words of torch: the figures are those before the operation that failed."""
+        __tracebackhide__ = True
+        allocated, reserved = (live, live) if self._blocks is None else (self.allocated_bytes, self.reserved_bytes)
+        free = max(0, self.capacity_bytes - self._others_bytes - reserved)
+        figures = Figures(tried, self._total_bytes, free, allocated, reserved, self._others_bytes)
+        raise self._wording.error(figures)

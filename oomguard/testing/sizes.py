@@ -1,0 +1,39 @@
+"""Sizes as a tester writes them: ``"8 GiB"`` is 2^30 a unit, ``"8 GB"`` 10^9, as both are defined."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from oomguard.errors import SettingError
+
+_UNITS: Final[dict[str, int]] = {"": 1, "b": 1} | {
+    f"{letter}{end}": int(factor**power)
+    for power, letter in enumerate("kmgt", start=1)
+    for end, factor in (("b", 1000), ("ib", 1024))
+}
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*\Z")
+
+
+def read_size(size: str | int, what: str = "size") -> int:
+    """Return a size in bytes: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9) or a number of bytes; below zero is no size.
+
+    Raises SettingError, which names ``what`` the size is of.
+    """
+    if isinstance(size, str):
+        match = _SIZE.match(size)
+        factor = _UNITS.get(match[2].lower()) if match else None
+        if match is None or factor is None:
+            raise SettingError(f"not a {what}: {size!r}", hint='write it as "256 MiB" or "8 GB" (GiB is 2^30, GB 10^9)')
+        return round(float(match[1]) * factor)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise SettingError(f"not a {what}: {size!r}", hint='write it as "256 MiB", or as a number of bytes')
+    return size
+
+
+def written(size_bytes: int, unit_end: str = "iB") -> str:
+    """Write a size as torch does (c10/util/Exception format_size): two decimals, bytes below one KiB."""
+    for letter, factor in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.2f} {letter}{unit_end}"
+    return f"{size_bytes} bytes"
