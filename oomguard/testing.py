@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from oomguard.errors import SettingError
-from oomguard.live_storages import LiveStorages
+from oomguard.live_storages import LiveStorages, PeakMeter
 
 _UNITS: Final = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _MADE_OF_OTHERS: Final = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -61,6 +61,14 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def reset_peak(self) -> None:
         """Forget the peak so far."""
         self._storages.reset_peak()
+
+    def begin_meter(self) -> PeakMeter:
+        """Measure one more peak from now, which ``reset_peak`` does not touch, until ``end_meter``."""
+        return self._storages.begin_meter()
+
+    def end_meter(self, meter: PeakMeter) -> None:
+        """Measure this peak no longer."""
+        self._storages.end_meter(meter)
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count these tensors from now, as if an operation had read them: a model's weights before its first call."""

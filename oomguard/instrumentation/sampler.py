@@ -1,0 +1,82 @@
+"""One thread that reads the counters for every watch that is open, as often as each asks; it ends with the last of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import Final, Protocol
+
+from oomguard.instrumentation.readings import Bytes, Readings
+
+readings: Final = Readings()
+
+
+class Sampled(Protocol):
+    """Who is given samples."""
+
+    sample_every_s: float
+
+    def sample(self, now_s: float, values: Bytes) -> None:
+        """Take what the counters showed at this moment of ``time.monotonic``."""
+
+
+class _Sampler:
+    """The thread and whom it reads for; ``readings`` is open for as long as there is anyone."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Know nobody: in a fork of this process the thread does not go on, and its lock may be held for good."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._due: dict[Sampled, float] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, sampled: Sampled) -> None:
+        """Sample for one more; start the thread for the first."""
+        with self._lock:
+            if not self._due:
+                readings.begin()
+            self._due[sampled] = time.monotonic() + sampled.sample_every_s
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="oomguard-watch", daemon=True)
+                self._thread.start()
+            else:
+                self._changed.notify()
+
+    def remove(self, sampled: Sampled) -> threading.Thread | None:
+        """Sample for one fewer; with the last return the thread, which ends now."""
+        with self._lock:
+            self._due.pop(sampled, None)
+            if self._due:
+                return None
+            thread, self._thread = self._thread, None
+            self._changed.notify()
+            readings.end()
+        return thread
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._lock:
+                wait_s = min(self._due.values(), default=0.0) - time.monotonic()
+                if self._thread is me and wait_s > 0:
+                    self._changed.wait(wait_s)
+                if self._thread is not me:
+                    return
+                now_s = time.monotonic()
+                due = [sampled for sampled, at_s in self._due.items() if at_s <= now_s]
+                self._due |= {sampled: now_s + sampled.sample_every_s for sampled in due}
+                values: Bytes = {}
+                with contextlib.suppress(Exception):  # a device that is lost: this sample is, not the user's work
+                    values = readings.now() if due else values
+            for sampled in due:
+                sampled.sample(now_s, values)
+
+
+sampler = _Sampler()
+
+os.register_at_fork(after_in_child=sampler.begin_anew)
