@@ -6,6 +6,7 @@ Context variables hold them, so threads and tasks outside see nothing.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, Protocol
@@ -56,8 +57,11 @@ def looked_on(what: str, model: str, size: Callable[[], CallSize]) -> Iterator[N
     told = CallSize()
     with contextlib.suppress(Exception):  # arguments that the call itself refuses
         told = size()
-    calls = tuple(observer.began(what, model, told) for observer in looking_on())
-    token = _inside.set(calls)
+    calls: list[LookedOn] = []
+    for observer in looking_on():
+        with no_mistake():
+            calls.append(observer.began(what, model, told))
+    token = _inside.set(tuple(calls))
     error: BaseException | None = None
     try:
         yield
@@ -67,7 +71,8 @@ def looked_on(what: str, model: str, size: Callable[[], CallSize]) -> Iterator[N
     finally:
         _inside.reset(token)
         for call in reversed(calls):
-            call.ended(error)
+            with no_mistake():
+                call.ended(error)
         del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
 
 
@@ -88,7 +93,17 @@ def shown(
 def attempted(attempt: Attempt) -> None:
     """Tell those who look on of an attempt inside the call that runs here."""
     for call in _inside.get() or ():
-        call.attempted(attempt)
+        with no_mistake():
+            call.attempted(attempt)
+
+
+@contextlib.contextmanager
+def no_mistake() -> Iterator[None]:
+    """Log what goes wrong in looking on: it never takes the place of what the user's call gives or raises."""
+    try:
+        yield
+    except Exception:
+        logging.getLogger("oomguard").exception("the watch failed")
 
 
 def size_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSize:

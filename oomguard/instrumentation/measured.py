@@ -44,11 +44,11 @@ class Measured:
 
     def end(self) -> None:
         """End, so far."""
-        assert self._peaks is not None  # noqa: S101 - made when it began
         self._after, self.ended_s = readings.now(), time.monotonic()
         self.take(self._after, self.ended_s)
-        self._rise_to(self._peaks.end())
-        self._peaks = None
+        if self._peaks is not None:
+            self._rise_to(self._peaks.end())
+            self._peaks = None
         peak, before = peak_resident_bytes(), self._resident_before
         # The kernel keeps one peak for the whole life of the process: it is that of the watch where it rose in it.
         self._is_resident_exact = peak is not None and before is not None and peak > before

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, cast, overload
 
 from oomguard.engines.known import watch_seen_calls
 from oomguard.errors import SettingError, UsageError
-from oomguard.guarding.observing import CallSize, observers, observing, shown
+from oomguard.guarding.observing import CallSize, no_mistake, observers, observing, shown
 from oomguard.guarding.watching import watch as watch_calls
 from oomguard.guarding.wrap import enter_around
 from oomguard.instrumentation.measured import Measured
@@ -58,8 +58,9 @@ class Watch:
         with self._lock:
             self._entered += 1
             if self._entered == 1:
-                sampler.add(self)
-                self._measured.begin()
+                with no_mistake():
+                    sampler.add(self)
+                    self._measured.begin()
         observers.set((*observers.get(), self))
         observing.append(None)
         return self
@@ -74,7 +75,8 @@ class Watch:
             self._error = "" if kind is None else kind.__name__
             thread = None
             if not self._entered:
-                self._measured.end()
+                with no_mistake():
+                    self._measured.end()
                 thread = sampler.remove(self)
         if thread is not None:
             thread.join()
@@ -144,7 +146,9 @@ class Watch:
 
     def mark(self, label: str) -> None:
         """Note this moment under a label, with what the counters show."""
-        if self._entered:
+        if not self._entered:
+            return
+        with no_mistake():
             self.read(readings.now())
             with self._lock:
                 if len(self._marks) < _MOST_MARKS:
@@ -231,7 +235,9 @@ class Watch:
         if not self._entered:
             yield
             return
-        watched = self._open(what, kind, "", CallSize())
+        watched: Watched | None = None
+        with no_mistake():
+            watched = self._open(what, kind, "", CallSize())
         error: BaseException | None = None
         try:
             yield
@@ -239,7 +245,9 @@ class Watch:
             error = raised
             raise
         finally:
-            watched.ended(error)
+            with no_mistake():
+                if watched is not None:
+                    watched.ended(error)
             del error  # a frame that names its own exception is a cycle
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,8 +30,10 @@ def _cuda_stats() -> Iterator[tuple[int, Mapping[str, Any]]]:
     if torch is None or not torch.cuda.is_initialized():
         return
     for index in range(torch.cuda.device_count()):
-        stats = torch.cuda.memory_stats_as_nested_dict(index)
-        if stats and stats["reserved_bytes"]["all"]["peak"]:
+        stats = None
+        with contextlib.suppress(RuntimeError):  # after an error of its own CUDA tells nothing any more
+            stats = torch.cuda.memory_stats_as_nested_dict(index)
+        if stats and stats["reserved_bytes"]["all"]["allocated"]:  # ever, whatever was given back or measured anew
             yield index, stats
 
 
