@@ -40,8 +40,9 @@ def attempt_words(timed: TimedAttempt) -> str:
 
 
 def attempts(row: SeenCall) -> str:
-    """Return a call's attempts in one line; nothing where it ran at once."""
-    if len(row.attempts) == 1 and row.attempts[0].attempt.succeeded:
+    """Return a call's attempts in one line; nothing where it ran at once as it was made."""
+    first = row.attempts[0].attempt if row.attempts else None
+    if first is not None and len(row.attempts) == 1 and first.succeeded and first.settings == {"batch_size": row.rows}:
         return ""
     return ", ".join(_short(timed) for timed in row.attempts)
 
