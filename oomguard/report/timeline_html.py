@@ -15,8 +15,8 @@ from oomguard.timeline import Timeline
 
 MOST_ROWS: Final = 200
 _STYLE: Final = """
-main{max-width:64rem}.oomguard .wide td{white-space:nowrap;font-variant-numeric:tabular-nums}
-.oomguard .timeline{width:100%;height:auto}
+main{max-width:64rem}.oomguard .wide th,.oomguard .wide td{white-space:nowrap;font-variant-numeric:tabular-nums}
+.oomguard .timeline{width:100%;min-width:44rem;height:auto}
 """
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 

@@ -126,7 +126,7 @@ def _panel(timeline: Timeline, device: str, scale: _Scale, y: float) -> list[Sha
 
 def _legend(device: str, counters: list[Counter], limit: int | None, y: float) -> list[Shape]:
     shapes: list[Shape] = [Label(_LEFT, y, device, size=13)]
-    x = _LEFT + 8.0 * len(device) + 24
+    x = _LEFT + 8.0 * len(device) + 16
     entries = [(key.what, key.what, False) for key in counters]
     if limit is not None:
         entries.append((f"limit {format_gib(limit)}", "limit", True))
@@ -135,7 +135,7 @@ def _legend(device: str, counters: list[Counter], limit: int | None, y: float) -
     for text, color, is_dashed in entries:
         shapes.append(Line(((x, y - 4), (x + 24, y - 4)), color, 2, is_dashed=is_dashed))
         shapes.append(Label(x + 29, y, text, "dim", size=11))
-        x += 29 + _LETTER * len(text) + 18
+        x += 29 + 6 * len(text) + 12
     return shapes
 
 
