@@ -11,6 +11,8 @@ from typing import Final, Protocol
 from oomguard.instrumentation.readings import Bytes, Readings
 
 readings: Final = Readings()
+_STAYS_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 3600.0  # a lock takes no longer one than threading.TIMEOUT_MAX
 
 
 class Sampled(Protocol):
@@ -38,33 +40,35 @@ class _Sampler:
     def add(self, sampled: Sampled) -> None:
         """Sample for one more; start the thread for the first."""
         with self._lock:
-            if not self._due:
-                readings.begin()
             self._due[sampled] = time.monotonic() + sampled.sample_every_s
             if self._thread is None:
+                readings.begin()
                 self._thread = threading.Thread(target=self._run, name="oomguard-watch", daemon=True)
                 self._thread.start()
             else:
                 self._changed.notify()
 
-    def remove(self, sampled: Sampled) -> threading.Thread | None:
-        """Sample for one fewer; with the last return the thread, which ends now."""
+    def remove(self, sampled: Sampled, *, stays: bool = False) -> threading.Thread | None:
+        """Sample for one fewer; with the last return the thread, which ends now, or soon where it ``stays``."""
         with self._lock:
             self._due.pop(sampled, None)
-            if self._due:
+            if self._due or stays or self._thread is None:
                 return None
-            thread, self._thread = self._thread, None
+            thread = self._thread
+            self._close()
             self._changed.notify()
-            readings.end()
         return thread
+
+    def _close(self) -> None:
+        self._thread = None
+        readings.end()
 
     def _run(self) -> None:
         me = threading.current_thread()
         while True:
             with self._lock:
-                wait_s = min(self._due.values(), default=0.0) - time.monotonic()
-                if self._thread is me and wait_s > 0:
-                    self._changed.wait(wait_s)
+                if self._thread is me:
+                    self._wait()
                 if self._thread is not me:
                     return
                 now_s = time.monotonic()
@@ -74,7 +78,17 @@ class _Sampler:
                 with contextlib.suppress(Exception):  # a device that is lost: this sample is, not the user's work
                     values = readings.now() if due else values
             for sampled in due:
-                sampled.sample(now_s, values)
+                with contextlib.suppress(Exception):
+                    sampled.sample(now_s, values)
+
+    def _wait(self) -> None:
+        """Wait until somebody is due; close where nobody comes any more."""
+        if self._due:
+            wait_s = min(self._due.values()) - time.monotonic()
+            if wait_s > 0:
+                self._changed.wait(min(wait_s, _LONGEST_WAIT_S))
+        elif not self._changed.wait(_STAYS_S) and not self._due and self._thread is threading.current_thread():
+            self._close()
 
 
 sampler = _Sampler()

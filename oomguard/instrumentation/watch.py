@@ -6,20 +6,20 @@ It changes nothing: what the body does, and what it raises, is as without it.
 from __future__ import annotations
 
 import contextlib
-import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Any, Final, TypeVar, overload
 
 from oomguard.engines.known import watch_seen_calls
 from oomguard.errors import SettingError, UsageError
 from oomguard.guarding.observing import CallSize, no_mistake, observers, observing, shown
 from oomguard.guarding.watching import watch as watch_calls
-from oomguard.guarding.wrap import enter_around
+from oomguard.instrumentation.decorating import decorate
 from oomguard.instrumentation.measured import Measured
 from oomguard.instrumentation.readings import Bytes
 from oomguard.instrumentation.rows import Rows
@@ -68,6 +68,15 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.leave(kind)
+
+    def leave(self, kind: type[BaseException] | None = None, *, stays: bool = False) -> None:
+        """Leave what was entered, and end with the last of it.
+
+        Args:
+            kind: what is raised.
+            stays: whether the sampling thread waits a moment for who enters again.
+        """
         with self._lock:
             if not self._entered:
                 return
@@ -77,7 +86,7 @@ class Watch:
             if not self._entered:
                 with no_mistake():
                     self._measured.end()
-                thread = sampler.remove(self)
+                thread = sampler.remove(self, stays=stays)
         if thread is not None:
             thread.join()
         observing.pop()
@@ -96,13 +105,7 @@ class Watch:
 
     def __call__(self, function: F) -> F:
         """Watch every call of a function: sync, async, generator or async generator, also a method; ``function.seen`` is this."""
-        if isinstance(function, type) or not callable(function):
-            what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
-            hint = "watch a function or a method, or a block: with oomguard.watch() as seen: ..."
-            raise UsageError(f"watch expects a function, not {what}", hint=hint)
-        decorated = enter_around(function, self) or self._around(function)
-        decorated.seen = self  # type: ignore[attr-defined]
-        return cast("F", decorated)
+        return decorate(self, function)
 
     def __str__(self) -> str:
         from oomguard.report.timeline_table import table_text
@@ -157,7 +160,7 @@ class Watch:
     @contextlib.contextmanager
     def span(self, label: str) -> Iterator[None]:
         """Give a phase of your own a row, with what memory was before it, at most during it, and after it."""
-        with self._watched(label, "span"):
+        with self.row(label, "span"):
             yield
 
     def table(self, *, most_rows: int = 20) -> Any:
@@ -231,7 +234,8 @@ class Watch:
         return watched
 
     @contextlib.contextmanager
-    def _watched(self, what: str, kind: str) -> Iterator[None]:
+    def row(self, what: str, kind: str) -> Iterator[None]:
+        """Give a row to what runs inside."""
         if not self._entered:
             yield
             return
@@ -249,14 +253,6 @@ class Watch:
                 if watched is not None:
                     watched.ended(error)
             del error  # a frame that names its own exception is a cycle
-
-    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self, self._watched(function.__qualname__, "function"):
-                return function(*args, **kwargs)
-
-        return call
 
 
 def _write(path: str | PathLike[str], content: bytes) -> None:
@@ -290,7 +286,8 @@ def watch(function: Callable[..., Any] | None = None, /, *, sample_every_s: floa
     The body runs and raises as without it. CUDA's own peak (``torch.cuda.max_memory_allocated``) begins anew with the watch and with each
     call in it.
     """
-    if isinstance(sample_every_s, bool) or not isinstance(sample_every_s, (int, float)) or not sample_every_s > 0:
+    is_number = isinstance(sample_every_s, (int, float)) and not isinstance(sample_every_s, bool)
+    if not is_number or not 0 < sample_every_s < math.inf:
         raise SettingError(f"sample_every_s={sample_every_s!r}", hint="a number of seconds above 0")
     made = Watch(sample_every_s=sample_every_s)
     return made if function is None else made(function)

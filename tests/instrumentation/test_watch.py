@@ -122,12 +122,32 @@ def test_coroutines_and_generators_are_watched_while_they_run():
     async def collect():
         return [item async for item in stream()]
 
-    assert list(count()) == [0, 1]
     assert asyncio.run(wait()) == 5
-    assert asyncio.run(collect()) == [7]
-    assert len(wait.seen.timeline.samples) >= 3
-    assert stream.seen.uses
     assert threads() == []
+    assert len(wait.seen.timeline.samples) >= 3
+    assert [row.kind for row in wait.seen.rows] == ["function"]
+    assert list(count()) == [0, 1]
+    assert asyncio.run(collect()) == [7]
+    assert stream.seen.uses
+    assert (count.seen.timeline.error, stream.seen.timeline.error) == ("", "")
+
+
+def test_the_thread_stays_between_the_steps_of_a_generator_and_ends_soon_after():
+    @oomguard.watch(sample_every_s=0.01)
+    def count():
+        yield from range(20)
+
+    names = set()
+    for _ in count():
+        names |= {thread.ident for thread in threading.enumerate() if thread.name == "oomguard-watch"}
+    assert len(names) == 1
+    until = time.monotonic() + 10
+    while threads() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert threads() == []
+    with oomguard.watch(sample_every_s=0.01) as seen:
+        time.sleep(0.05)
+    assert len(seen.timeline.samples) >= 3
 
 
 def test_async_with_watches_too():
@@ -166,15 +186,16 @@ def test_threads_that_share_a_watch_share_one_sampler():
 def test_what_is_no_function_and_no_time_is_told():
     with pytest.raises(UsageError, match="not the class int"):
         oomguard.watch(int)
-    for wrong in (0, -1, True, "0.1", float("nan")):
+    for wrong in (0, -1, True, "0.1", float("nan"), float("inf")):
         with pytest.raises(SettingError, match="sample_every_s"):
             oomguard.watch(sample_every_s=wrong)
 
 
 def test_the_switch_turns_it_off(monkeypatch):
     monkeypatch.setenv("OOMGUARD_DISABLE", "1")
+    before = threads()  # that of a generator ends a moment later
     with oomguard.watch() as seen:
-        assert threads() == []
+        assert threads() == before
     assert str(seen) == "OOMGUARD_DISABLE is set: nothing is watched"
 
 
