@@ -13,7 +13,8 @@ MOST_SAMPLES: Final = 8192
 class Samples:
     """Samples in the order of time; twice as many seconds lie between two each time that they are too many."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_SAMPLES) -> None:
+        self._most = most
         self._samples: list[Sample] = []
         self._together = 1
         self._waiting: list[Sample] = []
@@ -24,7 +25,7 @@ class Samples:
         if len(self._waiting) >= self._together:
             self._samples.append(_most(self._waiting))
             self._waiting.clear()
-        if len(self._samples) > MOST_SAMPLES:
+        if len(self._samples) > self._most:
             self._samples = [_most(self._samples[i : i + 2]) for i in range(0, len(self._samples), 2)]
             self._together *= 2
 

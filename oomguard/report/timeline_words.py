@@ -40,11 +40,14 @@ def attempt_words(timed: TimedAttempt) -> str:
 
 
 def attempts(row: SeenCall) -> str:
-    """Return a call's attempts in one line; nothing where it ran at once as it was made."""
+    """Return a call's attempts in one line, by their rows where nothing else was changed; nothing where it ran as it was made."""
     first = row.attempts[0].attempt if row.attempts else None
     if first is not None and len(row.attempts) == 1 and first.succeeded and first.settings == {"batch_size": row.rows}:
         return ""
-    return ", ".join(_short(timed) for timed in row.attempts)
+    if all(set(timed.attempt.settings) == {"batch_size"} for timed in row.attempts):
+        sizes = " -> ".join(str(timed.attempt.settings["batch_size"]) for timed in row.attempts)
+        return sizes if not row.attempts or row.attempts[-1].attempt.succeeded else f"{sizes} failed"
+    return ", ".join(map(attempt_words, row.attempts))
 
 
 def call_words(row: SeenCall) -> str:
@@ -62,11 +65,3 @@ def call_words(row: SeenCall) -> str:
     words += [attempts(row)] if row.attempts else []
     words += [row.error] if row.error else []
     return ", ".join(word for word in words if word)
-
-
-def _short(timed: TimedAttempt) -> str:
-    """Return an attempt by its rows, where these are all that it changed."""
-    attempt = timed.attempt
-    if set(attempt.settings) == {"batch_size"}:
-        return f"{attempt.settings['batch_size']} {'ran' if attempt.succeeded else 'failed'}"
-    return attempt_words(timed)

@@ -94,7 +94,7 @@ def test_a_guard_inside_or_around_splits_the_call_and_its_attempts_stand_in_the_
     failed, ran = row.attempts
     assert row.began_s <= failed.began_s <= failed.ended_s <= ran.began_s <= ran.ended_s
     assert row.use.peak_bytes <= capacity
-    assert f"{6} failed, {ran.attempt.settings['batch_size']} ran" in " ".join(str(seen).split())
+    assert f"6 -> {ran.attempt.settings['batch_size']}" in " ".join(str(seen).split())
 
 
 def test_a_function_that_is_split_by_its_argument_is_a_row():

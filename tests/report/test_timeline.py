@@ -53,7 +53,7 @@ def test_the_table_shows_memory_then_calls_with_their_attempts(monkeypatch):
 
     assert lines[2].split() == ["cuda:0", "allocated", "1.00", "GiB", "7.00", "GiB", "2.00", "GiB", "8.00", "GiB"]
     assert "~7.00 GiB" in lines[3]
-    assert "generate 64 1,000 + 256 3.6 s 1.00 GiB 7.00 GiB 2.00 GiB 64 failed, 23 ran" in calls
+    assert "generate 64 1,000 + 256 3.6 s 1.00 GiB 7.00 GiB 2.00 GiB 64 -> 23" in calls
     assert "one every 0.5 s" in lines[-1]
 
 
@@ -89,7 +89,7 @@ def test_the_csv_has_a_line_for_each_counter_and_call_in_bytes():
         ("mark", "papers done", "", ""),
     ]
     assert rows[2]["peak_bytes"] == str(7 * GIB)
-    assert rows[2]["attempts"] == "64 failed, 23 ran"
+    assert rows[2]["attempts"] == "64 -> 23"
     assert rows[1]["peak_is_sampled"] == "yes"
     assert rows[3]["rows"] == ""
 
