@@ -23,6 +23,9 @@ class Sampled(Protocol):
     def sample(self, now_s: float, values: Bytes) -> None:
         """Take what the counters showed at this moment of ``time.monotonic``."""
 
+    def renew_lock(self) -> None:
+        """In a fork of this process the thread may have held it, and nobody is left to release it."""
+
 
 class _Sampler:
     """The thread and whom it reads for; ``readings`` is open for as long as there is anyone."""
@@ -31,11 +34,15 @@ class _Sampler:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Know nobody: in a fork of this process the thread does not go on, and its lock may be held for good."""
+        """Know nobody: in a fork of this process the thread does not go on."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._due: dict[Sampled, float] = {}
         self._thread: threading.Thread | None = None
+
+    def everyone(self) -> tuple[Sampled, ...]:
+        """Return whom it reads for."""
+        return tuple(self._due)
 
     def add(self, sampled: Sampled) -> None:
         """Sample for one more; start the thread for the first."""
@@ -93,4 +100,12 @@ class _Sampler:
 
 sampler = _Sampler()
 
-os.register_at_fork(after_in_child=sampler.begin_anew)
+
+def _renew() -> None:
+    """In a fork of this process."""
+    for sampled in sampler.everyone():
+        sampled.renew_lock()
+    sampler.begin_anew()
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -216,6 +216,10 @@ class Watch:
                 for watched in self._under_way:
                     watched.take(values)
 
+    def renew_lock(self) -> None:
+        """Make a lock that nobody holds, in a fork of this process."""
+        self._lock = threading.RLock()
+
     def read(self, values: Bytes) -> None:
         """Take what the counters show now."""
         with self._lock:

@@ -7,6 +7,7 @@ a user who reads ``torch.cuda.max_memory_allocated`` begins anew too. The simula
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,16 @@ from oomguard.observe import torch_memory
 from oomguard.timeline import ALLOCATED, RESERVED, SIMULATED, Counter
 
 _open: Final[list[Peaks]] = []
-_lock: Final = threading.RLock()
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a fork of this process nobody may be left to release it."""
+    global _lock  # noqa: PLW0603 - of this process
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _simulated() -> Any:

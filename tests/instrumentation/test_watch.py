@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -201,6 +202,7 @@ def test_the_switch_turns_it_off(monkeypatch):
     assert str(seen) == "OOMGUARD_DISABLE is set: nothing is watched"
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_inside_a_watch_watches_for_itself():
     with oomguard.watch(sample_every_s=0.01) as outer:
         child = os.fork()
@@ -222,6 +224,31 @@ def test_a_long_night_keeps_a_bounded_number_of_samples_and_every_peak():
     assert sum(sample.bytes[HOST] == 10**6 for sample in kept) == 2
     assert [sample.seconds for sample in kept] == sorted(sample.seconds for sample in kept)
     assert kept[-1].seconds == 39_999.0
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_while_the_sampler_has_a_watchs_lock_does_not_hang():
+    held, done = threading.Event(), threading.Event()
+
+    def hold(watch):
+        with watch._lock:
+            held.set()
+            done.wait(30)
+
+    with oomguard.watch(sample_every_s=60) as seen:
+        thread = threading.Thread(target=hold, args=(seen,))
+        thread.start()
+        held.wait(30)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            with seen.span("in the child"):
+                pass
+            os._exit(0 if [row.what for row in seen.rows] == ["in the child"] else 1)
+        done.set()
+        thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+    assert seen.rows == ()
 
 
 @given(values=st.lists(st.integers(0, 2**40), min_size=1, max_size=200), most=st.integers(2, 16))
