@@ -13,7 +13,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .sources/fuzz
 
-.PHONY: demo demo-vllm setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds demo-papers fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -38,6 +38,9 @@ demo-seeds: .venv/ready .venv-vllm/ready   ## three questions that users asked, 
 	@$(BIN)/python examples/seed_scoring.py
 	@$(BIN)/python examples/seed_vision.py
 	@$(BIN)/python examples/seed_speculative.py
+
+demo-papers: .venv/ready       ## a job of papers in batches: what of the advice that went round helps, measured by `oomguard.watch`
+	@$(BIN)/python examples/seed_papers.py
 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
@@ -68,7 +71,7 @@ typecheck: .venv/ready-dev
 	touch $@
 
 # Each with the minutes it takes on 2 cores. BENCH_RESUME=FOLDER keeps the results of the long ones, case by case.
-BENCHMARKS := import_time:0.1 plan_time:0.2 guard_overhead:0.1 short_log:0.2 published_starts:0.1 plan_h100:0.2 lookalikes:0.2 corpus:0.2 engine_messages:3 \
+BENCHMARKS := import_time:0.1 plan_time:0.2 guard_overhead:0.1 watch_cost:5 short_log:0.2 published_starts:0.1 fit_constants:1 plan_h100:0.2 lookalikes:0.2 corpus:0.2 engine_messages:3 \
 	throughput:1 run_throughput:3 run_start:0.2 run_same:3 supervision:5 many_runs:1 kill_rounds:6 generate_peak:2 batch_cases:20 healthy_logs:11
 VLLM_BENCHMARKS := kv_cache:8 vllm_configs:20 vllm_device:15 serve_latency:5 guarded_starts:20 guarded_speed:5 third_start:2 death_known:3 engine_deaths:20
 

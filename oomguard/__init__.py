@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from oomguard.guarding.guard import Guard, guard
     from oomguard.guarding.loop import attempts
     from oomguard.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
+    from oomguard.instrumentation.watch import Watch, watch
     from oomguard.memory.generate.call import CallBudget
     from oomguard.memory.vllm.start import StartBudget
     from oomguard.remedy.policy import Policy
+    from oomguard.timeline import MemoryUse, SeenCall, Timeline
 
 __all__ = [
     "Attempt",
@@ -42,21 +44,26 @@ __all__ = [
     "Incident",
     "InputError",
     "LaunchError",
+    "MemoryUse",
     "OomguardError",
     "Patch",
     "Policy",
     "RuleError",
+    "SeenCall",
     "SettingError",
     "StartBudget",
     "StartPlan",
+    "Timeline",
     "UsageError",
     "WakeUpError",
+    "Watch",
     "__version__",
     "attempts",
     "diagnose",
     "diff",
     "guard",
     "plan",
+    "watch",
 ]
 
 _HOMES = {
@@ -77,9 +84,11 @@ _HOMES = {
     "guarding.guard": ("Guard", "guard"),
     "guarding.loop": ("attempts",),
     "incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),
+    "instrumentation.watch": ("Watch", "watch"),
     "memory.generate.call": ("CallBudget",),
     "memory.vllm.start": ("StartBudget",),
     "remedy.policy": ("Policy",),
+    "timeline": ("MemoryUse", "SeenCall", "Timeline"),
     "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.notebook": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
 }

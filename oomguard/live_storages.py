@@ -10,6 +10,15 @@ import weakref
 from typing import Any
 
 
+class PeakMeter:
+    """A peak of its own since some moment: no reset of the device's own peak reaches it."""
+
+    __slots__ = ("peak_bytes",)
+
+    def __init__(self, live_bytes: int) -> None:
+        self.peak_bytes = live_bytes
+
+
 class LiveStorages:
     """Bytes of the storages that were adopted and are still alive; each counts once, however many tensors view it.
 
@@ -23,6 +32,7 @@ class LiveStorages:
         self._sizes: dict[int, tuple[int, int]] = {}
         self._ends: dict[int, weakref.ref[Any]] = {}
         self._numbers = 0
+        self._meters: list[PeakMeter] = []
 
     def adopt(self, leaf: Any) -> None:
         """Count the tensor's storage from now until nothing refers to it; anything that is no tensor is passed over.
@@ -56,10 +66,22 @@ class LiveStorages:
     def note_peak(self) -> None:
         """Take what is alive now into the peak."""
         self.peak_bytes = max(self.peak_bytes, self.bytes)
+        for meter in self._meters:
+            meter.peak_bytes = max(meter.peak_bytes, self.bytes)
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""
         self.peak_bytes = self.bytes
+
+    def begin_meter(self) -> PeakMeter:
+        """Measure one more peak, from now until ``end_meter``."""
+        meter = PeakMeter(self.bytes)
+        self._meters.append(meter)
+        return meter
+
+    def end_meter(self, meter: PeakMeter) -> None:
+        """Measure this peak no longer."""
+        self._meters = [other for other in self._meters if other is not meter]
 
     def _end(self, key: int, _reference: object) -> None:
         number, size = self._sizes.pop(key, (0, 0))

@@ -19,7 +19,7 @@ ROOMS = (
     {"templates"},
     {"kinds", "missing"},
     {"incident"},
-    {"log", "settings"},
+    {"log", "settings", "timeline"},
     {"surfaces"},
     {"assignments"},
     {"rules"},
@@ -33,12 +33,13 @@ ROOMS = (
     {"rule_testing", "journal"},
     {"attempting", "checking"},
     {"guarding", "supervise", "testing"},
+    {"instrumentation"},
     {"cli"},
     {"__main__", "__init__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
-ENGINES = {"torch", "transformers", "vllm", "numpy", "rich", "structlog", "tenacity", "wrapt"}
+ENGINES = {"torch", "transformers", "vllm", "numpy", "matplotlib", "rich", "structlog", "tenacity", "wrapt"}
 
 
 def room(path: Path) -> str:

@@ -12,6 +12,7 @@ HEAVY = (
     "transformers",
     "vllm",
     "numpy",
+    "matplotlib",
     "rich",
     "structlog",
     "tenacity",
@@ -34,21 +35,26 @@ def test_the_public_names_are_exactly_these():
         "Incident",
         "InputError",
         "LaunchError",
+        "MemoryUse",
         "OomguardError",
         "Patch",
         "Policy",
         "RuleError",
+        "SeenCall",
         "SettingError",
         "StartBudget",
         "StartPlan",
+        "Timeline",
         "UsageError",
         "WakeUpError",
+        "Watch",
         "__version__",
         "attempts",
         "diagnose",
         "diff",
         "guard",
         "plan",
+        "watch",
     ]
 
 
@@ -66,7 +72,7 @@ def test_public_functions_stay_callable_after_every_submodule_is_imported():
         "import oomguard, pkgutil, importlib\n"
         "for m in pkgutil.walk_packages(oomguard.__path__, 'oomguard.'):\n"
         "    if not m.name.endswith('__main__'): importlib.import_module(m.name)\n"
-        "for name in ('guard', 'attempts', 'diagnose', 'plan', 'diff'):\n"
+        "for name in ('guard', 'attempts', 'diagnose', 'plan', 'diff', 'watch'):\n"
         "    assert callable(getattr(oomguard, name)), name\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

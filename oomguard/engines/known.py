@@ -11,7 +11,7 @@ from typing import cast
 
 from oomguard.engines import no_insight
 from oomguard.engines.command import Launch
-from oomguard.engines.protocol import Handler, Insight, Launcher
+from oomguard.engines.protocol import Handler, Insight, Launcher, SeenCallHandler
 from oomguard.engines.watched_start import StartHandler
 
 
@@ -43,6 +43,12 @@ def watch_calls(handler: Handler, often: Handler, is_inside: Callable[[], bool])
     """
     for module in _modules("calls"):
         module.watch(handler, often, is_inside)
+
+
+def watch_seen_calls(handler: SeenCallHandler) -> None:
+    """Have the calls that are only shown go through ``handler``, of every engine that has a module ``seen_calls``."""
+    for module in _modules("seen_calls"):
+        module.watch(handler)
 
 
 def held_results_bytes() -> int:

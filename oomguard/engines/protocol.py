@@ -9,6 +9,7 @@ An engine is a folder here, and what lies in it says what it can do:
 - ``calls.py``: ``watch(handler, often, is_inside)``, for an engine that is called inside the process; a call of it answers to
   ``WatchedCall``.
 - ``results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the results of calls on the device.
+- ``seen_calls.py``: ``watch(handler)``, for calls that are shown where a program watches its memory, and never changed.
 - ``starts.py``: ``watch(handler)``, for an engine that a program starts inside the process; a start answers to ``WatchedStart``.
 
 How its log tells a failure, and its end, stands in rules/signatures.
@@ -225,3 +226,17 @@ def begun(read: ReadCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R
 
 # What every watched call goes through: it gets the reader, the engine's own function, its object and the arguments.
 Handler = Callable[[ReadCall, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+
+# Rows of a call that is only shown, tokens of its prompts, and those that it may generate; None where nothing tells.
+SizeOfCall = tuple[int | None, int | None, int | None]
+# What such a call goes through: it gets how its size is read, the engine's own function, its object and the arguments.
+SeenCallHandler = Callable[
+    [
+        Callable[[tuple[Any, ...], Mapping[str, Any]], SizeOfCall],
+        Callable[..., Any],
+        Any,
+        tuple[Any, ...],
+        dict[str, Any],
+    ],
+    Any,
+]

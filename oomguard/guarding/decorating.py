@@ -12,6 +12,7 @@ from oomguard.errors import SettingError, UsageError
 from oomguard.guarding.failure import run_guarded
 from oomguard.guarding.function_call import RowsCall
 from oomguard.guarding.in_parts import in_parts
+from oomguard.guarding.observing import CallSize, looked_on, looking_on, observing
 from oomguard.guarding.watching import entered, in_force, inside_call, watch, watching
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.observe.exceptions import may_be_oom
@@ -83,6 +84,9 @@ def _splitting(current: Guard, function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if observing and looking_on():
+            with looked_on(function.__qualname__, "", lambda: _size(current, function, args, kwargs)):
+                return call(*args, **kwargs)
         token = inside_call.set(True)
         try:
             if current.known and not disabled():
@@ -101,6 +105,10 @@ def _splitting(current: Guard, function: F) -> F:
             del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
 
     return cast("F", call)
+
+
+def _size(current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSize:
+    return CallSize(RowsCall.of(function, current.batch, args, kwargs).rows)
 
 
 def _in_parts(

@@ -16,6 +16,7 @@ from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.guarding.decorating import decorate
 from oomguard.guarding.known_sizes import KnownSizes
+from oomguard.guarding.observing import attempted
 from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.observe.exceptions import may_be_oom
@@ -147,6 +148,7 @@ class Guard:
 
     def record(self, attempt: Attempt) -> None:
         """Add an attempt; several threads may do so at once."""
+        attempted(attempt)
         if self._function is None:
             with self._lock:
                 self.attempts = (*self.attempts, attempt)

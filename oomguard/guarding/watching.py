@@ -18,6 +18,7 @@ from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, Watched
 from oomguard.guarding import neighbours
 from oomguard.guarding.failure import add_note, run_guarded
 from oomguard.guarding.in_parts import in_parts, may_split, read_or_none
+from oomguard.guarding.observing import CallSize, looked_on, looking_on, observing, size_of_tensors
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.training import WHY_NOT
 from oomguard.incident import Attempt
@@ -81,23 +82,18 @@ def _watched(
     read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run a watched call: as it is, unless a guard is in force and no watched call is around it."""
+    if observing and looking_on():
+        with looked_on(*_names(wrapped, model), lambda: _size(read(model, args, kwargs))):
+            return _watched(read, wrapped, model, args, kwargs)
     guards = entered.get()
     if inside_call.get() or disabled():
         return wrapped(*args, **kwargs)
     if not guards:
         if in_force and not _unguarded_threads:
             _tell_of_thread()
-        failed = _failed_calls.get()
-        if not failed:
+        if not _failed_calls.get():
             return wrapped(*args, **kwargs)
-        try:
-            return wrapped(*args, **kwargs)
-        except Exception as raised:
-            if may_be_oom(raised):
-                with contextlib.suppress(Exception):
-                    # Only the last one counts, and it must not keep the others' inputs.
-                    failed[-1][:] = [(raised, read(model, args, kwargs))]
-            raise
+        return _noted(read, wrapped, model, args, kwargs)
     if isinstance(read, ReadOverriding) and not may_split(read_or_none(read, model, args, kwargs)):
         return wrapped(*args, **kwargs)
     token = inside_call.set(True)
@@ -116,6 +112,20 @@ def _watched(
         return result
     finally:
         del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+
+
+def _noted(
+    read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a call outside any guard as it is, and note it where it fails for memory."""
+    try:
+        return wrapped(*args, **kwargs)
+    except Exception as raised:
+        if may_be_oom(raised):
+            with contextlib.suppress(Exception):
+                # Only the last one counts, and it must not keep the others' inputs.
+                _failed_calls.get()[-1][:] = [(raised, read(model, args, kwargs))]
+        raise
 
 
 def _whole(
@@ -149,6 +159,9 @@ def _watched_often(
     read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run a watched call of a kind that is made often: read and noted only where one under this guard has failed."""
+    if observing and looking_on():
+        with looked_on(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
+            return _watched_often(read, wrapped, model, args, kwargs)
     guards = entered.get()
     if not guards and not in_force and not _failed_calls.get():
         return wrapped(*args, **kwargs)  # what every call outside a guard goes through
@@ -183,6 +196,15 @@ def _run_often(
         return None, failed
     given_up, failed = [] if failed is None else [failed], None
     return in_parts(owner, wrapped, call, given_up)
+
+
+def _names(wrapped: Callable[..., Any], model: Any) -> tuple[str, str]:
+    """Return what a call and its model are called where they are shown; calling a model itself is its forward pass."""
+    return getattr(wrapped, "__name__", "forward"), type(model).__name__
+
+
+def _size(call: WatchedCall) -> CallSize:
+    return CallSize(call.rows, call.prompt_tokens, call.max_new_tokens)
 
 
 def _tell_of_thread() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -35,6 +35,39 @@ def devices() -> tuple[Device, ...] | None:
         return None if count is None else tuple(_device(pynvml, index) for index in range(count))
     finally:
         _ask(pynvml.nvmlShutdown)
+
+
+class Session:
+    """NVML kept open for who asks it many times a second; ``uuids`` names each device as CUDA does."""
+
+    def __init__(self, pynvml: Any) -> None:
+        self._pynvml = pynvml
+        count = _ask(pynvml.nvmlDeviceGetCount) or 0
+        handles = {index: _ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)}
+        self._handles = {index: handle for index, handle in handles.items() if handle is not None}
+        uuids = {index: _ask(pynvml.nvmlDeviceGetUUID, handle) for index, handle in self._handles.items()}
+        self.uuids = {index: _text(uuid) for index, uuid in uuids.items()}
+
+    @classmethod
+    def begin(cls) -> Session | None:
+        """Open NVML; return None where it is missing or fails to start."""
+        if not _has_library():
+            return None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception:  # noqa: BLE001 - whatever the binding raises, the devices are unknown
+            return None
+        return cls(pynvml)
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return what the devices say now, without their names."""
+        return tuple(_memory_of(self._pynvml, index, handle) for index, handle in self._handles.items())
+
+    def end(self) -> None:
+        """Close it."""
+        _ask(self._pynvml.nvmlShutdown)
 
 
 def nvml_failure() -> str | None:
@@ -79,15 +112,18 @@ def _device(pynvml: Any, index: int) -> Device:
     handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
         return Device(index, None, None, None, None)
+    return replace(_memory_of(pynvml, index, handle), name=_text(_ask(pynvml.nvmlDeviceGetName, handle)))
+
+
+def _memory_of(pynvml: Any, index: int, handle: Any) -> Device:
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    name = _ask(pynvml.nvmlDeviceGetName, handle)
     running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     # A container hides process ids, and MIG hides sizes: an unknown size stays None.
     by_pid = None if running is None else {p.pid: p.usedGpuMemory for p in running}
-    return Device(
-        index,
-        name.decode(errors="replace") if isinstance(name, bytes) else name,
-        None if memory is None else int(memory.total),
-        None if memory is None else int(memory.free),
-        by_pid,
-    )
+    total, free = (None, None) if memory is None else (int(memory.total), int(memory.free))
+    return Device(index, None, total, free, by_pid)
+
+
+def _text(name: Any) -> str | None:
+    """Return a name as text, whichever the binding's version gives."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else name

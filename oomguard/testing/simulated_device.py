@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from oomguard.errors import SettingError
-from oomguard.live_storages import LiveStorages
+from oomguard.live_storages import LiveStorages, PeakMeter
 from oomguard.testing.cached_blocks import CachedBlocks
 from oomguard.testing.in_force import entered
 from oomguard.testing.sizes import written
@@ -131,6 +131,14 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         self._storages.reset_peak()
         if self._blocks is not None:
             self._blocks.allocator.peak_reserved_bytes = self.reserved_bytes
+
+    def begin_meter(self) -> PeakMeter:
+        """Measure one more peak from now, which ``reset_peak`` does not touch, until ``end_meter``."""
+        return self._storages.begin_meter()
+
+    def end_meter(self, meter: PeakMeter) -> None:
+        """Measure this peak no longer."""
+        self._storages.end_meter(meter)
 
     def empty_cache(self) -> None:
         """Give the blocks that torch keeps unused back to the device, as ``torch.cuda.empty_cache`` does."""

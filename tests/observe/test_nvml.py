@@ -152,6 +152,26 @@ def test_every_session_is_closed(library, mode):
     assert ask(library, mode)["sessions"] == 0
 
 
+SESSION = """
+import ctypes, json
+from oomguard.observe import nvml
+session = nvml.Session.begin()
+again = [session.devices(), session.devices()]
+once = nvml.devices()
+session.end()
+same = [[(d.index, d.total_bytes, d.free_bytes, d.used_bytes_by_pid) for d in found] for found in (*again, once)]
+print(json.dumps([same[0] == same[1] == same[2], session.uuids, ctypes.CDLL("libnvidia-ml.so.1").fake_sessions()]))
+"""
+
+
+def test_a_session_tells_the_same_as_often_as_it_is_asked_and_is_closed(library):
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == [True, {"0": None, "1": None}, 0]
+
+
 def test_a_driver_without_the_process_call_still_gives_sizes(tmp_path):
     first, _ = ask(build(tmp_path, "-DOLD_DRIVER"))["devices"]
 

@@ -40,6 +40,16 @@ async def astream(n: int) -> AsyncIterator[int]:
     yield n
 
 
+@oomguard.watch
+def watched(prompt: str, *, n: int = 1) -> list[str]:
+    return [prompt] * n
+
+
+@oomguard.watch(sample_every_s=1)
+async def awatched(prompt: str) -> str:
+    return prompt
+
+
 def uses() -> None:
     strings: list[str] = plain("x", n=2)
     string: str = options("x")
@@ -60,6 +70,14 @@ def uses() -> None:
     print(start.fits, start.budget.kv_cache_pool_bytes, [patch.new for patch in start.changes], start.needed)
     call: oomguard.CallBudget = oomguard.plan("org/name", engine="transformers", gpu_memory=24 << 30, batch_size=4)
     print(call.fits, call.largest_batch_size)
+    with oomguard.watch(sample_every_s=0.5) as seen, seen.span("papers"):
+        seen.mark("begin")
+    print(
+        seen, [(row.what, row.use.peak_bytes) for row in seen.rows if row.use], [use.limit_bytes for use in seen.uses]
+    )
+    seen.to_csv("watch.csv", samples=True)
+    seen.to_html(Path("watch.html"))
+    print(seen.timeline.samples[0].bytes, watched("x", n=2))
     changed: oomguard.Comparison = oomguard.diff(Path("old.log"), found, new_start=2)
     print(changed.headline, changed.differs, [row.name for row in changed.rows], changed.explanations)
 

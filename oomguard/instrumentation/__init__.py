@@ -1,0 +1,1 @@
+"""Seeing: what memory was before, at most during, and after, by whom."""

@@ -1,0 +1,114 @@
+"""Every counter of this machine, read again and again: torch's, NVML's, the host's; one that is unknown is left out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Final
+
+from oomguard.observe import torch_counters
+from oomguard.observe.nvml import Device, Session
+from oomguard.observe.processes import sees_the_host_s_pids
+from oomguard.observe.resident import resident_bytes
+from oomguard.timeline import ALLOCATED, HOST, IN_USE, OTHERS, OWN, RESIDENT, Counter
+
+Bytes = dict[Counter, int]
+_RESIDENT: Final = Counter(HOST, RESIDENT)
+
+
+class Readings:
+    """The counters, with NVML kept open between ``begin`` and ``end``."""
+
+    def __init__(self) -> None:
+        self._nvml: Session | None = None
+        self._knows_pids = False
+        self._is_own: dict[int, bool] = {}
+
+    def begin(self) -> None:
+        """Open NVML, where there is one."""
+        self._nvml = Session.begin()
+        # NVML tells the host's process ids: in a container they are other processes' here.
+        self._knows_pids = self._nvml is not None and bool(sees_the_host_s_pids())
+
+    def end(self) -> None:
+        """Close it."""
+        if self._nvml is not None:
+            self._nvml.end()
+            self._nvml = None
+
+    def now(self) -> Bytes:
+        """Return what every counter shows."""
+        found = torch_counters.now()
+        found |= self._of_nvml(found)
+        if (resident := resident_bytes()) is not None:
+            found[_RESIDENT] = resident
+        return found
+
+    def of_call(self) -> Bytes:
+        """Return what a call's use is told by: torch's counters, and where it has none here NVML's and the host's."""
+        return torch_counters.now() or self.now()
+
+    def limits_of_call(self) -> Bytes:
+        """Return what the devices have that a call's use is told by."""
+        return torch_counters.limits() or self.limits()
+
+    def limits(self) -> Bytes:
+        """Return what each device has."""
+        found = torch_counters.limits()
+        if self._nvml is not None:
+            names = self._names(found)
+            for device in self._nvml.devices():
+                if device.total_bytes is not None and device.index in names:
+                    found[Counter(names[device.index], IN_USE)] = device.total_bytes
+        return found
+
+    def _of_nvml(self, of_torch: Bytes) -> Bytes:
+        found: Bytes = {}
+        if self._nvml is None:
+            return found
+        names = self._names(of_torch)
+        for device in self._nvml.devices():
+            if device.index in names:
+                found |= {Counter(names[device.index], what): size for what, size in self._shares(device).items()}
+        return found
+
+    def _names(self, of_torch: Bytes) -> dict[int, str]:
+        """Return what NVML's devices are called: by torch's number those that torch works on, else all by NVML's own."""
+        assert self._nvml is not None  # noqa: S101 - asked only while it is open
+        uuids = self._nvml.uuids
+        worked_on = sorted({key.device for key in of_torch if key.what == ALLOCATED and key.device.startswith("cuda:")})
+        if not worked_on:
+            return {index: f"GPU {index}" for index in uuids}
+        names: dict[int, str] = {}
+        with contextlib.suppress(Exception):  # a torch whose devices have no identity
+            cuda = sys.modules["torch"].cuda
+            for name in worked_on:
+                own = str(cuda.get_device_properties(int(name.removeprefix("cuda:"))).uuid)
+                names |= {index: name for index, uuid in uuids.items() if uuid and uuid.endswith(own)}
+        return names
+
+    def _shares(self, device: Device) -> dict[str, int]:
+        """Return what all processes use of a device, and this one and the others where NVML tells them apart."""
+        if device.total_bytes is None or device.free_bytes is None:
+            return {}
+        used = device.total_bytes - device.free_bytes
+        found = {IN_USE: used}
+        by_pid = device.used_bytes_by_pid
+        if self._knows_pids and by_pid is not None:
+            own = [size for pid, size in by_pid.items() if self._belongs_here(pid)]
+            if None not in own:
+                found[OWN] = sum(size for size in own if size is not None)
+                found[OTHERS] = max(0, used - found[OWN])
+        return found
+
+    def _belongs_here(self, pid: int) -> bool:
+        """Return whether a process is this one or was started by it, as an engine's core is."""
+        if pid not in self._is_own:
+            import psutil
+
+            self._is_own[pid] = False
+            with contextlib.suppress(psutil.Error, OSError, ValueError):
+                line = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
+                self._is_own[pid] = os.getpid() in line
+        return self._is_own[pid]

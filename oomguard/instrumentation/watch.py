@@ -1,0 +1,297 @@
+"""The watch: a context manager and a decorator that see what memory was before, at most during, and after.
+
+It changes nothing: what the body does, and what it raises, is as without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeVar, overload
+
+from oomguard.engines.known import watch_seen_calls
+from oomguard.errors import SettingError, UsageError
+from oomguard.guarding.observing import CallSize, no_mistake, observers, observing, shown
+from oomguard.guarding.watching import watch as watch_calls
+from oomguard.instrumentation.decorating import decorate
+from oomguard.instrumentation.measured import Measured
+from oomguard.instrumentation.readings import Bytes
+from oomguard.instrumentation.rows import Rows
+from oomguard.instrumentation.sampler import readings, sampler
+from oomguard.instrumentation.watched import Watched
+from oomguard.switch import disabled
+from oomguard.timeline import Mark, MemoryUse, SeenCall, Timeline
+
+F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_SAMPLE_EVERY_S: Final = 0.1
+_MOST_MARKS: Final = 10_000
+_OFF: Final = "OOMGUARD_DISABLE is set: nothing is watched"
+
+
+class Watch:
+    """What one ``oomguard.watch`` sees; ``print`` shows it as a table.
+
+    Attributes:
+        sample_every_s: seconds between two samples.
+    """
+
+    def __init__(self, *, sample_every_s: float = DEFAULT_SAMPLE_EVERY_S) -> None:
+        self.sample_every_s = sample_every_s
+        self._lock = threading.RLock()
+        self._entered = 0
+        self._error = ""
+        self._measured, self._rows = Measured(), Rows()
+        self._marks: list[Mark] = []
+        self._under_way: list[Watched] = []
+
+    def __enter__(self) -> Watch:
+        if disabled():
+            return self
+        watch_calls()
+        watch_seen_calls(shown)
+        with self._lock:
+            self._entered += 1
+            if self._entered == 1:
+                with no_mistake():
+                    sampler.add(self)
+                    self._measured.begin()
+        observers.set((*observers.get(), self))
+        observing.append(None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave(kind)
+
+    def leave(self, kind: type[BaseException] | None = None, *, stays: bool = False) -> None:
+        """Leave what was entered, and end with the last of it.
+
+        Args:
+            kind: what is raised.
+            stays: whether the sampling thread waits a moment for who enters again.
+        """
+        with self._lock:
+            if not self._entered:
+                return
+            self._entered -= 1
+            self._error = "" if kind is None else kind.__name__
+            thread = None
+            if not self._entered:
+                with no_mistake():
+                    self._measured.end()
+                thread = sampler.remove(self, stays=stays)
+        if thread is not None:
+            thread.join()
+        observing.pop()
+        seen = list(observers.get())
+        if self in seen:
+            del seen[len(seen) - 1 - seen[::-1].index(self)]
+            observers.set(tuple(seen))
+
+    async def __aenter__(self) -> Watch:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __call__(self, function: F) -> F:
+        """Watch every call of a function: sync, async, generator or async generator, also a method; ``function.seen`` is this."""
+        return decorate(self, function)
+
+    def __str__(self) -> str:
+        from oomguard.report.timeline_table import table_text
+
+        return table_text(self.timeline)
+
+    @property
+    def began_s(self) -> float:
+        """When it was first entered, on the clock of ``time.monotonic``."""
+        return self._measured.began_s
+
+    @property
+    def timeline(self) -> Timeline:
+        """All that was seen so far, as one record."""
+        with self._lock:
+            uses, measured = self._measured.uses(), self._measured
+            ended_s = time.monotonic() if self._entered else measured.ended_s
+            return Timeline(
+                seconds=0.0 if ended_s is None else ended_s - measured.began_s,
+                uses=uses,
+                rows=self._rows.all(),
+                marks=tuple(self._marks),
+                samples=measured.samples.all(),
+                sample_every_s=self.sample_every_s,
+                limits=dict(measured.limits),
+                error=self._error,
+                notes=(_OFF,) if ended_s is None and disabled() else (),
+            )
+
+    @property
+    def rows(self) -> tuple[SeenCall, ...]:
+        """Every call and span that ended, in the order in which they began."""
+        with self._lock:
+            return self._rows.all()
+
+    @property
+    def uses(self) -> tuple[MemoryUse, ...]:
+        """Every counter of every device: before the watch, at most during it, and after it (up to now, while it goes on)."""
+        with self._lock:
+            return self._measured.uses()
+
+    def mark(self, label: str) -> None:
+        """Note this moment under a label, with what the counters show."""
+        if not self._entered:
+            return
+        with no_mistake():
+            self.read(readings.now())
+            with self._lock:
+                if len(self._marks) < _MOST_MARKS:
+                    self._marks.append(Mark(time.monotonic() - self.began_s, label))
+
+    @contextlib.contextmanager
+    def span(self, label: str) -> Iterator[None]:
+        """Give a phase of your own a row, with what memory was before it, at most during it, and after it."""
+        with self.row(label, "span"):
+            yield
+
+    def table(self, *, most_rows: int = 20) -> Any:
+        """Return the tables for a console of rich: memory by counter, then the calls.
+
+        Args:
+            most_rows: of more calls, those that failed and those of the largest peaks are shown.
+        """
+        from oomguard.report.timeline_table import tables
+
+        return tables(self.timeline, most_rows=most_rows)
+
+    def to_csv(self, path: str | PathLike[str], *, samples: bool = False) -> None:
+        """Write one line for each row and counter, sizes in bytes; with ``samples`` one for each sample and counter.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        from oomguard.report.timeline_csv import rows_csv, samples_csv
+
+        _write(path, (samples_csv if samples else rows_csv)(self.timeline).encode())
+
+    def to_html(self, path: str | PathLike[str]) -> None:
+        """Write the timeline and the tables as one page that loads nothing.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        from oomguard.report.timeline_html import page
+
+        _write(path, page(self.timeline).encode())
+
+    def to_png(self, path: str | PathLike[str]) -> None:
+        """Write the timeline as a picture, drawn by matplotlib (``pip install 'oomguard[plots]'``).
+
+        Raises:
+            UsageError: matplotlib is not installed, or the file cannot be written.
+        """
+        from oomguard.report.picture_png import png
+        from oomguard.report.timeline_picture import timeline_picture
+
+        _write(path, png(timeline_picture(self.timeline)))
+
+    def began(self, what: str, model: str, size: CallSize) -> Watched:
+        """Take the beginning of a watched call."""
+        return self._open(what, "call", model, size)
+
+    def sample(self, now_s: float, values: Bytes) -> None:
+        """Take what the counters showed at this moment."""
+        with self._lock:
+            if self._entered:
+                self._measured.take(values, now_s)
+                for watched in self._under_way:
+                    watched.take(values)
+
+    def renew_lock(self) -> None:
+        """Make a lock that nobody holds, in a fork of this process."""
+        self._lock = threading.RLock()
+
+    def read(self, values: Bytes) -> None:
+        """Take what the counters show now."""
+        with self._lock:
+            self._measured.take(values, time.monotonic())
+
+    def keep(self, watched: Watched, row: SeenCall) -> None:
+        """Take the row of a call that ended."""
+        with self._lock:
+            self._under_way.remove(watched)
+            self._rows.add(row)
+
+    def _open(self, what: str, kind: str, model: str, size: CallSize) -> Watched:
+        watched = Watched(self, what, kind, model, size)
+        with self._lock:
+            self._under_way.append(watched)
+        return watched
+
+    @contextlib.contextmanager
+    def row(self, what: str, kind: str) -> Iterator[None]:
+        """Give a row to what runs inside."""
+        if not self._entered:
+            yield
+            return
+        watched: Watched | None = None
+        with no_mistake():
+            watched = self._open(what, kind, "", CallSize())
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            with no_mistake():
+                if watched is not None:
+                    watched.ended(error)
+            del error  # a frame that names its own exception is a cycle
+
+
+def _write(path: str | PathLike[str], content: bytes) -> None:
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that is there"
+        ) from None
+
+
+@overload
+def watch(function: F, /) -> F: ...
+@overload
+def watch(function: None = None, /, *, sample_every_s: float = DEFAULT_SAMPLE_EVERY_S) -> Watch: ...
+def watch(function: Callable[..., Any] | None = None, /, *, sample_every_s: float = DEFAULT_SAMPLE_EVERY_S) -> Any:
+    """Watch memory in a block (``with watch() as seen``) or in every call of a function (``@watch``, ``@watch(...)``).
+
+    For each device that torch works on: allocated and reserved, their peaks exact; NVML's figures for all processes, this one and
+    the others; the simulated device of ``oomguard.testing``; the host's memory of this process. Every engine call inside
+    (``generate``, a model's forward pass, vLLM's ``LLM.generate``) is a row. A decorated function has what was seen of all its
+    calls as ``function.seen``.
+
+    Args:
+        sample_every_s: seconds between two samples, which a thread takes: for the picture, and for what has no peak of its own.
+
+    Raises:
+        SettingError: not a time.
+        UsageError: what is watched is no function (a class, a number).
+
+    The body runs and raises as without it. CUDA's own peak (``torch.cuda.max_memory_allocated``) begins anew with the watch and with each
+    call in it.
+    """
+    is_number = isinstance(sample_every_s, (int, float)) and not isinstance(sample_every_s, bool)
+    if not is_number or not 0 < sample_every_s < math.inf:
+        raise SettingError(f"sample_every_s={sample_every_s!r}", hint="a number of seconds above 0")
+    made = Watch(sample_every_s=sample_every_s)
+    return made if function is None else made(function)
