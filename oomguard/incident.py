@@ -15,6 +15,7 @@ from oomguard.facts import Fact, FactValue, number_of
 from oomguard.kinds import NOT_OOM_KINDS, headline
 from oomguard.missing import Missing
 from oomguard.records import Record, shown
+from oomguard.snapshots.records import Snapshot
 
 CAUSES: Final = (
     "colocated_process",
@@ -274,6 +275,7 @@ class Diagnosis(Record):
     incidents: tuple[Incident, ...] = ()
     notes: tuple[str, ...] = ()
     starts: tuple[EngineStart, ...] = ()
+    snapshot: Snapshot | None = None
 
     def _repr_html_(self) -> str:
         """Return the diagnosis for a notebook's cell.

@@ -1,0 +1,65 @@
+"""Which lines of a recorded stack tell a user something: their own code and the libraries', not torch's and not C++."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from oomguard.snapshots.records import Frame
+
+# How many lines of a stack are kept, and how many are looked at for them: stacks with C++ begin with dozens of its frames.
+KEPT_FRAMES: Final = 6
+_MOST_FRAMES: Final = 256
+_MOST_CHARS: Final = 300
+_CPP: Final = ("??", ".cpp", ".pyx", ".cc", ".c", ".h", ".o", ".so", ".cu", ".cuh")
+_BEGINS_INNER: Final = ("torch/", "<frozen ", "<string>", "<eval_with_key>")
+_PACKAGES: Final = ("/site-packages/torch/", "/dist-packages/torch/")
+
+_Lines = tuple[Frame, ...]
+
+
+class Stacks:
+    """The stacks of one snapshot, each as the few lines that tell something; equal stacks are one and the same tuple.
+
+    torch notes the frames of a stack once and refers to them, so what was made of a frame is kept by the object's identity: the
+    snapshot must be kept as long as this.
+    """
+
+    def __init__(self) -> None:
+        self._frames: dict[int, Frame | None] = {}
+        self._equal: dict[Frame, Frame] = {}
+        self._stacks: dict[tuple[int, ...], _Lines] = {}
+
+    def of(self, frames: Any) -> _Lines:
+        """Return the lines of a recorded stack, innermost first; empty for what is no stack, or has nothing but torch in it."""
+        if not frames or type(frames) is not list:
+            return ()
+        known, kept = self._frames, []
+        for frame in frames[:_MOST_FRAMES]:
+            key = id(frame)
+            if key not in known:
+                known[key] = self._read(frame)
+            if (line := known[key]) is not None:
+                kept.append(line)
+                if len(kept) == KEPT_FRAMES:
+                    break
+        # Equal lines are one object, so their numbers tell a stack.
+        key_of_stack = tuple(map(id, kept))
+        return self._stacks.setdefault(key_of_stack, tuple(kept))
+
+    def _read(self, frame: Any) -> Frame | None:
+        """Return a frame as a line, None for one of torch's own, of C++, or of another shape."""
+        if type(frame) is not dict:
+            return None
+        file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
+        if not isinstance(file, str) or not isinstance(name, str) or _is_inner(file, name):
+            return None
+        number = line if isinstance(line, int) and 0 <= line < 1 << 31 else 0
+        read = Frame(file[-_MOST_CHARS:], number, name[:_MOST_CHARS])
+        return self._equal.setdefault(read, read)
+
+
+def _is_inner(file: str, name: str) -> bool:
+    """Return whether a frame is torch's own, Python's machinery, or compiled code."""
+    if not file or file.endswith(_CPP) or "::" in name:
+        return True
+    return file.startswith(_BEGINS_INNER) or any(package in file for package in _PACKAGES)
