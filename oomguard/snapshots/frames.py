@@ -9,6 +9,8 @@ from oomguard.snapshots.records import Frame
 # How many lines of a stack are kept, and how many are looked at for them: stacks with C++ begin with dozens of its frames.
 KEPT_FRAMES: Final = 6
 _MOST_FRAMES: Final = 256
+# Whole stacks that are known again at once; a program has thousands, a file may have any number.
+_MOST_STACKS: Final = 20_000
 _MOST_CHARS: Final = 300
 _CPP: Final = ("??", ".cpp", ".pyx", ".cc", ".c", ".h", ".o", ".so", ".cu", ".cuh")
 _BEGINS_INNER: Final = ("torch/", "<frozen ", "<string>", "<eval_with_key>")
@@ -28,11 +30,21 @@ class Stacks:
         self._frames: dict[int, Frame | None] = {}
         self._equal: dict[Frame, Frame] = {}
         self._stacks: dict[tuple[int, ...], _Lines] = {}
+        self._read_stacks: dict[tuple[int, ...], _Lines] = {}
 
     def of(self, frames: Any) -> _Lines:
         """Return the lines of a recorded stack, innermost first; empty for what is no stack, or has nothing but torch in it."""
         if not frames or type(frames) is not list:
             return ()
+        whole = tuple(map(id, frames[:_MOST_FRAMES]))
+        lines = self._read_stacks.get(whole)
+        if lines is None:
+            lines = self._lines(frames)
+            if len(self._read_stacks) < _MOST_STACKS:
+                self._read_stacks[whole] = lines
+        return lines
+
+    def _lines(self, frames: list[Any]) -> _Lines:
         known, kept = self._frames, []
         for frame in frames[:_MOST_FRAMES]:
             key = id(frame)

@@ -20,7 +20,7 @@ KEPT_GROUPS: Final = 50
 # Blocks of an allocation above it are large: kSmallSize of c10/core/AllocatorConfig.h, torch 2.1 to 2.13.
 _SMALL_BYTES: Final = 1 << 20
 _LIVE: Final = "active_allocated"
-_WAITING: Final = frozenset({"active_pending_free", "active_awaiting_free"})
+_WAITING: Final = ("active_pending_free", "active_awaiting_free")  # no set: a wrong state may be a list
 _FREE: Final = "inactive"
 _MOST_BYTES: Final = 1 << 60
 _MOST_DEVICES: Final = 1024
@@ -98,7 +98,7 @@ class _Device:
                 raise RefusedError(f"a block of segment {number} is no dict")
             size, state = block.get("size"), block.get("state")
             if type(size) is not int or not 0 <= size < _MOST_BYTES:
-                raise RefusedError(f"a block of segment {number} has the size {size!r:.40}")
+                raise RefusedError(f"a block of segment {number} has the size {_told(size)}")
             if state == _LIVE:
                 live += size
                 self._allocate(block, size)
@@ -111,7 +111,7 @@ class _Device:
                 largest = max(largest, size)
                 runs.append(("free", size))
             else:
-                raise RefusedError(f"a block of segment {number} has the state {state!r:.40}")
+                raise RefusedError(f"a block of segment {number} has the state {_told(state)}")
         reserved = live + waiting + free
         self._segments += 1
         self._blocks += len(runs)
@@ -208,8 +208,15 @@ def _group(segment: dict[str, Any]) -> _Group:
 
 def _size(value: Any, what: str) -> int:
     if type(value) is not int or not 0 <= value < _MOST_BYTES:
-        raise RefusedError(f"{what} {value!r:.40}")
+        raise RefusedError(f"{what} {_told(value)}")
     return value
+
+
+def _told(value: Any) -> str:
+    """Return a wrong value as text; of what is no text and no number its type: all of it may be endless."""
+    return (
+        f"{value!r:.40}" if isinstance(value, (str, int, float)) or value is None else f"of type {type(value).__name__}"
+    )
 
 
 def _settings(raw: Any) -> str | None:

@@ -1,0 +1,110 @@
+"""A snapshot among the inputs: told by its content, explained by the rules, refused like any input that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+
+from oomguard.diagnosing import diagnose, diagnose_stream
+from oomguard.errors import InputError
+from support.hostile_pickles import hostile_pickles
+from support.made_snapshots import example
+
+MIB = 2**20
+MADE = example()
+STEP = MADE.stack(("/job/train.py", 10, "step"), ("/job/main.py", 3, "main"))
+
+
+def written(folder: Path, whole: object, name: str = "any.log") -> str:
+    path = folder / name
+    path.write_bytes(pickle.dumps(whole))
+    return str(path)
+
+
+def test_what_was_refused_becomes_an_incident_with_the_allocators_facts(tmp_path: Path):
+    found = diagnose(written(tmp_path, MADE.in_pieces()))
+    (incident,) = found.incidents
+    values = {name: fact.value for name, fact in incident.facts.items()}
+    assert (incident.kind, found.verdict) == ("cuda_oom", "oom")
+    assert (values["tried_bytes"], values["device_free_bytes"]) == (1536 * MIB, 380 * MIB)
+    assert (values["free_blocks_bytes"], values["largest_free_block_bytes"]) == (2816 * MIB, 256 * MIB)
+    assert values["reserved_total_bytes"] == values["allocated_bytes"] + values["reserved_unallocated_bytes"]
+    assert values["private_pool_bytes"] == 256 * MIB
+    assert incident.evidence[0].text == '  File "/job/model.py", line 140, in logits'
+
+
+def test_free_blocks_that_are_too_small_are_fragmentation(tmp_path: Path):
+    cause = diagnose(written(tmp_path, MADE.in_pieces())).incidents[0].causes[0]
+    assert (cause.id, cause.rule) == ("fragmentation", "OG362")
+
+
+def test_a_device_full_of_live_blocks_names_who_holds_most(tmp_path: Path):
+    made = MADE.Recorder()
+    made.segment([(900 * MIB, "active_allocated", STEP)])
+    made.refuse(500 * MIB, 100 * MIB, STEP)
+    cause = diagnose(written(tmp_path, made.snapshot())).incidents[0].causes[0]
+    assert (cause.id, cause.rule) == ("unknown", "OG363")
+    assert "0.88 GiB of it allocated by job/train.py:10 step < job/main.py:3 main" in cause.explanation
+
+
+def test_expandable_segments_are_not_proposed_where_they_are_on(tmp_path: Path):
+    whole = MADE.in_pieces()
+    whole["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    incident = diagnose(written(tmp_path, whole)).incidents[0]
+    assert not [patch for patch in incident.plan if patch.setting == "allocator_options" and patch.applicable]
+
+
+def test_a_snapshot_without_a_refusal_is_no_incident_and_is_summed_up(tmp_path: Path):
+    made = MADE.Recorder()
+    made.segment([(900 * MIB, "active_allocated", STEP)])
+    found = diagnose(written(tmp_path, made.snapshot()))
+    assert (found.verdict, found.incidents) == ("no_oom", ())
+    assert found.snapshot is not None
+    assert found.snapshot.devices[0].allocated_bytes == 900 * MIB
+
+
+def test_each_device_that_refused_something_has_its_incident(tmp_path: Path):
+    made = MADE.Recorder(2)
+    for device in (0, 1):
+        made.segment([(900 * MIB, "active_allocated", STEP)], device=device)
+        made.refuse(500 * MIB, 100 * MIB, STEP, device=device)
+    found = diagnose(written(tmp_path, made.snapshot()))
+    assert [incident.facts["gpu_index"].value for incident in found.incidents] == [0, 1]
+
+
+def test_a_given_device_size_counts(tmp_path: Path):
+    incident = diagnose(written(tmp_path, MADE.in_pieces()), gpu_memory="24GiB").incidents[0]
+    assert incident.budget.device_total_bytes == 24 * 2**30
+
+
+def test_a_packed_snapshot_and_one_from_a_pipe_are_read_too(tmp_path: Path):
+    packed = tmp_path / "snapshot.pickle.gz"
+    packed.write_bytes(gzip.compress(pickle.dumps(MADE.in_pieces())))
+    assert diagnose(packed).incidents[0].kind == "cuda_oom"
+
+    class Pipe(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    assert diagnose_stream(Pipe(pickle.dumps(MADE.in_pieces()))).incidents[0].kind == "cuda_oom"
+    log = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert diagnose_stream(Pipe(log)).incidents[0].kind == "cuda_oom"
+
+
+def test_a_hostile_pickle_is_an_input_that_cannot_be_read(tmp_path: Path):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(hostile_pickles(tmp_path / "marker")["REDUCE of os.system, protocol 5"])
+    with pytest.raises(
+        InputError, match=r"snapshot\.pickle: not read as an allocation snapshot: it wants to import posix\.system"
+    ):
+        diagnose(path)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_another_pickle_is_told_as_no_snapshot(tmp_path: Path):
+    with pytest.raises(InputError, match="no allocation snapshot: it has no segments"):
+        diagnose(written(tmp_path, {"weights": [1, 2, 3]}))
