@@ -64,6 +64,8 @@ def _guarding(current: Guard, function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not watching:
             watch()
+        if current.recording is not None:
+            current.begin_recording()
         token = entered.set((*entered.get(), current))
         in_force.append(None)
         try:
@@ -83,6 +85,8 @@ def _splitting(current: Guard, function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if current.recording is not None:
+            current.begin_recording()
         token = inside_call.set(True)
         try:
             if current.known and not disabled():
