@@ -269,7 +269,7 @@ class EngineStart(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis(Record):
-    """Everything found in one input, in the order of time; ``source`` is the path exactly as it was given."""
+    """All that was found in one input, in the order of time; ``source`` is the path as given, ``snapshot`` what a memory snapshot holds."""
 
     source: str
     incidents: tuple[Incident, ...] = ()

@@ -17,10 +17,7 @@ from oomguard.snapshots.summary import summarize
 _SOURCE: Final = "measured"
 _SHOWN_FRAMES: Final = 3
 _BLOCK_BYTES: Final = 16 << 20
-_HINT: Final = (
-    "only what torch.cuda.memory._dump_snapshot writes is read, and nothing in it is run; a smaller one: "
-    "_record_memory_history(max_entries=100_000)"
-)
+_HINT: Final = "nothing in it was run; of pickles only what torch.cuda.memory._dump_snapshot writes is read"
 
 
 def read_snapshot(stream: IO[bytes], source: str) -> Diagnosis:

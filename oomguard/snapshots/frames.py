@@ -36,7 +36,7 @@ class Stacks:
         """Return the lines of a recorded stack, innermost first; empty for what is no stack, or has nothing but torch in it."""
         if not frames or type(frames) is not list:
             return ()
-        whole = tuple(map(id, frames[:_MOST_FRAMES]))
+        whole = tuple(map(id, frames if len(frames) <= _MOST_FRAMES else frames[:_MOST_FRAMES]))
         lines = self._read_stacks.get(whole)
         if lines is None:
             lines = self._lines(frames)

@@ -15,21 +15,15 @@ _Run = tuple[str, int]
 
 
 class MemoryMap:
-    """Collects the segments of a device; neighbouring blocks in the same state are one run."""
+    """Collects the segments of a device, each as runs of blocks in one state."""
 
     def __init__(self) -> None:
         self._segments: list[tuple[Any, int, list[_Run]]] = []
 
     def add(self, group: Any, address: int, runs: list[_Run], is_free: bool) -> None:
         """Add a segment by the group that it belongs to; ``is_free`` says that all of it is free."""
-        merged: list[_Run] = []
-        for kind, size in runs:
-            state = "split" if kind == "free" and not is_free else kind
-            if merged and merged[-1][0] == state:
-                merged[-1] = (state, merged[-1][1] + size)
-            else:
-                merged.append((state, size))
-        self._segments.append((group, address, merged))
+        named = runs if is_free else [("split" if kind == "free" else kind, size) for kind, size in runs]
+        self._segments.append((group, address, named))
 
     def cells(self) -> tuple[MapCell, ...]:
         """Return the map: equal cells that follow each other are one, and a segment's first cell says so."""

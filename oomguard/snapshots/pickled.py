@@ -21,18 +21,21 @@ MOST_BYTES: Final = 512 << 20
 MOST_CONTAINERS: Final = 16_000_000
 
 _STOP, _FRAME, _SHORT_TEXT, _TEXT, _LONG_PUT = 0x2E, 0x95, 0x8C, 0x58, 0x72
-_INT: Final = (
-    rb"(?:K.|M..|J.{4}|\x8a(?:\x00|\x01.|\x02.{2}|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x09.{9}))"
-)
-# Instructions of a fixed length, in a run: dicts, lists, marks, None and yes/no; what was made before, by its number; integers of
+_LONG: Final = b"|".join(b"\\x%02x" % size + b"." * size for size in range(10))
+_INT: Final = rb"(?:K.|M..|J....|\x8a(?:" + _LONG + rb"))"
+# Instructions of a fixed length, in a run: what was made before, by its number; dicts, lists, marks, None and yes/no; integers of
 # nine bytes at most, a pair of them (a pool's id) and floats. No other tuple: the hash of nested ones takes forever, or the stack.
-_RUN: Final = re.compile(rb"(?s:[\x94(ue}\]Nas)\x88\x89]|[hq].|j.{4}|" + _INT + rb"(?:" + _INT + rb"\x86)?|G.{8})*+")
+# Dots in place of {4}, and what there is most of first: it is a third faster.
+_RUN: Final = re.compile(
+    rb"(?s:j....|[\x94(ue}\]Nas)\x88\x89]|[hq].|" + _INT + rb"(?:" + _INT + rb"\x86)?|G........)*+"
+)
 _BEGINS: Final = re.compile(rb"\x80[\x00-\x1f]")
 # Protocols 0 and 1 have no header: a name to import with what is done with it, or the dict or list with which a dump begins.
 _BEGINS_OLD: Final = re.compile(
     rb"(?s)c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n(?:\([SI(]['\"\d(]|\([XU].|\)R|[qp].)|\([dlt](?:p\d+\n|\.|\([SIVlt])|[}\]]q.|\(S'[^\n]*'\n"
 )
 _NAME: Final = re.compile(rb"([^\n]{0,200})\n([^\n]{0,200})\n")
+_SMALLER: Final = "record fewer events, _record_memory_history(max_entries=100_000)"
 HEAD_BYTES: Final = 512
 _SHOWN_BYTES: Final = 200
 
@@ -88,13 +91,13 @@ class _Plain(pickle.Unpickler):
 def check(data: bytes) -> None:
     """Look at every instruction of a pickle. Raises RefusedError at the first that plain data does not need."""
     if len(data) > MOST_BYTES:
-        raise RefusedError(f"it has more than {MOST_BYTES >> 20} MiB")
+        raise RefusedError(f"it has more than {MOST_BYTES >> 20} MiB: {_SMALLER}")
     if not _BEGINS.match(data):
         raise RefusedError(f"its protocol is 0 or 1, which torch does not write{_wanted_by_old(data)}")
     if data[1] not in range(2, 6):
         raise RefusedError(f"its protocol is {data[1]}, and 2 to 5 are read")
     if data.count(b"}") + data.count(b"]") > MOST_CONTAINERS:
-        raise RefusedError(f"it may hold more than {MOST_CONTAINERS:,} dicts and lists")
+        raise RefusedError(f"it may hold more than {MOST_CONTAINERS:,} dicts and lists: {_SMALLER}")
     at, texts = 2, (b"", b"")
     while True:
         run = _RUN.match(data, at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from oomguard.records import Record
 
@@ -121,7 +121,7 @@ class DeviceMemory(Record):
     stacks: tuple[LiveStack, ...] = ()
     other_stacks: int = 0
     other_stacks_bytes: int = 0
-    map: tuple[MapCell, ...] = ()
+    map: tuple[MapCell, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

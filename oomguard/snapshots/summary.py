@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from oomguard.snapshots.frames import Stacks
 from oomguard.snapshots.map import MemoryMap
-from oomguard.snapshots.pickled import RefusedError
+from oomguard.snapshots.pickled import MOST_CONTAINERS, RefusedError
 from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
 
 KEPT_STACKS: Final = 20
@@ -51,17 +51,18 @@ def summarize(raw: Any) -> Snapshot:
     traces = raw.get("device_traces")
     for index, trace in enumerate(once.items(traces, "device_traces") if traces else ()):
         if isinstance(trace, list) and trace and index < _MOST_DEVICES:
-            once.take(trace, f"device_traces[{index}]")
+            once.items(trace, f"device_traces[{index}]")
             by_device.setdefault(index, _Device(index, stacks)).follow(trace)
     devices = tuple(by_device[index].summary() for index in sorted(by_device))
     return Snapshot(devices, _settings(raw.get("allocator_settings")), tuple(_notes(devices)))
 
 
 class _Once:
-    """Refuses a list or a dict that comes a second time: shared, a small file could be walked without end."""
+    """Refuses a list or a dict that comes a second time, and more entries than dicts: shared, a small file could be walked without end."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
+        self._entries = 0
 
     def take(self, value: Any, name: str) -> None:
         if id(value) in self._seen:
@@ -73,6 +74,9 @@ class _Once:
             raise RefusedError(f"its {name} is no list")
         if value:
             self.take(value, name)
+        self._entries += len(value)
+        if self._entries > MOST_CONTAINERS:
+            raise RefusedError(f"its lists have more than {MOST_CONTAINERS:,} entries")
         return value
 
 
@@ -91,8 +95,9 @@ class _Device:
     def add(self, segment: dict[str, Any], number: int, once: _Once) -> None:
         """Add one segment with its blocks."""
         group = self._groups.setdefault(_group(segment), [0, 0, 0, 0, 0])
-        live = waiting = free = largest = 0
+        live = waiting = free = largest = count = 0
         runs: list[tuple[str, int]] = []
+        last, held = "", 0
         for block in once.items(segment.get("blocks"), f"blocks of segment {number}"):
             if type(block) is not dict:
                 raise RefusedError(f"a block of segment {number} is no dict")
@@ -100,21 +105,30 @@ class _Device:
             if type(size) is not int or not 0 <= size < _MOST_BYTES:
                 raise RefusedError(f"a block of segment {number} has the size {_told(size)}")
             if state == _LIVE:
+                kind = "live"
                 live += size
                 self._allocate(block, size)
-                runs.append(("live", size))
-            elif state in _WAITING:
-                waiting += size
-                runs.append(("waiting", size))
             elif state == _FREE:
+                kind = "free"
                 free += size
                 largest = max(largest, size)
-                runs.append(("free", size))
+            elif state in _WAITING:
+                kind = "waiting"
+                waiting += size
             else:
                 raise RefusedError(f"a block of segment {number} has the state {_told(state)}")
+            count += 1
+            if kind == last:
+                held += size
+                continue
+            if held:
+                runs.append((last, held))
+            last, held = kind, size
+        if held:
+            runs.append((last, held))
         reserved = live + waiting + free
         self._segments += 1
-        self._blocks += len(runs)
+        self._blocks += count
         self._waiting += waiting
         is_free = reserved == free
         self._free += free if is_free else 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from oomguard.snapshots import summary
 from oomguard.snapshots.frames import KEPT_FRAMES
 from oomguard.snapshots.map import CELLS
 from oomguard.snapshots.pickled import RefusedError
@@ -149,6 +150,17 @@ def test_options_of_the_allocator_are_told_as_they_were_set():
 def test_what_is_no_snapshot_is_refused_with_what_is_wrong_in_it(raw: object, reason: str):
     with pytest.raises(RefusedError, match=reason):
         summarize(raw)
+
+
+def test_one_block_that_a_list_refers_to_without_end_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(summary, "MOST_CONTAINERS", 1000)
+    block = {"size": 512, "state": "inactive"}
+    with pytest.raises(RefusedError, match="more than 1,000 entries"):
+        summarize({"segments": [{"blocks": [block] * 1000}]})
+
+
+def test_the_record_shows_itself_without_the_cells_of_its_map():
+    assert "MapCell" not in repr(summarize(MADE.in_pieces()))
 
 
 def test_notes_say_why_a_snapshot_has_no_refusal():

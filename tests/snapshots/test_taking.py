@@ -44,7 +44,8 @@ class Cuda:
         monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", self.observers.append, raising=False)
         monkeypatch.setattr(taking, "_observed", [])
         monkeypatch.setattr(taking, "_open", [])
-        monkeypatch.delenv(VARIABLE, raising=False)
+        monkeypatch.setenv(VARIABLE, "")  # so that what the recordings set is taken back
+        monkeypatch.delenv(VARIABLE)
 
     def lazy_call(self, callback: Callable[[], None]) -> None:
         if self.is_initialized:
