@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import IO, Final
@@ -10,7 +11,7 @@ from oomguard.errors import InputError
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
 from oomguard.observe.source import shown
-from oomguard.snapshots.pickled import MOST_BYTES, RefusedError, load, without_collections
+from oomguard.snapshots.pickled import MOST_BYTES, CutOffError, RefusedError, check, load, without_collections
 from oomguard.snapshots.records import DeviceMemory, Snapshot
 from oomguard.snapshots.summary import summarize
 
@@ -41,8 +42,12 @@ def read_snapshot(stream: IO[bytes], source: str) -> Diagnosis:
 
 
 def _whole(stream: IO[bytes]) -> bytes:
-    """Return the input's bytes, one more than may be read at most."""
+    """Return the input's bytes, one more than may be read at most; a first block that is refused is all that is read."""
     parts, size = [], 0
+    if first := stream.read(_BLOCK_BYTES):
+        with contextlib.suppress(CutOffError):
+            check(first)
+        parts, size = [first], len(first)
     while size <= MOST_BYTES and (more := stream.read(_BLOCK_BYTES)):
         parts.append(more)
         size += len(more)

@@ -44,6 +44,13 @@ class RefusedError(Exception):
     """A pickle that is not read; the text says why, and what it wanted to run."""
 
 
+class CutOffError(RefusedError):
+    """A pickle that ends early; up to there it is plain data."""
+
+    def __init__(self) -> None:
+        super().__init__("it is cut off")
+
+
 def is_pickle(head: bytes) -> bool:
     """Return whether a file is a pickle, by its first ``HEAD_BYTES`` bytes: no text begins with byte 0x80."""
     return bool(_BEGINS.match(head) or _BEGINS_OLD.match(head))
@@ -104,7 +111,7 @@ def check(data: bytes) -> None:
         assert run is not None  # noqa: S101 - an empty run matches too
         at = run.end()
         if at >= len(data):
-            raise RefusedError("it is cut off")
+            raise CutOffError
         if data[at] == _STOP:
             return
         argument = _argument(data, at)
@@ -112,7 +119,7 @@ def check(data: bytes) -> None:
             raise RefusedError(_named(data, at, texts))
         begin, size = argument
         if begin + size > len(data):
-            raise RefusedError("it is cut off")
+            raise CutOffError
         if data[at] in {_SHORT_TEXT, _TEXT}:
             texts = (texts[1], data[begin : begin + min(size, _SHOWN_BYTES)])
         at = begin + size

@@ -105,6 +105,24 @@ def test_a_hostile_pickle_is_an_input_that_cannot_be_read(tmp_path: Path):
     assert not (tmp_path / "marker").exists()
 
 
+def test_of_a_huge_pickle_that_is_refused_only_the_first_block_is_read():
+    class Endless(io.RawIOBase):
+        read_bytes = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: bytearray) -> int:
+            self.read_bytes += len(buffer)
+            buffer[:] = (b"\x80\x02" + b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19." * (len(buffer) // 12 + 1))[: len(buffer)]
+            return len(buffer)
+
+    stream = Endless()
+    with pytest.raises(InputError, match="which plain data does not need"):
+        diagnose_stream(stream)  # type: ignore[arg-type]
+    assert stream.read_bytes < 32 * MIB
+
+
 def test_another_pickle_is_told_as_no_snapshot(tmp_path: Path):
     with pytest.raises(InputError, match="no allocation snapshot: it has no segments"):
         diagnose(written(tmp_path, {"weights": [1, 2, 3]}))

@@ -26,6 +26,10 @@ PLAIN = st.recursive(
 KINDS = sorted(hostile_pickles(Path("marker")))
 
 
+def test_there_are_twenty_kinds():
+    assert len(KINDS) == 20
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hostile_pickle_is_refused_and_runs_nothing(kind: str, tmp_path: Path):
     marker = tmp_path / "marker"
