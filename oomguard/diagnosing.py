@@ -155,7 +155,7 @@ def diagnose_stream(
     if is_pickle(head):
         from oomguard.observe.snapshot import read_snapshot  # only a snapshot waits for it
 
-        return assess_all(read_snapshot(whole, source), rules, policy or Policy(), given=given, model=model)
+        return assess_all(read_snapshot(whole, source, rules), rules, policy or Policy(), given=given, model=model)
     anchors = rules.anchors
     lines = skim(whole, lambda: finder(anchors))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)

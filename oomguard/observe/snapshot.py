@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from types import MappingProxyType
 from typing import IO, Final
 
 from oomguard.errors import InputError
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
-from oomguard.observe.source import shown
+from oomguard.observe.scan import scan
+from oomguard.observe.source import Line, shown
+from oomguard.rules.load import RuleSet
 from oomguard.snapshots.pickled import MOST_BYTES, CutOffError, RefusedError, check, load, without_collections
-from oomguard.snapshots.records import DeviceMemory, Snapshot
+from oomguard.snapshots.records import DeviceMemory, Frame, Snapshot
 from oomguard.snapshots.summary import summarize
 
 _SOURCE: Final = "measured"
@@ -21,12 +24,13 @@ _BLOCK_BYTES: Final = 16 << 20
 _HINT: Final = "nothing in it was run; of pickles only what torch.cuda.memory._dump_snapshot writes is read"
 
 
-def read_snapshot(stream: IO[bytes], source: str) -> Diagnosis:
+def read_snapshot(stream: IO[bytes], source: str, rules: RuleSet) -> Diagnosis:
     """Return what a snapshot says, not yet explained: an incident for each device that refused an allocation.
 
     Args:
         stream: the input, unpacked.
         source: the path as the user gave it.
+        rules: the rules in force, which know engines and phases by their lines.
 
     Raises:
         InputError: it is another pickle, a damaged or a hostile one; nothing in it was run.
@@ -37,7 +41,7 @@ def read_snapshot(stream: IO[bytes], source: str) -> Diagnosis:
     except RefusedError as error:
         name = f"{shown(source)}: " if source else ""
         raise InputError(f"{name}not read as an allocation snapshot: {error}", hint=_HINT) from None
-    incidents = tuple(_incident(device, snapshot) for device in snapshot.devices if device.refusal is not None)
+    incidents = tuple(_incident(device, snapshot, rules) for device in snapshot.devices if device.refusal is not None)
     return Diagnosis(source, incidents, snapshot.notes, snapshot=snapshot)
 
 
@@ -54,13 +58,13 @@ def _whole(stream: IO[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _incident(device: DeviceMemory, snapshot: Snapshot) -> Incident:
+def _incident(device: DeviceMemory, snapshot: Snapshot, rules: RuleSet) -> Incident:
     refusal = device.refusal
     assert refusal is not None  # noqa: S101 - as the caller asked
-    facts = {name: Fact(name, value, _SOURCE) for name, value in _figures(device)}
-    lines = tuple(
-        Evidence(f'  File "{frame.file}", line {frame.line}, in {frame.function}') for frame in refusal.frames
-    )
+    seen = _seen_in(refusal.traceback, rules)
+    facts = {name: replace(fact, source=_SOURCE, line=None) for name, fact in seen.facts.items()}
+    facts |= {name: Fact(name, value, _SOURCE) for name, value in _figures(device)}
+    lines = tuple(Evidence(_printed(frame)) for frame in refusal.frames)
     settings = {}
     if snapshot.settings:
         settings["allocator_options"] = SettingInForce("allocator_options", snapshot.settings, True, _SOURCE)
@@ -68,12 +72,25 @@ def _incident(device: DeviceMemory, snapshot: Snapshot) -> Incident:
     return Incident(
         "cuda_oom",
         f"an allocation of {refusal.tried_bytes} bytes failed on device {device.index}{times}",
-        framework="torch",
+        framework=seen.framework,
+        phase=seen.phase,
         location=Location(process=f"device {device.index}"),
         facts=MappingProxyType(facts),
         settings=MappingProxyType(settings),
         evidence=lines,
     )
+
+
+def _seen_in(traceback: tuple[Frame, ...], rules: RuleSet) -> Incident:
+    """Return what the stack of a refused allocation tells, read as the traceback that torch's exception prints."""
+    frames = [_printed(frame) for frame in reversed(traceback)]
+    texts = ["Traceback (most recent call last):", *frames, "torch.OutOfMemoryError: CUDA out of memory."]
+    found = scan((Line(number, 0, text) for number, text in enumerate(texts, 1)), rules).first_cause
+    return found or Incident("cuda_oom", "", framework="torch")
+
+
+def _printed(frame: Frame) -> str:
+    return f'  File "{frame.file}", line {frame.line}, in {frame.function}'
 
 
 def _figures(device: DeviceMemory) -> Iterator[tuple[str, FactValue]]:

@@ -60,18 +60,27 @@ class Stacks:
 
     def _read(self, frame: Any) -> Frame | None:
         """Return a frame as a line, None for one of torch's own, of C++, or of another shape."""
-        if type(frame) is not dict:
-            return None
-        file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
-        if not isinstance(file, str) or not isinstance(name, str) or _is_inner(file, name):
-            return None
-        number = line if isinstance(line, int) and 0 <= line < 1 << 31 else 0
-        read = Frame(file[-_MOST_CHARS:], number, name[:_MOST_CHARS])
-        return self._equal.setdefault(read, read)
+        read = _python_frame(frame)
+        return None if read is None or _is_inner(read.file) else self._equal.setdefault(read, read)
 
 
-def _is_inner(file: str, name: str) -> bool:
-    """Return whether a frame is torch's own, Python's machinery, or compiled code."""
-    if not file or file.endswith(_CPP) or "::" in name:
-        return True
+def python_frames(frames: Any) -> _Lines:
+    """Return the lines of a recorded stack that are Python, torch's own with them, innermost first."""
+    if type(frames) is not list:
+        return ()
+    return tuple(read for frame in frames[:_MOST_FRAMES] if (read := _python_frame(frame)) is not None)
+
+
+def _python_frame(frame: Any) -> Frame | None:
+    if type(frame) is not dict:
+        return None
+    file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
+    if not isinstance(file, str) or not isinstance(name, str) or not file or file.endswith(_CPP) or "::" in name:
+        return None
+    number = line if isinstance(line, int) and 0 <= line < 1 << 31 else 0
+    return Frame(file[-_MOST_CHARS:], number, name[:_MOST_CHARS])
+
+
+def _is_inner(file: str) -> bool:
+    """Return whether a file is torch's own, or Python's machinery."""
     return file.startswith(_BEGINS_INNER) or any(package in file for package in _PACKAGES)

@@ -64,6 +64,7 @@ class Refusal(Record):
             private pool.
         largest_free_bytes: the largest of these blocks.
         frames: where it was asked for, innermost first.
+        traceback: the same with torch's own lines, as far as they are Python.
     """
 
     tried_bytes: int
@@ -71,6 +72,7 @@ class Refusal(Record):
     free_blocks_bytes: int
     largest_free_bytes: int
     frames: tuple[Frame, ...] = ()
+    traceback: tuple[Frame, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from oomguard.snapshots.frames import Stacks
+from oomguard.snapshots.frames import Stacks, python_frames
 from oomguard.snapshots.map import MemoryMap
 from oomguard.snapshots.pickled import MOST_CONTAINERS, RefusedError
 from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
@@ -175,6 +175,7 @@ class _Device:
             sum(group.free_bytes for group in usable),
             max((group.largest_free_bytes for group in usable), default=0),
             self._stacks.of(self._oom.get("frames")),
+            python_frames(self._oom.get("frames")),
         )
 
     def summary(self) -> DeviceMemory:

@@ -44,11 +44,27 @@ def test_free_blocks_that_are_too_small_are_fragmentation(tmp_path: Path):
 
 def test_a_device_full_of_live_blocks_names_who_holds_most(tmp_path: Path):
     made = MADE.Recorder()
-    made.segment([(900 * MIB, "active_allocated", STEP)])
-    made.refuse(500 * MIB, 100 * MIB, STEP)
+    served = MADE.stack(("/job/answer.py", 10, "answer"), ("/job/main.py", 3, "main"))
+    made.segment([(900 * MIB, "active_allocated", served)])
+    made.refuse(500 * MIB, 100 * MIB, served)
     cause = diagnose(written(tmp_path, made.snapshot())).incidents[0].causes[0]
     assert (cause.id, cause.rule) == ("unknown", "OG363")
-    assert "0.88 GiB of it allocated by job/train.py:10 step < job/main.py:3 main" in cause.explanation
+    assert "0.88 GiB of it allocated by job/answer.py:10 answer < job/main.py:3 main" in cause.explanation
+
+
+def test_the_refused_stack_tells_the_phase_as_a_traceback_does(tmp_path: Path):
+    made = MADE.Recorder()
+    made.segment([(900 * MIB, "active_allocated", STEP)])
+    worker = "/env/lib/python3.12/site-packages/vllm/v1/worker/gpu_worker.py"
+    made.refuse(500 * MIB, 100 * MIB, MADE.stack((worker, 331, "determine_available_memory"), (worker, 20, "main")))
+    profiled = diagnose(written(tmp_path, made.snapshot())).incidents[0]
+    made = MADE.Recorder()
+    made.segment([(900 * MIB, "active_allocated", STEP)])
+    trainer = "/env/lib/python3.12/site-packages/transformers/trainer.py"
+    made.refuse(500 * MIB, 100 * MIB, MADE.stack((trainer, 3500, "training_step"), (trainer, 2000, "train")))
+    trained = diagnose(written(tmp_path, made.snapshot())).incidents[0]
+    assert profiled.phase == "profile_run"
+    assert (trained.phase, trained.causes[0].id) == ("training", "training")
 
 
 def test_expandable_segments_are_not_proposed_where_they_are_on(tmp_path: Path):
