@@ -9,13 +9,15 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import Fact, FactValue, number_of
 from oomguard.kinds import NOT_OOM_KINDS, headline
 from oomguard.missing import Missing
 from oomguard.records import Record, shown
-from oomguard.snapshots.records import Snapshot
+
+if TYPE_CHECKING:
+    from oomguard.snapshots.records import Snapshot
 
 CAUSES: Final = (
     "colocated_process",
@@ -278,10 +280,7 @@ class Diagnosis(Record):
     snapshot: Snapshot | None = None
 
     def _repr_html_(self) -> str:
-        """Return the diagnosis for a notebook's cell.
-
-        A notebook asks the record, and a record knows no drawing: it asks the package's public face (records.py).
-        """
+        """Return the diagnosis for a notebook's cell; a record knows no drawing, and asks the package's public face (records.py)."""
         import oomguard
 
         return str(oomguard.notebook_html(self))

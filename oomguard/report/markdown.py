@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import format_gib
 from oomguard.incident import Budget, Diagnosis, EngineStart, Incident, Patch
@@ -26,7 +26,9 @@ from oomguard.report.wording import (
     tradeoff,
     why,
 )
-from oomguard.snapshots.records import DeviceMemory
+
+if TYPE_CHECKING:
+    from oomguard.snapshots.records import DeviceMemory
 
 _MARKUP: Final = re.compile(r"[\\`*\[\]<~|&]|(?<![^\W_])_|_(?![^\W_])|^>|^(?:[#+-]|\d+[.)])(?=\s)")
 _AS_ENTITIES: Final = {"<": "&lt;", "&": "&amp;"}

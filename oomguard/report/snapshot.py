@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.facts import format_gib
 from oomguard.report.bar import percent
-from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, SegmentGroup, Snapshot
+
+if TYPE_CHECKING:
+    from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, SegmentGroup, Snapshot
 
 STACK_HEADINGS: Final = ("live", "share", "blocks", "allocated by")
 GROUP_HEADINGS: Final = ("segments of", "number", "reserved", "live", "free", "largest free")

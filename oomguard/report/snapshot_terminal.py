@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
-from oomguard.snapshots.records import DeviceMemory
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from oomguard.snapshots.records import DeviceMemory
 
 SHOWN_STACKS: Final = 8
 
