@@ -29,6 +29,9 @@ _INT: Final = rb"(?:K.|M..|J....|\x8a(?:" + _LONG + rb"))"
 _RUN: Final = re.compile(
     rb"(?s:j....|[\x94(ue}\]Nas)\x88\x89]|[hq].|" + _INT + rb"(?:" + _INT + rb"\x86)?|G........)*+"
 )
+# Those of them that have an argument, and the bytes that it takes at most with its instruction.
+_WITH_ARGUMENT: Final = b"KMJGhjqr\x8a"
+_MOST_ARGUMENT_BYTES: Final = 11
 _BEGINS: Final = re.compile(rb"\x80[\x00-\x1f]")
 # Protocols 0 and 1 have no header: a name to import with what is done with it, or the dict or list with which a dump begins.
 _BEGINS_OLD: Final = re.compile(
@@ -115,6 +118,8 @@ def check(data: bytes) -> None:
         if data[at] == _STOP:
             return
         argument = _argument(data, at)
+        if argument is None and data[at] in _WITH_ARGUMENT and len(data) - at < _MOST_ARGUMENT_BYTES:
+            raise CutOffError
         if argument is None:
             raise RefusedError(_named(data, at, texts))
         begin, size = argument

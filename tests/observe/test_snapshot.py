@@ -11,6 +11,7 @@ import pytest
 
 from oomguard.diagnosing import diagnose, diagnose_stream
 from oomguard.errors import InputError
+from oomguard.observe import snapshot
 from support.hostile_pickles import hostile_pickles
 from support.made_snapshots import example
 
@@ -137,6 +138,14 @@ def test_of_a_huge_pickle_that_is_refused_only_the_first_block_is_read():
     with pytest.raises(InputError, match="which plain data does not need"):
         diagnose_stream(stream)  # type: ignore[arg-type]
     assert stream.read_bytes < 32 * MIB
+
+
+@pytest.mark.parametrize("block_bytes", [3, 500, 777, 1024])
+def test_a_snapshot_of_several_blocks_is_read_wherever_the_first_one_ends(
+    monkeypatch: pytest.MonkeyPatch, block_bytes: int
+):
+    monkeypatch.setattr(snapshot, "_BLOCK_BYTES", block_bytes)
+    assert diagnose_stream(io.BytesIO(pickle.dumps(MADE.in_pieces()))).incidents[0].kind == "cuda_oom"
 
 
 def test_another_pickle_is_told_as_no_snapshot(tmp_path: Path):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.snapshots import pickled
-from oomguard.snapshots.pickled import RefusedError, is_pickle, load, without_collections
+from oomguard.snapshots.pickled import CutOffError, RefusedError, check, is_pickle, load, without_collections
 from oomguard.snapshots.summary import summarize
 from support.hostile_pickles import hostile_pickles
 from support.made_snapshots import example
@@ -99,6 +99,19 @@ def test_any_plain_data_is_a_snapshot_or_refused(value: object):
 def test_a_damaged_pickle_is_refused_with_its_reason(content: bytes, reason: str):
     with pytest.raises(RefusedError, match=reason):
         load(content)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_snapshot_that_is_cut_anywhere_is_told_as_cut_off(protocol: int):
+    made = example().Recorder()
+    made.segment(
+        [(2**21, "active_allocated", example().stack(("/job/a.py", 1, "f"))), (2**20, "inactive", [])], pool=(0, 70_000)
+    )
+    content = pickle.dumps({**made.snapshot(), "ratio": 0.5}, protocol)
+    for size in range(2, len(content)):
+        with pytest.raises(CutOffError):
+            check(content[:size])
+    check(content)
 
 
 def test_lists_nested_a_million_deep_are_no_snapshot(monkeypatch: pytest.MonkeyPatch):
