@@ -113,6 +113,7 @@ docs: .venv/ready-docs         ## the site in site/; a link or an anchor that le
 
 docs-output: .venv/ready-dev   ## write into the pages what their commands print now
 	$(BIN)/python scripts/flow_picture.py
+	$(BIN)/python scripts/snapshot_picture.py
 	$(BIN)/python scripts/docs_output.py
 
 wheel: .venv/ready-dev

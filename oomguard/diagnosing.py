@@ -17,7 +17,7 @@ from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
-from oomguard.observe.source import Line, damage_of, open_log, read_lines
+from oomguard.observe.source import Line, damage_of, looked_into, open_log, read_lines
 from oomguard.remedy.modelled import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
@@ -25,6 +25,7 @@ from oomguard.rules.load import RuleSet, load_rules
 from oomguard.rules.match import explain
 from oomguard.rules.missing import what_is_missing
 from oomguard.settings import parse_value, setting
+from oomguard.snapshots.pickled import HEAD_BYTES, is_pickle
 
 # What is told of an incident that the lexicon found.
 _NEW_WORDING = "its wording: no signature has it; {:.0%} sure that it tells a failure (a signature of yours makes it exact: --rules DIR)"
@@ -143,11 +144,20 @@ def diagnose_stream(
 ) -> Diagnosis:
     """Diagnose a stream of bytes of any size in constant memory; the other arguments are those of ``diagnose_lines``.
 
-    A damaged compressed stream is read as far as it goes, and a note says so.
+    An allocation snapshot of torch, told by its content, is read instead, within the limits of ``snapshots.pickled``. A damaged
+    compressed stream is read as far as it goes, and a note says so.
+
+    Raises:
+        InputError: a pickle that is no snapshot, is damaged, or wants to run something.
     """
     rules = rules or default_rules()
+    head, whole = looked_into(stream, HEAD_BYTES)
+    if is_pickle(head):
+        from oomguard.observe.snapshot import read_snapshot  # only a snapshot waits for it
+
+        return assess_all(read_snapshot(whole, source, rules), rules, policy or Policy(), given=given, model=model)
     anchors = rules.anchors
-    lines = skim(stream, lambda: finder(anchors))
+    lines = skim(whole, lambda: finder(anchors))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)
     damage = damage_of(stream)
     return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))
@@ -164,14 +174,16 @@ def diagnose(
     """Say why memory ran out and what to change.
 
     Args:
-        source: a log's text, the path of a log, or an exception. A string is a path if a file of that name exists.
+        source: a log's text, the path of a log or of an allocation snapshot, or an exception. A string is a path if a file of that
+            name exists.
         policy: what a patch may change and how far; the default permits what ``oomguard run`` does by itself.
         settings: settings in force that the source leaves out, by name, as ``--set`` takes them.
         gpu_memory: the device's total memory if the source leaves it out: bytes, or a size such as ``"24GiB"``.
         model: the model's folder, ``config.json`` or hub name; solves what the source's own numbers leave open.
 
     Returns:
-        One incident for each failure, in the order of time; no incident for a source without a memory failure.
+        One incident for each failure, in the order of time; no incident for a source without a memory failure. A snapshot is
+        summed up in ``snapshot``, whether an allocation failed in it or not.
 
     Raises:
         UsageError: the source is not one of the three, a path cannot be read (InputError), or a setting is unknown or

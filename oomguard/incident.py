@@ -9,12 +9,15 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import Fact, FactValue, number_of
 from oomguard.kinds import NOT_OOM_KINDS, headline
 from oomguard.missing import Missing
 from oomguard.records import Record, shown
+
+if TYPE_CHECKING:
+    from oomguard.snapshots.records import Snapshot
 
 CAUSES: Final = (
     "colocated_process",
@@ -268,18 +271,16 @@ class EngineStart(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis(Record):
-    """Everything found in one input, in the order of time; ``source`` is the path exactly as it was given."""
+    """All that was found in one input, in the order of time; ``source`` is the path as given, ``snapshot`` what a memory snapshot holds."""
 
     source: str
     incidents: tuple[Incident, ...] = ()
     notes: tuple[str, ...] = ()
     starts: tuple[EngineStart, ...] = ()
+    snapshot: Snapshot | None = None
 
     def _repr_html_(self) -> str:
-        """Return the diagnosis for a notebook's cell.
-
-        A notebook asks the record, and a record knows no drawing: it asks the package's public face (records.py).
-        """
+        """Return the diagnosis for a notebook's cell; a record knows no drawing, and asks the package's public face (records.py)."""
         import oomguard
 
         return str(oomguard.notebook_html(self))

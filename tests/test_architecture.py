@@ -17,7 +17,7 @@ ROOMS = (
     {"clean_start", "errors", "escapes", "records", "switch", "user_files", "live_storages", "partial"},
     {"facts"},
     {"templates"},
-    {"kinds", "missing"},
+    {"kinds", "missing", "snapshots"},
     {"incident"},
     {"log", "settings", "timeline"},
     {"surfaces"},

@@ -28,6 +28,7 @@ OPTIONS: Final = (
     "dry_run",
     "idempotent",
     "report",
+    "snapshot",
     "journal",
     "rules",
     "set",

@@ -88,7 +88,7 @@ def command(
 ) -> int:
     """Say why memory ran out: each incident with its numbers, its cause, and what to change.
 
-    PATH is a log, a folder, or - for standard input. A folder means the files in it, sorted, not those in its
+    PATH is a log, a memory snapshot of torch, a folder, or - for standard input. A folder means the files in it, sorted, not those in its
     sub-folders. gzip, zstd, xz and bzip2 are read directly. Results come in the order of the inputs.
 
     Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage, an unreadable or damaged input (told after all

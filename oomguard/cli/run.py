@@ -102,6 +102,13 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     help="Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md or .html.",
 )
 @option(
+    "--snapshot",
+    type=click.Path(dir_okay=False),
+    metavar="PATH",
+    help="Write torch's memory snapshot to PATH where an allocation of a vLLM engine fails; `oomguard diagnose PATH` reads it. A program "
+    "without vLLM is not reached: oomguard.guard(snapshot=PATH) is for it.",
+)
+@option(
     "--journal",
     type=click.Path(),
     metavar="PATH",
@@ -143,6 +150,7 @@ def command(
     dry_run: bool,
     idempotent: bool,
     report: str | None,
+    snapshot: str | None,
     journal: str | None,
     grace: float,
     pty: bool,
@@ -186,6 +194,9 @@ def command(
         if report is not None and not os.access(Path(report).parent, os.W_OK):
             raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
 
+        if snapshot is not None:
+            _ask_for_snapshot(Path(snapshot))
+
         def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
             if not quiet:
                 from oomguard.report.terminal import print_diagnosis
@@ -222,6 +233,15 @@ def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
         screen.print(attempts_table(outcome.attempts, columns=screen.width))
     if text := reduced(outcome.attempts):
         screen.print(drawn(text), markup=False)
+
+
+def _ask_for_snapshot(path: Path) -> None:
+    """Have all engines that the command starts take a snapshot: they find where to in their environment, wherever they run."""
+    from oomguard.engines.vllm.plugin import SNAPSHOT
+
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--snapshot {path}: the folder cannot be written", hint="name a folder that exists")
+    os.environ[SNAPSHOT] = str(path.absolute())
 
 
 def _journal(path: str | None) -> Journal:

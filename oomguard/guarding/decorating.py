@@ -65,6 +65,8 @@ def _guarding(current: Guard, function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not watching:
             watch()
+        if current.recording is not None:
+            current.begin_recording()
         token = entered.set((*entered.get(), current))
         in_force.append(None)
         try:
@@ -87,6 +89,8 @@ def _splitting(current: Guard, function: F) -> F:
         if observing and looking_on():
             with looked_on(function.__qualname__, "", lambda: _size(current, function, args, kwargs)):
                 return call(*args, **kwargs)
+        if current.recording is not None:
+            current.begin_recording()
         token = inside_call.set(True)
         try:
             if current.known and not disabled():

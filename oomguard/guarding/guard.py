@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
 
@@ -19,9 +20,10 @@ from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.observing import attempted
 from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.observe.exceptions import may_be_oom
+from oomguard.observe.exceptions import chain, may_be_oom
 from oomguard.partial import Partial
 from oomguard.remedy.policy import Policy, make_policy
+from oomguard.snapshots.taking import Recording
 from oomguard.switch import disabled
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,6 +42,7 @@ class Guard:
         attempts: every attempt under ``with``, over all calls in it. A decorated function's are on the function: those of
             the last call that ran out of memory.
         diagnosis: the last failure; None: there was none. A decorated function's is on the function.
+        recording: what takes a memory snapshot at the first failure; None: none is asked for.
         partial: the rows that are done of the last call under ``with``, where it was given up; None otherwise.
         known: the sizes that ran in earlier calls, with which later ones begin.
     """
@@ -51,6 +54,7 @@ class Guard:
         batch: str | Collection[str] | None = None,
         restart: bool = False,
         start_within_s: float | None = None,
+        snapshot: Path | None = None,
         on_incident: Callable[[Incident], object] | None = None,
         on_patch: Callable[[Patch], object] | None = None,
     ) -> None:
@@ -60,6 +64,7 @@ class Guard:
         self.diagnosis: Diagnosis | None = None
         self.partial: Partial | None = None
         self.known = KnownSizes()
+        self.recording = None if snapshot is None else Recording(snapshot)
         self._on_incident, self._on_patch = on_incident, on_patch
         self._function: Any = None
         self._lock = threading.Lock()
@@ -67,6 +72,8 @@ class Guard:
     def __enter__(self) -> Guard:
         if not watching:
             watch()
+        if self.recording is not None and not disabled():
+            self.recording.begin()
         entered.set((*entered.get(), self))
         in_force.append(None)
         return self
@@ -81,6 +88,8 @@ class Guard:
             entered.set(tuple(guards))
         if error is not None:
             self.explain(error)
+        if self.recording is not None and self.recording.is_on:
+            self.recording.end()
 
     async def __aenter__(self) -> Guard:
         return self.__enter__()
@@ -98,6 +107,7 @@ class Guard:
         """Add the diagnosis to an exception that leaves the guard, once, and only where it is a memory failure."""
         if getattr(error, "__oomguard__", False) or not may_be_oom(error) or disabled():
             return
+        self.failing(error)
         try:
             # Here: a guard that sees no failure does not wait for what explains one.
             from oomguard.diagnosing import assess_all, default_rules
@@ -124,6 +134,11 @@ class Guard:
         if note is not None:
             error.add_note(note)
 
+    @property
+    def snapshot(self) -> Path | None:
+        """The file of the memory snapshot that was taken in this process; None: none was."""
+        return None if self.recording is None else self.recording.taken
+
     def for_function(self) -> Guard:
         """Return a guard of the same policy for all calls of one decorated function."""
         return Guard(
@@ -131,9 +146,20 @@ class Guard:
             batch=self.batch,
             restart=self.restart,
             start_within_s=self.start_within_s,
+            snapshot=None if self.recording is None else self.recording.path,
             on_incident=self._on_incident,
             on_patch=self._on_patch,
         )
+
+    def begin_recording(self) -> None:
+        """Record for a memory snapshot from a decorated function's first call on, where one is asked for."""
+        if self.recording is not None and not self.recording.is_on and not disabled():
+            self.recording.begin()
+
+    def failing(self, error: BaseException) -> None:
+        """Take the memory snapshot where torch's allocator refused something and did not call for one itself."""
+        if self.recording is not None and any(type(link).__name__ == "OutOfMemoryError" for link in chain(error)):
+            self.recording.take()
 
     def shows_on(self, function: Any) -> None:
         """Show on a decorated function what happened in its calls, as ``attempts`` and ``diagnosis``."""
@@ -191,6 +217,7 @@ def guard(
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     restart: bool = False,
     start_within_s: float | None = None,
+    snapshot: str | Path | None = None,
     on_incident: Callable[[Incident], object] | None = None,
     on_patch: Callable[[Patch], object] | None = None,
 ) -> Guard: ...
@@ -205,6 +232,7 @@ def guard(
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     restart: bool = False,
     start_within_s: float | None = None,
+    snapshot: str | Path | None = None,
     on_incident: Callable[[Incident], object] | None = None,
     on_patch: Callable[[Patch], object] | None = None,
 ) -> Any:
@@ -222,29 +250,44 @@ def guard(
         max_attempts: runs of one call, the first included.
         restart: whether an engine that dies at work is made again as it was where memory was not the cause. For memory it is
             made again with the least that fits, whatever this says.
+        snapshot: the file for torch's memory snapshot at the first allocation that fails, taken before anything is freed; torch
+            records from CUDA's first use on. No file is overwritten: NAME-1 is next. Where it cannot be taken, a line says so.
         start_within_s: the seconds in which vLLM must have started; one that has not is ended, and raises what vLLM raises where its
             processes died. None: it may take any number.
         on_incident: called with each incident, diagnosed and planned for.
         on_patch: called with each patch before it is applied.
 
     Raises:
-        SettingError: an unknown effect, setting or argument to split, or not a time.
+        SettingError: an unknown effect, setting or argument to split, not a time, or a snapshot in no folder.
         UsageError: what is guarded is no function (a class, a number).
 
     What the guarded code raises comes out unchanged, with the diagnosis in its notes where it is a memory failure.
     """
     if start_within_s is not None and not start_within_s > 0:
         raise SettingError(f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None")
+    path = None if snapshot is None else _snapshot_path(snapshot)
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
     made = Guard(
         policy,
         batch=batch,
         restart=restart,
         start_within_s=start_within_s,
+        snapshot=path,
         on_incident=on_incident,
         on_patch=on_patch,
     )
     return made if function is None else made(function)
+
+
+def _snapshot_path(given: str | Path) -> Path:
+    """Return where the snapshot goes. Raises SettingError for a folder, or a file in none."""
+    path = Path(given).absolute()
+    if "\0" in str(path) or path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "its folder is not there"
+        raise SettingError(
+            f"snapshot={str(given)!r}: {what}", hint="name a file in a folder that exists: snapshot.pickle"
+        )
+    return path
 
 
 def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:

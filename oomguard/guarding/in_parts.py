@@ -44,6 +44,8 @@ def in_parts(
 
     ``failed`` holds the exception of the whole call, where it has been run already.
     """
+    if failed:
+        owner.failing(failed[0])
     first, generators = (failed[0], None) if failed else (None, Generators.now())
     run, mistake = run_guarded(SplitRun, (owner, wrapped, call), {})
     if mistake is None:

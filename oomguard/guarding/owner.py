@@ -18,6 +18,9 @@ class Owner(Protocol):
     restart: bool
     start_within_s: float | None
 
+    def failing(self, error: BaseException) -> None:
+        """Take what is to be kept of a failure before anything of it is freed."""
+
     def record(self, attempt: Attempt) -> None:
         """Take an attempt that ended."""
 

@@ -150,6 +150,18 @@ def damage_of(stream: IO[bytes]) -> str | None:
     return stream.damage if isinstance(stream, Unpacked) else None
 
 
+def looked_into(stream: IO[bytes], size: int) -> tuple[bytes, IO[bytes]]:
+    """Return the first ``size`` bytes of a stream, fewer at its end, and the stream with these bytes given back."""
+    start = stream.tell() if stream.seekable() else None
+    head = b""
+    while len(head) < size and (more := _next(stream, size - len(head))):
+        head += more
+    if start is None:
+        return head, cast("IO[bytes]", _Handed(stream, head, None))
+    stream.seek(start)
+    return head, stream
+
+
 def shown(path: str) -> str:
     """Return a path fit for a terminal: one line, no escapes, no undecodable bytes."""
     text = strip_escapes(path.replace("\n", "\\n"))

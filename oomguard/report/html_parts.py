@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from oomguard.facts import Fact, format_gib
 from oomguard.incident import Alternative, Budget, Cause, Diagnosis, EngineStart, Incident, Patch, SettingInForce
 from oomguard.report.bar import percent, segments
+from oomguard.report.snapshot_html import snapshot_section
 from oomguard.report.wording import (
     Shown,
     amount,
@@ -48,12 +49,17 @@ def _arrows(text: str) -> str:
 
 
 def diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
-    """Return a section for each incident, or for each healthy start; headings begin at ``level`` (1 to 6)."""
+    """Return a section for each incident, or for each healthy start, and for each device of a snapshot.
+
+    Headings begin at ``level`` (1 to 6).
+    """
     sections = [_incident(shown, level) for shown in shown_once(diagnosis)]
     if not sections:
         found = element(f"h{level}", "no memory failure found", "headline")
         sections = [f'<section class="quiet">\n{found}</section>\n']
         sections += [_start(start, level) for start in diagnosis.starts]
+    if diagnosis.snapshot is not None:
+        sections += [snapshot_section(device, level=level) for device in diagnosis.snapshot.devices]
     return sections + [element("p", f"note: {note}", "dim") for note in diagnosis.notes]
 
 

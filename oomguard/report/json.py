@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from oomguard.incident import Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
 from oomguard.report.presentable import masked, well_formed
+from oomguard.report.snapshot import snapshot_dict
 
 SCHEMA: Final = 1
 # JSON may hold these bare, a terminal or a strict reader may not: DEL, C1 controls, turned text, lone surrogates.
@@ -29,6 +30,7 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict": diagnosis.verdict,
         "incidents": [_incident(incident) for incident in shown.incidents],
         "starts": [_start(start) for start in shown.starts],
+        **({"snapshot": plain_value(snapshot_dict(shown.snapshot))} if shown.snapshot else {}),
         **({"notes": [plain_value(note) for note in shown.notes]} if shown.notes else {}),
     }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import format_gib
 from oomguard.incident import Budget, Diagnosis, EngineStart, Incident, Patch
 from oomguard.report.bar import percent, segments
 from oomguard.report.presentable import drawn
+from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
 from oomguard.report.wording import (
     Shown,
     blocked,
@@ -25,6 +27,9 @@ from oomguard.report.wording import (
     why,
 )
 
+if TYPE_CHECKING:
+    from oomguard.snapshots.records import DeviceMemory
+
 _MARKUP: Final = re.compile(r"[\\`*\[\]<~|&]|(?<![^\W_])_|_(?![^\W_])|^>|^(?:[#+-]|\d+[.)])(?=\s)")
 _AS_ENTITIES: Final = {"<": "&lt;", "&": "&amp;"}
 # A space of no width behind its sign breaks a mention or a reference.
@@ -40,6 +45,8 @@ def to_markdown(diagnosis: Diagnosis) -> str:
     else:
         text = f"**{inline(shown.source or 'text')}**: no memory failure found\n"
         text += "".join(f"\n{_start(start)}" for start in shown.starts)
+    for device in shown.snapshot.devices if shown.snapshot else ():
+        text += f"\n{_device(device)}"
     return text + "".join(f"\n- note: {inline(note)}\n" for note in shown.notes)
 
 
@@ -124,6 +131,20 @@ def _evidence(incident: Incident) -> list[str]:
     lines = sorted(seen.values(), key=lambda line: (line.line is None, line.line or 0))
     summary = f"<details><summary>Evidence ({len(lines)})</summary>"
     return ["", summary, "", *fenced("\n".join(str(line) for line in lines)), "", "</details>"]
+
+
+def _device(device: DeviceMemory) -> str:
+    lines = [f"### {inline(title(device))}", "", *(f"{inline(text)}\n" for text in sentences(device))]
+    if device.stacks:
+        lines += [*_table(STACK_HEADINGS, stack_rows(device), "---:|---:|---:|---"), ""]
+    if device.groups:
+        lines += [*_table(GROUP_HEADINGS, group_rows(device), "---|---:|---:|---:|---:|---:"), ""]
+    return "\n".join(lines)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], aligned: str) -> list[str]:
+    body = [f"| {' | '.join(cell(text) for text in row)} |" for row in rows]
+    return [f"| {' | '.join(headings)} |", f"|{aligned}|", *body]
 
 
 def _start(start: EngineStart) -> str:

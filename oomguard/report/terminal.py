@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomguard.incident import Alternative, Cause, Diagnosis, EngineStart, Patch
 from oomguard.report.mask import homes_kept, mask
 from oomguard.report.presentable import drawn, plain
+from oomguard.report.snapshot_terminal import snapshot_panel
 from oomguard.report.terminal_bar import BudgetBar
 from oomguard.report.wording import (
     Shown,
@@ -70,6 +71,8 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         for start in diagnosis.starts:
             console.print(start_panel(start, ascii_only=ascii_only), width=width)
+    for device in diagnosis.snapshot.devices if diagnosis.snapshot else ():
+        console.print(snapshot_panel(device, ascii_only=ascii_only), width=width)
     for note in diagnosis.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
 

@@ -23,6 +23,7 @@ RAISING = {
     "dry_run": ("'yes'", "true or false"),
     "idempotent": ("true", "only a flag"),
     "report": ("'/tmp/planted.json'", "only a flag"),
+    "snapshot": ("'/tmp/planted.pickle'", "only a flag"),
     "journal": ("'/tmp/planted.sqlite3'", "only a flag"),
     "rules": ("['.']", "only a flag"),
     "set": ("'max_model_len=1'", "only a flag"),

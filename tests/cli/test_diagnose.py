@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import pty
 import random
 import re
@@ -16,6 +17,8 @@ import pytest
 
 import oomguard
 from oomguard.report.html import to_html
+from support.hostile_pickles import hostile_pickles
+from support.made_snapshots import example
 
 LOG = """(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {'model': './tiny', 'max_model_len': 32768, 'kv_cache_memory_bytes': 1000000}
 (EngineCore pid=2) INFO 11-21 07:14:43 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='./tiny'
@@ -504,3 +507,14 @@ def test_a_large_card_is_helped_by_a_higher_utilization(shared):
     patch = next(p for p in incident["plan"] if p["setting"] == "gpu_memory_utilization")
     assert patch["to"] is not None
     assert patch["to"] > 0.80
+
+
+def test_a_hostile_pickle_is_told_after_all_the_rest_and_runs_nothing(log, tmp_path):
+    snapshot, hostile = tmp_path / "a.pickle", tmp_path / "b.pickle"
+    snapshot.write_bytes(pickle.dumps(example().in_pieces()))
+    hostile.write_bytes(hostile_pickles(tmp_path / "marker")["REDUCE of os.system, protocol 5"])
+    ran = diagnose("--format", "json", str(hostile), str(snapshot), str(log))
+    assert [json.loads(line)["verdict"] for line in ran.stdout.splitlines()] == ["oom", "oom"]
+    assert ran.returncode == 2
+    assert b"b.pickle: not read as an allocation snapshot: it wants to import posix.system" in ran.stderr
+    assert not (tmp_path / "marker").exists()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import pickle
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from oomguard.diagnosing import diagnose
+from oomguard.diagnosing import diagnose, diagnose_stream
 from oomguard.incident import CAUSES, PHASES
 from oomguard.kinds import KINDS
 from oomguard.report.json import to_dict
@@ -81,6 +84,22 @@ def test_the_json_page_explains_every_key_of_an_incident_and_a_patch():
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
+def test_the_json_page_names_every_key_of_a_snapshot():
+    whole = runpy.run_path(str(ROOT / "examples" / "make_snapshot.py"))["in_pieces"]()
+    snapshot = to_dict(diagnose_stream(io.BytesIO(pickle.dumps(whole))))["snapshot"]
+    device = snapshot["devices"][0]
+    keys = {
+        *snapshot,
+        *device,
+        *device["refused"],
+        *device["stacks"][0],
+        *device["stacks"][0]["frames"][0],
+        *device["pools"][0],
+    }
+    page = prose(ROOT / "docs" / "json.md")
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+
+
 def test_the_picture_of_the_flow_is_the_one_of_its_table_and_names_what_is_there():
     spec = importlib.util.spec_from_file_location("flow_picture", ROOT / "scripts" / "flow_picture.py")
     flow = importlib.util.module_from_spec(spec)
@@ -91,3 +110,8 @@ def test_the_picture_of_the_flow_is_the_one_of_its_table_and_names_what_is_there
     files = [add["place"] for step in flow.FLOW["step"] for add in step["add"]]
     named = [place.replace("<engine>", "vllm").replace("<who>", "vllm").rstrip("/") for place in files]
     assert [place for place in named if not list(ROOT.glob(place))] == []
+
+
+def test_the_memory_map_in_the_docs_is_the_one_that_the_report_draws():
+    drawn = runpy.run_path(str(ROOT / "scripts" / "snapshot_picture.py"))["drawn"]()
+    assert (ROOT / "docs" / "snapshot.svg").read_text(encoding="utf-8") == drawn

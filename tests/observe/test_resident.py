@@ -19,5 +19,7 @@ def test_the_peak_never_falls_and_is_never_below_what_is_there():
     at_most = peak_resident_bytes()
     del block
 
-    assert before <= at_most
-    assert peak_resident_bytes() >= at_most >= resident_bytes() - 16 * MIB
+    # The kernel adds up what each thread counts, now and then: what it tells falls by a few hundred kilobytes.
+    assert before <= at_most + MIB
+    assert peak_resident_bytes() >= at_most - MIB
+    assert at_most >= resident_bytes() - 16 * MIB

@@ -56,6 +56,9 @@ def uses() -> None:
     print(strings, string, stream(1), astream(1))
     with oomguard.guard(on_incident=lambda incident: print(incident.kind)) as g:
         print([attempt.succeeded for attempt in g.attempts], g.diagnosis)
+    with oomguard.guard(snapshot=Path("snapshot.pickle")) as g:
+        taken: Path | None = g.snapshot
+        print(taken)
     for attempt in oomguard.attempts(batch_size=64):
         with attempt:
             print(attempt.settings["batch_size"], attempt.number)

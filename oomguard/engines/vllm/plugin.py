@@ -39,6 +39,8 @@ ACKNOWLEDGE = "OOMGUARD_VLLM_ACKNOWLEDGE"
 LISTENER = "OOMGUARD_VLLM_LISTENER"
 # The file that is told what vLLM logs, where `oomguard run` started the command. Its folder is that of the attempt.
 SAID = "OOMGUARD_VLLM_SAID"
+# The file for a memory snapshot where an allocation fails, of `oomguard run --snapshot` or set by hand.
+SNAPSHOT = "OOMGUARD_SNAPSHOT"
 
 _MOST_CHARS = 65_536
 _MOST_ACKNOWLEDGED_BYTES = 1 << 20
@@ -52,9 +54,10 @@ _calls = 0
 def register() -> None:
     """Hook vLLM's engine arguments where overrides are set, or a report is asked for, and tell a guarded start; never raises."""
     _speak()
+    _record_snapshot()
     try:
         raw, asked = os.environ.get(OVERRIDES), os.environ.get(REPORT)
-        if not (raw or asked) or os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on"):
+        if not (raw or asked) or _is_off():
             return
         if not raw and HOOK[0] not in sys.modules:
             return  # a process that is given its configuration: nothing to tell, and nothing to import for it
@@ -71,6 +74,20 @@ def _speak() -> None:
             from oomguard.engines.vllm.in_process import speaking
 
             speaking.speak()
+
+
+def _record_snapshot() -> None:
+    """Have torch record for a memory snapshot in this process, where one is asked for."""
+    path = os.environ.get(SNAPSHOT)
+    if path and not _is_off():
+        with contextlib.suppress(Exception):
+            from oomguard.snapshots import taking
+
+            taking.record_here(path)
+
+
+def _is_off() -> bool:
+    return os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on")
 
 
 def _say(error: Exception) -> None:

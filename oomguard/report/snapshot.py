@@ -1,0 +1,175 @@
+"""What every form of a report says of an allocation snapshot: its sentences, and the rows of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.facts import format_gib
+from oomguard.report.bar import percent
+
+if TYPE_CHECKING:
+    from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, SegmentGroup, Snapshot
+
+STACK_HEADINGS: Final = ("live", "share", "blocks", "allocated by")
+GROUP_HEADINGS: Final = ("segments of", "number", "reserved", "live", "free", "largest free")
+SHOWN_GROUPS: Final = 8
+NO_STACK: Final = "no Python stack: none was recorded, or a thread of C++ such as autograd's"
+
+
+def title(device: DeviceMemory) -> str:
+    """Return what the section of a device is called."""
+    return f"memory snapshot, device {device.index}"
+
+
+def sentences(device: DeviceMemory) -> Iterator[str]:
+    """Yield what torch holds of a device, and what was refused."""
+    blocks, segments = _counted(device.blocks, "block"), _counted(device.segments, "segment")
+    parts = ", ".join(f"{format_gib(size)} {name}" for _, name, size in states(device))
+    yield f"torch holds {format_gib(device.reserved_bytes)} in {segments} and {blocks}: {parts or 'nothing in them'}."
+    refusal = device.refusal
+    if refusal is None:
+        yield f"The largest free block has {format_gib(device.largest_free_bytes)}."
+    else:
+        on_device = (
+            ""
+            if refusal.device_free_bytes is None
+            else f"; the device had {format_gib(refusal.device_free_bytes)} free"
+        )
+        by = f", by {stack_text(refusal.frames)}" if refusal.frames else ""
+        largest, together = format_gib(refusal.largest_free_bytes), format_gib(refusal.free_blocks_bytes)
+        blocks = f"The largest free block that it could use has {largest}, all of them {together}"
+        if not refusal.largest_free_bytes:
+            blocks = "No block that it could use was free"
+        yield f"{format_gib(refusal.tried_bytes)} was refused{by}. {blocks}{on_device}."
+    if device.private_pool_bytes:
+        yield f"{format_gib(device.private_pool_bytes)} is in use in private pools: CUDA graphs, or a MemPool of the program."
+
+
+def states(device: DeviceMemory) -> list[tuple[str, str, int]]:
+    """Return (kind in the map, name, bytes) of each state that blocks of the device are in."""
+    rows = [
+        ("live", "in use", device.allocated_bytes),
+        ("waiting", "waiting for another stream", device.waiting_bytes),
+        ("split", "free between blocks in use", device.split_bytes),
+        ("free", "in free segments", device.free_bytes),
+    ]
+    return [row for row in rows if row[2]]
+
+
+def stack_rows(device: DeviceMemory, most: int | None = None) -> list[tuple[str, str, str, str]]:
+    """Return the live blocks by stack, the largest first, and what the rest of them hold together.
+
+    Args:
+        device: the device.
+        most: rows before the rest; None: as many as were kept.
+    """
+    shown = device.stacks[:most]
+    rows = [_stack_row(stack, device.allocated_bytes) for stack in shown]
+    rest = device.stacks[len(shown) :]
+    stacks = len(rest) + device.other_stacks
+    if stacks:
+        size = sum(stack.bytes for stack in rest) + device.other_stacks_bytes
+        share = percent(size / device.allocated_bytes) if device.allocated_bytes else ""
+        rows.append((format_gib(size), share, "", f"{_counted(stacks, 'other stack')}"))
+    return rows
+
+
+def group_rows(device: DeviceMemory) -> list[tuple[str, ...]]:
+    """Return the segments by what they serve: pool, stream, and the sizes of their blocks."""
+    rows: list[tuple[str, ...]] = [
+        (
+            group_name(group),
+            f"{group.segments:,}",
+            format_gib(group.reserved_bytes),
+            format_gib(group.live_bytes),
+            format_gib(group.free_bytes),
+            format_gib(group.largest_free_bytes),
+        )
+        for group in device.groups[:SHOWN_GROUPS]
+    ]
+    more = len(device.groups[SHOWN_GROUPS:]) + device.other_groups
+    return [*rows, (f"{more:,} more", "", "", "", "", "")] if more else rows
+
+
+def group_name(group: SegmentGroup) -> str:
+    """Return ``large blocks``, with the pool and the stream where they are not the default ones."""
+    size = {True: "large blocks", False: "small blocks", None: "all blocks"}[group.is_large]
+    pool = None if group.pool is None else f"private pool {group.pool[0]}:{group.pool[1]}"
+    stream = f"stream {group.stream:#x}" if group.stream else None
+    return ", ".join(text for text in (pool, size, stream, "expandable" if group.is_expandable else None) if text)
+
+
+def stack_text(frames: tuple[Frame, ...], most: int = 3) -> str:
+    """Return the innermost lines of a stack in one line."""
+    return " < ".join(str(frame) for frame in frames[:most]) if frames else NO_STACK
+
+
+def snapshot_dict(snapshot: Snapshot) -> dict[str, Any]:
+    """Return a snapshot as the JSON contract has it, its texts as they are given."""
+    return {"allocator_options": snapshot.settings, "devices": [_device_dict(device) for device in snapshot.devices]}
+
+
+def _stack_row(stack: LiveStack, allocated_bytes: int) -> tuple[str, str, str, str]:
+    share = percent(stack.bytes / allocated_bytes) if allocated_bytes else ""
+    return format_gib(stack.bytes), share, f"{stack.blocks:,}", stack_text(stack.frames)
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
+def _device_dict(device: DeviceMemory) -> dict[str, Any]:
+    refusal = device.refusal
+    return {
+        "gpu_index": device.index,
+        "segments": device.segments,
+        "blocks": device.blocks,
+        "reserved_total_bytes": device.reserved_bytes,
+        "allocated_bytes": device.allocated_bytes,
+        "requested_bytes": device.requested_bytes,
+        "waiting_bytes": device.waiting_bytes,
+        "split_free_bytes": device.split_bytes,
+        "free_segments_bytes": device.free_bytes,
+        "largest_free_block_bytes": device.largest_free_bytes,
+        "private_pool_bytes": device.private_pool_bytes,
+        "events": device.events,
+        "refusals": device.refusals,
+        "refused": refusal
+        and {
+            "tried_bytes": refusal.tried_bytes,
+            "device_free_bytes": refusal.device_free_bytes,
+            "free_blocks_bytes": refusal.free_blocks_bytes,
+            "largest_free_block_bytes": refusal.largest_free_bytes,
+            "frames": _frames(refusal.frames),
+        },
+        "stacks": [
+            {
+                "bytes": stack.bytes,
+                "blocks": stack.blocks,
+                "largest_bytes": stack.largest_bytes,
+                "frames": _frames(stack.frames),
+            }
+            for stack in device.stacks
+        ],
+        "other_stacks": {"stacks": device.other_stacks, "bytes": device.other_stacks_bytes},
+        "pools": [
+            {
+                "pool": group.pool and list(group.pool),
+                "stream": group.stream,
+                "large": group.is_large,
+                "expandable": group.is_expandable,
+                "segments": group.segments,
+                "reserved_bytes": group.reserved_bytes,
+                "live_bytes": group.live_bytes,
+                "free_bytes": group.free_bytes,
+                "largest_free_block_bytes": group.largest_free_bytes,
+            }
+            for group in device.groups
+        ],
+        "other_pools": device.other_groups,
+    }
+
+
+def _frames(frames: tuple[Frame, ...]) -> list[dict[str, Any]]:
+    return [{"file": frame.file, "line": frame.line, "function": frame.function} for frame in frames]

@@ -1,0 +1,259 @@
+"""Sum up what ``torch.cuda.memory._snapshot()`` returns, of torch 2.0 to 2.13: segments, blocks, stacks, the last refusal.
+
+The forms differ: 2.0 keeps a block's stack in its ``history``, pools have ids since 2.1, expandable segments are told since 2.2, a
+block that waits is ``active_pending_free`` in what is dumped and ``active_awaiting_free`` in the documentation. What a version does
+not tell is None here. Every list is walked once: a file that refers to one list a thousand times is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from oomguard.snapshots.frames import Stacks, python_frames
+from oomguard.snapshots.map import MemoryMap
+from oomguard.snapshots.pickled import MOST_CONTAINERS, RefusedError
+from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
+
+KEPT_STACKS: Final = 20
+KEPT_GROUPS: Final = 50
+# Blocks of an allocation above it are large: kSmallSize of c10/core/AllocatorConfig.h, torch 2.1 to 2.13.
+_SMALL_BYTES: Final = 1 << 20
+_LIVE: Final = "active_allocated"
+_WAITING: Final = ("active_pending_free", "active_awaiting_free")  # no set: a wrong state may be a list
+_FREE: Final = "inactive"
+_MOST_BYTES: Final = 1 << 60
+_MOST_DEVICES: Final = 1024
+_NO_SEGMENTS: Final = "it is a pickle, but no allocation snapshot: it has no segments"
+
+_Group = tuple[tuple[int, int] | None, int, bool | None, bool]
+
+
+def summarize(raw: Any) -> Snapshot:
+    """Return a snapshot's summary.
+
+    Raises:
+        RefusedError: it is no snapshot, or not as torch writes one; the text says what is wrong in it.
+    """
+    if not isinstance(raw, dict) or not isinstance(raw.get("segments"), list):
+        raise RefusedError(_NO_SEGMENTS)
+    once, stacks = _Once(), Stacks()
+    by_device: dict[int, _Device] = {}
+    for number, segment in enumerate(once.items(raw["segments"], "segments")):
+        if not isinstance(segment, dict):
+            raise RefusedError(f"its segment {number} is no dict")
+        once.take(segment, f"segment {number}")
+        index = _size(segment.get("device", 0), f"segment {number} has the device")
+        device = by_device.setdefault(index, _Device(index, stacks))
+        device.add(segment, number, once)
+        if len(by_device) > _MOST_DEVICES:
+            raise RefusedError(f"it has more than {_MOST_DEVICES} devices")
+    traces = raw.get("device_traces")
+    for index, trace in enumerate(once.items(traces, "device_traces") if traces else ()):
+        if isinstance(trace, list) and trace and index < _MOST_DEVICES:
+            once.items(trace, f"device_traces[{index}]")
+            by_device.setdefault(index, _Device(index, stacks)).follow(trace)
+    devices = tuple(by_device[index].summary() for index in sorted(by_device))
+    return Snapshot(devices, _settings(raw.get("allocator_settings")), tuple(_notes(devices)))
+
+
+class _Once:
+    """Refuses a list or a dict that comes a second time, and more entries than dicts: shared, a small file could be walked without end."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._entries = 0
+
+    def take(self, value: Any, name: str) -> None:
+        if id(value) in self._seen:
+            raise RefusedError(f"its {name} stands in it twice")
+        self._seen.add(id(value))
+
+    def items(self, value: Any, name: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise RefusedError(f"its {name} is no list")
+        if value:
+            self.take(value, name)
+        self._entries += len(value)
+        if self._entries > MOST_CONTAINERS:
+            raise RefusedError(f"its lists have more than {MOST_CONTAINERS:,} entries")
+        return value
+
+
+class _Device:
+    """Adds up the segments and the history of one device."""
+
+    def __init__(self, index: int, stacks: Stacks) -> None:
+        self._index, self._stacks = index, stacks
+        self._segments = self._blocks = self._requested = self._waiting = self._split = self._free = 0
+        self._groups: dict[_Group, list[int]] = {}
+        self._live: dict[int, tuple[tuple[Frame, ...], list[int]]] = {}
+        self._oom: dict[str, Any] | None = None
+        self._refusals = self._events = 0
+        self._map = MemoryMap()
+
+    def add(self, segment: dict[str, Any], number: int, once: _Once) -> None:
+        """Add one segment with its blocks."""
+        group = self._groups.setdefault(_group(segment), [0, 0, 0, 0, 0])
+        live = waiting = free = largest = count = 0
+        runs: list[tuple[str, int]] = []
+        last, held = "", 0
+        for block in once.items(segment.get("blocks"), f"blocks of segment {number}"):
+            if type(block) is not dict:
+                raise RefusedError(f"a block of segment {number} is no dict")
+            size, state = block.get("size"), block.get("state")
+            if type(size) is not int or not 0 <= size < _MOST_BYTES:
+                raise RefusedError(f"a block of segment {number} has the size {_told(size)}")
+            if state == _LIVE:
+                kind = "live"
+                live += size
+                self._allocate(block, size)
+            elif state == _FREE:
+                kind = "free"
+                free += size
+                largest = max(largest, size)
+            elif state in _WAITING:
+                kind = "waiting"
+                waiting += size
+            else:
+                raise RefusedError(f"a block of segment {number} has the state {_told(state)}")
+            count += 1
+            if kind == last:
+                held += size
+                continue
+            if held:
+                runs.append((last, held))
+            last, held = kind, size
+        if held:
+            runs.append((last, held))
+        reserved = live + waiting + free
+        self._segments += 1
+        self._blocks += count
+        self._waiting += waiting
+        is_free = reserved == free
+        self._free += free if is_free else 0
+        self._split += 0 if is_free else free
+        for place, value in enumerate((1, reserved, live + waiting, free)):
+            group[place] += value
+        group[4] = max(group[4], largest)
+        self._map.add(_group(segment), _size(segment.get("address") or 0, "a segment has the address"), runs, is_free)
+
+    def _allocate(self, block: dict[str, Any], size: int) -> None:
+        requested, frames = block.get("requested_size"), block.get("frames")
+        history = block.get("history")
+        if frames is None and type(history) is list and history and type(history[0]) is dict:  # torch 2.0
+            frames = history[0].get("frames")
+            requested = history[0].get("real_size", requested)
+        self._requested += requested if type(requested) is int and 0 <= requested <= size else size
+        lines = self._stacks.of(frames)
+        row = self._live.get(id(lines))
+        if row is None:
+            row = self._live[id(lines)] = (lines, [0, 0, 0])
+        counts = row[1]
+        counts[0] += size
+        counts[1] += 1
+        counts[2] = max(counts[2], size)
+
+    def follow(self, trace: list[Any]) -> None:
+        """Look for refusals in the recorded history; the last one counts."""
+        self._events = len(trace)
+        found = [event for event in trace if type(event) is dict and event.get("action") == "oom"]
+        self._refusals = len(found)
+        self._oom = found[-1] if found else None
+
+    def _refusal(self, groups: list[SegmentGroup]) -> Refusal | None:
+        """Return the last allocation that failed, with what was free where it could have been placed."""
+        if self._oom is None:
+            return None
+        tried = _size(self._oom.get("size"), "its out-of-memory event has the size")
+        free, stream = self._oom.get("device_free"), self._oom.get("stream")
+        stream, is_large = stream if type(stream) is int else 0, tried > _SMALL_BYTES
+        usable = [g for g in groups if g.pool is None and g.stream == stream and g.is_large in {None, is_large}]
+        return Refusal(
+            tried,
+            free if type(free) is int and 0 <= free < _MOST_BYTES else None,
+            sum(group.free_bytes for group in usable),
+            max((group.largest_free_bytes for group in usable), default=0),
+            self._stacks.of(self._oom.get("frames")),
+            python_frames(self._oom.get("frames")),
+        )
+
+    def summary(self) -> DeviceMemory:
+        """Return what was added up."""
+        rows = sorted(self._live.values(), key=lambda row: (-row[1][0], -row[1][1]))
+        stacks = [LiveStack(row[0], row[1], row[2], lines) for lines, row in rows]
+        rest = stacks[KEPT_STACKS:]
+        groups = [SegmentGroup(*key, *counts) for key, counts in self._groups.items()]
+        groups.sort(key=lambda group: -group.reserved_bytes)
+        return DeviceMemory(
+            index=self._index,
+            segments=self._segments,
+            blocks=self._blocks,
+            reserved_bytes=sum(group.reserved_bytes for group in groups),
+            allocated_bytes=sum(stack.bytes for stack in stacks),
+            requested_bytes=self._requested,
+            waiting_bytes=self._waiting,
+            split_bytes=self._split,
+            free_bytes=self._free,
+            largest_free_bytes=max((group.largest_free_bytes for group in groups), default=0),
+            private_pool_bytes=sum(group.live_bytes for group in groups if group.pool is not None),
+            refusal=self._refusal(groups),
+            refusals=self._refusals,
+            events=self._events,
+            groups=tuple(groups[:KEPT_GROUPS]),
+            other_groups=len(groups[KEPT_GROUPS:]),
+            stacks=tuple(stacks[:KEPT_STACKS]),
+            other_stacks=len(rest),
+            other_stacks_bytes=sum(stack.bytes for stack in rest),
+            map=self._map.cells(),
+        )
+
+
+def _group(segment: dict[str, Any]) -> _Group:
+    """Return what a segment shares with those that serve the same allocations."""
+    pool, stream, kind = segment.get("segment_pool_id"), segment.get("stream"), segment.get("segment_type")
+    is_pair = isinstance(pool, tuple) and len(pool) == 2 and all(type(part) is int for part in pool)
+    return (
+        (pool[0], pool[1]) if is_pair and pool != (0, 0) else None,  # type: ignore[index]
+        stream if type(stream) is int else 0,
+        {"large": True, "small": False}.get(kind) if isinstance(kind, str) else None,
+        segment.get("is_expandable") is True,
+    )
+
+
+def _size(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < _MOST_BYTES:
+        raise RefusedError(f"{what} {_told(value)}")
+    return value
+
+
+def _told(value: Any) -> str:
+    """Return a wrong value as text; of what is no text and no number its type: all of it may be endless."""
+    return (
+        f"{value!r:.40}" if isinstance(value, (str, int, float)) or value is None else f"of type {type(value).__name__}"
+    )
+
+
+def _settings(raw: Any) -> str | None:
+    """Return the allocator's options as they were set, "" for none; None where the snapshot does not tell them (torch 2.1 and older)."""
+    if not isinstance(raw, dict):
+        return None
+    texts = [raw.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
+    told = next((text for text in texts if isinstance(text, str) and text), "")
+    if not told and raw.get("expandable_segments") is True:
+        return "expandable_segments:True"
+    return told[:1000]
+
+
+def _notes(devices: tuple[DeviceMemory, ...]) -> Iterator[str]:
+    if not any(device.segments for device in devices):
+        yield "the snapshot holds no segment: torch had no device memory when it was taken"
+    elif not any(device.refusal for device in devices):
+        events = sum(device.events for device in devices)
+        yield (
+            f"no out-of-memory event among the {events:,} recorded: it was taken before one, or without a history"
+            if events
+            else "no history was recorded (torch.cuda.memory._record_memory_history), so no allocation that failed is in it"
+        )
+    if any(device.stacks and not any(stack.frames for stack in device.stacks) for device in devices):
+        yield "no Python stack was recorded for any live block: who allocated them is not known"

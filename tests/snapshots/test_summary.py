@@ -1,0 +1,190 @@
+"""What a snapshot says, in the forms of torch 2.0 to 2.13: who holds what, where there is room, what was refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oomguard.snapshots import summary
+from oomguard.snapshots.frames import KEPT_FRAMES
+from oomguard.snapshots.map import CELLS
+from oomguard.snapshots.pickled import RefusedError
+from oomguard.snapshots.summary import KEPT_GROUPS, KEPT_STACKS, summarize
+from support.made_snapshots import example
+
+MIB = 2**20
+MADE = example()
+STEP = MADE.stack(("/job/train.py", 10, "step"), ("/job/main.py", 3, "main"))
+
+
+def recorded(*segments: Any, refused: int | None = None, **options: Any) -> dict[str, Any]:
+    made = MADE.Recorder(2)
+    for blocks in segments:
+        made.segment(blocks, **options)
+    if refused is not None:
+        made.refuse(refused, 100 * MIB, STEP)
+    whole: dict[str, Any] = made.snapshot()
+    return whole
+
+
+def test_live_split_free_and_waiting_bytes_add_up_to_what_is_reserved():
+    device = summarize(
+        recorded(
+            [(30 * MIB, "active_allocated", STEP), (10 * MIB, "inactive", [])],
+            [(20 * MIB, "inactive", [])],
+            [(8 * MIB, "active_pending_free", STEP), (2 * MIB, "active_awaiting_free", STEP)],
+        )
+    ).devices[0]
+    assert (device.allocated_bytes, device.split_bytes, device.free_bytes, device.waiting_bytes) == (
+        30 * MIB,
+        10 * MIB,
+        20 * MIB,
+        10 * MIB,
+    )
+    assert device.reserved_bytes == 70 * MIB
+    assert device.requested_bytes == 30 * MIB - 100
+    assert device.largest_free_bytes == 20 * MIB
+
+
+def test_blocks_are_counted_by_the_programs_own_lines_and_not_by_torchs():
+    other = MADE.stack(("/job/eval.py", 4, "score"))
+    device = summarize(
+        recorded([(2 * MIB, "active_allocated", STEP)] * 3 + [(9 * MIB, "active_allocated", other)])
+    ).devices[0]
+    assert [(stack.bytes, stack.blocks, [str(frame) for frame in stack.frames]) for stack in device.stacks] == [
+        (9 * MIB, 1, ["job/eval.py:4 score"]),
+        (6 * MIB, 3, ["job/train.py:10 step", "job/main.py:3 main"]),
+    ]
+
+
+def test_equal_stacks_noted_apart_are_one():
+    again = [dict(frame) for frame in STEP]
+    device = summarize(recorded([(MIB, "active_allocated", STEP), (MIB, "active_allocated", again)])).devices[0]
+    assert [stack.blocks for stack in device.stacks] == [2]
+
+
+def test_of_a_deep_stack_the_innermost_lines_count():
+    deep = MADE.stack(*((f"/job/part_{number}.py", number, "call") for number in range(40)))
+    device = summarize(recorded([(MIB, "active_allocated", deep)])).devices[0]
+    assert [frame.line for frame in device.stacks[0].frames] == list(range(KEPT_FRAMES))
+
+
+def test_more_stacks_and_groups_than_are_kept_are_told_together():
+    many = [MADE.stack(("/job/a.py", number, "f")) for number in range(KEPT_STACKS + 5)]
+    made = MADE.Recorder()
+    for number in range(KEPT_GROUPS + 3):
+        made.segment([(MIB, "active_allocated", many[number % len(many)])], stream=number)
+    device = summarize(made.snapshot()).devices[0]
+    assert (len(device.stacks), device.other_stacks) == (KEPT_STACKS, 5)
+    assert sum(stack.bytes for stack in device.stacks) + device.other_stacks_bytes == device.allocated_bytes
+    assert (len(device.groups), device.other_groups) == (KEPT_GROUPS, 3)
+
+
+def test_what_was_refused_is_told_beside_the_blocks_that_it_could_use():
+    made = MADE.Recorder()
+    made.segment([(50 * MIB, "active_allocated", STEP), (10 * MIB, "inactive", []), (20 * MIB, "inactive", [])])
+    made.segment([(MIB // 2, "active_allocated", STEP), (3 * MIB // 2, "inactive", [])])  # small blocks
+    made.segment([(MIB, "active_allocated", STEP), (90 * MIB, "inactive", [])], stream=7)
+    made.segment([(5 * MIB, "active_allocated", STEP), (80 * MIB, "inactive", [])], pool=(0, 1))
+    made.refuse(3 * MIB, 0, STEP)
+    made.refuse(25 * MIB, 4 * MIB, STEP)
+    device = summarize(made.snapshot()).devices[0]
+    refusal = device.refusal
+    assert refusal is not None
+    assert (refusal.tried_bytes, refusal.device_free_bytes, device.refusals) == (25 * MIB, 4 * MIB, 2)
+    assert (refusal.free_blocks_bytes, refusal.largest_free_bytes) == (30 * MIB, 20 * MIB)
+    assert str(refusal.frames[0]) == "job/train.py:10 step"
+    assert device.private_pool_bytes == 5 * MIB
+
+
+def test_each_device_has_its_own_figures():
+    made = MADE.Recorder(2)
+    made.segment([(4 * MIB, "active_allocated", STEP)], device=1)
+    made.refuse(8 * MIB, 0, STEP, device=1)
+    made.segment([(4 * MIB, "active_allocated", STEP)] * 2)
+    zero, one = summarize(made.snapshot()).devices
+    assert (zero.allocated_bytes, zero.refusal) == (8 * MIB, None)
+    assert (one.index, one.allocated_bytes, one.refusal is not None) == (1, 4 * MIB, True)
+
+
+def test_the_form_of_torch_2_0_keeps_the_stack_in_the_history():
+    history = [{"addr": 0, "real_size": 1000, "frames": STEP}, {"addr": 0, "real_size": 500}]
+    block = {"size": 1024, "requested_size": 1000, "state": "active_allocated", "history": history}
+    old = {
+        "segments": [{"device": 0, "address": 0, "total_size": 1024, "stream": 0, "blocks": [block]}],
+        "device_traces": [],
+    }
+    snapshot = summarize(old)
+    device = snapshot.devices[0]
+    assert (device.requested_bytes, str(device.stacks[0].frames[0])) == (1000, "job/train.py:10 step")
+    assert (snapshot.settings, device.groups[0].is_large) == (None, None)
+
+
+def test_options_of_the_allocator_are_told_as_they_were_set():
+    whole = recorded([(MIB, "active_allocated", STEP)])
+    assert summarize(whole).settings == ""
+    assert (
+        summarize({**whole, "allocator_settings": {"expandable_segments": True}}).settings == "expandable_segments:True"
+    )
+    set_by_user = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
+    assert summarize({**whole, "allocator_settings": set_by_user}).settings == "max_split_size_mb:512"
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ([], "no segments"),
+        ({"segments": {}}, "no segments"),
+        ({"segments": [1]}, "segment 0 is no dict"),
+        ({"segments": [{"blocks": 3}]}, "blocks of segment 0 is no list"),
+        ({"segments": [{"blocks": [3]}]}, "a block of segment 0 is no dict"),
+        ({"segments": [{"blocks": [{"size": -1, "state": "inactive"}]}]}, "has the size -1"),
+        ({"segments": [{"blocks": [{"size": True, "state": "inactive"}]}]}, "has the size True"),
+        ({"segments": [{"blocks": [{"size": 1, "state": "lost"}]}]}, "has the state 'lost'"),
+        ({"segments": [{"blocks": [{"size": 1, "state": ["inactive"]}]}]}, "has the state of type list"),
+        ({"segments": [{"device": "x", "blocks": []}]}, "the device 'x'"),
+        ({"segments": [], "device_traces": [[{"action": "oom"}]]}, "has the size None"),
+    ],
+)
+def test_what_is_no_snapshot_is_refused_with_what_is_wrong_in_it(raw: object, reason: str):
+    with pytest.raises(RefusedError, match=reason):
+        summarize(raw)
+
+
+def test_one_block_that_a_list_refers_to_without_end_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(summary, "MOST_CONTAINERS", 1000)
+    block = {"size": 512, "state": "inactive"}
+    with pytest.raises(RefusedError, match="more than 1,000 entries"):
+        summarize({"segments": [{"blocks": [block] * 1000}]})
+
+
+def test_the_record_shows_itself_without_the_cells_of_its_map():
+    assert "MapCell" not in repr(summarize(MADE.in_pieces()))
+
+
+def test_notes_say_why_a_snapshot_has_no_refusal():
+    without_history = recorded([(MIB, "active_allocated", [])])
+    without_history["device_traces"] = [[]]
+    assert [note.partition(" (")[0] for note in summarize(without_history).notes] == [
+        "no history was recorded",
+        "no Python stack was recorded for any live block: who allocated them is not known",
+    ]
+    assert "among the 1 recorded" in summarize(recorded([(MIB, "active_allocated", STEP)])).notes[0]
+    assert "no segment" in summarize({"segments": []}).notes[0]
+
+
+def test_the_map_has_each_byte_once_and_no_more_cells_than_a_picture():
+    blocks = [
+        (512 * (1 + number % 7), "inactive" if number % 3 else "active_allocated", []) for number in range(20_000)
+    ]
+    device = summarize(recorded(blocks, blocks[:5])).devices[0]
+    assert sum(cell.cells for cell in device.map) <= CELLS
+    assert {cell.kind for cell in device.map} <= {"live", "split"}
+    assert sum(cell.begins_segment for cell in device.map) >= 1
+
+
+def test_a_block_of_many_cells_is_one_stretch_of_the_map():
+    device = summarize(recorded([(96 * MIB, "active_allocated", STEP), (32 * MIB, "inactive", [])])).devices[0]
+    shares = [(cell.kind, round(cell.cells / CELLS, 2)) for cell in device.map]
+    assert shares == [("live", 0.75), ("split", 0.25)]
