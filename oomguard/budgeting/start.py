@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -99,9 +100,10 @@ def ask_for_start(
     engine_version: str | None = None,
     calibrate: str | Path | None = None,
     use_calibrations: bool = True,
+    not_counted: Sequence[str] = (),
     **values: SettingValue,
 ) -> AskedStart:
-    """Read what a start is asked for with; the arguments are those of ``oomguard.plan``."""
+    """Read what a start is asked for with; the arguments are those of ``oomguard.plan``, and flags of vLLM that are not counted."""
     given = read_values(values, START_SETTINGS, _ARGUMENTS)
     start = None if calibrate is None else _measured_start(str(calibrate))
     if start is not None:
@@ -123,6 +125,8 @@ def ask_for_start(
         if free is not None:
             settings = replace(settings, device_free_bytes=free, device_free_from=source)
     read = _read(model, settings)
+    if not_counted:
+        read = replace(read, assumptions=(*read.assumptions, f"not counted: {', '.join(not_counted)}"))
     if use_calibrations:
         settings = _calibrated(model, read, settings, start, calibrate)
     return AskedStart(model, read, settings, frozenset(name for name, value in values.items() if value is not None))

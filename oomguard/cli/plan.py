@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from oomguard.cli.options import color_option, console, form_of, option
+from oomguard.cli.other_flags import OTHER_FLAGS, PlanCommand
 from oomguard.cli.plan_options import POSITIVE, call_options, engine_options
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import GIB, parse_size
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _FORMS: Final = ("terminal", "json")
 
 
-@click.command("plan")
+@click.command("plan", cls=PlanCommand)
 @click.argument("model", metavar="MODEL")
 @option("--gpu-memory", metavar="SIZE", help="Total memory of one GPU, for example 24GiB.")
 @option("--gpu", type=click.IntRange(0), metavar="INDEX", help="The GPU of this machine with this index.")
@@ -88,7 +89,7 @@ def command(
 ) -> int:
     """Say where the bytes of each GPU will go when vLLM starts with MODEL, or when transformers generates with it.
 
-    MODEL is a folder, a config.json, or a name on the hub. Nothing is loaded or started: weights are read from the headers
+    MODEL is a folder, a config.json, or a name on the hub. vLLM's other flags are named as not counted. Nothing is loaded or started: weights are read from the headers
     of safetensors files, else counted from the configuration.
 
     Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does not fit.
@@ -114,6 +115,7 @@ def command(
         engine_version=engine_version,
         calibrate=calibrate,
         use_calibrations=not no_calibration,
+        not_counted=ctx.meta.get(OTHER_FLAGS, ()),
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
     )
     fits = _sweep_start(asked, sweep, form, color) if sweep else _plan_start(asked, form, color, by_engine=ask_engine)
