@@ -21,12 +21,16 @@ if TYPE_CHECKING:
         OomguardError,
         RuleError,
         SettingError,
+        StoreError,
         UsageError,
         WakeUpError,
     )
     from oomguard.guarding.guard import Guard, guard
     from oomguard.guarding.loop import attempts
     from oomguard.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
+    from oomguard.mapping.items import FailedItem
+    from oomguard.mapping.map import amap, imap, map  # noqa: A004 - what it is called everywhere
+    from oomguard.mapping.results import Results
     from oomguard.memory.generate.call import CallBudget
     from oomguard.memory.vllm.start import StartBudget
     from oomguard.remedy.policy import Policy
@@ -38,6 +42,7 @@ __all__ = [
     "Comparison",
     "Diagnosis",
     "Effect",
+    "FailedItem",
     "Guard",
     "Incident",
     "InputError",
@@ -45,17 +50,22 @@ __all__ = [
     "OomguardError",
     "Patch",
     "Policy",
+    "Results",
     "RuleError",
     "SettingError",
     "StartBudget",
     "StartPlan",
+    "StoreError",
     "UsageError",
     "WakeUpError",
     "__version__",
+    "amap",
     "attempts",
     "diagnose",
     "diff",
     "guard",
+    "imap",
+    "map",
     "plan",
 ]
 
@@ -71,12 +81,16 @@ _HOMES = {
         "OomguardError",
         "RuleError",
         "SettingError",
+        "StoreError",
         "UsageError",
         "WakeUpError",
     ),
     "guarding.guard": ("Guard", "guard"),
     "guarding.loop": ("attempts",),
     "incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),
+    "mapping.items": ("FailedItem",),
+    "mapping.map": ("amap", "imap", "map"),
+    "mapping.results": ("Results",),
     "memory.generate.call": ("CallBudget",),
     "memory.vllm.start": ("StartBudget",),
     "remedy.policy": ("Policy",),

@@ -31,6 +31,7 @@ ROOMS = (
     {"rule_testing", "journal"},
     {"attempting", "checking"},
     {"guarding", "supervise"},
+    {"mapping"},
     {"cli"},
     {"__main__", "__init__"},
 )

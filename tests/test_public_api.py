@@ -30,6 +30,7 @@ def test_the_public_names_are_exactly_these():
         "Comparison",
         "Diagnosis",
         "Effect",
+        "FailedItem",
         "Guard",
         "Incident",
         "InputError",
@@ -37,17 +38,22 @@ def test_the_public_names_are_exactly_these():
         "OomguardError",
         "Patch",
         "Policy",
+        "Results",
         "RuleError",
         "SettingError",
         "StartBudget",
         "StartPlan",
+        "StoreError",
         "UsageError",
         "WakeUpError",
         "__version__",
+        "amap",
         "attempts",
         "diagnose",
         "diff",
         "guard",
+        "imap",
+        "map",
         "plan",
     ]
 
@@ -66,7 +72,7 @@ def test_public_functions_stay_callable_after_every_submodule_is_imported():
         "import oomguard, pkgutil, importlib\n"
         "for m in pkgutil.walk_packages(oomguard.__path__, 'oomguard.'):\n"
         "    if not m.name.endswith('__main__'): importlib.import_module(m.name)\n"
-        "for name in ('guard', 'attempts', 'diagnose', 'plan', 'diff'):\n"
+        "for name in ('guard', 'attempts', 'diagnose', 'plan', 'diff', 'map', 'imap', 'amap'):\n"
         "    assert callable(getattr(oomguard, name)), name\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
