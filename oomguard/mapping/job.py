@@ -14,7 +14,7 @@ from typing import Any, Final, TypedDict
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
-from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName
+from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName, guard
 from oomguard.log import get_logger
 from oomguard.mapping.batches import BatchSize
 from oomguard.mapping.claims import Claims
@@ -75,19 +75,20 @@ class Job:
         on_error = options.get("on_error", "raise")
         if on_error not in _ON_ERROR:
             raise SettingError(f"on_error={on_error!r}", hint='on_error="raise" or on_error="record"')
-        guard = {
+        of_guard: dict[str, Any] = {
             "allow": options.get("allow"),
             "floors": options.get("floors"),
             "pin": options.get("pin", ()),
             "max_attempts": options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
         }
+        guard(**of_guard)  # an effect or a setting that is none is told here
         return cls(
             Path(store),
             computation_of(fn, options.get("identity")),
             options.get("key"),
             options.get("batch_size"),
             Codec(options.get("encode"), options.get("decode")),
-            Ways(on_error, options.get("clear_cache_every"), guard),
+            Ways(on_error, options.get("clear_cache_every"), of_guard),
             options.get("progress", True),
         )
 

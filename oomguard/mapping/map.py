@@ -128,7 +128,8 @@ async def amap(
 ) -> Results[R]:
     """Do what ``map`` does without holding up the event loop; ``fn`` may be a coroutine function, which runs on that loop.
 
-    It is a coroutine and no iterator, so that it returns what ``map`` returns. A plain ``fn`` is called in a thread. Where it is cancelled, the batch of a coroutine function is too; a plain one ends its batch in the thread, and it is stored.
+    It is a coroutine and no iterator, so that it returns what ``map`` returns. A plain ``fn`` is called in a thread. Where it is cancelled,
+    the batch of a coroutine function is too; a plain one ends its batch in the thread, and it is stored.
 
     Args:
         fn: as of ``map``, or a coroutine function.

@@ -184,7 +184,7 @@ class Store:
             for start in range(0, len(wanted), ASKED_AT_ONCE):
                 part = wanted[start : start + ASKED_AT_ONCE]
                 for row, form, crc32, content in self._database.execute(asked.format(",".join("?" * len(part))), part):
-                    if zlib.crc32(content) != crc32:
+                    if not isinstance(content, bytes) or zlib.crc32(content) != crc32:
                         raise self._damaged(row)
                     found[row] = form, content
         gone = set(wanted) - found.keys()
@@ -193,9 +193,8 @@ class Store:
         return found
 
     def _damaged(self, row: int) -> StoreError:
-        hint = (
-            f"sqlite3 {self.path} 'DELETE FROM result WHERE id = {row}'; the next call of map computes that item again"
-        )
+        command = f"DELETE FROM result WHERE id = {row}"  # noqa: S608 - to be pasted
+        hint = f"sqlite3 {self.path} '{command}'; the next call of map computes that item again"
         return StoreError(f"{self.path}: result {row} is damaged: it is not what was stored", hint=hint)
 
     def close(self) -> None:
