@@ -163,7 +163,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _is_model(value: Any) -> bool:
-    return not isinstance(value, _NO_VALUE) and any(hasattr(value, name) for name in _OF_MODELS)
+    return not isinstance(value, _NO_VALUE) and any(callable(getattr(value, name, None)) for name in _OF_MODELS)
 
 
 def _model(name: str, model: Any) -> str:

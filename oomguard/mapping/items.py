@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -55,7 +55,7 @@ class Items:
         self._source = items if _is_indexed(items) else None
         self.total: int | None = operator.length_hint(items, -1)
         self.total = None if self.total < 0 else self.total
-        self._iterator = None if self._source is not None else iter(items)
+        self._iterator = _iterate(items)
         self._key, self._finished = key, finished
         self.rows = array("q")
         self._digests = bytearray()
@@ -81,14 +81,8 @@ class Items:
             UsageError: an item's content cannot be told, or two have the same key.
         """
         start = len(self.rows)
-        if self._source is not None:
-            stop = min(start + READ_AT_ONCE, len(self._source))  # type: ignore[arg-type]
-            new = [self._source[index] for index in range(start, stop)]  # type: ignore[index]
-            self.all_read = stop == len(self._source)  # type: ignore[arg-type]
-        else:
-            assert self._iterator is not None  # noqa: S101 - what cannot be indexed is iterated
-            new = list(islice(self._iterator, READ_AT_ONCE))
-            self.all_read = len(new) < READ_AT_ONCE
+        new = list(islice(self._iterator, READ_AT_ONCE))
+        self.all_read = len(new) < READ_AT_ONCE
         keys = [self._identify(start + place, item) for place, item in enumerate(new)]
         found = self._finished.rows(keys)
         self.rows.extend([found.get(key, WAITING) for key in keys])
@@ -153,9 +147,14 @@ def _unidentified(index: int, error: UnknownContentError, *, has_key: bool) -> U
 
 
 def _check(items: Any) -> None:
-    if isinstance(items, (str, bytes, Mapping)) or not hasattr(items, "__iter__"):
+    if isinstance(items, (str, bytes, Mapping)) or not (hasattr(items, "__iter__") or _is_indexed(items)):
         hint = "a list, or another iterable, of items: [text], list(table.items())"
         raise UsageError(f"items is a {type(items).__name__}", hint=hint)
+
+
+def _iterate(items: Any) -> Iterator[Any]:
+    """Yield the items; by their places where nothing else tells where they end."""
+    return iter(items) if hasattr(items, "__iter__") else (items[place] for place in range(len(items)))
 
 
 def _is_indexed(items: Any) -> bool:

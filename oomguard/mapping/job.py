@@ -83,7 +83,7 @@ class Job:
         }
         guard(**of_guard)  # an effect or a setting that is none is told here
         return cls(
-            Path(store),
+            Path(store).absolute(),  # results are read from it later, wherever the program works then
             computation_of(fn, options.get("identity")),
             options.get("key"),
             options.get("batch_size"),
@@ -141,6 +141,6 @@ def _difference(own: str, others: Iterable[str]) -> str:
             for name in sorted({*mine, *other})
             if mine.get(name) != other.get(name)
         }
-        if not least or len(differs) < len(least):
+        if not least or len(differs) <= len(least):  # of several, the last one that was made
             least = differs
     return "; ".join(least.values())

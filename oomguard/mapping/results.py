@@ -66,7 +66,7 @@ class Results(Sequence["R | FailedItem"], Generic[R]):
         computed: how many items this call computed.
         reused: how many were in the store, from earlier calls or from other workers.
         other_results: how many results of other computations the store has.
-        attempts: the attempts at each call of ``fn`` that ran out of memory at first.
+        attempts: the attempts at each call of ``fn`` that ran out of memory at first, the last 1,000.
     """
 
     def __init__(self, reader: Reader, work: Work, other_results: int) -> None:

@@ -75,7 +75,14 @@ class Store:
     def __init__(self, path: Path, claims: Claims | None = None) -> None:
         self.path, self.network = path, network_file_system(path)
         with self._telling(), nullcontext() if claims is None else claims.opening():
-            self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            mode = "rw" if claims is None else "rwc"
+            self._database = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=_BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
             try:
                 if claims is not None:
                     self._begin()

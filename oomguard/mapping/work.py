@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
@@ -26,6 +27,8 @@ from oomguard.switch import disabled
 OnError = Literal["raise", "record"]
 _FIRST_WAIT_S: Final = 0.01
 _LONGEST_WAIT_S: Final = 0.5
+# A job of a week has many; each holds what its failure printed.
+_MOST_ATTEMPTS: Final = 1000
 # Of an error's message, the letters that a line of the log shows.
 _SHOWN: Final = 120
 
@@ -75,10 +78,10 @@ class Work:
         self._claims, self._codec, self._size, self._ways, self._progress = claims, codec, size, ways, progress
         self.failed: dict[int, FailedItem] = {}
         self.computed = 0
-        self.attempts: list[Attempt] = []
+        self.attempts: deque[Attempt] = deque(maxlen=_MOST_ATTEMPTS)
         self._began_at = time.time()
         self._next, self._elsewhere = 0, list[int]()
-        self._cleared_at = 0
+        self._cleared_at, self._is_in_parts = 0, False
         self._guarded: Any = guard(batch="indices", **ways.guard)(self._compute)
         self._guard_of_one = guard(**ways.guard)
 
@@ -158,12 +161,12 @@ class Work:
 
     def _take(self, batch: list[int]) -> None:
         """Compute the items of a batch that are claimed, and give the claims back."""
-        began_s, attempts = time.monotonic(), len(self.attempts)
+        began_s, self._is_in_parts = time.monotonic(), False
         try:
             self._finish(batch)
         finally:
             self._give_back(batch)
-        self._size.ran(len(batch), time.monotonic() - began_s, in_parts=len(self.attempts) > attempts)
+        self._size.ran(len(batch), time.monotonic() - began_s, in_parts=self._is_in_parts)
         every = self._ways.clear_cache_every
         if every is not None and self.computed - self._cleared_at >= every:
             torch_memory.release()
@@ -180,6 +183,8 @@ class Work:
                 return
             never_fits = _is_memory_failure(error)
             if isinstance(error, OomguardError) or not (never_fits or self._ways.on_error == "record"):
+                several = f" to items[{waiting[-1]}]" if len(waiting) > 1 else ""
+                add_note(error, f"oomguard: raised for items[{waiting[0]}]{several}")
                 raise error
             if len(waiting) == 1:
                 self._fail(waiting[0], error, never_fits=never_fits)
@@ -194,7 +199,7 @@ class Work:
         """Compute items together, in parts where memory demands it; return what it failed with."""
         self._guarded.attempts = ()
         _, error = run_guarded(self._guarded, (indices,), {})
-        self.attempts += self._guarded.attempts
+        self._tried(self._guarded.attempts)
         return error
 
     def _run_alone(self, index: int) -> BaseException | None:
@@ -203,10 +208,14 @@ class Work:
             _, error = run_guarded(self._compute, ([index],), {})
             if error is not None:
                 made.explain(error)
-        if any(not attempt.succeeded for attempt in made.attempts):
-            self.attempts += made.attempts
+        self._tried(made.attempts)
         made.attempts = ()
         return error
+
+    def _tried(self, attempts: Sequence[Attempt]) -> None:
+        if any(not attempt.succeeded for attempt in attempts):
+            self.attempts.extend(attempts)
+            self._is_in_parts = True
 
     def _compute(self, indices: list[int]) -> list[int]:
         """Compute those items that wait, and store them: what the guard runs, whole or in parts."""

@@ -50,6 +50,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             [sys.executable, str(program), *map(str, words)],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

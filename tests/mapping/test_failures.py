@@ -91,7 +91,8 @@ def test_another_exception_stops_with_what_is_finished_kept(store):
 
     with pytest.raises(ValueError, match="no JSON") as caught:
         oomguard.map(fn, range(20), store=store, batch_size=3)
-    assert "6 items that this call finished are kept" in "".join(caught.value.__notes__)
+    assert caught.value.__notes__[0] == "oomguard: raised for items[6] to items[8]"
+    assert "6 items that this call finished are kept" in caught.value.__notes__[1]
 
 
 def test_recorded_exceptions_name_their_item_and_the_rest_is_computed(store):

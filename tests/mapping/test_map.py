@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import logging
+import sys
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oomguard
+from oomguard.mapping.store import Store
 
 ALL = {"identity": {"model": "upper"}}
 
@@ -83,6 +87,24 @@ def test_a_generator_is_read_as_far_as_needed_and_its_length_need_not_be_known(s
     assert len(read) < 3000
     assert len(oomguard.map(upper, texts(), store=store, **ALL)) == 3000
     assert len(upper.computed) == 3000
+
+
+def test_a_data_set_without_iteration_is_read_by_its_places(store, upper):
+    class Texts:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, place):
+            return f"text {place}"  # torch's own never say where they end
+
+    assert list(oomguard.map(upper, Texts(), store=store, **ALL)) == ["TEXT 0", "TEXT 1", "TEXT 2"]
+
+
+def test_results_are_read_from_the_same_store_wherever_the_program_works_then(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = oomguard.map(double, range(5), store="results.sqlite")
+    monkeypatch.chdir("/")
+    assert list(results) == [0, 2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("empty", [[], (), iter([]), {}.values()], ids=["list", "tuple", "iterator", "values"])
@@ -168,6 +190,46 @@ def test_clear_cache_every_collects_after_so_many_items(store, monkeypatch):
     monkeypatch.setattr("oomguard.observe.torch_memory.release", lambda: released.append(1))
     oomguard.map(double, range(40), store=store, batch_size=4, clear_cache_every=10)
     assert len(released) == 3  # after 12, 24, 36
+
+
+def test_resuming_thousands_of_items_reads_no_results_and_looks_none_up_one_by_one(store, monkeypatch):
+    def long(numbers):
+        return [str(number) * 2_000 for number in numbers]
+
+    oomguard.map(long, range(10_000, 15_000), store=store, batch_size=500)
+    looked_up = []
+    find = Store.find
+    monkeypatch.setattr(Store, "find", lambda own, number, keys: looked_up.extend(keys) or find(own, number, keys))
+    tracemalloc.start()
+    try:
+        results = oomguard.map(long, range(10_000, 15_000), store=store)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert results.reused == 5_000
+    assert looked_up == []
+    assert peak_bytes < 5_000 * 400, "the results are 50 MB"
+
+
+def test_thousands_of_finished_items_are_found_in_any_order(store, upper):
+    texts = [str(number) for number in range(3_000)]
+    oomguard.map(upper, texts, store=store, batch_size=500, **ALL)
+    assert oomguard.map(upper, texts[::-1], store=store, **ALL).reused == 3_000
+    assert oomguard.map(upper, [*texts[1000::7], "new"], store=store, **ALL).computed == 1
+
+
+def test_a_bar_is_on_a_terminal_only(store, upper, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    shown = {}
+    for kind, progress in ((Terminal, True), (Terminal, False), (io.StringIO, True)):
+        monkeypatch.setattr(sys, "stderr", kind())
+        oomguard.map(upper, ["a", "b"], store=store, progress=progress, **ALL)
+        shown[kind, progress] = sys.stderr.getvalue()
+    assert "2/2" in shown.pop((Terminal, True))
+    assert set(shown.values()) == {""}
 
 
 def test_the_store_is_one_file_and_an_empty_lock_file_when_map_has_ended(store):

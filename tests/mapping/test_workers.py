@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 import oomguard
 from oomguard.mapping.claims import Claims
 
+ITEM = b"sixteen bytes .."
 # Notes each batch in a line of its own before it is computed, and takes so many milliseconds an item.
 WORKER = """
 import os, sys, time, oomguard
@@ -115,25 +115,40 @@ def test_two_calls_in_one_process_exclude_each_other_too(store):
     assert sum(counts) == 60
 
 
-def test_a_fork_that_outlives_its_worker_keeps_no_claims(store):
-    claims, other = Claims(store), Claims(store)
-    assert claims.take(1, b"sixteen bytes ..", 0)
-    assert not other.take(1, b"sixteen bytes ..", 0)
-    assert other.take(1, b"sixteen bytes ..", 1)
-    assert other.take(2, b"sixteen bytes ..", 0)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(write)
-        os.read(read, 1)  # until the parent is done
-        os._exit(0)
-    claims.close()
-    taken = other.take(1, b"sixteen bytes ..", 0)
-    other.close()
-    os.close(write)
-    os.waitpid(child, 0)
-    os.close(read)
-    assert taken
+def test_claims_exclude_each_other_by_computation_item_and_occurrence(store):
+    with closing(Claims(store)) as one, closing(Claims(store)) as other:
+        assert one.take(1, ITEM, 0)
+        assert not other.take(1, ITEM, 0)
+        assert other.take(1, ITEM, 1)
+        assert other.take(2, ITEM, 0)
+        one.give_back(1, ITEM, 0)
+        assert other.take(1, ITEM, 0)
+
+
+def test_a_fork_that_outlives_its_worker_keeps_no_claims(store, start):
+    """As a process that loads data does, which its parent's death leaves behind."""
+    worker = start(
+        """
+        import os, sys, time
+        from pathlib import Path
+        from oomguard.mapping.claims import Claims
+        claims = Claims(Path("results.sqlite"))
+        assert claims.take(1, bytes(sys.argv[1], "ascii"), 0)
+        if os.fork() == 0:
+            print("forked", flush=True)
+            sys.stdin.read()
+        else:
+            time.sleep(60)
+        """,
+        ITEM.decode(),
+    )
+    assert worker.stdout.readline() == "forked\n"
+    with closing(Claims(store)) as claims:
+        assert not claims.take(1, ITEM, 0)
+        worker.kill()
+        worker.wait()
+        assert claims.take(1, ITEM, 0), "the fork still runs"
+    worker.communicate()
 
 
 def test_a_failure_that_another_worker_found_meanwhile_is_not_tried_again(store):
