@@ -147,9 +147,10 @@ class Work:
         return [index for index in batch if self.items.rows[index] == WAITING]
 
     def _settle_finished(self, indices: Sequence[int]) -> None:
-        for start in range(0, len(indices), ASKED_AT_ONCE):
-            part = indices[start : start + ASKED_AT_ONCE]
-            keys = {index: self.items.key_of(index) for index in part}
+        """Look those that wait up in the store, where other workers put what they finish."""
+        waiting = [index for index in indices if self.items.rows[index] == WAITING]
+        for start in range(0, len(waiting), ASKED_AT_ONCE):
+            keys = {index: self.items.key_of(index) for index in waiting[start : start + ASKED_AT_ONCE]}
             found = self._store.find(self._computation, list(keys.values()))
             failed = self._store.failures(self._computation, self._began_at)
             for index, key in keys.items():

@@ -115,6 +115,23 @@ def test_two_calls_in_one_process_exclude_each_other_too(store):
     assert sum(counts) == 60
 
 
+def test_results_that_another_worker_finishes_are_given_in_order_as_they_come(store, upper):
+    begun, computed = threading.Event(), []
+
+    def slow(items):
+        computed.extend(items)
+        begun.set()
+        time.sleep(0.2 if 0 in items else 0)
+        return items
+
+    other = threading.Thread(target=lambda: oomguard.map(slow, range(3), store=store, batch_size=3, identity={}))
+    other.start()
+    begun.wait()
+    assert list(oomguard.imap(slow, iter(range(8)), store=store, batch_size=2, identity={})) == list(range(8))
+    other.join()
+    assert sorted(computed) == list(range(8))
+
+
 def test_claims_exclude_each_other_by_computation_item_and_occurrence(store):
     with closing(Claims(store)) as one, closing(Claims(store)) as other:
         assert one.take(1, ITEM, 0)
