@@ -60,6 +60,10 @@ class Claims:
         """Let others have an item."""
         self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _place(computation, item, occurrence))
 
+    def give_back_all(self) -> None:
+        """Let others have every item."""
+        self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _OPENING + 1, length=0)
+
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
         """Wait until no other call opens the store: making it, and changing how it keeps its journal, is for one at a time."""
@@ -78,10 +82,10 @@ class Claims:
             os.close(self._file)
             self._file = None
 
-    def _lock(self, command: int, kind: int, place: int) -> None:
+    def _lock(self, command: int, kind: int, place: int, length: int = 1) -> None:
         if self._file is not None:
-            # struct flock: l_type, l_whence, l_start, l_len, l_pid, each at its own alignment.
-            fcntl.fcntl(self._file, command, struct.pack("hhqqi0q", kind, os.SEEK_SET, place, 1, 0))
+            # struct flock: l_type, l_whence, l_start, l_len (0: to the end), l_pid, each at its own alignment.
+            fcntl.fcntl(self._file, command, struct.pack("hhqqi0q", kind, os.SEEK_SET, place, length, 0))
 
     def _cannot(self, error: OSError) -> StoreError:
         hint = "give a path in a folder of a local disk: store=PATH"

@@ -105,9 +105,8 @@ class Store:
         run("PRAGMA journal_mode = DELETE" if self.network else "PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL" if self.network else "PRAGMA synchronous = NORMAL")
         if is_new:
-            self._database.executescript(_TABLES)
-            run(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            run(f"PRAGMA application_id = {APPLICATION_ID}")
+            versions = f"PRAGMA user_version = {SCHEMA_VERSION}; PRAGMA application_id = {APPLICATION_ID};"
+            self._database.executescript(f"BEGIN; {_TABLES} {versions} COMMIT;")
 
     def number(self, computation: Computation) -> int:
         """Return the number of a computation, which is noted where it is new."""
@@ -151,23 +150,28 @@ class Store:
             asked = "SELECT id, item, occurrence FROM result NOT INDEXED WHERE id > ? AND computation = ? ORDER BY id LIMIT ?"
             return self._database.execute(asked, (row, computation, most)).fetchall()
 
-    def put(self, computation: int, results: Iterable[tuple[Key, str, bytes]]) -> list[int]:
+    def put(self, computation: int, results: Sequence[tuple[Key, str, bytes]]) -> list[int]:
         """Store results (key, form, content), all of them or none, and return their rows; one that is there already stays."""
-        rows, run = [], self._database.execute
+        run, many = self._database.execute, self._database.executemany
         with self._transaction():
-            for (item, occurrence), form, content in results:
-                key = computation, item, occurrence
-                put = run(
-                    "INSERT INTO result (computation, item, occurrence) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", key
-                )
-                row = put.lastrowid
-                if put.rowcount:
-                    value = row, form, zlib.crc32(content), content
-                    run("INSERT OR REPLACE INTO value (id, form, crc32, content) VALUES (?, ?, ?, ?)", value)
-                else:
-                    asked = "SELECT id FROM result WHERE computation = ? AND item = ? AND occurrence = ?"
-                    row = run(asked, key).fetchone()[0]
-                rows.append(int(row or 0))
+            first = 1 + run("SELECT coalesce(max(id), 0) FROM result").fetchone()[0]
+            rows = list(range(first, first + len(results)))
+            put = many(
+                "INSERT INTO result (id, computation, item, occurrence) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                [(row, computation, *key) for row, (key, _, _) in zip(rows, results, strict=True)],
+            )
+            new = set(rows)
+            if put.rowcount != len(results):  # somebody stored one without a claim: the lock file was deleted
+                found = self.find(computation, [key for key, _, _ in results])
+                rows = [found[key] for key, _, _ in results]
+            many(
+                "INSERT OR REPLACE INTO value (id, form, crc32, content) VALUES (?, ?, ?, ?)",
+                [
+                    (row, form, zlib.crc32(content), content)
+                    for row, (_, form, content) in zip(rows, results, strict=True)
+                    if row in new
+                ],
+            )
         return rows
 
     def fail(self, computation: int, key: Key, failed_at: float, error: str, *, never_fits: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any, Final, Literal
@@ -143,7 +143,9 @@ class Work:
     def _still_waiting(self, batch: list[int]) -> list[int]:
         """Return those claimed items that nobody finished between the look into the store and the claim."""
         self._settle_finished(batch)
-        self._give_back(index for index in batch if self.items.rows[index] != WAITING)
+        for index in batch:
+            if self.items.rows[index] != WAITING:
+                self._claims.give_back(self._computation, *self.items.key_of(index))
         return [index for index in batch if self.items.rows[index] == WAITING]
 
     def _settle_finished(self, indices: Sequence[int]) -> None:
@@ -166,7 +168,7 @@ class Work:
         try:
             self._finish(batch)
         finally:
-            self._give_back(batch)
+            self._claims.give_back_all()
         self._size.ran(len(batch), time.monotonic() - began_s, in_parts=self._is_in_parts)
         every = self._ways.clear_cache_every
         if every is not None and self.computed - self._cleared_at >= every:
@@ -254,10 +256,6 @@ class Work:
     def _claim(self, index: int) -> bool:
         return self._claims.take(self._computation, *self.items.key_of(index))
 
-    def _give_back(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            self._claims.give_back(self._computation, *self.items.key_of(index))
-
     def _show(self) -> None:
         self._progress.show(self.items.settled, self.items.total, failed=len(self.failed), batch=self._size.rows)
 
@@ -278,4 +276,4 @@ def _one_each(results: Any, items: int) -> Sequence[Any]:
     if len(results) != items:
         hint = "fn takes a list of items and returns one result for each, in the same order"
         raise UsageError(f"fn returned a {kind} of {len(results)} results for {items} items", hint=hint)
-    return [results[place] for place in range(items)]
+    return results if type(results) is list else [results[place] for place in range(items)]

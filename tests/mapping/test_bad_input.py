@@ -15,6 +15,8 @@ import pytest
 
 import oomguard
 from oomguard.mapping import folders
+from oomguard.mapping.claims import Claims
+from oomguard.mapping.store import Store
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,6 +76,21 @@ def test_one_damaged_result_is_named_and_computed_again_once_it_is_deleted(made)
     changed(made, re.search("'(.*)'", caught.value.hint)[1])
     again = oomguard.map(same, texts, store=made)
     assert (again.computed, again[4]) == (1, texts[4])
+
+
+def test_a_deleted_last_result_gives_its_place_to_another_item(made):
+    changed(made, "DELETE FROM result WHERE id = 300")
+    results = oomguard.map(same, ["another text"], store=made)
+    assert (results.computed, list(results)) == (1, ["another text"])
+
+
+def test_a_result_that_was_stored_without_a_claim_stays(store):
+    with closing(Claims(store)) as claims, closing(Store(store, claims)) as database:
+        key = b"sixteen bytes ..", 0
+        first = database.put(1, [(key, "json", b"1")])
+        rows = database.put(1, [((key[0], 1), "json", b"2"), (key, "json", b"3")])
+        assert rows[1] == first[0]
+        assert [database.values(rows)[row][1] for row in rows] == [b"2", b"1"]
 
 
 def test_a_full_disk_ends_the_call_and_the_next_one_goes_on(store):
