@@ -24,6 +24,8 @@ SCHEMA_VERSION: Final = 1
 # "oogm" in ASCII: what tells a store from another program's SQLite file.
 APPLICATION_ID: Final = 0x6F6F676D
 _BUSY_S: Final = 60.0
+# Pages of the journal (32 MiB) after which they are copied into the file, which waits for the disk; SQLite does after 1,000.
+_CHECKPOINT_PAGES: Final = 8192
 # Values in one question to SQLite: 999 are allowed in versions before 3.32.
 ASKED_AT_ONCE: Final = 900
 Key = tuple[bytes, int]
@@ -104,6 +106,7 @@ class Store:
             )
         run("PRAGMA journal_mode = DELETE" if self.network else "PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL" if self.network else "PRAGMA synchronous = NORMAL")
+        run(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         if is_new:
             versions = f"PRAGMA user_version = {SCHEMA_VERSION}; PRAGMA application_id = {APPLICATION_ID};"
             self._database.executescript(f"BEGIN; {_TABLES} {versions} COMMIT;")
