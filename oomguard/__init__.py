@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         OomguardError,
         RuleError,
         SettingError,
+        StoreError,
         UsageError,
         WakeUpError,
     )
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from oomguard.guarding.loop import attempts
     from oomguard.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
     from oomguard.instrumentation.watch import Watch, watch
+    from oomguard.mapping.items import FailedItem
+    from oomguard.mapping.map import amap, imap, map  # noqa: A004 - what it is called everywhere
+    from oomguard.mapping.results import Results
     from oomguard.memory.generate.call import CallBudget
     from oomguard.memory.vllm.start import StartBudget
     from oomguard.remedy.policy import Policy
@@ -40,6 +44,7 @@ __all__ = [
     "Comparison",
     "Diagnosis",
     "Effect",
+    "FailedItem",
     "Guard",
     "Incident",
     "InputError",
@@ -48,20 +53,25 @@ __all__ = [
     "OomguardError",
     "Patch",
     "Policy",
+    "Results",
     "RuleError",
     "SeenCall",
     "SettingError",
     "StartBudget",
     "StartPlan",
+    "StoreError",
     "Timeline",
     "UsageError",
     "WakeUpError",
     "Watch",
     "__version__",
+    "amap",
     "attempts",
     "diagnose",
     "diff",
     "guard",
+    "imap",
+    "map",
     "plan",
     "watch",
 ]
@@ -78,6 +88,7 @@ _HOMES = {
         "OomguardError",
         "RuleError",
         "SettingError",
+        "StoreError",
         "UsageError",
         "WakeUpError",
     ),
@@ -85,6 +96,9 @@ _HOMES = {
     "guarding.loop": ("attempts",),
     "incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),
     "instrumentation.watch": ("Watch", "watch"),
+    "mapping.items": ("FailedItem",),
+    "mapping.map": ("amap", "imap", "map"),
+    "mapping.results": ("Results",),
     "memory.generate.call": ("CallBudget",),
     "memory.vllm.start": ("StartBudget",),
     "remedy.policy": ("Policy",),

@@ -3,6 +3,7 @@
 OomguardError
 ├── UsageError             a user's mistake: shown as one message, exit status 2, never a traceback
 │   ├── InputError         a file that cannot be read
+│   ├── StoreError         a store of ``map`` that cannot be used, or cannot go on: what was finished is kept
 │   ├── SettingError       an unknown setting, or a value it cannot take
 │   ├── ConfigError        a model's configuration that lacks a number or has an absurd one: says file and field
 │   └── RuleError          a rule file that cannot be used: says file, key path and column
@@ -41,6 +42,10 @@ class WakeUpError(OomguardError):
 
 class InputError(UsageError):
     """An input file that is missing, is not readable, or is not a file."""
+
+
+class StoreError(UsageError):
+    """A store of ``map`` that is damaged, full, another version's or another program's; what was finished is kept."""
 
 
 class SettingError(UsageError):

@@ -33,7 +33,7 @@ ROOMS = (
     {"rule_testing", "journal"},
     {"attempting", "checking"},
     {"guarding", "supervise", "testing"},
-    {"instrumentation"},
+    {"instrumentation", "mapping"},
     {"cli"},
     {"__main__", "__init__"},
 )

@@ -31,6 +31,7 @@ def test_the_public_names_are_exactly_these():
         "Comparison",
         "Diagnosis",
         "Effect",
+        "FailedItem",
         "Guard",
         "Incident",
         "InputError",
@@ -39,20 +40,25 @@ def test_the_public_names_are_exactly_these():
         "OomguardError",
         "Patch",
         "Policy",
+        "Results",
         "RuleError",
         "SeenCall",
         "SettingError",
         "StartBudget",
         "StartPlan",
+        "StoreError",
         "Timeline",
         "UsageError",
         "WakeUpError",
         "Watch",
         "__version__",
+        "amap",
         "attempts",
         "diagnose",
         "diff",
         "guard",
+        "imap",
+        "map",
         "plan",
         "watch",
     ]
@@ -72,7 +78,7 @@ def test_public_functions_stay_callable_after_every_submodule_is_imported():
         "import oomguard, pkgutil, importlib\n"
         "for m in pkgutil.walk_packages(oomguard.__path__, 'oomguard.'):\n"
         "    if not m.name.endswith('__main__'): importlib.import_module(m.name)\n"
-        "for name in ('guard', 'attempts', 'diagnose', 'plan', 'diff', 'watch'):\n"
+        "for name in ('guard', 'attempts', 'diagnose', 'plan', 'diff', 'map', 'imap', 'amap', 'watch'):\n"
         "    assert callable(getattr(oomguard, name)), name\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,7 +16,9 @@ class PlanCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments without those flags and their values."""
-        own, others = split_off(args, {name for option in self.params for name in (*option.opts, *option.secondary_opts)})
+        own, others = split_off(
+            args, {name for option in self.params for name in (*option.opts, *option.secondary_opts)}
+        )
         ctx.meta[OTHER_FLAGS] = others
         return super().parse_args(ctx, own)
 
@@ -42,7 +44,12 @@ def split_off(words: list[str], known: set[str]) -> tuple[list[str], list[str]]:
             if word in known and "=" not in word and left and not left[0].startswith("-"):
                 own.append(left.pop(0))
             continue
-        if "=" not in word and left and not left[0].startswith("-") and (_has_model(own, known) or _has_model(left[1:], known)):
+        if (
+            "=" not in word
+            and left
+            and not left[0].startswith("-")
+            and (_has_model(own, known) or _has_model(left[1:], known))
+        ):
             word = f"{word} {left.pop(0)}"
         others.append(word)
     return own, others

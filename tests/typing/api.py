@@ -97,3 +97,35 @@ def tests_of_their_own() -> None:
         device.empty_cache()
     print(active_device() is None)
     raise oom_error("mps 2.7", tried="2 GiB", capacity=8 << 30)
+
+
+def lengths(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+async def alengths(texts: list[str]) -> list[int]:
+    return lengths(texts)
+
+
+async def maps() -> None:
+    results: oomguard.Results[int] = oomguard.map(
+        lengths, ["a"], store=Path("s.sqlite"), identity={"model": "org/name"}, key=lambda text: text[:8], batch_size=8
+    )
+    for result in results:
+        if isinstance(result, oomguard.FailedItem):
+            print(result.key, result.index, result.error, result.never_fits)
+        else:
+            print(result + 1)
+    print(
+        results[0],
+        results[1:],
+        results.failed,
+        results.computed,
+        results.reused,
+        results.other_results,
+        results.attempts,
+    )
+    for one in oomguard.imap(lengths, iter(["a"]), store="s.sqlite", on_error="record"):
+        print(one)
+    awaited: oomguard.Results[int] = await oomguard.amap(alengths, ["a"], store="s.sqlite", progress=False)
+    print(awaited)

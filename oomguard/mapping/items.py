@@ -1,0 +1,162 @@
+"""The items of one call of ``map``: read once, each known by its content, and found in the store where it is finished."""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from oomguard.errors import UsageError
+from oomguard.mapping.content import DIGEST_BYTES, UnknownContentError, digest
+from oomguard.mapping.finished import Finished
+from oomguard.mapping.store import Key
+
+# Items that are looked up together; as many of a generator are read ahead.
+READ_AT_ONCE: Final = 800
+WAITING, FAILED = 0, -1
+
+
+@dataclass(frozen=True, slots=True)
+class FailedItem:
+    """An item that has no result; the next call of ``map`` tries it again.
+
+    Attributes:
+        index: its place among the items.
+        key: what ``key=`` gave for it, else the digest of its content.
+        error: the exception's type and message, and below it the diagnosis where memory ran out.
+        never_fits: whether it ran out of memory alone.
+    """
+
+    index: int
+    key: str
+    error: str
+    never_fits: bool
+
+
+class Items:
+    """Every item that was read, by its index.
+
+    Attributes:
+        rows: where each one's result is in the store; ``WAITING`` before there is one, ``FAILED`` where there will be none.
+        total: how many there will be; None for a generator of unknown length.
+        settled: how many are finished or failed.
+
+    Args:
+        items: what the user gave; an iterator is read as far as it is needed, and what waits is held.
+        key: what identifies an item; None: its content.
+        finished: where results of earlier calls are.
+    """
+
+    def __init__(self, items: Iterable[Any], key: Callable[[Any], Any] | None, finished: Finished) -> None:
+        _check(items)
+        self._source = items if _is_indexed(items) else None
+        self.total: int | None = operator.length_hint(items, -1)
+        self.total = None if self.total < 0 else self.total
+        self._iterator = _iterate(items)
+        self._key, self._finished = key, finished
+        self.rows = array("q")
+        self._digests = bytearray()
+        self._held: dict[int, Any] = {}
+        self._occurrences: dict[int, int] = {}
+        self._seen: set[bytes] = set()
+        self._seen_again: dict[bytes, int] = {}
+        self.all_read = False
+        self.settled = 0
+
+    def __getitem__(self, index: int) -> Any:
+        return self._held[index] if self._source is None else self._source[index]  # type: ignore[index]
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether all of them are there: they are read before the first is computed, so that a mistake in the last is told first."""
+        return self._source is not None
+
+    def read(self) -> None:
+        """Read the next items, and look them up in the store.
+
+        Raises:
+            UsageError: an item's content cannot be told, or two have the same key.
+        """
+        start = len(self.rows)
+        new = list(islice(self._iterator, READ_AT_ONCE))
+        self.all_read = len(new) < READ_AT_ONCE
+        keys = [self._identify(start + place, item) for place, item in enumerate(new)]
+        found = self._finished.rows(keys)
+        self.rows.extend([found.get(key, WAITING) for key in keys])
+        self.settled += len(found)
+        self._digests += b"".join(key[0] for key in keys)
+        if self._source is None:
+            self._held.update({start + place: item for place, item in enumerate(new) if keys[place] not in found})
+        if self.all_read:
+            self.total = len(self.rows)
+            self._seen.clear()
+            self._seen_again.clear()
+
+    def key_of(self, index: int) -> Key:
+        """Return what identifies an item in the store."""
+        at = index * DIGEST_BYTES
+        return bytes(self._digests[at : at + DIGEST_BYTES]), self._occurrences.get(index, 0)
+
+    def shown_key(self, index: int) -> str:
+        """Return an item's key to show: what ``key`` gave, else its digest and, from the second equal one on, its number."""
+        if self._key is not None and (self._source is not None or index in self._held):
+            return str(self._key(self[index]))
+        item, occurrence = self.key_of(index)
+        return item.hex() + (f"#{occurrence + 1}" if occurrence else "")
+
+    def settle(self, index: int, row: int) -> None:
+        """Note where an item's result is, or that it failed; it is held no longer."""
+        self.rows[index] = row
+        self.settled += 1
+        self._held.pop(index, None)
+
+    def _identify(self, index: int, item: Any) -> Key:
+        try:
+            known = digest(item if self._key is None else self._key(item))
+        except UnknownContentError as error:
+            raise _unidentified(index, error, has_key=self._key is not None) from None
+        if known not in self._seen:
+            self._seen.add(known)
+            return known, 0
+        if self._key is not None:
+            raise self._same_key(index, item)
+        occurrence = self._occurrences[index] = self._seen_again[known] = self._seen_again.get(known, 0) + 1
+        return known, occurrence
+
+    def _same_key(self, index: int, item: Any) -> UsageError:
+        assert self._key is not None  # noqa: S101 - asked for keys only
+        key, before = self._key(item), None
+        if self._source is not None:
+            before = next((i for i in range(index) if self._key(self._source[i]) == key), None)  # type: ignore[index]
+        first = "an earlier item" if before is None else f"items[{before}]"
+        hint = "give each item its own key, or leave key= out: equal items then have a result each"
+        return UsageError(f"items[{index}] has the same key as {first}: {key!r}", hint=hint)
+
+
+def _unidentified(index: int, error: UnknownContentError, *, has_key: bool) -> UsageError:
+    if has_key:
+        return UsageError(
+            f"the key of items[{index}] is a {error}: its content cannot be told",
+            hint="let key= give a text or a number",
+        )
+    hint = "say what identifies an item: key=lambda item: item.id"
+    return UsageError(f"items[{index}] is, or holds, a {error}: its content cannot be told", hint=hint)
+
+
+def _check(items: Any) -> None:
+    if isinstance(items, (str, bytes, Mapping)) or not (hasattr(items, "__iter__") or _is_indexed(items)):
+        hint = "a list, or another iterable, of items: [text], list(table.items())"
+        raise UsageError(f"items is a {type(items).__name__}", hint=hint)
+
+
+def _iterate(items: Any) -> Iterator[Any]:
+    """Yield the items; by their places where nothing else tells where they end."""
+    return iter(items) if hasattr(items, "__iter__") else (items[place] for place in range(len(items)))
+
+
+def _is_indexed(items: Any) -> bool:
+    """Return whether ``items[place]`` is the item at a place; a table's is the one of that label."""
+    return hasattr(items, "__getitem__") and hasattr(items, "__len__") and not hasattr(items, "iloc")

@@ -1,0 +1,44 @@
+"""The bar of a ``map`` on a terminal: items done of all, on standard error."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class MapProgress:
+    """A bar over ``total`` items (None: unknown), on a terminal only; elsewhere nothing is printed."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.shown = wanted and sys.stderr is not None and sys.stderr.isatty()
+        self._progress: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> MapProgress:
+        if self.shown:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[batch]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._task = self._progress.add_task("items", total=None, batch="")
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show(self, done: int, total: int | None, *, failed: int = 0, batch: int = 0) -> None:
+        """Show how far it is."""
+        if self._progress is not None:
+            words = [f"{batch} at a time"] * bool(batch) + [f"{failed} failed"] * bool(failed)
+            self._progress.update(self._task, completed=done, total=total, batch=", ".join(words))

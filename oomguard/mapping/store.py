@@ -1,0 +1,247 @@
+"""The store of ``map``: finished results in one SQLite file, by computation, item and occurrence.
+
+The journal is written ahead (WAL) and ``synchronous`` is NORMAL: what was committed is in the kernel's hands, so it survives any death of
+the process; after a loss of power the last seconds may be missing, and the file is whole. On a network folder, where SQLite's shared
+memory does not work, the journal is rolled back and each commit is waited for (https://www.sqlite.org/wal.html).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.errors import StoreError
+from oomguard.mapping.claims import Claims
+from oomguard.mapping.computation import Computation
+from oomguard.mapping.folders import network_file_system, store_data
+
+SCHEMA_VERSION: Final = 1
+# "oogm" in ASCII: what tells a store from another program's SQLite file.
+APPLICATION_ID: Final = 0x6F6F676D
+_BUSY_S: Final = 60.0
+# Pages of the journal (32 MiB) after which they are copied into the file, which waits for the disk; SQLite does after 1,000.
+_CHECKPOINT_PAGES: Final = 8192
+# Values in one question to SQLite: 999 are allowed in versions before 3.32.
+ASKED_AT_ONCE: Final = 900
+Key = tuple[bytes, int]
+"""An item's digest and how many equal ones come before it."""
+_FIND: Final = """
+SELECT item, occurrence, id FROM result WHERE computation = ? AND item IN ({}) AND occurrence BETWEEN ? AND ?"""
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS computation (
+  id INTEGER PRIMARY KEY,
+  digest BLOB NOT NULL UNIQUE,
+  described TEXT NOT NULL          -- JSON object: what identifies it
+);
+CREATE TABLE IF NOT EXISTS result (
+  id INTEGER PRIMARY KEY,
+  computation INTEGER NOT NULL,
+  item BLOB NOT NULL,              -- digest of the item's content, or of what key= gave
+  occurrence INTEGER NOT NULL,     -- how many equal items come before it
+  UNIQUE (computation, item, occurrence)
+);
+CREATE TABLE IF NOT EXISTS value ( -- apart: results are looked up without reading what they hold
+  id INTEGER PRIMARY KEY,          -- of the result
+  form TEXT NOT NULL,              -- json, bytes, tree, torch, numpy
+  crc32 INTEGER NOT NULL,
+  content BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS failure (
+  computation INTEGER NOT NULL,
+  item BLOB NOT NULL,
+  occurrence INTEGER NOT NULL,
+  failed_at REAL NOT NULL,         -- Unix seconds
+  never_fits INTEGER NOT NULL,     -- 1: it alone ran out of memory
+  error TEXT NOT NULL,
+  PRIMARY KEY (computation, item, occurrence)
+) WITHOUT ROWID;
+"""
+
+
+class Store:
+    """One call's connection to a store; several calls, in several processes, may have the same one open.
+
+    Args:
+        path: the file; it is made where there is none.
+        claims: whose lock keeps others from opening it at the same moment; None: it is there, and only read.
+
+    Raises:
+        StoreError: here and in all that follows: it is no store, is damaged, a newer oomguard's, full, or cannot be written.
+    """
+
+    def __init__(self, path: Path, claims: Claims | None = None) -> None:
+        self.path, self.network = path, network_file_system(path)
+        with self._telling(), nullcontext() if claims is None else claims.opening():
+            mode = "rw" if claims is None else "rwc"
+            self._database = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=_BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                if claims is not None:
+                    self._begin()
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _begin(self) -> None:
+        run = self._database.execute
+        version, application = (run(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id"))
+        if version > SCHEMA_VERSION and application == APPLICATION_ID:
+            what = f"a newer oomguard wrote it (schema {version}, this one knows {SCHEMA_VERSION})"
+            raise StoreError(f"{self.path}: {what}", hint="pip install -U oomguard, or give another path: store=PATH")
+        is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application != APPLICATION_ID and not is_new:
+            raise StoreError(
+                f"{self.path}: it is another program's database",
+                hint="give another path: store=PATH; the file is left as it is",
+            )
+        run("PRAGMA journal_mode = DELETE" if self.network else "PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = FULL" if self.network else "PRAGMA synchronous = NORMAL")
+        run(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        if is_new:
+            versions = f"PRAGMA user_version = {SCHEMA_VERSION}; PRAGMA application_id = {APPLICATION_ID};"
+            self._database.executescript(f"BEGIN; {_TABLES} {versions} COMMIT;")
+
+    def number(self, computation: Computation) -> int:
+        """Return the number of a computation, which is noted where it is new."""
+        with self._telling():
+            row = (computation.digest, computation.described)
+            self._database.execute("INSERT OR IGNORE INTO computation (digest, described) VALUES (?, ?)", row)
+            asked = "SELECT id FROM computation WHERE digest = ?"
+            return int(self._database.execute(asked, (computation.digest,)).fetchone()[0])
+
+    def counts(self) -> dict[int, int]:
+        """Return how many results of each computation there are."""
+        with self._telling():
+            return dict(
+                self._database.execute("SELECT computation, count(*) FROM result GROUP BY computation").fetchall()
+            )
+
+    def described(self, computation: int) -> str:
+        """Return what identifies a computation, as JSON."""
+        with self._telling():
+            asked = "SELECT described FROM computation WHERE id = ?"
+            return str(self._database.execute(asked, (computation,)).fetchone()[0])
+
+    def find(self, computation: int, keys: Sequence[Key]) -> dict[Key, int]:
+        """Return the rows of those results of a computation that are there."""
+        found: dict[Key, int] = {}
+        with self._telling():
+            for start in range(0, len(keys), ASKED_AT_ONCE):
+                part = keys[start : start + ASKED_AT_ONCE]
+                items = {item for item, _ in part}
+                occurrences = [occurrence for _, occurrence in part]
+                places = ",".join("?" * len(items))
+                rows = self._database.execute(
+                    _FIND.format(places), (computation, *items, min(occurrences), max(occurrences))
+                )
+                found.update(((item, occurrence), row) for item, occurrence, row in rows)
+        return found
+
+    def after(self, computation: int, row: int, most: int) -> list[tuple[int, bytes, int]]:
+        """Return the next results of a computation as they were stored: row, item, occurrence."""
+        with self._telling():
+            asked = "SELECT id, item, occurrence FROM result NOT INDEXED WHERE id > ? AND computation = ? ORDER BY id LIMIT ?"
+            return self._database.execute(asked, (row, computation, most)).fetchall()
+
+    def put(self, computation: int, results: Sequence[tuple[Key, str, bytes]]) -> list[int]:
+        """Store results (key, form, content), all of them or none, and return their rows; one that is there already stays."""
+        run, many = self._database.execute, self._database.executemany
+        with self._transaction():
+            first = 1 + run("SELECT coalesce(max(id), 0) FROM result").fetchone()[0]
+            rows = list(range(first, first + len(results)))
+            put = many(
+                "INSERT INTO result (id, computation, item, occurrence) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                [(row, computation, *key) for row, (key, _, _) in zip(rows, results, strict=True)],
+            )
+            new = set(rows)
+            if put.rowcount != len(results):  # somebody stored one without a claim: the lock file was deleted
+                found = self.find(computation, [key for key, _, _ in results])
+                rows = [found[key] for key, _, _ in results]
+            many(
+                "INSERT OR REPLACE INTO value (id, form, crc32, content) VALUES (?, ?, ?, ?)",
+                [
+                    (row, form, zlib.crc32(content), content)
+                    for row, (_, form, content) in zip(rows, results, strict=True)
+                    if row in new
+                ],
+            )
+        return rows
+
+    def fail(self, computation: int, key: Key, failed_at: float, error: str, *, never_fits: bool) -> None:
+        """Note that an item failed; the next call tries it again."""
+        with self._transaction():
+            row = (computation, *key, failed_at, never_fits, error)
+            self._database.execute("INSERT OR REPLACE INTO failure VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def failures(self, computation: int, since: float) -> dict[Key, tuple[bool, str]]:
+        """Return what failed since a time (Unix seconds): whether it never fits, and its error."""
+        with self._telling():
+            asked = "SELECT item, occurrence, never_fits, error FROM failure WHERE computation = ? AND failed_at >= ?"
+            rows = self._database.execute(asked, (computation, since))
+            return {(item, occurrence): (bool(never_fits), error) for item, occurrence, never_fits, error in rows}
+
+    def values(self, rows: Iterable[int]) -> dict[int, tuple[str, bytes]]:
+        """Return form and content of results by their rows."""
+        found: dict[int, tuple[str, bytes]] = {}
+        asked, wanted = "SELECT id, form, crc32, content FROM value WHERE id IN ({})", list(rows)
+        with self._telling():
+            for start in range(0, len(wanted), ASKED_AT_ONCE):
+                part = wanted[start : start + ASKED_AT_ONCE]
+                for row, form, crc32, content in self._database.execute(asked.format(",".join("?" * len(part))), part):
+                    if not isinstance(content, bytes) or zlib.crc32(content) != crc32:
+                        raise self._damaged(row)
+                    found[row] = form, content
+        gone = set(wanted) - found.keys()
+        if gone:
+            raise self._damaged(min(gone))
+        return found
+
+    def _damaged(self, row: int) -> StoreError:
+        command = f"DELETE FROM result WHERE id = {row}"  # noqa: S608 - to be pasted
+        hint = f"sqlite3 {self.path} '{command}'; the next call of map computes that item again"
+        return StoreError(f"{self.path}: result {row} is damaged: it is not what was stored", hint=hint)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._database.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._telling():
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # SQLite has rolled it back by itself where the disk is full
+                    self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Raise what SQLite raises as an error that says what to do."""
+        try:
+            yield
+        except (sqlite3.Error, OverflowError) as error:
+            told = _told(error)
+            raise StoreError(
+                f"{self.path}: {told['what']} ({error})", hint=told["hint"].replace("PATH", str(self.path))
+            ) from None
+
+
+def _told(error: Exception) -> Mapping[str, Any]:
+    name = getattr(error, "sqlite_errorname", None) or ""
+    if isinstance(error, (sqlite3.DataError, OverflowError)):
+        name = "SQLITE_TOOBIG"
+    found: Mapping[str, Any] = next(entry for entry in store_data()["error"] if name.startswith(entry["name"]))
+    return found

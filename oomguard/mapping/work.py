@@ -1,0 +1,279 @@
+"""One call of ``map`` at work: batch by batch, each under the guard, each stored before the next begins."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from textwrap import shorten
+from typing import Any, Final, Literal
+
+from oomguard.errors import OomguardError, UsageError
+from oomguard.guarding.failure import add_note, clear, run_guarded, scan_error
+from oomguard.guarding.guard import guard
+from oomguard.incident import Attempt
+from oomguard.log import get_logger
+from oomguard.mapping.batches import BatchSize
+from oomguard.mapping.claims import Claims
+from oomguard.mapping.items import FAILED, WAITING, FailedItem, Items
+from oomguard.mapping.progress import MapProgress
+from oomguard.mapping.store import ASKED_AT_ONCE, Store
+from oomguard.mapping.values import Codec
+from oomguard.observe import torch_memory
+from oomguard.observe.exceptions import may_be_oom
+from oomguard.switch import disabled
+
+OnError = Literal["raise", "record"]
+_FIRST_WAIT_S: Final = 0.01
+_LONGEST_WAIT_S: Final = 0.5
+# A job of a week has many; each holds what its failure printed.
+_MOST_ATTEMPTS: Final = 1000
+# Of an error's message, the letters that a line of the log shows.
+_SHOWN: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How the work is done: what the user chose.
+
+    Attributes:
+        on_error: what to do where ``fn`` raises something else than a memory failure.
+        clear_cache_every: items after which torch's cache is emptied; None: it is not.
+        guard: the options of the guard.
+    """
+
+    on_error: OnError = "raise"
+    clear_cache_every: int | None = None
+    guard: dict[str, Any] = field(default_factory=dict)
+
+
+class Work:
+    """The items of one call, computed here or, where another worker has claimed them, there.
+
+    Args:
+        call: ``fn``.
+        items: what it is applied to.
+        store: where its results go, under the number ``computation``.
+        claims: this worker's.
+        codec: how a result becomes bytes.
+        size: how many items are taken at a time.
+        ways: what the user chose.
+        progress: the bar.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[list[Any]], Any],
+        items: Items,
+        store: Store,
+        computation: int,
+        claims: Claims,
+        codec: Codec,
+        size: BatchSize,
+        ways: Ways,
+        progress: MapProgress,
+    ) -> None:
+        self._call, self.items, self._store, self._computation = call, items, store, computation
+        self._claims, self._codec, self._size, self._ways, self._progress = claims, codec, size, ways, progress
+        self.failed: dict[int, FailedItem] = {}
+        self.computed = 0
+        self.attempts: deque[Attempt] = deque(maxlen=_MOST_ATTEMPTS)
+        self._began_at = time.time()
+        self._next, self._elsewhere = 0, list[int]()
+        self._cleared_at, self._is_in_parts = 0, False
+        self._guarded: Any = guard(batch="indices", **ways.guard)(self._compute)
+        self._guard_of_one = guard(**ways.guard)
+
+    def steps(self) -> Iterator[None]:
+        """Do one batch a step, until every item is finished or failed; finished ones are stored, whatever ends it."""
+        try:
+            while self.items.is_indexed and not self.items.all_read:
+                self.items.read()
+            self._show()
+            wait_s = _FIRST_WAIT_S
+            while True:
+                batch = self._next_batch() or self._from_elsewhere()
+                if batch:
+                    self._take(batch)
+                    wait_s = _FIRST_WAIT_S
+                elif self._elsewhere:
+                    time.sleep(wait_s)
+                    wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                elif self.items.all_read and self._next == len(self.items.rows):
+                    return
+                self._show()
+                yield
+        except BaseException as stop:
+            if not isinstance(stop, (OomguardError, GeneratorExit)):
+                kept = f"{self.computed} items that this call finished are kept in {self._store.path}"
+                add_note(stop, f"oomguard: {kept}; the next one goes on from there")
+            raise
+
+    def look(self, index: int) -> bool:
+        """Return whether an item is settled, by another worker too."""
+        if self.items.rows[index] == WAITING:
+            self._settle_finished([index])
+        return self.items.rows[index] != WAITING
+
+    def _next_batch(self) -> list[int]:
+        """Claim the next items that nobody has; return those that still have to be computed."""
+        batch: list[int] = []
+        while len(batch) < self._size.rows:
+            if self._next == len(self.items.rows):
+                if self.items.all_read:
+                    break
+                self.items.read()
+                continue
+            index, self._next = self._next, self._next + 1
+            if self.items.rows[index] == WAITING:
+                (batch if self._claim(index) else self._elsewhere).append(index)
+        return self._still_waiting(batch)
+
+    def _from_elsewhere(self) -> list[int]:
+        """Look again at what other workers had; claim what a worker that ended has left."""
+        self._settle_finished(self._elsewhere)
+        waiting = [index for index in self._elsewhere if self.items.rows[index] == WAITING]
+        batch, self._elsewhere = list[int](), list[int]()
+        for index in waiting:
+            is_taken = len(batch) < self._size.rows and self._claim(index)
+            (batch if is_taken else self._elsewhere).append(index)
+        return self._still_waiting(batch)
+
+    def _still_waiting(self, batch: list[int]) -> list[int]:
+        """Return those claimed items that nobody finished between the look into the store and the claim."""
+        self._settle_finished(batch)
+        for index in batch:
+            if self.items.rows[index] != WAITING:
+                self._claims.give_back(self._computation, *self.items.key_of(index))
+        return [index for index in batch if self.items.rows[index] == WAITING]
+
+    def _settle_finished(self, indices: Sequence[int]) -> None:
+        """Look those that wait up in the store, where other workers put what they finish."""
+        waiting = [index for index in indices if self.items.rows[index] == WAITING]
+        for start in range(0, len(waiting), ASKED_AT_ONCE):
+            keys = {index: self.items.key_of(index) for index in waiting[start : start + ASKED_AT_ONCE]}
+            found = self._store.find(self._computation, list(keys.values()))
+            failed = self._store.failures(self._computation, self._began_at)
+            for index, key in keys.items():
+                if key in found:
+                    self.items.settle(index, found[key])
+                elif key in failed:  # another worker tried it meanwhile
+                    never_fits, error = failed[key]
+                    self._settle_failed(index, error, never_fits=never_fits)
+
+    def _take(self, batch: list[int]) -> None:
+        """Compute the items of a batch that are claimed, and give the claims back."""
+        began_s, self._is_in_parts = time.monotonic(), False
+        try:
+            self._finish(batch)
+        finally:
+            self._claims.give_back_all()
+        self._size.ran(len(batch), time.monotonic() - began_s, in_parts=self._is_in_parts)
+        every = self._ways.clear_cache_every
+        if every is not None and self.computed - self._cleared_at >= every:
+            torch_memory.release()
+            self._cleared_at = self.computed
+
+    def _finish(self, batch: list[int]) -> None:
+        """Compute items until each is stored or has failed; where a batch fails, its halves tell which item it was."""
+        waiting = [index for index in batch if self.items.rows[index] == WAITING]
+        if not waiting:
+            return
+        error = self._run(waiting) if len(waiting) > 1 else self._run_alone(waiting[0])
+        try:
+            if error is None:
+                return
+            never_fits = _is_memory_failure(error)
+            if isinstance(error, OomguardError) or not (never_fits or self._ways.on_error == "record"):
+                several = f" to items[{waiting[-1]}]" if len(waiting) > 1 else ""
+                add_note(error, f"oomguard: raised for items[{waiting[0]}]{several}")
+                raise error
+            if len(waiting) == 1:
+                self._fail(waiting[0], error, never_fits=never_fits)
+                return
+        finally:
+            error = None  # it holds the frames of what failed, and their tensors
+        half = len(waiting) // 2
+        self._finish(waiting[:half])
+        self._finish(waiting[half:])
+
+    def _run(self, indices: list[int]) -> BaseException | None:
+        """Compute items together, in parts where memory demands it; return what it failed with."""
+        self._guarded.attempts = ()
+        _, error = run_guarded(self._guarded, (indices,), {})
+        self._tried(self._guarded.attempts)
+        return error
+
+    def _run_alone(self, index: int) -> BaseException | None:
+        """Compute one item with the engine calls in ``fn`` under the guard: a long prompt may fit in chunks."""
+        with self._guard_of_one as made:
+            _, error = run_guarded(self._compute, ([index],), {})
+            if error is not None:
+                made.explain(error)
+        self._tried(made.attempts)
+        made.attempts = ()
+        return error
+
+    def _tried(self, attempts: Sequence[Attempt]) -> None:
+        if any(not attempt.succeeded for attempt in attempts):
+            self.attempts.extend(attempts)
+            self._is_in_parts = True
+
+    def _compute(self, indices: list[int]) -> list[int]:
+        """Compute those items that wait, and store them: what the guard runs, whole or in parts."""
+        waiting = [index for index in indices if self.items.rows[index] == WAITING]
+        if waiting:
+            results = self._call([self.items[index] for index in waiting])
+            self._keep(waiting, _one_each(results, len(waiting)))
+        return indices
+
+    def _keep(self, indices: list[int], results: Sequence[Any]) -> None:
+        stored = [
+            (self.items.key_of(index), *self._codec.written(result, f"items[{index}]"))
+            for index, result in zip(indices, results, strict=True)
+        ]
+        for index, row in zip(indices, self._store.put(self._computation, stored), strict=True):
+            self.items.settle(index, row)
+        self.computed += len(indices)
+
+    def _fail(self, index: int, error: BaseException, *, never_fits: bool) -> None:
+        notes = getattr(error, "__notes__", ())
+        text = "\n".join([f"{type(error).__name__}: {error}", *map(str, notes)])
+        clear(error)
+        self._store.fail(self._computation, self.items.key_of(index), time.time(), text, never_fits=never_fits)
+        self._settle_failed(index, text, never_fits=never_fits)
+        failed = self.failed[index]
+        get_logger().warning(
+            "an item failed", key=failed.key, index=index, error=shorten(text.partition("\n")[0], _SHOWN)
+        )
+        torch_memory.release()
+
+    def _settle_failed(self, index: int, error: str, *, never_fits: bool) -> None:
+        self.failed[index] = FailedItem(index, self.items.shown_key(index), error, never_fits)
+        self.items.settle(index, FAILED)
+
+    def _claim(self, index: int) -> bool:
+        return self._claims.take(self._computation, *self.items.key_of(index))
+
+    def _show(self) -> None:
+        self._progress.show(self.items.settled, self.items.total, failed=len(self.failed), batch=self._size.rows)
+
+
+def _is_memory_failure(error: BaseException) -> bool:
+    return not disabled() and may_be_oom(error) and scan_error(error).first_cause is not None
+
+
+def _one_each(results: Any, items: int) -> Sequence[Any]:
+    """Return what ``fn`` gave as one result an item; raises UsageError where it is not."""
+    kind = type(results).__name__
+    if (
+        isinstance(results, (str, bytes, dict))
+        or not hasattr(results, "__getitem__")
+        or not hasattr(results, "__len__")
+    ):
+        raise UsageError(f"fn returned a {kind}", hint="fn takes a list of items and returns a list of as many results")
+    if len(results) != items:
+        hint = "fn takes a list of items and returns one result for each, in the same order"
+        raise UsageError(f"fn returned a {kind} of {len(results)} results for {items} items", hint=hint)
+    return results if type(results) is list else [results[place] for place in range(items)]
