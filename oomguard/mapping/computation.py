@@ -67,11 +67,13 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
         found |= _read_from(function, decorators)
     elif plain is not None:
         read = FunctionCode(plain, decorators)
-        found = _scalars(read.closed) | found
+        closed = _scalars(read.closed)
+        found = {name: value for name, value in closed.items() if name not in said} | found
         if plain.__name__ == "<lambda>":
             found[CODE] = read.digest  # its name is that of many
         if "code" not in said:
-            values = _scalars(read.around) | _of_object(function)
+            replaced = {name: value for name, value in closed.items() if name in said}
+            values = _scalars(read.around) | _of_object(function) | replaced
             made = {"python": sys.implementation.cache_tag, CODE: read.digest, **values}
             code = json.dumps(made, default=str, sort_keys=True)
     parts |= {name if name not in parts else f"{name} of fn": value for name, value in found.items()}

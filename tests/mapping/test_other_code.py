@@ -166,6 +166,21 @@ def test_a_renamed_function_goes_on_where_the_user_says_its_old_name(store, capl
     assert oomguard.map(renamed, [1], store=store, identity={**SAID, "function": "program.extract"}).reused == 1
 
 
+def test_what_is_said_by_a_name_stands_in_the_place_of_the_value_that_is_closed_over(store, caplog):
+    def on(device):
+        def answer(items):
+            return [f"{item} on {device}" for item in items]
+
+        return answer
+
+    said = {"device": "any", "code": "any"}
+    assert results(on("cuda:0"), store, **said) == results(on("cuda:1"), store, **said)
+    assert caplog.text == ""
+    results(on("cuda:0"), store, device=0)
+    results(on("cuda:1"), store, device=0)
+    assert f"{MESSAGE}: results 2, differs device cuda:0 -> cuda:1" in caplog.text
+
+
 def test_a_changed_number_of_an_object_is_told(store, caplog):
     class Scaled:
         def __init__(self, factor):
