@@ -40,8 +40,13 @@ class Claims:
 
     def __init__(self, store: Path) -> None:
         self._path = store.with_name(f"{store.name}.lock")
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._is_new = True
         try:
-            self._file: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._file: int | None = os.open(self._path, flags | os.O_EXCL, 0o600)
+            except FileExistsError:
+                self._file, self._is_new = os.open(self._path, flags, 0o600), False
         except OSError as error:
             raise self._cannot(error) from None
         _open.add(self)
@@ -75,6 +80,11 @@ class Claims:
             yield
         finally:
             self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _OPENING)
+
+    def remove_new(self) -> None:
+        """Remove the lock file where this call made it: its path is refused as a store."""
+        if self._is_new:
+            self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give everything back."""

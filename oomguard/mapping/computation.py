@@ -1,37 +1,50 @@
 """What identifies a computation: results of another model, other settings or another function are never taken for its own.
 
-What the user says of it (``identity``) counts, beside the function's name and what ``functools.partial`` bound. Where nothing is said, the
-function's own code counts, the texts and numbers that it reads from around it, and the names of the models that it uses.
+What the user says of it (``identity``) counts, beside the function's module and name, what it closes over and what ``functools.partial``
+bound; its code, and what it reads from its module, are noted with the results, so that an edit is told. Where nothing is said, code and
+what it reads count themselves, with the names of the models that it uses.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import json
+import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import UsageError
 from oomguard.mapping.content import UnknownContentError, digest
+from oomguard.mapping.function_code import FunctionCode, plain_function
+from oomguard.mapping.models import UnnamedModelError, is_model, model_name
 
+CODE: Final = "code of fn"
+_ANY_CODE: Final = ("code", "any")
 _SCALARS: Final = (str, int, float, bool, bytes, type(None))
 _SAY: Final = 'say what identifies it: identity={"model": "org/name", "revision": "main", "seed": 0}'
-_STORES: Final = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"})
-# What a model has that a list of prompts, a lock or a logger has not.
-_OF_MODELS: Final = ("parameters", "generate")
-_NO_VALUE: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+_MAIN: Final = ("__main__", "__mp_main__")
+# Longer lists and dicts are shown as a digest.
+_READABLE: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """``digest`` is the same for equal computations only; ``described`` is what it is made of, as JSON."""
+    """What identifies a computation, and what is told where it changes.
+
+    Attributes:
+        digest: the same for equal computations only.
+        described: what it is made of, as JSON.
+        name: what ``fn`` is called.
+        code: the code of ``fn`` and what it reads, as JSON, where they do not identify it; None where they do, or need not be compared.
+    """
 
     digest: bytes
     described: str
+    name: str
+    code: str | None = None
 
 
 def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -> Computation:
@@ -41,36 +54,91 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
         UsageError: what is said of it has no content that can be told, or nothing is said and the function uses an object of which
             nothing tells what it is.
     """
-    function, bound = _unbound(fn)
-    parts: dict[str, Any] = {"function": getattr(function, "__qualname__", type(function).__qualname__)}
-    for name, value in bound.items():
-        if (known := _bound(name, value, is_said=identity is not None)) is not None:
-            parts[name] = known
-    if identity is not None:
-        parts |= {name: _said(name, value) for name, value in _checked(identity).items()}
-        if parts["function"].endswith("<lambda>") and isinstance(function, types.FunctionType):
-            parts["code"] = blake2b(_code(function), digest_size=16).hexdigest()  # its name is that of many
-    else:
-        parts |= _read_from(function)
-    return Computation(digest(parts), json.dumps(parts, default=str, sort_keys=True))
+    function, bound, decorators = _unbound(fn)
+    plain, code = plain_function(function), None
+    is_said = identity is not None
+    said = {} if identity is None else _checked(identity)
+    parts: dict[str, Any] = {"function": _full_name(function)}
+    parts |= {name: _said(name, value) for name, value in said.items() if (name, value) != _ANY_CODE}
+    found = {
+        name: known for name, value in bound.items() if (known := _bound(name, value, is_said=is_said)) is not None
+    }
+    if not is_said:
+        found |= _read_from(function, decorators)
+    elif plain is not None:
+        read = FunctionCode(plain, decorators)
+        closed = _scalars(read.closed)
+        found = {name: value for name, value in closed.items() if name not in said} | found
+        if plain.__name__ == "<lambda>":
+            found[CODE] = read.digest  # its name is that of many
+        if "code" not in said:
+            replaced = {name: value for name, value in closed.items() if name in said}
+            values = _scalars(read.around) | _of_object(function) | replaced
+            made = {"python": sys.implementation.cache_tag, CODE: read.digest, **values}
+            code = json.dumps(made, default=str, sort_keys=True)
+    parts |= {name if name not in parts else f"{name} of fn": value for name, value in found.items()}
+    described = json.dumps(parts, default=str, sort_keys=True)
+    return Computation(digest(parts), described, _named(function).__qualname__, code)
 
 
-def _unbound(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the function below ``functools.partial`` and decorators, and the arguments that are bound."""
+def differences(own: str, other: str) -> list[str]:
+    """Return in what two descriptions, or two codes, differ; the code of two Pythons is not compared."""
+    mine, others = json.loads(own), json.loads(other)
+    names = {name for name in {*mine, *others} if _text(mine, name) != _text(others, name)}
+    if "python" in names:
+        names -= {"python", CODE}
+    return [
+        f"the {CODE}" if name == CODE else f"{name} {_shown(others, mine, name)} -> {_shown(mine, others, name)}"
+        for name in sorted(names)
+    ]
+
+
+def _text(parts: Mapping[str, Any], name: str) -> str | None:
+    return json.dumps(parts[name], sort_keys=True) if name in parts else None
+
+
+def _shown(parts: Mapping[str, Any], others: Mapping[str, Any], name: str) -> str:
+    """Return a value to show, so that it does not look like the other one."""
+    if name not in parts:
+        return "(not given)"
+    alike = name in others and str(parts[name]) == str(others[name])
+    return repr(parts[name]) if alike else str(parts[name])
+
+
+def _unbound(
+    fn: Callable[..., Any],
+) -> tuple[Callable[..., Any], dict[str, Any], list[types.FunctionType]]:
+    """Return the function below ``functools.partial`` and decorators, the arguments that are bound, and what decorators made."""
     bound: dict[str, Any] = {}
+    decorators: list[types.FunctionType] = []
     while isinstance(fn, functools.partial) or hasattr(fn, "__wrapped__"):
         if isinstance(fn, functools.partial):
             bound = {f"argument {place}": value for place, value in enumerate(fn.args)} | fn.keywords | bound
             fn = fn.func
         else:
+            decorators += [fn] if isinstance(fn, types.FunctionType) else []
             fn = fn.__wrapped__
-    return fn, bound
+    return fn, bound, decorators
+
+
+def _named(function: Callable[..., Any]) -> Any:
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
+def _full_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function with its module's; the program's own module has the name of its file."""
+    named = _named(function)
+    module = getattr(named, "__module__", None)
+    if module in _MAIN:
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(file).stem if file else "__main__"
+    return f"{module}.{named.__qualname__}" if module else named.__qualname__
 
 
 def _checked(identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(identity, Mapping) or "function" in identity:
-        what = "has 'function', which is fn's own name" if isinstance(identity, Mapping) else f"is {identity!r}"
-        raise UsageError(f"identity {what}", hint=_SAY)
+    if not isinstance(identity, Mapping):
+        raise UsageError(f"identity is {identity!r}", hint=_SAY)
     return identity
 
 
@@ -84,7 +152,7 @@ def _said(name: str, value: Any) -> Any:
 def _bound(name: str, value: Any, *, is_said: bool) -> Any:
     """Return what a bound argument is; None for an object that the user's own words stand for."""
     try:
-        return _model(name, value) if _is_model(value) and not is_said else _short(value)
+        return _model(name, value) if is_model(value) and not is_said else _short(value)
     except UnknownContentError as error:
         if is_said:
             return None
@@ -93,83 +161,54 @@ def _bound(name: str, value: Any, *, is_said: bool) -> Any:
 
 def _short(value: Any) -> Any:
     """Return a value that can be read in the description, else the digest of its content."""
-    known = digest(value)
-    return value if isinstance(value, _SCALARS) and not isinstance(value, bytes) else known.hex()
+    known = digest(value).hex()
+    if isinstance(value, _SCALARS):
+        return known if isinstance(value, bytes) else value
+    try:
+        text = json.dumps(value)
+    except TypeError:  # it holds bytes or a tensor
+        return known
+    return json.loads(text) if len(text) <= _READABLE else known
 
 
-def _read_from(function: Callable[..., Any]) -> dict[str, Any]:
+def _read_from(function: Callable[..., Any], decorators: Iterable[types.FunctionType]) -> dict[str, Any]:
     """Return what a function's code, and what it reads from around it, say of the computation."""
     owner = getattr(function, "__self__", None)
-    if isinstance(function, types.MethodType) and _is_model(owner):
+    if isinstance(function, types.MethodType) and is_model(owner):
         return {"model": _model("its object", owner)}
     if isinstance(function, types.BuiltinFunctionType | type):
         return {}
     if not isinstance(function, types.FunctionType):
         what = type(owner if owner is not None else function).__qualname__
         raise UsageError(f"fn belongs to an object, a {what}: what identifies it is not known", hint=_SAY)
-    found: dict[str, Any] = {}
-    code = blake2b(digest_size=16)
-    _read(function, found, code, {function})
-    return {"code": code.hexdigest(), **found}
+    read = FunctionCode(function, decorators)
+    found = {CODE: read.digest}
+    for values in (read.closed, read.around):
+        models = {name: _model(name, value) for name, value in values.items() if is_model(value)}
+        found |= {name if name not in found else f"{name} of fn": v for name, v in (models | _scalars(values)).items()}
+    return found
 
 
-def _read(function: types.FunctionType, found: dict[str, Any], code: Any, seen: set[types.FunctionType]) -> None:
-    code.update(_code(function))
-    for name, value in _around(function):
-        if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
-            if value not in seen:
-                _read(value, found, code, seen | {value})
-        elif _is_model(value):
-            found[name] = _model(name, value)
-        elif isinstance(value, _SCALARS) or (type(value) is tuple and all(isinstance(one, _SCALARS) for one in value)):
-            found[name] = _short(value)
+def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _short(value) for name, value in values.items() if _is_scalar(value)}
 
 
-def _code(function: types.FunctionType) -> bytes:
-    """Return what a function does, without names of files and numbers of lines."""
-    told: list[Any] = [value for value in function.__defaults__ or () if isinstance(value, _SCALARS)]
-    for part in _codes(function.__code__):
-        consts = [const for const in part.co_consts if not _is_code(const)]
-        plain = [sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const) for const in consts]
-        told.append((part.co_code, part.co_names, plain))
-    return repr(told).encode("utf-8", "surrogatepass")
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, _SCALARS) or (type(value) is tuple and all(isinstance(one, _SCALARS) for one in value))
 
 
-def _around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function reads from the function around it and from its module; not what it counts up itself."""
-    codes = list(_codes(function.__code__))
-    stored = {step.argval for code in codes for step in dis.get_instructions(code) if step.opname in _STORES}
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, cell in cells:
-        if name not in stored and hasattr(cell, "cell_contents"):
-            try:
-                yield name, cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-    for name in sorted({name for code in codes for name in code.co_names} - stored):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for const in code.co_consts:
-        if _is_code(const):
-            yield from _codes(const)
-
-
-def _is_code(value: Any) -> bool:
-    return isinstance(value, types.CodeType)
-
-
-def _is_model(value: Any) -> bool:
-    return not isinstance(value, _NO_VALUE) and any(callable(getattr(value, name, None)) for name in _OF_MODELS)
+def _of_object(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the texts and numbers of the object whose method, or which itself, is called."""
+    owner = None if isinstance(function, types.FunctionType) else getattr(function, "__self__", function)
+    if isinstance(owner, type) or is_model(owner):
+        return {}
+    held = {f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items() if name[:1] != "_"}
+    return _scalars(held)
 
 
 def _model(name: str, model: Any) -> str:
-    """Return the name and revision of a model."""
-    path = getattr(model, "name_or_path", None)
-    if not isinstance(path, str) or not path:
-        what = f"{name}, a {type(model).__qualname__} without a name"
-        raise UsageError(f"fn uses {what}: results of another model could be taken for its own", hint=_SAY)
-    return f"{path} {getattr(getattr(model, 'config', None), '_commit_hash', None) or ''}".rstrip()
+    try:
+        return model_name(model)
+    except UnnamedModelError as error:
+        what = f"{name}, a {error} without a name"
+        raise UsageError(f"fn uses {what}: results of another model could be taken for its own", hint=_SAY) from None

@@ -13,6 +13,8 @@ from oomguard.mapping.store import Key, Store
 
 # So many results are read ahead, by the items that are asked for: several workers store their batches in turn.
 _AHEAD_RATIO: Final = 4
+# And so many at least: of a generator, a few items are asked for at a time.
+_LEAST_AHEAD: Final = 800
 # Where fewer than this share are among them, the order is another one.
 _LEAST_RATIO: Final = 0.5
 
@@ -46,7 +48,7 @@ class Finished:
 
     def _read_ahead(self, wanted: int) -> None:
         if self._left and len(self._ahead) < wanted:
-            new = self._store.after(self._computation, self._last_row, wanted)
+            new = self._store.after(self._computation, self._last_row, max(wanted, _LEAST_AHEAD))
             self._ahead.update(((item, occurrence), row) for row, item, occurrence in new)
             self._left = max(0, self._left - len(new)) if new else 0
             self._last_row = new[-1][0] if new else self._last_row

@@ -10,13 +10,15 @@ from itertools import islice
 from typing import Any, Final
 
 from oomguard.errors import UsageError
+from oomguard.guarding.failure import add_note
 from oomguard.mapping.content import DIGEST_BYTES, UnknownContentError, digest
 from oomguard.mapping.finished import Finished
 from oomguard.mapping.store import Key
 
-# Items that are looked up together; as many of a generator are read ahead.
+# Items that are looked up together; of a generator no more are read than are computed next.
 READ_AT_ONCE: Final = 800
 WAITING, FAILED = 0, -1
+_KEY_HINT: Final = "let key= give a text or a number, or a tuple of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Items:
         rows: where each one's result is in the store; ``WAITING`` before there is one, ``FAILED`` where there will be none.
         total: how many there will be; None for a generator of unknown length.
         settled: how many are finished or failed.
+        stopped_by: what reading the next item raised, which the next read raises.
 
     Args:
         items: what the user gave; an iterator is read as far as it is needed, and what waits is held.
@@ -52,6 +55,9 @@ class Items:
 
     def __init__(self, items: Iterable[Any], key: Callable[[Any], Any] | None, finished: Finished) -> None:
         _check(items)
+        if key is not None and not callable(key):
+            hint = f"give a function: key=lambda item: item[{key!r}]"
+            raise UsageError(f"key is a {type(key).__name__}", hint=hint)
         self._source = items if _is_indexed(items) else None
         self.total: int | None = operator.length_hint(items, -1)
         self.total = None if self.total < 0 else self.total
@@ -64,6 +70,7 @@ class Items:
         self._seen: set[bytes] = set()
         self._seen_again: dict[bytes, int] = {}
         self.all_read = False
+        self.stopped_by: Exception | None = None
         self.settled = 0
 
     def __getitem__(self, index: int) -> Any:
@@ -74,15 +81,15 @@ class Items:
         """Whether all of them are there: they are read before the first is computed, so that a mistake in the last is told first."""
         return self._source is not None
 
-    def read(self) -> None:
-        """Read the next items, and look them up in the store.
+    def read(self, most: int = READ_AT_ONCE) -> bool:
+        """Read the next items, at most so many, and look them up in the store; return whether one of them waits.
 
         Raises:
             UsageError: an item's content cannot be told, or two have the same key.
         """
         start = len(self.rows)
-        new = list(islice(self._iterator, READ_AT_ONCE))
-        self.all_read = len(new) < READ_AT_ONCE
+        new = self._take(most)
+        self.all_read = len(new) < most and self.stopped_by is None
         keys = [self._identify(start + place, item) for place, item in enumerate(new)]
         found = self._finished.rows(keys)
         self.rows.extend([found.get(key, WAITING) for key in keys])
@@ -94,6 +101,20 @@ class Items:
             self.total = len(self.rows)
             self._seen.clear()
             self._seen_again.clear()
+        return len(found) < len(new)
+
+    def _take(self, most: int) -> list[Any]:
+        """Take the next items; where reading fails, those before it are computed first."""
+        if self.stopped_by is not None:
+            raise self.stopped_by
+        new: list[Any] = []
+        try:
+            new.extend(islice(self._iterator, most))
+        except Exception as error:
+            if not new or self._source is not None:
+                raise
+            self.stopped_by = error
+        return new
 
     def key_of(self, index: int) -> Key:
         """Return what identifies an item in the store."""
@@ -115,7 +136,7 @@ class Items:
 
     def _identify(self, index: int, item: Any) -> Key:
         try:
-            known = digest(item if self._key is None else self._key(item))
+            known = digest(item if self._key is None else self._key_given(index, item))
         except UnknownContentError as error:
             raise _unidentified(index, error, has_key=self._key is not None) from None
         if known not in self._seen:
@@ -125,6 +146,18 @@ class Items:
             raise self._same_key(index, item)
         occurrence = self._occurrences[index] = self._seen_again[known] = self._seen_again.get(known, 0) + 1
         return known, occurrence
+
+    def _key_given(self, index: int, item: Any) -> Any:
+        assert self._key is not None  # noqa: S101 - asked for keys only
+        try:
+            key = self._key(item)
+        except Exception as error:
+            add_note(error, f"oomguard: raised by key= for items[{index}]")
+            raise
+        if key is None or isinstance(key, (list, dict)):
+            shown = "None" if key is None else f"a {type(key).__name__}"
+            raise UsageError(f"the key of items[{index}] is {shown}", hint=_KEY_HINT)
+        return key
 
     def _same_key(self, index: int, item: Any) -> UsageError:
         assert self._key is not None  # noqa: S101 - asked for keys only
@@ -140,7 +173,7 @@ def _unidentified(index: int, error: UnknownContentError, *, has_key: bool) -> U
     if has_key:
         return UsageError(
             f"the key of items[{index}] is a {error}: its content cannot be told",
-            hint="let key= give a text or a number",
+            hint=_KEY_HINT,
         )
     hint = "say what identifies an item: key=lambda item: item.id"
     return UsageError(f"items[{index}] is, or holds, a {error}: its content cannot be told", hint=hint)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +14,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from oomguard.errors import SettingError
+from oomguard.errors import SettingError, StoreError, UsageError
 from oomguard.facts import FactValue
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName, guard
 from oomguard.log import get_logger
 from oomguard.mapping.batches import BatchSize
 from oomguard.mapping.claims import Claims
-from oomguard.mapping.computation import Computation, computation_of
+from oomguard.mapping.computation import Computation, computation_of, differences
 from oomguard.mapping.finished import Finished
 from oomguard.mapping.items import FAILED, Items
 from oomguard.mapping.progress import MapProgress
@@ -83,7 +85,7 @@ class Job:
         }
         guard(**of_guard)  # an effect or a setting that is none is told here
         return cls(
-            Path(store).absolute(),  # results are read from it later, wherever the program works then
+            _path(store),
             computation_of(fn, options.get("identity")),
             options.get("key"),
             options.get("batch_size"),
@@ -113,7 +115,7 @@ class Job:
         """Open the store for the work, with the number of its results of other computations."""
         with (
             contextlib.closing(Claims(self.path)) as claims,
-            contextlib.closing(Store(self.path, claims)) as store,
+            contextlib.closing(_opened(self.path, claims)) as store,
             MapProgress(wanted=self.progress) as progress,
         ):
             computation = store.number(self.computation)
@@ -125,22 +127,69 @@ class Job:
                     "the store is on a network folder", file_system=store.network, path=self.path, hint=hint
                 )
             if others and not own:
-                differs = _difference(self.computation.described, map(store.described, counts))
-                get_logger().warning("no result of this computation is in the store", others=others, differs=differs)
+                _tell_of_others(self.computation, map(store.described, counts), others)
+            if own and (code := self.computation.code) is not None:
+                _tell_of_code(code, store.codes(computation), own)
             finished = Finished(store, computation, own)
             size, found = BatchSize(self.batch_size), Items(items, self.key, finished)
+            call = self._noting(call, store, computation)
             yield Work(call, found, store, computation, claims, self.codec, size, self.ways, progress), others
 
+    def _noting(self, call: Call, store: Store, computation: int) -> Call:
+        """Return ``call`` so that its code is noted before the first results of it are stored."""
+        code, noted = self.computation.code, list[bool]()
 
-def _difference(own: str, others: Iterable[str]) -> str:
-    """Return in what a computation differs from the one in the store that is most like it."""
-    mine, least = json.loads(own), dict[str, str]()
-    for other in map(json.loads, others):
-        differs = {
-            name: "the code of fn" if name == "code" else f"{name} {other.get(name)} -> {mine.get(name)}"
-            for name in sorted({*mine, *other})
-            if mine.get(name) != other.get(name)
-        }
-        if not least or len(differs) <= len(least):  # of several, the last one that was made
-            least = differs
-    return "; ".join(least.values())
+        def noting(batch: list[Any]) -> Any:
+            if code is not None and not noted:
+                store.add_code(computation, code)
+                noted.append(True)
+            return call(batch)
+
+        noting.__qualname__ = self.computation.name
+        return noting
+
+
+def _path(store: Any) -> Path:
+    """Return the absolute path of a store: results are read from it later, wherever the program works then."""
+    if not isinstance(store, (str, PathLike)) or not isinstance(os.fspath(store), str) or not os.fspath(store):
+        raise UsageError(f"store is {store!r}", hint='give the path of a file: store="results.sqlite"')
+    path = Path(store).absolute()
+    if path.is_dir():
+        raise StoreError(f"{path}: it is a folder", hint=f'give a file in it: store="{path / "results.sqlite"}"')
+    if not path.parent.exists():
+        hint = f"mkdir -p {shlex.quote(str(path.parent))}"
+        raise StoreError(f"{path}: the folder {path.parent} is not there", hint=hint)
+    return path
+
+
+def _opened(path: Path, claims: Claims) -> Store:
+    """Open the store; nothing is left beside a file that is none."""
+    try:
+        return Store(path, claims)
+    except StoreError:
+        claims.remove_new()
+        raise
+
+
+def _tell_of_others(own: Computation, others: Iterable[str], count: int) -> None:
+    """Say in what a computation without results differs from the one in the store that is most like it."""
+    nearest, name = list[str](), ""
+    for other in others:
+        found = differences(own.described, other)
+        if not nearest or len(found) <= len(nearest):  # of several, the last one that was made
+            nearest, name = found, json.loads(other)["function"]
+    told = {"others": count, "differs": "; ".join(nearest)}
+    if own.code is not None and len(nearest) == 1 and nearest[0].startswith("function "):
+        told["hint"] = f'identity={{"function": "{name}", ...}} goes on with them, where only the name changed'
+    get_logger().warning("no result of this computation is in the store", **told)
+
+
+def _tell_of_code(own: str, codes: Iterable[str], count: int) -> None:
+    """Say where results that are taken were computed by other code."""
+    found = next((found for code in codes if (found := differences(own, code))), None)
+    if found is not None:
+        hint = (
+            'another identity, as {"version": 2, ...}, computes them anew; {"code": "any", ...} takes them as they are'
+        )
+        message = "results of this identity were computed by other code"
+        get_logger().warning(message, results=count, differs="; ".join(found), hint=hint)

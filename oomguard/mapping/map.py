@@ -47,13 +47,15 @@ def map(  # noqa: A001 - what it is called everywhere
     Args:
         fn: takes a list of items and returns one result for each, in the same order, as ``datasets.map(batched=True)`` has it. Where a
             batch runs out of memory it is made smaller as under ``guard(batch=...)``; the size that fits serves the batches after it.
-        items: a list, a data set, or any iterable; a generator is read as far as it is needed.
+        items: a list, a data set, or any iterable; a generator is read one batch at a time.
         store: an SQLite file, made where there is none; ``PATH.lock`` beside it keeps workers apart.
         identity: what else decides the results, by name: model, revision, sampling settings, seed, a version of your own. It counts
-            beside the name of ``fn`` and what ``functools.partial`` bound; results of another identity are left alone. None: the code of
-            ``fn``, the texts and numbers that it reads from around it, and the names of the models it uses (as ``joblib.Memory`` has the
-            code); what it reads from lists, dicts and other objects is not seen.
-        key: gives what identifies an item, a text or a number, each its own. None: its content; equal items have a result each.
+            beside the module and name of ``fn``, what it closes over and what ``functools.partial`` bound; results of another identity are
+            left alone, and a warning tells where other code computed those of this one. None: the code of ``fn`` (as ``joblib.Memory`` has
+            it), the texts and numbers that it reads from around it, and the models it uses, by name and values of their weights; what it
+            reads from lists, dicts and other objects is not seen.
+        key: gives what identifies an item, a text, a number or a tuple of them, each its own. None: its content; equal items have a
+            result each.
         batch_size: the items taken at a time at most. None: 8, then twice as many after each batch that fits, to 1,024 or until a batch
             takes 15 seconds.
         on_error: where ``fn`` raises something else than a memory failure: "raise" it, with what is finished kept, or "record" the item

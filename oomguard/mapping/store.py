@@ -8,6 +8,7 @@ memory does not work, the journal is rolled back and each commit is waited for (
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,8 @@ _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS computation (
   id INTEGER PRIMARY KEY,
   digest BLOB NOT NULL UNIQUE,
-  described TEXT NOT NULL          -- JSON object: what identifies it
+  described TEXT NOT NULL,         -- JSON object: what identifies it
+  code TEXT NOT NULL DEFAULT '[]'  -- JSON list: the codes that computed results, where they do not identify it
 );
 CREATE TABLE IF NOT EXISTS result (
   id INTEGER PRIMARY KEY,
@@ -131,6 +133,19 @@ class Store:
         with self._telling():
             asked = "SELECT described FROM computation WHERE id = ?"
             return str(self._database.execute(asked, (computation,)).fetchone()[0])
+
+    def codes(self, computation: int) -> list[str]:
+        """Return the codes that computed results of a computation."""
+        with self._telling():
+            asked = "SELECT code FROM computation WHERE id = ?"
+            return [str(code) for code in json.loads(self._database.execute(asked, (computation,)).fetchone()[0])]
+
+    def add_code(self, computation: int, code: str) -> None:
+        """Note a code that computes results of a computation from here on."""
+        with self._transaction():
+            if code not in (codes := self.codes(computation)):
+                row = (json.dumps([*codes, code]), computation)
+                self._database.execute("UPDATE computation SET code = ? WHERE id = ?", row)
 
     def find(self, computation: int, keys: Sequence[Key]) -> dict[Key, int]:
         """Return the rows of those results of a computation that are there."""

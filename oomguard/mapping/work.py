@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any, Final, Literal
 
-from oomguard.errors import OomguardError, UsageError
+from oomguard.errors import OomguardError
 from oomguard.guarding.failure import add_note, clear, run_guarded, scan_error
 from oomguard.guarding.guard import guard
 from oomguard.incident import Attempt
@@ -17,6 +17,7 @@ from oomguard.log import get_logger
 from oomguard.mapping.batches import BatchSize
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.items import FAILED, WAITING, FailedItem, Items
+from oomguard.mapping.one_each import one_each
 from oomguard.mapping.progress import MapProgress
 from oomguard.mapping.store import ASKED_AT_ONCE, Store
 from oomguard.mapping.values import Codec
@@ -82,7 +83,7 @@ class Work:
         self._began_at = time.time()
         self._next, self._elsewhere = 0, list[int]()
         self._cleared_at, self._is_in_parts = 0, False
-        self._guarded: Any = guard(batch="indices", **ways.guard)(self._compute)
+        self._guarded: Any = guard(batch="indices", **ways.guard)(self._named())
         self._guard_of_one = guard(**ways.guard)
 
     def steps(self) -> Iterator[None]:
@@ -93,7 +94,12 @@ class Work:
             self._show()
             wait_s = _FIRST_WAIT_S
             while True:
-                batch = self._next_batch() or self._from_elsewhere()
+                batch = self._next_batch()
+                if not batch and self._next == len(self.items.rows) and not self.items.all_read:
+                    self._show()
+                    yield  # what was read is finished: it can be given before more is read
+                    continue
+                batch = batch or self._from_elsewhere()
                 if batch:
                     self._take(batch)
                     wait_s = _FIRST_WAIT_S
@@ -117,13 +123,15 @@ class Work:
         return self.items.rows[index] != WAITING
 
     def _next_batch(self) -> list[int]:
-        """Claim the next items that nobody has; return those that still have to be computed."""
+        """Claim the next items that nobody has, and read no further; return those that still have to be computed."""
         batch: list[int] = []
         while len(batch) < self._size.rows:
             if self._next == len(self.items.rows):
-                if self.items.all_read:
+                if self.items.all_read or (batch and self.items.stopped_by):
                     break
-                self.items.read()
+                if not self.items.read(self._size.rows - len(batch)) and not batch:
+                    self._next = len(self.items.rows)
+                    break
                 continue
             index, self._next = self._next, self._next + 1
             if self.items.rows[index] == WAITING:
@@ -220,12 +228,21 @@ class Work:
             self.attempts.extend(attempts)
             self._is_in_parts = True
 
+    def _named(self) -> Callable[[list[int]], list[int]]:
+        """Return what the guard runs under the name of ``fn``, as a watch around it shows it."""
+
+        def compute(indices: list[int]) -> list[int]:
+            return self._compute(indices)
+
+        compute.__qualname__ = getattr(self._call, "__qualname__", "fn")
+        return compute
+
     def _compute(self, indices: list[int]) -> list[int]:
         """Compute those items that wait, and store them: what the guard runs, whole or in parts."""
         waiting = [index for index in indices if self.items.rows[index] == WAITING]
         if waiting:
             results = self._call([self.items[index] for index in waiting])
-            self._keep(waiting, _one_each(results, len(waiting)))
+            self._keep(waiting, one_each(results, len(waiting)))
         return indices
 
     def _keep(self, indices: list[int], results: Sequence[Any]) -> None:
@@ -262,18 +279,3 @@ class Work:
 
 def _is_memory_failure(error: BaseException) -> bool:
     return not disabled() and may_be_oom(error) and scan_error(error).first_cause is not None
-
-
-def _one_each(results: Any, items: int) -> Sequence[Any]:
-    """Return what ``fn`` gave as one result an item; raises UsageError where it is not."""
-    kind = type(results).__name__
-    if (
-        isinstance(results, (str, bytes, dict))
-        or not hasattr(results, "__getitem__")
-        or not hasattr(results, "__len__")
-    ):
-        raise UsageError(f"fn returned a {kind}", hint="fn takes a list of items and returns a list of as many results")
-    if len(results) != items:
-        hint = "fn takes a list of items and returns one result for each, in the same order"
-        raise UsageError(f"fn returned a {kind} of {len(results)} results for {items} items", hint=hint)
-    return results if type(results) is list else [results[place] for place in range(items)]

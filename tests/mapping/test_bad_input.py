@@ -8,10 +8,13 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections import UserDict
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import oomguard
 from oomguard.mapping import folders
@@ -140,8 +143,67 @@ def test_a_local_folder_is_none_of_a_network(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(oomguard.StoreError, match="No such file or directory"):
+    with pytest.raises(oomguard.StoreError, match=r"the folder .*/no is not there") as caught:
         oomguard.map(same, [1], store=tmp_path / "no" / "s.sqlite")
+    assert caught.value.hint == f"mkdir -p {tmp_path / 'no'}"
+
+
+@pytest.mark.parametrize("store", [None, 5, b"s.sqlite", ""], ids=repr)
+def test_a_store_that_is_no_path_is_named(store):
+    with pytest.raises(oomguard.UsageError, match=re.escape(f"store is {store!r}")) as caught:
+        oomguard.map(same, [1], store=store)
+    assert 'store="results.sqlite"' in caught.value.hint
+
+
+def test_a_path_that_is_refused_has_nothing_new_beside_it(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("my notes\n" * 1000)
+    changed(tmp_path / "other.sqlite", "CREATE TABLE mine (id)")
+    (tmp_path / "dangling").symlink_to("no/where")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for name in before:
+        with pytest.raises(oomguard.StoreError):
+            oomguard.map(same, [1], store=tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_key_that_is_no_function_is_told_with_one(store):
+    with pytest.raises(oomguard.UsageError, match="key is a str") as caught:
+        oomguard.map(same, [{"id": 1}], store=store, key="id")
+    assert "key=lambda item: item['id']" in caught.value.hint
+
+
+def test_what_key_raises_names_the_item(store):
+    with pytest.raises(KeyError) as caught:
+        oomguard.map(same, [{"id": 1}, {}], store=store, key=lambda item: item["id"])
+    assert "raised by key= for items[1]" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(("key", "shown"), [(None, "None"), ([1], "a list"), ({"id": 1}, "a dict")])
+def test_a_key_that_is_neither_text_nor_number_is_named_by_its_place(store, key, shown):
+    with pytest.raises(oomguard.UsageError, match=rf"the key of items\[1\] is {shown}"):
+        oomguard.map(same, ["a", "b"], store=store, key=lambda item: "a" if item == "a" else key)
+
+
+class Table:
+    iloc = None
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, label):
+        return f"column {label}"
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [UserDict({0: "ids", 1: "mask"}), {0: 1, 1: 2}, Table(), torch.tensor(1.0), np.array(1.0), {1, 2}, map(str, "ab")],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_result_that_is_no_list_of_one_per_item_says_what_fn_has_to_return(store, returned):
+    with pytest.raises(oomguard.UsageError, match=f"fn returned a {type(returned).__name__}") as caught:
+        oomguard.map(lambda _: returned, ["a", "b"], store=store, identity={})
+    assert "a list of as many results" in caught.value.hint
 
 
 def test_an_item_without_content_is_named_by_its_place_before_anything_is_computed(store, upper):

@@ -84,9 +84,39 @@ def test_a_generator_is_read_as_far_as_needed_and_its_length_need_not_be_known(s
 
     first = next(iter(oomguard.imap(upper, texts(), store=store, batch_size=4, **ALL)))
     assert first == "TEXT 0"
-    assert len(read) < 3000
+    assert len(read) == 4
     assert len(oomguard.map(upper, texts(), store=store, **ALL)) == 3000
     assert len(upper.computed) == 3000
+
+
+def test_finished_items_of_a_generator_are_given_before_more_is_read(store, upper):
+    texts = [f"text {number}" for number in range(20)]
+    oomguard.map(upper, texts[:12], store=store, **ALL)
+    read = []
+    results = oomguard.imap(upper, (read.append(text) or text for text in texts), store=store, batch_size=4, **ALL)
+    assert [next(results), len(read)] == ["TEXT 0", 4]
+    assert list(results) == [text.upper() for text in texts[1:]]
+    assert len(upper.computed) == 20
+
+
+def test_what_a_generator_gave_before_it_failed_is_stored(store, upper):
+    def texts(last):
+        for number in range(50):
+            if number == last:
+                raise OSError("disk gone")
+            yield f"text {number}"
+
+    with pytest.raises(OSError, match="disk gone") as caught:
+        oomguard.map(upper, texts(30), store=store, batch_size=4, **ALL)
+    assert "30 items that this call finished are kept" in "".join(caught.value.__notes__)
+    results = oomguard.map(upper, texts(None), store=store, batch_size=4, **ALL)
+    assert (results.reused, results.computed) == (30, 20)
+
+
+def test_a_watch_shows_the_function_by_its_name(store):
+    with oomguard.watch() as seen:
+        oomguard.map(functools.partial(double), range(8), store=store)
+    assert [row.what for row in seen.rows] == ["double"]
 
 
 def test_a_data_set_without_iteration_is_read_by_its_places(store, upper):
@@ -161,6 +191,23 @@ def test_results_of_another_identity_are_never_taken_and_are_counted(store, uppe
     assert upper.computed == ["a", "b", "a", "b"]
     assert results.other_results == 2
     assert "others 2, differs model one -> two" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ({"t": 1}, {"t": 1.0}, "t 1 -> 1.0"),
+        ({"t": 1}, {"t": "1"}, "t 1 -> '1'"),
+        ({"t": None}, {}, "t None -> (not given)"),
+        ({"t": [1, 2]}, {"t": [1, 3]}, "t [1, 2] -> [1, 3]"),
+    ],
+    ids=str,
+)
+def test_the_values_in_which_identities_differ_are_both_named(store, upper, caplog, first, second, told):
+    oomguard.map(upper, ["a"], store=store, identity=first)
+    oomguard.map(upper, ["a"], store=store, identity=second)
+    assert f"others 1, differs {told}" in caplog.text
+    assert upper.computed == ["a", "a"]
 
 
 def test_what_partial_binds_counts_beside_the_identity(store):
@@ -247,4 +294,4 @@ def test_identities_can_be_read_in_the_store(store):
     database = sqlite3.connect(store)
     described = json.loads(database.execute("SELECT described FROM computation").fetchone()[0])
     database.close()
-    assert described == {"function": "double", "model": "org/name", "seed": 7}
+    assert described == {"function": "tests.mapping.test_map.double", "model": "org/name", "seed": 7}
