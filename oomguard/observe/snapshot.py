@@ -101,11 +101,17 @@ def _figures(device: DeviceMemory) -> Iterator[tuple[str, FactValue]]:
     yield "tried_bytes", refusal.tried_bytes
     if refusal.device_free_bytes is not None:
         yield "device_free_bytes", refusal.device_free_bytes
+    if device.is_later:  # what is in use and free is of another moment
+        return
     yield "allocated_bytes", device.allocated_bytes
     yield "reserved_total_bytes", device.reserved_bytes
     yield "reserved_unallocated_bytes", device.reserved_bytes - device.allocated_bytes
-    yield "free_blocks_bytes", refusal.free_blocks_bytes
-    yield "largest_free_block_bytes", refusal.largest_free_bytes
+    blocks = {
+        "free_blocks_bytes": refusal.free_blocks_bytes,
+        "largest_free_block_bytes": refusal.largest_free_bytes,
+        "waiting_blocks_bytes": refusal.waiting_blocks_bytes or None,
+    }
+    yield from ((name, value) for name, value in blocks.items() if value is not None)
     if device.stacks and device.stacks[0].frames:
         yield "largest_holder", " < ".join(str(frame) for frame in device.stacks[0].frames[:_SHOWN_FRAMES])
         yield "largest_holder_bytes", device.stacks[0].bytes
