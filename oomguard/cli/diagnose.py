@@ -120,6 +120,7 @@ def command(
             masked=not no_mask,
             quiet=quiet,
             verbose=verbose,
+            in_folders=frozenset(inputs) - frozenset(paths),
         )
         found = _follow(inputs[0], work, write) if follow else _diagnose(inputs, work, jobs, write, errors)
     from oomguard.cli import show_error

@@ -174,3 +174,12 @@ def test_blocks_that_wait_for_another_stream_are_named_where_they_would_have_bee
     assert "16.00 MiB in torch's segments was freed and waited for another stream" in cause.explanation
     made.refuse(60 * MIB, MIB, ANSWER)
     assert diagnose(written(tmp_path, made.snapshot()), gpu_memory="48MiB").incidents[0].causes[0].rule != "OG364"
+
+
+@pytest.mark.parametrize(("given", "told"), [(24, "24 bytes"), ("21GiB", "21.00 GiB"), ("21.5GiB", "21.50 GiB")])
+def test_a_device_that_is_smaller_than_what_torch_held_of_it_is_refused_with_both_numbers(
+    tmp_path: Path, given: int | str, told: str
+):
+    with pytest.raises(InputError, match=f"given as {told}, and torch held 21.25 GiB of device 0") as refused:
+        diagnose(written(tmp_path, MADE.in_pieces()), gpu_memory=given)
+    assert "22140MiB or more" in str(refused.value.hint)
