@@ -15,6 +15,7 @@ from oomguard.incident import Diagnosis, Incident, SettingInForce
 from oomguard.memory.derive import budget_of_start, derive
 from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
+from oomguard.observe.no_log import HEAD_BYTES, is_other_pickle, refuse_archive
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
 from oomguard.observe.source import Line, damage_of, looked_into, open_log, read_lines
@@ -25,10 +26,11 @@ from oomguard.rules.load import RuleSet, load_rules
 from oomguard.rules.match import explain
 from oomguard.rules.missing import what_is_missing
 from oomguard.settings import parse_value, setting
-from oomguard.snapshots.pickled import HEAD_BYTES, is_pickle
+from oomguard.snapshots.pickled import is_pickle
 
 # What is told of an incident that the lexicon found.
 _NEW_WORDING = "its wording: no signature has it; {:.0%} sure that it tells a failure (a signature of yours makes it exact: --rules DIR)"
+PASSED_OVER = "passed over: a pickle, and no allocation snapshot"
 _NOT_ACTED_ON = "its wording is new: told, not acted on"
 
 
@@ -141,21 +143,30 @@ def diagnose_stream(
     given: Mapping[str, Fact] | None = None,
     settings: Mapping[str, SettingInForce] | None = None,
     model: str | None = None,
+    is_named: bool = True,
 ) -> Diagnosis:
     """Diagnose a stream of bytes of any size in constant memory; the other arguments are those of ``diagnose_lines``.
 
     An allocation snapshot of torch, told by its content, is read instead, within the limits of ``snapshots.pickled``. A damaged
-    compressed stream is read as far as it goes, and a note says so.
+    compressed stream is read as far as it goes, and a note says so. ``is_named`` says that the user named this input: of the files that
+    were met in a folder, a pickle that is no snapshot is passed over.
 
     Raises:
-        InputError: a pickle that is no snapshot, is damaged, or wants to run something.
+        InputError: a pickle that is no snapshot, is damaged, or wants to run something; a snapshot beside which the given size of
+            the device is too small; an archive that is named as a snapshot.
     """
     rules = rules or default_rules()
     head, whole = looked_into(stream, HEAD_BYTES)
+    if not is_named and is_other_pickle(head):
+        return Diagnosis(source, notes=(PASSED_OVER,))
+    if is_named:
+        refuse_archive(head, source)
     if is_pickle(head):
         from oomguard.observe.snapshot import read_snapshot  # only a snapshot waits for it
 
-        return assess_all(read_snapshot(whole, source, rules), rules, policy or Policy(), given=given, model=model)
+        return assess_all(
+            read_snapshot(whole, source, rules, given), rules, policy or Policy(), given=given, model=model
+        )
     anchors = rules.anchors
     lines = skim(whole, lambda: finder(anchors))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)

@@ -71,6 +71,7 @@ def _specs() -> dict[str, FactSpec]:
         ("gpu_index", "int", "index of the device in the message"),
         ("free_blocks_bytes", "int", "free blocks, together, of the segments that the failed allocation could use"),
         ("largest_free_block_bytes", "int", "the largest of these blocks"),
+        ("waiting_blocks_bytes", "int", "blocks of these segments that were freed and waited for another stream"),
         ("largest_holder", "str", "the code that allocated most of what was in use"),
         ("largest_holder_bytes", "int", "what of it was in use"),
         # vLLM
@@ -282,8 +283,7 @@ def coerce(name: str, text: str) -> Fact:
 
     Raises SettingError for an unknown name or a text of the wrong type.
     """
-    spec = REGISTRY.get(name)
-    if spec is None:
+    if (spec := REGISTRY.get(name)) is None:
         raise SettingError(f"unknown fact: {name}")
     if spec.name.endswith("_bytes"):
         size = parse_size(text)

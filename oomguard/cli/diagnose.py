@@ -120,6 +120,7 @@ def command(
             masked=not no_mask,
             quiet=quiet,
             verbose=verbose,
+            in_folders=frozenset(inputs) - frozenset(paths),
         )
         found = _follow(inputs[0], work, write) if follow else _diagnose(inputs, work, jobs, write, errors)
     from oomguard.cli import show_error
@@ -243,10 +244,27 @@ def _sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable
     # is how JSON writes them too.
     encoding = "utf-8" if to_file or form != "terminal" or sys.stdout is None else sys.stdout.encoding
 
+    whole_bytes = 0
+
     def write(text: str) -> None:
-        if text and stream is not None:
-            stream.write(text.encode(encoding, "backslashreplace"))
+        nonlocal whole_bytes
+        if not text or stream is None:
+            return
+        left = memoryview(text.encode(encoding, "backslashreplace"))
+        size_bytes = len(left)
+        try:
+            while left:
+                left = left[stream.write(left) :]
             stream.flush()
+        except OSError as error:
+            if not to_file:
+                raise
+            _cut_back(str(output), 0 if form == "html" else whole_bytes)  # half a page tells nothing
+            reason = error.strerror or error
+            raise UsageError(
+                f"--output {shown(str(output))}: {reason}", hint="name a file where there is room"
+            ) from None
+        whole_bytes += size_bytes
 
     try:
         yield write
@@ -255,12 +273,19 @@ def _sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable
             stream.close()
 
 
+def _cut_back(output: str, size_bytes: int) -> None:
+    """Leave of a file that did not take all what was written whole; without any, no file."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(Path(output).stat().st_mode):
+            os.truncate(output, size_bytes) if size_bytes else Path(output).unlink()
+
+
 def _open_output(output: str, inputs: list[str]) -> IO[bytes]:
     try:
         for path in inputs:
             if path != "-" and Path(output).exists() and Path(path).exists() and Path(path).samefile(output):
                 raise UsageError(f"--output {shown(output)}: is one of the inputs", hint="name another file")
-        return Path(output).open("wb")
+        return Path(output).open("wb", buffering=0)  # what fails is not tried again at the end
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--output {shown(output)}: {reason}", hint="name a file in a folder that exists") from None

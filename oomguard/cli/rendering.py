@@ -67,7 +67,10 @@ class _Text(io.StringIO):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the command line asks for, as plain values that can be sent to any process."""
+    """What the command line asks for, as plain values that can be sent to any process.
+
+    ``in_folders`` are the inputs that the user did not name: they were met in a folder.
+    """
 
     form: str
     screen: Screen | None = None
@@ -81,6 +84,7 @@ class Work:
     masked: bool = True
     quiet: bool = False
     verbose: bool = False
+    in_folders: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class InputRenderer:
 
         ``on_read`` is called with the number of bytes that each read took.
         """
-        from oomguard.diagnosing import diagnose_stream
+        from oomguard.diagnosing import PASSED_OVER, diagnose_stream
 
         try:
             with contextlib.closing(open_standard_input(on_read) if path == "-" else open_log(path, on_read)) as stream:
@@ -131,10 +135,13 @@ class InputRenderer:
                     given=self.facts,
                     settings=self.settings,
                     model=self.work.model,
+                    is_named=path not in self.work.in_folders,
                 )
                 damage = damage_of(stream)
             if damage is not None:
                 diagnosis = replace(diagnosis, notes=(*diagnosis.notes, damage))
+            if self.work.form != "json" and not self.work.verbose:
+                diagnosis = replace(diagnosis, notes=tuple(note for note in diagnosis.notes if note != PASSED_OVER))
             text = self.render(diagnosis)
         except InputError as error:
             return RenderedInput(error=str(error), hint=error.hint)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import click
 
+from oomguard.cli.asked_snapshot import AskedSnapshot
 from oomguard.cli.events import Errors, configure_log
 from oomguard.cli.options import (
     console,
@@ -194,8 +195,7 @@ def command(
         if report is not None and not os.access(Path(report).parent, os.W_OK):
             raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
 
-        if snapshot is not None:
-            _ask_for_snapshot(Path(snapshot))
+        asked = None if snapshot is None else AskedSnapshot(Path(snapshot))
 
         def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
             if not quiet:
@@ -212,6 +212,8 @@ def command(
         )
         outcome = supervision.run(signals)
         _tell(outcome, color, quiet=quiet)
+        if asked is not None:
+            asked.tell(outcome)
         if report is not None:
             _write_report(Path(report), outcome)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -233,15 +235,6 @@ def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
         screen.print(attempts_table(outcome.attempts, columns=screen.width))
     if text := reduced(outcome.attempts):
         screen.print(drawn(text), markup=False)
-
-
-def _ask_for_snapshot(path: Path) -> None:
-    """Have all engines that the command starts take a snapshot: they find where to in their environment, wherever they run."""
-    from oomguard.engines.vllm.plugin import SNAPSHOT
-
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--snapshot {path}: the folder cannot be written", hint="name a folder that exists")
-    os.environ[SNAPSHOT] = str(path.absolute())
 
 
 def _journal(path: str | None) -> Journal:

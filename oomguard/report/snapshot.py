@@ -9,11 +9,16 @@ from oomguard.facts import format_gib
 from oomguard.report.bar import percent
 
 if TYPE_CHECKING:
-    from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, SegmentGroup, Snapshot
+    from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
 
 STACK_HEADINGS: Final = ("live", "share", "blocks", "allocated by")
 GROUP_HEADINGS: Final = ("segments of", "number", "reserved", "live", "free", "largest free")
 SHOWN_GROUPS: Final = 8
+_UNDONE: Final = "The snapshot was dumped {events} later. They are undone here: the blocks are those of the failure."
+_LATER: Final = (
+    "The snapshot was dumped {events} later, and the history does not lead back: the blocks are those of the dump, not those of the "
+    "failure, and say nothing of its cause."
+)
 NO_STACK: Final = "no Python stack: none was recorded, or a thread of C++ such as autograd's"
 
 
@@ -27,23 +32,38 @@ def sentences(device: DeviceMemory) -> Iterator[str]:
     blocks, segments = _counted(device.blocks, "block"), _counted(device.segments, "segment")
     parts = ", ".join(f"{format_gib(size)} {name}" for _, name, size in states(device))
     yield f"torch holds {format_gib(device.reserved_bytes)} in {segments} and {blocks}: {parts or 'nothing in them'}."
-    refusal = device.refusal
-    if refusal is None:
+    if device.refusal is None:
         yield f"The largest free block has {format_gib(device.largest_free_bytes)}."
     else:
-        on_device = (
-            ""
-            if refusal.device_free_bytes is None
-            else f"; the device had {format_gib(refusal.device_free_bytes)} free"
-        )
-        by = f", by {stack_text(refusal.frames)}" if refusal.frames else ""
-        largest, together = format_gib(refusal.largest_free_bytes), format_gib(refusal.free_blocks_bytes)
-        blocks = f"The largest free block that it could use has {largest}, all of them {together}"
-        if not refusal.largest_free_bytes:
-            blocks = "No block that it could use was free"
-        yield f"{format_gib(refusal.tried_bytes)} was refused{by}. {blocks}{on_device}."
+        yield from _refused(device, device.refusal)
     if device.private_pool_bytes:
         yield f"{format_gib(device.private_pool_bytes)} is in use in private pools: CUDA graphs, or a MemPool of the program."
+
+
+def _refused(device: DeviceMemory, refusal: Refusal) -> Iterator[str]:
+    """Yield what was refused, beside which blocks, and what was refused before it."""
+    parts = []
+    if refusal.largest_free_bytes and refusal.free_blocks_bytes is not None:
+        largest, together = format_gib(refusal.largest_free_bytes), format_gib(refusal.free_blocks_bytes)
+        parts.append(f"The largest free block that it could use has {largest}, all of them {together}")
+    elif refusal.largest_free_bytes == 0:
+        parts.append("No block that it could use was free")
+    if refusal.waiting_blocks_bytes:
+        parts.append(f"{format_gib(refusal.waiting_blocks_bytes)} waited for another stream")
+    if refusal.device_free_bytes is not None:
+        parts.append(f"{'the' if parts else 'The'} device had {format_gib(refusal.device_free_bytes)} free")
+    yield " ".join(f"{text}." for text in (_asked(refusal), "; ".join(parts)) if text)
+    if device.is_later:
+        yield _LATER.format(events=_counted(device.later_events, "event"))
+    elif device.later_events:
+        yield _UNDONE.format(events=_counted(device.later_events, "event"))
+    if device.earlier_refusals:
+        yield f"It is the last of {device.refusals:,} refusals in this history. The first: {_asked(device.earlier_refusals[0])}."
+
+
+def _asked(refusal: Refusal) -> str:
+    by = f", by {stack_text(refusal.frames)}" if refusal.frames else ""
+    return f"{format_gib(refusal.tried_bytes)} was refused{by}"
 
 
 def states(device: DeviceMemory) -> list[tuple[str, str, int]]:
@@ -137,12 +157,14 @@ def _device_dict(device: DeviceMemory) -> dict[str, Any]:
         "refusals": device.refusals,
         "refused": refusal
         and {
-            "tried_bytes": refusal.tried_bytes,
-            "device_free_bytes": refusal.device_free_bytes,
+            **_asked_dict(refusal),
             "free_blocks_bytes": refusal.free_blocks_bytes,
             "largest_free_block_bytes": refusal.largest_free_bytes,
-            "frames": _frames(refusal.frames),
+            "waiting_blocks_bytes": refusal.waiting_blocks_bytes,
         },
+        "earlier_refusals": [_asked_dict(earlier) for earlier in device.earlier_refusals],
+        "later_events": device.later_events,
+        "blocks_are_later": device.is_later,
         "stacks": [
             {
                 "bytes": stack.bytes,
@@ -164,11 +186,17 @@ def _device_dict(device: DeviceMemory) -> dict[str, Any]:
                 "live_bytes": group.live_bytes,
                 "free_bytes": group.free_bytes,
                 "largest_free_block_bytes": group.largest_free_bytes,
+                "waiting_bytes": group.waiting_bytes,
             }
             for group in device.groups
         ],
         "other_pools": device.other_groups,
     }
+
+
+def _asked_dict(refusal: Refusal) -> dict[str, Any]:
+    tried, free = refusal.tried_bytes, refusal.device_free_bytes
+    return {"tried_bytes": tried, "device_free_bytes": free, "frames": _frames(refusal.frames)}
 
 
 def _frames(frames: tuple[Frame, ...]) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ class SegmentGroup(Record):
         is_expandable: whether the segments grow (``expandable_segments``).
         live_bytes: blocks in use, those that wait for another stream included.
         largest_free_bytes: the largest block that is free; 0: none is.
+        waiting_bytes: blocks that are freed and wait for another stream.
     """
 
     pool: tuple[int, int] | None
@@ -51,11 +52,12 @@ class SegmentGroup(Record):
     live_bytes: int
     free_bytes: int
     largest_free_bytes: int
+    waiting_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Refusal(Record):
-    """The last allocation that failed.
+    """An allocation that failed; of which blocks it could have used, None where the blocks of that moment are not known.
 
     Attributes:
         tried_bytes: what it asked for, rounded up as the allocator does.
@@ -63,14 +65,16 @@ class Refusal(Record):
         free_blocks_bytes: the free blocks of the segments in which it could have been placed: its stream's, for its size, in no
             private pool.
         largest_free_bytes: the largest of these blocks.
+        waiting_blocks_bytes: the blocks of these segments that are freed and wait for another stream.
         frames: where it was asked for, innermost first.
         traceback: the same with torch's own lines, as far as they are Python.
     """
 
     tried_bytes: int
     device_free_bytes: int | None
-    free_blocks_bytes: int
-    largest_free_bytes: int
+    free_blocks_bytes: int | None = None
+    largest_free_bytes: int | None = None
+    waiting_blocks_bytes: int | None = None
     frames: tuple[Frame, ...] = ()
     traceback: tuple[Frame, ...] = field(default=(), repr=False)
 
@@ -99,6 +103,10 @@ class DeviceMemory(Record):
         private_pool_bytes: blocks in use in private pools.
         refusal: the last out-of-memory event; None: there is none in the recorded history.
         refusals: how many such events there are; ``events`` counts all.
+        earlier_refusals: those before the last, the first 20.
+        later_events: events after the last refusal that moved memory. They are undone: segments, blocks and stacks are those of the
+            refusal.
+        is_later: whether they could not be undone, so that all of it is of the dump.
         groups: the segments by what they serve, the largest first; ``other_groups`` says how many more there are.
         stacks: who allocated what is alive, the largest first; ``other_stacks`` says how many more there are.
         map: the segments one after the other, in cells of equal size.
@@ -118,6 +126,9 @@ class DeviceMemory(Record):
     refusal: Refusal | None = None
     refusals: int = 0
     events: int = 0
+    earlier_refusals: tuple[Refusal, ...] = ()
+    later_events: int = 0
+    is_later: bool = False
     groups: tuple[SegmentGroup, ...] = ()
     other_groups: int = 0
     stacks: tuple[LiveStack, ...] = ()

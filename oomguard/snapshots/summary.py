@@ -8,15 +8,18 @@ not tell is None here. Every list is walked once: a file that refers to one list
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.snapshots.frames import Stacks, python_frames
 from oomguard.snapshots.map import MemoryMap
 from oomguard.snapshots.pickled import MOST_CONTAINERS, RefusedError
 from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
+from oomguard.snapshots.rewind import Row, events_since_refusal, rewound
 
 KEPT_STACKS: Final = 20
 KEPT_GROUPS: Final = 50
+KEPT_REFUSALS: Final = 20
 # Blocks of an allocation above it are large: kSmallSize of c10/core/AllocatorConfig.h, torch 2.1 to 2.13.
 _SMALL_BYTES: Final = 1 << 20
 _LIVE: Final = "active_allocated"
@@ -39,13 +42,17 @@ def summarize(raw: Any) -> Snapshot:
         raise RefusedError(_NO_SEGMENTS)
     once, stacks = _Once(), Stacks()
     by_device: dict[int, _Device] = {}
+    rows: dict[int, list[Row]] = {}
+    numbers: dict[int, int] = {}
     for number, segment in enumerate(once.items(raw["segments"], "segments")):
         if not isinstance(segment, dict):
             raise RefusedError(f"its segment {number} is no dict")
         once.take(segment, f"segment {number}")
         index = _size(segment.get("device", 0), f"segment {number} has the device")
-        device = by_device.setdefault(index, _Device(index, stacks))
-        device.add(segment, number, once)
+        blocks = once.items(segment.get("blocks"), f"blocks of segment {number}")
+        by_device.setdefault(index, _Device(index, stacks))
+        rows.setdefault(index, []).append((segment, blocks))
+        numbers[id(segment)] = number
         if len(by_device) > _MOST_DEVICES:
             raise RefusedError(f"it has more than {_MOST_DEVICES} devices")
     traces = raw.get("device_traces")
@@ -53,6 +60,9 @@ def summarize(raw: Any) -> Snapshot:
         if isinstance(trace, list) and trace and index < _MOST_DEVICES:
             once.items(trace, f"device_traces[{index}]")
             by_device.setdefault(index, _Device(index, stacks)).follow(trace)
+    for index, device in by_device.items():
+        for segment, blocks in device.at_refusal(rows.get(index, [])):
+            device.add(segment, blocks, numbers.get(id(segment), -1))
     devices = tuple(by_device[index].summary() for index in sorted(by_device))
     return Snapshot(devices, _settings(raw.get("allocator_settings")), tuple(_notes(devices)))
 
@@ -88,17 +98,27 @@ class _Device:
         self._segments = self._blocks = self._requested = self._waiting = self._split = self._free = 0
         self._groups: dict[_Group, list[int]] = {}
         self._live: dict[int, tuple[tuple[Frame, ...], list[int]]] = {}
-        self._oom: dict[str, Any] | None = None
-        self._refusals = self._events = 0
+        self._ooms: list[dict[str, Any]] = []
+        self._since: list[tuple[dict[str, Any], Any]] = []
+        self._events = 0
+        self._is_later = False
         self._map = MemoryMap()
 
-    def add(self, segment: dict[str, Any], number: int, once: _Once) -> None:
+    def at_refusal(self, rows: list[Row]) -> list[Row]:
+        """Return the segments as they were when the last allocation failed; as they were dumped where the history does not lead back."""
+        if not self._since:
+            return rows
+        past = rewound(rows, self._since, self._index)
+        self._is_later = past is None
+        return rows if past is None else past
+
+    def add(self, segment: dict[str, Any], blocks: list[Any], number: int) -> None:
         """Add one segment with its blocks."""
-        group = self._groups.setdefault(_group(segment), [0, 0, 0, 0, 0])
+        group = self._groups.setdefault(_group(segment), [0, 0, 0, 0, 0, 0])
         live = waiting = free = largest = count = 0
         runs: list[tuple[str, int]] = []
         last, held = "", 0
-        for block in once.items(segment.get("blocks"), f"blocks of segment {number}"):
+        for block in blocks:
             if type(block) is not dict:
                 raise RefusedError(f"a block of segment {number} is no dict")
             size, state = block.get("size"), block.get("state")
@@ -136,6 +156,7 @@ class _Device:
         for place, value in enumerate((1, reserved, live + waiting, free)):
             group[place] += value
         group[4] = max(group[4], largest)
+        group[5] += waiting
         self._map.add(_group(segment), _size(segment.get("address") or 0, "a segment has the address"), runs, is_free)
 
     def _allocate(self, block: dict[str, Any], size: int) -> None:
@@ -155,28 +176,32 @@ class _Device:
         counts[2] = max(counts[2], size)
 
     def follow(self, trace: list[Any]) -> None:
-        """Look for refusals in the recorded history; the last one counts."""
+        """Look for refusals in the recorded history, and for what happened after the last one, which counts."""
         self._events = len(trace)
-        found = [event for event in trace if type(event) is dict and event.get("action") == "oom"]
-        self._refusals = len(found)
-        self._oom = found[-1] if found else None
+        self._ooms = [event for event in trace if type(event) is dict and event.get("action") == "oom"]
+        self._since = events_since_refusal(trace) if self._ooms else []
 
     def _refusal(self, groups: list[SegmentGroup]) -> Refusal | None:
-        """Return the last allocation that failed, with what was free where it could have been placed."""
-        if self._oom is None:
+        """Return the last allocation that failed, with what was free where it could have been placed, as far as that is known."""
+        if not self._ooms:
             return None
-        tried = _size(self._oom.get("size"), "its out-of-memory event has the size")
-        free, stream = self._oom.get("device_free"), self._oom.get("stream")
-        stream, is_large = stream if type(stream) is int else 0, tried > _SMALL_BYTES
+        refusal, stream = self._refused(self._ooms[-1]), self._ooms[-1].get("stream")
+        if self._is_later:
+            return refusal
+        stream, is_large = stream if type(stream) is int else 0, refusal.tried_bytes > _SMALL_BYTES
         usable = [g for g in groups if g.pool is None and g.stream == stream and g.is_large in {None, is_large}]
-        return Refusal(
-            tried,
-            free if type(free) is int and 0 <= free < _MOST_BYTES else None,
-            sum(group.free_bytes for group in usable),
-            max((group.largest_free_bytes for group in usable), default=0),
-            self._stacks.of(self._oom.get("frames")),
-            python_frames(self._oom.get("frames")),
+        return replace(
+            refusal,
+            free_blocks_bytes=sum(group.free_bytes for group in usable),
+            largest_free_bytes=max((group.largest_free_bytes for group in usable), default=0),
+            waiting_blocks_bytes=sum(group.waiting_bytes for group in usable),
         )
+
+    def _refused(self, event: dict[str, Any]) -> Refusal:
+        tried, free = _size(event.get("size"), "its out-of-memory event has the size"), event.get("device_free")
+        frames = event.get("frames")
+        known_free = free if type(free) is int and 0 <= free < _MOST_BYTES else None
+        return Refusal(tried, known_free, frames=self._stacks.of(frames), traceback=python_frames(frames))
 
     def summary(self) -> DeviceMemory:
         """Return what was added up."""
@@ -198,7 +223,10 @@ class _Device:
             largest_free_bytes=max((group.largest_free_bytes for group in groups), default=0),
             private_pool_bytes=sum(group.live_bytes for group in groups if group.pool is not None),
             refusal=self._refusal(groups),
-            refusals=self._refusals,
+            refusals=len(self._ooms),
+            earlier_refusals=tuple(self._refused(event) for event in self._ooms[:-1][:KEPT_REFUSALS]),
+            later_events=len(self._since),
+            is_later=self._is_later,
             events=self._events,
             groups=tuple(groups[:KEPT_GROUPS]),
             other_groups=len(groups[KEPT_GROUPS:]),
@@ -255,5 +283,11 @@ def _notes(devices: tuple[DeviceMemory, ...]) -> Iterator[str]:
             if events
             else "no history was recorded (torch.cuda.memory._record_memory_history), so no allocation that failed is in it"
         )
+    for device in devices:
+        if device.is_later:
+            yield (
+                f"the blocks of device {device.index} are those of the dump, not those of the failure: the history since "
+                f"(events: {device.later_events:,}) does not lead back; dump it before memory is freed, as guard(snapshot=FILE) does"
+            )
     if any(device.stacks and not any(stack.frames for stack in device.stacks) for device in devices):
         yield "no Python stack was recorded for any live block: who allocated them is not known"

@@ -17,6 +17,7 @@ from support.made_snapshots import example
 
 MIB = 2**20
 MADE = example()
+ANSWER = MADE.stack(("/job/answer.py", 10, "answer"))
 STEP = MADE.stack(("/job/train.py", 10, "step"), ("/job/main.py", 3, "main"))
 
 
@@ -151,3 +152,34 @@ def test_a_snapshot_of_several_blocks_is_read_wherever_the_first_one_ends(
 def test_another_pickle_is_told_as_no_snapshot(tmp_path: Path):
     with pytest.raises(InputError, match="no allocation snapshot: it has no segments"):
         diagnose(written(tmp_path, {"weights": [1, 2, 3]}))
+
+
+def test_blocks_of_a_later_moment_are_no_cause(tmp_path: Path):
+    made = MADE.Recorder()
+    made.segment([(90 * MIB, "inactive", [])] * 2)
+    made.refuse(100 * MIB, 3 * MIB, ANSWER)
+    made.traces[0].append({"action": "segment_unmap", "addr": 0, "size": 20 * MIB, "frames": []})
+    incident = diagnose(written(tmp_path, made.snapshot())).incidents[0]
+    assert not {"allocated_bytes", "reserved_total_bytes", "free_blocks_bytes", "largest_holder"} & set(incident.facts)
+    assert [cause.rule for cause in incident.causes] == ["OG399"]
+
+
+def test_blocks_that_wait_for_another_stream_are_named_where_they_would_have_been_enough(tmp_path: Path):
+    made = MADE.Recorder()
+    made.segment([(16 * MIB, "active_pending_free", ANSWER), (4 * MIB, "active_allocated", ANSWER)])
+    made.segment([(20 * MIB, "inactive", [])])
+    made.refuse(30 * MIB, MIB, ANSWER)
+    cause = diagnose(written(tmp_path, made.snapshot()), gpu_memory="48MiB").incidents[0].causes[0]
+    assert cause.rule == "OG364"
+    assert "16.00 MiB in torch's segments was freed and waited for another stream" in cause.explanation
+    made.refuse(60 * MIB, MIB, ANSWER)
+    assert diagnose(written(tmp_path, made.snapshot()), gpu_memory="48MiB").incidents[0].causes[0].rule != "OG364"
+
+
+@pytest.mark.parametrize(("given", "told"), [(24, "24 bytes"), ("21GiB", "21.00 GiB"), ("21.5GiB", "21.50 GiB")])
+def test_a_device_that_is_smaller_than_what_torch_held_of_it_is_refused_with_both_numbers(
+    tmp_path: Path, given: int | str, told: str
+):
+    with pytest.raises(InputError, match=f"given as {told}, and torch held 21.25 GiB of device 0") as refused:
+        diagnose(written(tmp_path, MADE.in_pieces()), gpu_memory=given)
+    assert "22142MiB or more" in str(refused.value.hint)

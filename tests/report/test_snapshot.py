@@ -113,3 +113,41 @@ def test_home_folders_in_stacks_are_masked():
     made = MADE.Recorder()
     made.segment([(MIB, "active_allocated", MADE.stack(("/home/anna/job.py", 1, "main")))])
     assert "anna" not in to_json(read(made.snapshot()))
+
+
+def freed_since(action: str) -> Diagnosis:
+    """Return a snapshot of 90 MiB in use, refused twice and freed since."""
+    made = MADE.Recorder()
+    made.segment([(90 * MIB, "active_allocated", MADE.stack(("/job/model.py", 41, "load")))])
+    made.refuse(100 * MIB, 3 * MIB, MADE.stack(("/job/first.py", 9, "ask")))
+    made.refuse(20 * MIB, 3 * MIB, MADE.stack(("/job/model.py", 50, "ask")))
+    for name in ("free_requested", action):
+        made.traces[0].append({"action": name, "addr": MADE.FIRST_ADDRESS, "size": 90 * MIB, "frames": []})
+    made.segments[0]["blocks"] = [{"size": 90 * MIB, "state": "inactive", "frames": []}]
+    return read(made.snapshot())
+
+
+@pytest.mark.parametrize("form", [on_terminal, to_markdown, to_html])
+def test_every_form_says_of_which_moment_the_blocks_are_and_what_was_refused_first(form: Any):
+    undone, lost = (
+        " ".join(re.sub(r"[│|]|<[^>]+>", " ", form(freed_since(action))).split())
+        for action in ("free_completed", "segment_unmap")
+    )
+    assert "dumped 2 events later. They are undone here: the blocks are those of the failure." in undone
+    assert "No block that it could use was free; the device had 3.00 MiB free." in undone
+    assert "the last of 2 refusals in this history. The first: 100.00 MiB was refused, by job/first.py:9 ask." in undone
+    assert "the blocks are those of the dump, not those of the failure, and say nothing of its cause" in lost
+    assert "block that it could use" not in lost
+
+
+def test_json_has_the_refusals_before_the_last_and_of_which_moment_the_blocks_are():
+    device = json.loads(to_json(freed_since("segment_unmap")))["snapshot"]["devices"][0]
+    assert device["earlier_refusals"] == [
+        {
+            "tried_bytes": 100 * MIB,
+            "device_free_bytes": 3 * MIB,
+            "frames": [{"file": "/job/first.py", "line": 9, "function": "ask"}],
+        }
+    ]
+    assert (device["later_events"], device["blocks_are_later"]) == (2, True)
+    assert device["refused"]["free_blocks_bytes"] is None

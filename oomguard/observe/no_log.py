@@ -1,0 +1,72 @@
+"""Inputs that are no log by their first bytes: archives and cut-off files that are named as snapshots, and other pickles in a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from oomguard.errors import InputError
+from oomguard.observe.source import shown
+from oomguard.snapshots.pickled import is_pickle
+
+# Enough for the headers before the first file of a tar and the beginning of that file.
+HEAD_BYTES: Final = 16 << 10
+# How a dump begins: a dict whose first key is ``segments``, in protocols 2 to 5.
+_BEGINS_AS_SNAPSHOT: Final = re.compile(
+    rb"(?s)\x80[\x02-\x05](?:\x95.{8})?\}(?:\x94|q.)\(?(?:X\x08\0\0\0|\x8c\x08)segments"
+)
+_PICKLES: Final = (".pickle", ".pkl", ".pt", ".pth")
+_TARS: Final = (".tar", ".tgz", ".txz", ".tbz2")
+_ZIP: Final = b"PK\x03\x04"
+_TAR_BLOCK: Final = 512
+_PACKED: Final = (".gz", ".xz", ".bz2", ".zst", ".zstd")
+
+
+def is_other_pickle(head: bytes) -> bool:
+    """Return whether a file is a pickle that does not begin as a snapshot does: results, or weights."""
+    return is_pickle(head) and not _BEGINS_AS_SNAPSHOT.match(head)
+
+
+def refuse_archive(head: bytes, path: str) -> None:
+    """Refuse what is named as a snapshot and holds no text that a log could be.
+
+    Raises:
+        InputError: a zip (``torch.save``'s too), an empty or a one-byte file of such a name, or a tar with a pickle in it.
+    """
+    name, as_text = _unpacked_name(path), shown(path)
+    if name.endswith(_PICKLES) and len(head) < 2:
+        what = "is empty" if not head else "has one byte"
+        raise InputError(
+            f"{as_text}: {what}: the snapshot was not written to its end", hint="is the disk full? dump it again"
+        )
+    if name.endswith(_PICKLES) and head.startswith(_ZIP):
+        raise InputError(
+            f"{as_text}: is a zip archive, as torch.save writes it, which is not read",
+            hint="a snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes; one that was packed: "
+            "unzip -p ARCHIVE FILE | oomguard diagnose -",
+        )
+    for inner, content in _tar_files(head) if name.endswith((*_PICKLES, *_TARS)) else ():
+        if inner.endswith(_PICKLES) or is_pickle(content):
+            raise InputError(
+                f"{as_text}: is a tar archive that holds {shown(inner)}, and archives are not read",
+                hint=f"tar -xOf {as_text} {shown(inner)} | oomguard diagnose -",
+            )
+
+
+def _unpacked_name(path: str) -> str:
+    name = path.lower()
+    return next((name.removesuffix(suffix) for suffix in _PACKED if name.endswith(suffix)), name)
+
+
+def _tar_files(head: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield name and beginning of the first file in a tar, after the folders and the long names before it."""
+    at = 0
+    while head[at + 257 : at + 262] == b"ustar":
+        name = head[at : at + 100].partition(b"\0")[0].decode("utf-8", "backslashreplace")
+        kind, begin = head[at + 156 : at + 157], at + _TAR_BLOCK
+        if kind in {b"0", b"\0"}:
+            yield name, head[begin : begin + _TAR_BLOCK]
+            return
+        size = re.match(rb" *([0-7]{1,11})", head[at + 124 : at + 136])
+        at = begin + (-(-int(size[1], 8) // _TAR_BLOCK) * _TAR_BLOCK if size else 0)
