@@ -78,7 +78,9 @@ def test_arrays_come_back_as_arrays_beside_tensors_too():
     assert type(back(np.float32(1.5))) is np.float32
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, [1, {"a": object()}], 1j, range(3)], ids=["object", "set", "inside", "complex", "range"])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, [1, {"a": object()}], 1j, range(3)], ids=["object", "set", "inside", "complex", "range"]
+)
 def test_a_value_of_another_type_is_named_with_what_to_do(value):
     with pytest.raises(oomguard.UsageError, match=r"the result of items\[4\] cannot be stored: it has a") as caught:
         PLAIN.written(value, "items[4]")

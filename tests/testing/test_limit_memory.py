@@ -116,7 +116,9 @@ def test_peak_matches_the_profiler_of_torch():
     assert peak == pytest.approx(weights + highest, rel=0.002)
 
 
-@pytest.mark.parametrize("size", ["", "GiB", "12 parsecs", "-1 MiB", "inf GiB", "nan", 0, -5, 1.5, True, None])
+@pytest.mark.parametrize(
+    "size", ["", "GiB", "77", "0", "9" * 400 + " GiB", "12 parsecs", "-1 MiB", "inf GiB", "nan", 0, -5, 1.5, True, None]
+)
 def test_a_size_that_is_none_is_refused(size):
     with pytest.raises(SettingError):
         limit_memory(size)
@@ -131,7 +133,7 @@ def test_a_size_that_is_none_is_refused(size):
         (77, 77),
         ("8 GB", 8 * 10**9),
         ("2tib", 2**41),
-        ("77", 77),
+        ("77 B", 77),
     ],
 )
 def test_sizes_are_read(size, expected):
