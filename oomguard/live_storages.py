@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
+
+_PARTS: Final = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
 
 
 class PeakMeter:
@@ -43,7 +52,9 @@ class LiveStorages:
             return
         try:
             storage = leaf.untyped_storage()
-        except NotImplementedError:  # sparse tensors have none
+        except NotImplementedError:  # a sparse tensor has none: its parts have
+            for part in _parts(leaf):
+                self.adopt(part)
             return
         key, size = storage._cdata, storage.nbytes()
         number, known = self._sizes.get(key, (0, 0))
@@ -89,3 +100,9 @@ class LiveStorages:
         self.bytes -= size
         if self.events is not None and number:
             self.events.append((number, 0))
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    """Yield the dense tensors of which a sparse one is made; none of a layout that does not tell them (MKL-DNN's)."""
+    for name in _PARTS.get(str(tensor.layout), ()):
+        yield getattr(tensor, name)()

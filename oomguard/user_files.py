@@ -65,11 +65,16 @@ def keep(path: Path, content: bytes) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file in one step, so that no reader sees half of it; raises OSError, and leaves nothing behind then."""
+    """Write a file in one step, so that no reader sees half of it; raises OSError, and leaves nothing behind then.
+
+    The rights of a file that was there stay.
+    """
     make_folder(path.parent)
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         partial.write_bytes(content)
+        with contextlib.suppress(FileNotFoundError):
+            partial.chmod(path.stat().st_mode)
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)

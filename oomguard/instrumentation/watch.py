@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar, overload
 
 from oomguard.engines.known import watch_seen_calls
-from oomguard.errors import SettingError, UsageError
+from oomguard.errors import SettingError
 from oomguard.guarding.observing import CallSize, no_mistake, observers, observing, shown
 from oomguard.guarding.watching import watch as watch_calls
 from oomguard.instrumentation.decorating import decorate
@@ -24,7 +23,9 @@ from oomguard.instrumentation.measured import Measured
 from oomguard.instrumentation.readings import Bytes
 from oomguard.instrumentation.rows import Rows
 from oomguard.instrumentation.sampler import readings, sampler
+from oomguard.instrumentation.span import Span
 from oomguard.instrumentation.watched import Watched
+from oomguard.instrumentation.writing import write
 from oomguard.switch import disabled
 from oomguard.timeline import Mark, MemoryUse, SeenCall, Timeline
 
@@ -112,6 +113,12 @@ class Watch:
 
         return table_text(self.timeline)
 
+    def _repr_html_(self) -> str:
+        """Return the picture and the tables for a notebook's cell."""
+        from oomguard.report.timeline_html import fragment
+
+        return fragment(self.timeline)
+
     @property
     def began_s(self) -> float:
         """When it was first entered, on the clock of ``time.monotonic``."""
@@ -147,21 +154,24 @@ class Watch:
         with self._lock:
             return self._measured.uses()
 
-    def mark(self, label: str) -> None:
-        """Note this moment under a label, with what the counters show."""
+    def mark(self, label: object) -> None:
+        """Note this moment under a label, with what the counters show; a label is taken as text."""
         if not self._entered:
             return
+        text = str(label)
         with no_mistake():
             self.read(readings.now())
             with self._lock:
                 if len(self._marks) < _MOST_MARKS:
-                    self._marks.append(Mark(time.monotonic() - self.began_s, label))
+                    self._marks.append(Mark(time.monotonic() - self.began_s, text))
 
-    @contextlib.contextmanager
-    def span(self, label: str) -> Iterator[None]:
-        """Give a phase of your own a row, with what memory was before it, at most during it, and after it."""
-        with self.row(label, "span"):
-            yield
+    def span(self, label: object) -> Span:
+        """Give a phase of your own a row, with what memory was before it, at most during it, and after it.
+
+        Args:
+            label: any value, taken as text.
+        """
+        return Span(self, label)
 
     def table(self, *, most_rows: int = 20) -> Any:
         """Return the tables for a console of rich: memory by counter, then the calls.
@@ -181,7 +191,7 @@ class Watch:
         """
         from oomguard.report.timeline_csv import rows_csv, samples_csv
 
-        _write(path, (samples_csv if samples else rows_csv)(self.timeline).encode())
+        write(path, (samples_csv if samples else rows_csv)(self.timeline).encode())
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """Write the timeline and the tables as one page that loads nothing.
@@ -191,7 +201,7 @@ class Watch:
         """
         from oomguard.report.timeline_html import page
 
-        _write(path, page(self.timeline).encode())
+        write(path, page(self.timeline).encode())
 
     def to_png(self, path: str | PathLike[str]) -> None:
         """Write the timeline as a picture, drawn by matplotlib (``pip install 'oomguard[plots]'``).
@@ -202,7 +212,7 @@ class Watch:
         from oomguard.report.picture_png import png
         from oomguard.report.timeline_picture import timeline_picture
 
-        _write(path, png(timeline_picture(self.timeline)))
+        write(path, png(timeline_picture(self.timeline)))
 
     def began(self, what: str, model: str, size: CallSize) -> Watched:
         """Take the beginning of a watched call."""
@@ -238,14 +248,15 @@ class Watch:
         return watched
 
     @contextlib.contextmanager
-    def row(self, what: str, kind: str) -> Iterator[None]:
+    def row(self, what: object, kind: str) -> Iterator[None]:
         """Give a row to what runs inside."""
         if not self._entered:
             yield
             return
+        text = str(what)
         watched: Watched | None = None
         with no_mistake():
-            watched = self._open(what, kind, "", CallSize())
+            watched = self._open(text, kind, "", CallSize())
         error: BaseException | None = None
         try:
             yield
@@ -257,15 +268,6 @@ class Watch:
                 if watched is not None:
                     watched.ended(error)
             del error  # a frame that names its own exception is a cycle
-
-
-def _write(path: str | PathLike[str], content: bytes) -> None:
-    try:
-        Path(path).write_bytes(content)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that is there"
-        ) from None
 
 
 @overload

@@ -7,7 +7,7 @@ from oomguard.report.picture import COLORS, Label, Line, Picture, Rect
 
 
 def svg(picture: Picture) -> str:
-    """Return the picture as one ``svg`` element."""
+    """Return the picture as one ``svg`` element, to stand in an element of the class ``oomguard``."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" viewBox="0 0 {picture.width} {picture.height}" '
         f'width="{picture.width}" height="{picture.height}" role="img" aria-label="{escaped(picture.words)}">'
@@ -18,12 +18,13 @@ def svg(picture: Picture) -> str:
 def _style() -> str:
     light, dark = (
         "".join(
-            f".timeline .f-{name.replace(' ', '-')}{{fill:{pair[i]}}}.timeline .s-{name.replace(' ', '-')}{{stroke:{pair[i]}}}"
+            f".oomguard .timeline .{use}-{name.replace(' ', '-')}{{{what}:{pair[i]}}}"
             for name, pair in COLORS.items()
+            for use, what in (("f", "fill"), ("s", "stroke"))
         )
         for i in (0, 1)
     )
-    text = ".timeline text{font-family:ui-sans-serif,system-ui,sans-serif}.timeline path{fill:none}"
+    text = ".oomguard .timeline text{font-family:ui-sans-serif,system-ui,sans-serif}.oomguard .timeline path{fill:none}"
     return f"{text}{light}@media (prefers-color-scheme:dark){{{dark}}}"
 
 

@@ -44,24 +44,32 @@ def pytest_make_collect_report() -> Generator[None, Result[pytest.CollectReport]
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Begin with a new device, also where a test is run again; leave the test out where oomguard is off: any device would do."""
-    if item.get_closest_marker(MARKER) is None:
-        return
-    if disabled():
-        pytest.skip("OOMGUARD_DISABLE is set: there is no simulated device")
     if _DEVICE in item.stash:
         del item.stash[_DEVICE]
+    marker = item.get_closest_marker(MARKER)
+    if marker is not None:
+        _leave_out_where_disabled()
+        _checked(marker)  # a conftest may have added it after the collection
 
 
 @pytest.fixture(name=MARKER)
 def device(request: pytest.FixtureRequest) -> SimulatedDevice:
-    """The simulated device of a test marked ``gpu_memory``: ``peak_bytes``, ``reset_peak()``, ``other_processes_bytes``."""
-    return _device(request.node)
+    """The simulated device of a test marked ``gpu_memory``: ``peak_bytes``, ``reset_peak()``, ``other_processes_bytes``.
+
+    An indirect parameter is its size: ``parametrize("gpu_memory", ["8GiB", "16GiB"], indirect=True)``.
+    """
+    if not hasattr(request, "param"):
+        return _device(request.node)
+    _leave_out_where_disabled()
+    marker = request.node.get_closest_marker(MARKER)
+    options = {} if marker is None else marker.kwargs
+    return _device(request.node, getattr(pytest.mark, MARKER).with_args(request.param, **options).mark)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Run the test's own code on its device; what fixtures made counts from when the test first reads it."""
-    if item.get_closest_marker(MARKER) is None:
+    if _DEVICE not in item.stash and item.get_closest_marker(MARKER) is None:
         yield
     else:
         with _device(item):
@@ -76,9 +84,17 @@ def pytest_runtest_makereport(
     report = (yield).get_result()
     device = item.stash.get(_DEVICE, None)
     if report.when == "call" and report.failed and device is not None and call.excinfo is not None:
-        from oomguard.testing.failed_test import section
+        from oomguard.testing.failed_test import section, users_part
 
+        if (ends := users_part(call.excinfo, item.config)) is not None:
+            call.excinfo.traceback = type(call.excinfo.traceback)(ends)
+            report.longrepr = item.repr_failure(call.excinfo)
         report.sections.append(("oomguard", section(device, call.excinfo.value)))
+
+
+def _leave_out_where_disabled() -> None:
+    if disabled():
+        pytest.skip("OOMGUARD_DISABLE is set: there is no simulated device")
 
 
 def _mistakes(item: pytest.Item) -> Generator[str]:
@@ -88,22 +104,35 @@ def _mistakes(item: pytest.Item) -> Generator[str]:
         try:
             _limit(marker)
         except SettingError as error:
-            yield f"{item.nodeid}: {error}" + (f"; {error.hint}" if error.hint else "")
+            yield f"{item.nodeid}: {_told(error)}"
 
 
-def _device(item: pytest.Item) -> SimulatedDevice:
-    """Return the item's device, the same each time."""
+def _device(item: pytest.Item, asked: pytest.Mark | None = None) -> SimulatedDevice:
+    """Return the item's device, the same each time; without ``asked`` it is the one of the closest marker."""
     if _DEVICE not in item.stash:
-        marker = item.get_closest_marker(MARKER)
+        marker = asked or item.get_closest_marker(MARKER)
         if marker is None:
             pytest.fail(
                 f'the fixture {MARKER} needs a size: mark the test @pytest.mark.{MARKER}("8GiB")', pytrace=False
             )
         try:
-            item.stash[_DEVICE] = _limit(marker).device()
+            item.stash[_DEVICE] = _checked(marker).device()
         except ModuleNotFoundError as error:
             pytest.fail(f"a simulated device needs torch ({error}): pip install 'oomguard[hf]'", pytrace=False)
     return item.stash[_DEVICE]
+
+
+def _checked(marker: pytest.Mark) -> Limit:
+    """Return what a marker asks for; fail the test in one line where that cannot be."""
+    try:
+        return _limit(marker)
+    except SettingError as error:
+        told = _told(error)
+    pytest.fail(told, pytrace=False)
+
+
+def _told(error: SettingError) -> str:
+    return f"{error}; {error.hint}" if error.hint else str(error)
 
 
 def _limit(marker: pytest.Mark) -> Limit:

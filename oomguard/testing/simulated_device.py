@@ -7,21 +7,24 @@ It does not see the scratch memory inside kernels, and it sees only the thread i
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
-from collections.abc import Collection, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from oomguard.errors import SettingError
+from oomguard.errors import SettingError, UsageError
 from oomguard.live_storages import LiveStorages, PeakMeter
 from oomguard.testing.cached_blocks import CachedBlocks
 from oomguard.testing.in_force import entered
-from oomguard.testing.sizes import written
+from oomguard.testing.sizes import read_size, written
 from oomguard.testing.wordings import Figures, Wording, find_wording
 
+F = TypeVar("F", bound=Callable[..., Any])
 _MADE_OF_OTHERS: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -103,16 +106,18 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     @property
     def other_processes_bytes(self) -> int:
-        """Bytes of the device that other processes hold; may be set while a test runs, up to what is free."""
+        """Bytes of the device that other processes hold; may be set (``"1 GiB"``, bytes) while a test runs, up to what is free."""
         return self._others_bytes
 
     @other_processes_bytes.setter
-    def other_processes_bytes(self, size_bytes: int) -> None:
+    def other_processes_bytes(self, size: str | int) -> None:
+        size_bytes = read_size(size, "size of other processes")
         room = self.free_bytes + self._others_bytes
-        if not 0 <= size_bytes <= room:
+        if size_bytes > room:
             raise SettingError(
-                f"other processes cannot hold {size_bytes} bytes: a device of {written(self.capacity_bytes)}, "
-                f"of which torch holds {written(self.reserved_bytes)}, leaves {written(room)} to them"
+                f"other processes cannot hold {written(size_bytes)}: a device of {written(self.capacity_bytes)}, "
+                f"of which torch holds {written(self.reserved_bytes)}, leaves {written(room)} to them",
+                hint=f"at most device.other_processes_bytes = {room}; free tensors, or call device.empty_cache(), before",
             )
         self._others_bytes = size_bytes
 
@@ -125,6 +130,25 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def __exit__(self, *exc_info: Any) -> None:
         entered.remove(self)
         super().__exit__(*exc_info)
+
+    def __call__(self, function: F) -> F:
+        """Run every call of a plain function on this device, as ``@limit_memory("8 GiB")`` does.
+
+        Raises UsageError for a class, a coroutine and a generator: their code does not run in the call.
+        """
+        tests = (inspect.isclass, inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if not callable(function) or any(test(function) for test in tests):
+            raise UsageError(
+                f"limit_memory decorates a plain function, not {function!r}",
+                hint='write with limit_memory("8 GiB") as device: around the code that is to run on the device',
+            )
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return cast("F", call)
 
     def reset_peak(self) -> None:
         """Forget the peaks so far."""
@@ -149,7 +173,8 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count these tensors from now, as if an operation had read them: a model's weights before its first call."""
         for tensor in tensors:
-            self._storages.adopt(tensor)
+            with torch._C._DisableTorchDispatch():  # the parts of a sparse tensor are asked for by operations
+                self._storages.adopt(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True  # pytest then shows the line of the test

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
 from oomguard.errors import SettingError
 
-_UNITS: Final[dict[str, int]] = {"": 1, "b": 1} | {
+_UNITS: Final[dict[str, int]] = {"b": 1} | {
     f"{letter}{end}": int(factor**power)
     for power, letter in enumerate("kmgt", start=1)
     for end, factor in (("b", 1000), ("ib", 1024))
@@ -16,14 +17,19 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*\Z")
 
 
 def read_size(size: str | int, what: str = "size") -> int:
-    """Return a size in bytes: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9) or a number of bytes; below zero is no size.
+    """Return a size in bytes: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9) or a number of bytes; a text needs a unit.
 
-    Raises SettingError, which names ``what`` the size is of.
+    Raises SettingError, which names ``what`` the size is of, also below zero.
     """
     if isinstance(size, str):
         match = _SIZE.match(size)
         factor = _UNITS.get(match[2].lower()) if match else None
-        if match is None or factor is None:
+        if match is not None and not match[2]:
+            number = match[1]
+            raise SettingError(
+                f"not a {what}: {size!r} has no unit", hint=f'write "{number} GiB", "{number} MiB" or "{number} B"'
+            )
+        if match is None or factor is None or not math.isfinite(float(match[1]) * factor):
             raise SettingError(f"not a {what}: {size!r}", hint='write it as "256 MiB" or "8 GB" (GiB is 2^30, GB 10^9)')
         return round(float(match[1]) * factor)
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:

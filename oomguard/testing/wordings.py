@@ -79,7 +79,7 @@ def find_wording(name: str | None = None) -> Wording:
 
     Raises SettingError where no wording of that platform and version is known.
     """
-    words = ["cuda"] if name is None else name.lower().split()
+    words = ["cuda"] if name is None else name.lower().split() if isinstance(name, str) else []
     platform, version = (words[0], words[1:]) if words and words[0].isalpha() else ("cuda", words)
     for row in wordings():
         if words and row.platform == platform and all(_holds(row.versions, each) for each in version):

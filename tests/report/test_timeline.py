@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -16,7 +17,7 @@ from oomguard.report.picture import Label, Line, Rect
 from oomguard.report.picture_png import png
 from oomguard.report.picture_svg import svg
 from oomguard.report.timeline_csv import rows_csv, samples_csv
-from oomguard.report.timeline_html import page
+from oomguard.report.timeline_html import fragment, page
 from oomguard.report.timeline_picture import WIDTH, timeline_picture
 from oomguard.report.timeline_table import table_text
 from oomguard.timeline import Counter, Mark, MemoryUse, Sample, SeenCall, TimedAttempt, Timeline
@@ -130,6 +131,25 @@ def test_an_empty_run_is_a_page_that_says_so():
     assert table_text(EMPTY) == "nothing was seen: the watch was not entered"
     assert rows_csv(EMPTY).count("\n") == 2
     assert samples_csv(EMPTY).count("\n") == 1
+
+
+@pytest.mark.parametrize("timeline", [WATCHED, EMPTY], ids=["watched", "empty"])
+def test_a_cell_of_a_notebook_has_the_picture_and_the_tables_and_styles_that_reach_nothing_else(timeline):
+    text = fragment(timeline)
+
+    assert text.startswith('<div class="oomguard">')
+    assert not re.search(r"<(?:html|body|script|link|img|iframe|h1)\b|url\(|@import", text)
+    assert "<svg" in text
+    assert ("<table>" in text) == (timeline is WATCHED)
+    styles = "".join(re.findall(r"<style>(.*?)</style>", text, re.DOTALL))
+    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media[^{]*\{", "", styles))
+    assert [s for group in selectors for s in group.split(",") if not s.strip().startswith(".oomguard")] == []
+
+
+def test_a_watch_as_the_last_line_of_a_cell_shows_what_it_saw():
+    with Watch() as seen, seen.span("<papers>"):
+        pass
+    assert "&lt;papers&gt;" in seen._repr_html_()
 
 
 def test_a_run_of_one_sample_is_drawn():

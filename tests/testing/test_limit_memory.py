@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from oomguard.errors import SettingError
+from oomguard.errors import SettingError, UsageError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from oomguard.testing import active_device, limit_memory  # noqa: E402
@@ -116,7 +116,9 @@ def test_peak_matches_the_profiler_of_torch():
     assert peak == pytest.approx(weights + highest, rel=0.002)
 
 
-@pytest.mark.parametrize("size", ["", "GiB", "12 parsecs", "-1 MiB", "inf GiB", "nan", 0, -5, 1.5, True, None])
+@pytest.mark.parametrize(
+    "size", ["", "GiB", "77", "0", "9" * 400 + " GiB", "12 parsecs", "-1 MiB", "inf GiB", "nan", 0, -5, 1.5, True, None]
+)
 def test_a_size_that_is_none_is_refused(size):
     with pytest.raises(SettingError):
         limit_memory(size)
@@ -131,7 +133,7 @@ def test_a_size_that_is_none_is_refused(size):
         (77, 77),
         ("8 GB", 8 * 10**9),
         ("2tib", 2**41),
-        ("77", 77),
+        ("77 B", 77),
     ],
 )
 def test_sizes_are_read(size, expected):
@@ -161,3 +163,63 @@ def test_another_thread_is_not_seen():
         worker.join()
         assert made
         assert device.live_bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize(
+    "sparse",
+    [
+        lambda dense: dense.to_sparse(),
+        lambda dense: dense.to_sparse_csr(),
+        lambda dense: dense.to_sparse_csc(),
+        lambda dense: dense.to_sparse_bsr((2, 2)),
+        lambda dense: dense.to_sparse_bsc((2, 2)),
+    ],
+    ids=["coo", "csr", "csc", "bsr", "bsc"],
+)
+def test_a_sparse_tensor_counts_as_its_indices_and_values(sparse):
+    with limit_memory("64 MiB") as device:
+        made = sparse(torch.ones(256, 256))
+        if made.layout is torch.sparse_coo:
+            parts = (made._indices(), made._values())
+        elif made.layout in (torch.sparse_csr, torch.sparse_bsr):
+            parts = (made.crow_indices(), made.col_indices(), made.values())
+        else:
+            parts = (made.ccol_indices(), made.row_indices(), made.values())
+        held = {part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}
+        assert device.live_bytes == sum(held.values()) >= 256 * 256 * 4
+        del made, parts
+        assert device.live_bytes == 0
+
+
+def test_a_sparse_tensor_made_before_can_be_counted_before_its_first_use():
+    weights = torch.ones(64, 64).to_sparse()
+    with limit_memory("1 MiB") as outer, limit_memory("1 MiB") as device:
+        device.adopt([weights])
+        assert (outer.live_bytes, device.live_bytes) == (0, 64 * 64 * (2 * 8 + 4))
+
+
+def test_a_device_decorates_a_plain_function_and_no_other():
+    device = limit_memory("1 MiB")
+
+    @device
+    def ones(count):
+        return torch.ones(count).sum().item()
+
+    assert (ones(1000), device.peak_bytes) == (1000.0, 4004)
+    with pytest.raises(torch.OutOfMemoryError):
+        ones(MIB)
+
+    async def later():
+        """Return nothing."""
+
+    for other in (later, int, 3):
+        with pytest.raises(UsageError, match="decorates a plain function") as caught:
+            device(other)
+        assert "with limit_memory" in caught.value.hint
+
+
+def test_a_size_without_a_unit_is_told_with_units():
+    with pytest.raises(SettingError, match="'16' has no unit") as caught:
+        limit_memory("16")
+    assert caught.value.hint == 'write "16 GiB", "16 MiB" or "16 B"'

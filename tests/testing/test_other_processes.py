@@ -43,7 +43,11 @@ def test_a_neighbour_takes_no_more_than_is_free():
             device.other_processes_bytes = 9 * MIB
         with pytest.raises(SettingError):
             device.other_processes_bytes = -1
+        with pytest.raises(SettingError, match="not a size of other processes: '1'"):
+            device.other_processes_bytes = "1"
         assert device.other_processes_bytes == 2 * MIB
+        device.other_processes_bytes = "3 MiB"
+        assert device.other_processes_bytes == 3 * MIB
         device.other_processes_bytes = 16 * MIB - kept.nbytes
         assert device.free_bytes == 0
 

@@ -169,6 +169,100 @@ def test_workers_of_xdist_have_devices_and_send_the_section(tmp_path):
     assert "peak 4.00 KiB of 8.00 MiB on a simulated device" in spread.stdout
 
 
+ENDS = """
+import unittest
+import pytest, torch
+
+def work(count):
+    return torch.zeros(count)  # work's line
+
+@pytest.mark.gpu_memory("1MiB")
+def test_plain():
+    work(10**6)
+
+@pytest.mark.gpu_memory("1MiB")
+def test_module():
+    torch.nn.Sequential(torch.nn.Linear(64, 4096))(torch.ones(64, 64))  # module's line
+
+@pytest.mark.gpu_memory("1MiB")
+class TestOld(unittest.TestCase):
+    def test_old(self):
+        work(10**6)
+"""
+
+
+@pytest.mark.parametrize("style", ["auto", "line", "short", "long"])
+def test_the_traceback_of_a_full_device_ends_at_the_users_own_line(tmp_path, style):
+    failed = run(tmp_path, *PLUGIN, f"--tb={style}", tests=ENDS)
+    assert "3 failed" in failed.stdout
+    assert "site-packages" not in failed.stdout
+    lines = ENDS.split("\n")
+    places = [1 + next(i for i, line in enumerate(lines) if mark in line) for mark in ("# work's", "# module's")]
+    assert [failed.stdout.count(f"test_it.py:{place}:") for place in places] == [2, 1]
+
+
+def test_the_whole_traceback_is_there_where_it_is_asked_for(tmp_path):
+    failed = run(tmp_path, *PLUGIN, "--full-trace", "-k", "plain", tests=ENDS)
+    assert "simulated_device.py" in failed.stdout
+
+
+ADDED = """
+import pytest
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.gpu_memory("16 XB" if "wrong" in item.name else "16MiB"))
+"""
+TO_ADD = """
+import pytest
+def test_right(gpu_memory): assert gpu_memory.capacity_bytes == 16 << 20
+def test_wrong(): pass
+@pytest.fixture(autouse=True)
+def again(request):
+    if "later" in request.node.name:
+        request.node.add_marker(pytest.mark.gpu_memory("16"), append=False)
+def test_later(): pass
+"""
+
+
+def test_a_marker_that_a_conftest_adds_and_that_asks_for_no_device_fails_its_test_in_one_line(tmp_path):
+    (tmp_path / "conftest.py").write_text(ADDED)
+    ran = run(tmp_path, *PLUGIN, tests=TO_ADD)
+    assert "1 passed, 1 failed, 1 error" in ran.stdout or "1 failed, 1 passed, 1 error" in ran.stdout
+    assert "\nnot a size: '16 XB'; write it as" in ran.stdout
+    assert "\nnot a size: '16' has no unit; write" in ran.stdout
+    assert "pytest_plugin.py" not in ran.stdout
+
+
+INDIRECT = """
+import pytest
+from oomguard.testing import active_device
+
+@pytest.mark.gpu_memory("16MiB", other_processes="1MiB")
+@pytest.mark.parametrize("gpu_memory", ["8MiB", 4 << 20], indirect=True)
+def test_beside_a_marker(gpu_memory):
+    assert gpu_memory is active_device()
+    assert gpu_memory.capacity_bytes in (8 << 20, 4 << 20)
+    assert gpu_memory.other_processes_bytes == 1 << 20
+
+@pytest.mark.parametrize("gpu_memory", ["8MiB"], indirect=True)
+def test_alone(gpu_memory):
+    assert gpu_memory is active_device() and gpu_memory.capacity_bytes == 8 << 20
+
+@pytest.mark.parametrize("gpu_memory", ["8 potatoes"], indirect=True)
+def test_wrong(gpu_memory): pass
+
+@pytest.mark.parametrize("gpu_memory", [8])
+def test_an_argument_of_its_own(gpu_memory):
+    assert gpu_memory == 8 and active_device() is None
+"""
+
+
+def test_an_indirect_parameter_is_the_devices_size_with_the_markers_options(tmp_path):
+    ran = run(tmp_path, *PLUGIN, tests=INDIRECT)
+    assert "4 passed, 1 error" in ran.stdout
+    assert "\nnot a size: '8 potatoes'; write it as" in ran.stdout
+
+
 OFF = """
 import pytest
 @pytest.mark.gpu_memory("8GiB")

@@ -81,7 +81,7 @@ def test_a_wording_is_named_by_platform_and_version(name, said):
     assert said in str(oom_error(name, **FIGURES))
 
 
-@pytest.mark.parametrize("name", ["tpu", "cuda 1.13", "cuda 2.1 2.2", "cuda x", "", "xpu 2.0"])
+@pytest.mark.parametrize("name", [3, "tpu", "cuda 1.13", "cuda 2.1 2.2", "cuda x", "", "xpu 2.0"])
 def test_a_wording_that_is_not_known_names_those_that_are(name):
     with pytest.raises(SettingError) as caught:
         find_wording(name)
