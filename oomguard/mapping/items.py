@@ -14,6 +14,7 @@ from oomguard.guarding.failure import add_note
 from oomguard.mapping.content import DIGEST_BYTES, UnknownContentError, digest
 from oomguard.mapping.finished import Finished
 from oomguard.mapping.store import Key
+from oomguard.records import Record
 
 # Items that are looked up together; of a generator no more are read than are computed next.
 READ_AT_ONCE: Final = 800
@@ -21,8 +22,8 @@ WAITING, FAILED = 0, -1
 _KEY_HINT: Final = "let key= give a text or a number, or a tuple of them"
 
 
-@dataclass(frozen=True, slots=True)
-class FailedItem:
+@dataclass(frozen=True, slots=True, repr=False)
+class FailedItem(Record):
     """An item that has no result; the next call of ``map`` tries it again.
 
     Attributes:
