@@ -13,7 +13,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .sources/fuzz
 
-.PHONY: demo demo-vllm setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds demo-papers fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds demo-jobs fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -34,14 +34,14 @@ demo: .venv/ready              ## a real log diagnosed, then a real model saved 
 demo-vllm: .venv/ready .venv-vllm/ready   ## the real vLLM on the CPU: fails, is diagnosed, relaunched once, answers
 	@$(BIN)/python examples/demo_vllm.py
 
-demo-seeds: .venv/ready .venv-vllm/ready   ## questions that users asked, on real engines: what fails, what of the advice helps
-	@$(BIN)/python examples/seed_layers.py
+demo-seeds: .venv/ready .venv-vllm/ready   ## three questions that users asked, on the real vLLM: what fails, what of the advice helps
 	@$(BIN)/python examples/seed_scoring.py
 	@$(BIN)/python examples/seed_vision.py
 	@$(BIN)/python examples/seed_speculative.py
 
-demo-papers: .venv/ready       ## a job of papers in batches: what of the advice that went round helps, measured by `oomguard.watch`
+demo-jobs: .venv/ready         ## two jobs of hours that users asked about, in small: papers in batches, a sweep over layers; what of the advice helps
 	@$(BIN)/python examples/seed_papers.py
+	@$(BIN)/python examples/seed_layers.py
 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
