@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -27,7 +28,7 @@ def plan(
     gpu_replicas: int = 1,
     device: Literal["cuda", "cpu"] = "cuda",
     engine_version: str | None = None,
-    calibrate: str | Path | None = None,
+    calibrate: str | Path | Sequence[str | Path] | None = None,
     use_calibrations: bool = True,
     ask_engine: bool = False,
     **settings: SettingValue,
@@ -59,7 +60,7 @@ def plan(model: str | os.PathLike[str], *, engine: str = "vllm", **asked: Any) -
             gpu_replicas: vLLM: engines that share a time-sliced GPU.
             device: vLLM: its backend.
             engine_version: vLLM: its version; None takes the installed one, else the newest known.
-            calibrate: vLLM: a start-up log of this model; what it measured replaces the priors, now and later.
+            calibrate: vLLM: a start-up log of this model, or several; what they measured replaces the priors, now and later.
             use_calibrations: vLLM: whether to use what starts have measured before.
             ask_engine: vLLM: whether the installed one lays out the KV cache itself, which takes about ten seconds.
             trace: transformers: whether to run the model's own code under fake tensors; seconds, exact, no GPU.

@@ -98,15 +98,17 @@ def ask_for_start(
     gpu_replicas: int = 1,
     device: str = "cuda",
     engine_version: str | None = None,
-    calibrate: str | Path | None = None,
+    calibrate: str | Path | Sequence[str | Path] | None = None,
     use_calibrations: bool = True,
     not_counted: Sequence[str] = (),
     **values: SettingValue,
 ) -> AskedStart:
     """Read what a start is asked for with; the arguments are those of ``oomguard.plan``, and flags of vLLM that are not counted."""
     given = read_values(values, START_SETTINGS, _ARGUMENTS)
-    start = None if calibrate is None else _measured_start(str(calibrate))
-    if start is not None:
+    logs = _logs(calibrate)
+    starts = [_measured_start(log) for log in logs]
+    if starts:
+        start = starts[-1]
         if gpu_memory is None and gpu is None and gpu_name is None:
             gpu_memory = round(float(start.facts["device_total_bytes"].value))
         engine_version = engine_version or start.framework_version
@@ -128,7 +130,7 @@ def ask_for_start(
     if not_counted:
         read = replace(read, assumptions=(*read.assumptions, f"not counted: {', '.join(not_counted)}"))
     if use_calibrations:
-        settings = _calibrated(model, read, settings, start, calibrate)
+        settings = _calibrated(model, read, settings, dict(zip(logs, starts, strict=True)))
     return AskedStart(model, read, settings, frozenset(name for name, value in values.items() if value is not None))
 
 
@@ -161,16 +163,36 @@ def _measured_start(log: str) -> EngineStart:
         return measured_start(diagnose_stream(stream, log).starts)
 
 
-def _calibrated(
-    model: str, read: Model, settings: VllmSettings, start: EngineStart | None, log: str | Path | None
-) -> VllmSettings:
-    """Correct the settings by a measured start: by this one, which is kept, else by one kept before."""
-    from oomguard.memory.vllm.calibration import Calibrations, calibrated
+def _logs(calibrate: str | Path | Sequence[str | Path] | None) -> list[str]:
+    """Return the logs to calibrate by, each once."""
+    given = [calibrate] if isinstance(calibrate, str | Path) else list(calibrate or ())
+    return list(dict.fromkeys(map(str, given)))
 
-    if start is None:
-        return replace(settings, correction=Calibrations().find(read, settings))
-    files, name = find_model(model), Path(log or "").name
-    return calibrated(start, name, settings, Calibrations(), lambda d, q: read_model(files, dtype=d, quantization=q))
+
+def _calibrated(model: str, read: Model, settings: VllmSettings, starts: dict[str, EngineStart]) -> VllmSettings:
+    """Correct the settings by measured starts: by these, which are kept, else by one kept before."""
+    from oomguard.memory.vllm.calibration import Calibrations, calibrated, keep_start
+
+    kept = Calibrations()
+    if not starts:
+        return replace(settings, correction=kept.find(read, settings))
+    files = find_model(model)
+
+    def own(dtype: str, quantization: str | None) -> Model:
+        return read_model(files, dtype=dtype, quantization=quantization)
+
+    if len(starts) == 1:
+        ((log, start),) = starts.items()
+        return calibrated(start, Path(log).name, settings, kept, own)
+    for log, start in starts.items():
+        keep_start(start, Path(log).name, kept, own)
+    correction = kept.find(read, settings)
+    if correction is None:
+        raise SettingError(
+            f"{len(starts)} logs are kept, and none is of a start like this plan: its version, GPU, ranks or data types differ",
+            hint="plan with the settings of one of those starts",
+        )
+    return replace(settings, correction=correction)
 
 
 def plan_start(asked: AskedStart) -> StartPlan:

@@ -52,7 +52,8 @@ _FORMS: Final = ("terminal", "json")
 @option(
     "--calibrate",
     metavar="LOG",
-    help="A start-up log of this model: what it measured replaces the priors, now and later.",
+    multiple=True,
+    help="A start-up log of this model: what it measured replaces the priors, now and later. Repeatable.",
 )
 @option(
     "--ask-engine",
@@ -77,7 +78,7 @@ def command(
     device: str,
     engine: str,
     engine_version: str | None,
-    calibrate: str | None,
+    calibrate: tuple[str, ...],
     ask_engine: bool,
     no_calibration: bool,
     trace: bool,

@@ -244,6 +244,23 @@ def test_a_measured_start_replaces_the_priors_now_and_later(model):
     assert calibrated["uncertainty_bytes"] < priors["uncertainty_bytes"]
 
 
+def test_several_measured_starts_are_kept_and_the_one_like_the_plan_counts(model, tmp_path):
+    log = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
+    other = tmp_path / "other.log"
+    other.write_text(log.read_text().replace("0.12.0", "0.13.0"))
+    options = ["--max-model-len", 32768, "--max-num-batched-tokens", 2048]
+    gpu = ["--gpu-memory", "24GiB"]
+
+    both = record(model, "--calibrate", log, "--calibrate", other, *gpu, "--engine-version", "0.12", *options)
+    later = record(model, *gpu, "--engine-version", "0.13", *options)
+    neither = plan(model, "--calibrate", log, "--calibrate", other, *gpu, "--engine-version", "0.9", *options)
+
+    assert both["kv_cache_tokens"] == record(model, "--calibrate", log, *gpu, *options)["kv_cache_tokens"]
+    assert any("vLLM 0.13.0, other.log" in line for line in later["assumptions"])
+    assert neither.returncode == 2
+    assert "2 logs are kept, and none is of a start like this plan" in neither.stderr
+
+
 def test_a_log_that_measured_nothing_is_refused_in_two_lines(model, tmp_path):
     (tmp_path / "empty.log").write_text("nothing\n")
     ran = plan(model, "--calibrate", tmp_path / "empty.log")

@@ -129,10 +129,7 @@ def calibrated(
         InputError: the correction cannot be kept.
         SettingError: the start was of another model, or its ranks, data types or version are not those of ``settings``.
     """
-    own = settings_of_start(start)
-    model = read(own.dtype, own.quantization)
-    correction = _checked(start, own, model, name)
-    kept.keep(model, own, correction)
+    model, own, correction = keep_start(start, name, kept, read)
     asked, measured = _of(model, settings), _of(model, own)
     if not _same(asked, measured):
         other = [key for key, value in asked.items() if key != "gpu_total_bytes" and value != measured[key]]
@@ -141,6 +138,23 @@ def calibrated(
             hint="plan with the settings of that start",
         )
     return replace(settings, correction=correction)
+
+
+def keep_start(
+    start: EngineStart, name: str, kept: Calibrations, read: Callable[[str, str | None], Model]
+) -> tuple[Model, VllmSettings, Correction]:
+    """Keep what a start of the model measured; return the model as that start read it, its settings, and the correction.
+
+    Raises:
+        ConfigError: a number of the model's configuration is missing or absurd.
+        InputError: the correction cannot be kept.
+        SettingError: the start was of another model.
+    """
+    own = settings_of_start(start)
+    model = read(own.dtype, own.quantization)
+    correction = _checked(start, own, model, name)
+    kept.keep(model, own, correction)
+    return model, own, correction
 
 
 def keep_measured(start: EngineStart, name: str, kept: Calibrations) -> bool:
