@@ -240,8 +240,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the constants of all rows")
     parser.add_argument("-v", "--verbose", action="store_true", help="print each start")
+    parser.add_argument(
+        "--with", dest="more", type=Path, action="append", default=[], help="more records, of oomguard report"
+    )
     asked = parser.parse_args()
-    rows = [row for row in map(with_counts, published()) if row is not None]
+    rows = [row for row in map(with_counts, published(*asked.more)) if row is not None]
     records = held_out(rows)
     pools = [record for record in records if record["pool"] is not None]
     if asked.verbose:

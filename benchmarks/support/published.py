@@ -26,13 +26,22 @@ PARTS = {
 }
 
 
-def published(*, campaign: bool = True) -> list[dict[str, Any]]:
-    """Return the rows that are here, each with the ``group`` of version and device that it belongs to."""
+def published(*more: Path, campaign: bool = True) -> list[dict[str, Any]]:
+    """Return the rows that are here, each with the ``group`` of version and device that it belongs to.
+
+    Args:
+        more: files of `oomguard report`, a record a line.
+        campaign: whether llm-d-planner's table counts.
+    """
     rows = [json.loads(line) for line in OWN.read_text().splitlines()]
     if DEV.is_file():
         rows += [json.loads(line) for line in DEV.read_text().splitlines()]
     if campaign and CAMPAIGN.is_file():
         rows += list(_of_campaign())
+    for file in more:
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            row = {"id": f"{file.stem}-{number}", "confidence": "high", **json.loads(line)}
+            rows.append({**row, "gpu": row["gpu"] or f"{row['gpu_total_gib']:.0f} GiB"})
     for row in rows:
         minor = ".".join(row["vllm_version"].split(".")[:2])
         row["group"] = f"{minor} {row['gpu'].split(' x')[0].split('(')[0].strip()}"

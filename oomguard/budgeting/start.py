@@ -106,7 +106,7 @@ def ask_for_start(
     """Read what a start is asked for with; the arguments are those of ``oomguard.plan``, and flags of vLLM that are not counted."""
     given = read_values(values, START_SETTINGS, _ARGUMENTS)
     logs = _logs(calibrate)
-    starts = [_measured_start(log) for log in logs]
+    starts = [start_of_log(log) for log in logs]
     if starts:
         start = starts[-1]
         if gpu_memory is None and gpu is None and gpu_name is None:
@@ -153,7 +153,7 @@ def _version(given: str | None) -> Version:
     return read_version(given)
 
 
-def _measured_start(log: str) -> EngineStart:
+def start_of_log(log: str) -> EngineStart:
     """Return the start that a log measured; raises InputError where it measured none."""
     from oomguard.diagnosing import diagnose_stream
     from oomguard.memory.vllm.calibration import measured_start

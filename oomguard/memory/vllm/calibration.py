@@ -152,7 +152,7 @@ def keep_start(
     """
     own = settings_of_start(start)
     model = read(own.dtype, own.quantization)
-    correction = _checked(start, own, model, name)
+    correction = checked_correction(start, own, model, name)
     kept.keep(model, own, correction)
     return model, own, correction
 
@@ -176,13 +176,13 @@ def keep_measured(start: EngineStart, name: str, kept: Calibrations) -> bool:
         model = read_model(files, dtype=own.dtype, quantization=own.quantization)
         if not model.exact or (model.encoder is not None and not start.settings_complete):
             return False
-        kept.keep(model, own, _checked(start, own, model, name))
+        kept.keep(model, own, checked_correction(start, own, model, name))
     except OomguardError:
         return False
     return True
 
 
-def _checked(start: EngineStart, own: VllmSettings, model: Model, name: str) -> Correction:
+def checked_correction(start: EngineStart, own: VllmSettings, model: Model, name: str) -> Correction:
     """Return the correction of a start of this model without a draft; raises SettingError for any other start."""
     if "speculative" in start.facts and start.facts["speculative"].value:
         raise SettingError(f"{name} is of a start with a draft model", hint="give the log of a start without one")
