@@ -26,6 +26,8 @@ _DIGEST_BYTES: Final = 8
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 # Whose hooks move weights and note outputs: they come with the model and change no result.
 _KNOWN_HOOKS: Final = frozenset({"accelerate", "oomguard", "peft", "torch", "transformers"})
+# What a forward pass itself may set: a table of positions that grew, whether bitsandbytes has chosen its type.
+_OWN_NOTES: Final = ("cache", "_is_set")
 # Of a module's own notes (a name that begins with "_"), those of peft that decide which adapter is used.
 _COUNTED_NOTES: Final = frozenset({"_active_adapter", "_disable_adapters"})
 
@@ -97,7 +99,7 @@ def _settings(model: Any) -> str | None:
     found: list[Any] = []
     for place, module in _modules(model):
         for name, value in sorted(vars(module).items()):
-            if (name[:1] == "_" and name not in _COUNTED_NOTES) or "cache" in name:
+            if (name[:1] == "_" and name not in _COUNTED_NOTES) or any(part in name for part in _OWN_NOTES):
                 continue
             try:
                 found.append((place, name, digest(plain(value)).hex()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import types
+from pathlib import PurePath
 from typing import Any, Final
 
 SCALARS: Final = (str, int, float, bool, bytes, type(None))
@@ -40,7 +41,7 @@ def _plain(value: Any, left: list[int], deepest: int) -> Any:
     left[0] -= 1
     if left[0] < 0 or not deepest:
         raise NotPlainError
-    if isinstance(value, SCALARS):
+    if isinstance(value, (*SCALARS, PurePath)):
         return value
     if (numbers := _numbers(value)) is not None and numbers <= _MOST_NUMBERS:
         return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,11 +40,12 @@ def closing_over(value):
         lambda layer: ({"layer": [layer]}, None),
         lambda layer: {3: layer},
         lambda layer: argparse.Namespace(layer=layer),
+        lambda layer: argparse.Namespace(out=Path(f"layer{layer}")),
         lambda layer: {"nested": types.SimpleNamespace(layer=layer)},
         lambda layer: torch.full((4,), layer),
         lambda layer: {"vector": torch.full((4,), layer)},
     ],
-    ids="dict list set tuple numbered-dict argparse namespace tensor dict-of-tensor".split(),  # noqa: SIM905
+    ids="dict list set tuple numbered-dict argparse path namespace tensor dict-of-tensor".split(),  # noqa: SIM905
 )
 def test_content_that_a_function_closes_over_is_told_apart(made):
     assert digest(closing_over(made(1))) == digest(closing_over(made(1)))
