@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import UsageError
+from oomguard.log import get_logger
 from oomguard.mapping.content import UnknownContentError, digest
 from oomguard.mapping.function_code import FunctionCode, plain_function
 from oomguard.mapping.models import UnnamedModelError, is_model, model_name
+from oomguard.mapping.plain_values import SCALARS, NotPlainError, is_container, plain
 
 CODE: Final = "code of fn"
 _ANY_CODE: Final = ("code", "any")
-_SCALARS: Final = (str, int, float, bool, bytes, type(None))
 _SAY: Final = 'say what identifies it: identity={"model": "org/name", "revision": "main", "seed": 0}'
 _MAIN: Final = ("__main__", "__mp_main__")
 # Longer lists and dicts are shown as a digest.
 _READABLE: Final = 60
+_told_of: Final = set[tuple[str, str]]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
             found[CODE] = read.digest  # its name is that of many
         if "code" not in said:
             replaced = {name: value for name, value in closed.items() if name in said}
-            values = _scalars(read.around) | _of_object(function) | replaced
+            held = _containers(read.closed)[0] | _containers(read.around)[0]
+            values = held | _scalars(read.around) | _of_object(function) | replaced
             made = {"python": sys.implementation.cache_tag, CODE: read.digest, **values}
             code = json.dumps(made, default=str, sort_keys=True)
     parts |= {name if name not in parts else f"{name} of fn": value for name, value in found.items()}
@@ -139,6 +142,9 @@ def _full_name(function: Callable[..., Any]) -> str:
 def _checked(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(identity, Mapping):
         raise UsageError(f"identity is {identity!r}", hint=_SAY)
+    for name in identity:
+        if not isinstance(name, str):
+            raise UsageError(f"identity has {name!r} for a name: names are texts", hint=_SAY)
     return identity
 
 
@@ -162,7 +168,7 @@ def _bound(name: str, value: Any, *, is_said: bool) -> Any:
 def _short(value: Any) -> Any:
     """Return a value that can be read in the description, else the digest of its content."""
     known = digest(value).hex()
-    if isinstance(value, _SCALARS):
+    if isinstance(value, SCALARS):
         return known if isinstance(value, bytes) else value
     try:
         text = json.dumps(value)
@@ -185,8 +191,32 @@ def _read_from(function: Callable[..., Any], decorators: Iterable[types.Function
     found = {CODE: read.digest}
     for values in (read.closed, read.around):
         models = {name: _model(name, value) for name, value in values.items() if is_model(value)}
-        found |= {name if name not in found else f"{name} of fn": v for name, v in (models | _scalars(values)).items()}
+        held, unseen = _containers(values)
+        counted = models | _scalars(values) | held
+        found |= {name if name not in found else f"{name} of fn": value for name, value in counted.items()}
+        _tell_of_unseen(_full_name(function), unseen)
     return found
+
+
+def _containers(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings in dicts, lists and namespaces that are small and plain, and the types of those that are not."""
+    held, unseen = dict[str, Any](), dict[str, str]()
+    for name, value in values.items():
+        if is_container(value) and not _is_scalar(value):
+            try:
+                held[name] = _short(plain(value))
+            except (NotPlainError, UnknownContentError):
+                unseen[name] = type(value).__qualname__
+    return held, unseen
+
+
+def _tell_of_unseen(function: str, unseen: Mapping[str, str]) -> None:
+    """Say once of what a function reads that its content does not count."""
+    for name, kind in unseen.items():
+        if (function, name) not in _told_of:
+            _told_of.add((function, name))
+            what = f"fn reads {name}, a {kind} that is large or holds objects: its content does not count"
+            get_logger().warning(what, fn=function, hint=_SAY)
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +224,7 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, _SCALARS) or (type(value) is tuple and all(isinstance(one, _SCALARS) for one in value))
+    return isinstance(value, SCALARS) or (type(value) is tuple and all(isinstance(one, SCALARS) for one in value))
 
 
 def _of_object(function: Callable[..., Any]) -> dict[str, Any]:
@@ -210,5 +240,6 @@ def _model(name: str, model: Any) -> str:
     try:
         return model_name(model)
     except UnnamedModelError as error:
-        what = f"{name}, a {error} without a name"
-        raise UsageError(f"fn uses {what}: results of another model could be taken for its own", hint=_SAY) from None
+        raise UsageError(
+            f"fn uses {name}, a {error}: results of another model could be taken for its own", hint=_SAY
+        ) from None

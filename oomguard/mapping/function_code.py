@@ -9,6 +9,9 @@ from hashlib import blake2b
 from typing import Any, Final
 
 _STORES: Final = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"})
+_ADDING: Final = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
+_TAKING: Final = ("clear", "discard", "pop", "popitem", "popleft", "remove")
+_KEY_STEPS: Final = ("LOAD_", "BINARY_OP", "BUILD_")
 Values = dict[str, Any]
 
 
@@ -16,7 +19,7 @@ class FunctionCode:
     """What is read of a function.
 
     Attributes:
-        closed: what it closes over, and its arguments' defaults, by name; what it counts up itself is not among them.
+        closed: what it closes over, and its arguments' defaults, by name; what it counts up itself, or writes into, is not among them.
         around: what it reads from its module.
 
     Args:
@@ -99,9 +102,30 @@ def _from_module(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _stored(function: types.FunctionType) -> set[str]:
-    """Return the names around a function that it assigns itself."""
-    steps = (step for code in _codes(function.__code__) for step in dis.get_instructions(code))
-    return {step.argval for step in steps if step.opname in _STORES}
+    """Return the names around a function that it assigns itself, or whose content it writes: ``seen.append(x)``, ``seen[x] = 1``."""
+    stored: set[str] = set()
+    for code in _codes(function.__code__):
+        steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
+        for place, step in enumerate(steps):
+            reads = step.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME")
+            if step.opname in _STORES or (reads and _writes(steps[place + 1 :])):
+                stored.add(step.argval)
+    return stored
+
+
+def _writes(steps: list[dis.Instruction]) -> bool:
+    """Return whether the steps after a value was read write into it."""
+    first = steps[0] if steps else None
+    if first is not None and first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return first.argval in (*_ADDING, *_TAKING)
+    for step in steps:  # those that make a key
+        if step.opname.startswith(("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "COPY")):
+            return True
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            return step is first
+        if not step.opname.startswith(_KEY_STEPS) or step.argrepr == "[]":
+            return False
+    return False
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -30,6 +31,9 @@ from oomguard.mapping.values import Codec
 from oomguard.mapping.work import OnError, Ways, Work
 
 Call = Callable[[list[Any]], Any]
+# Files beside a store have its name and an ending.
+_LONGEST_ENDING: Final = "-journal"
+_SHOWN: Final = 60
 _ON_ERROR: Final = ("raise", "record")
 
 
@@ -70,6 +74,9 @@ class Job:
             SettingError: a number that is none of batches, an unknown way.
             UsageError: what identifies the computation is not known.
         """
+        if not callable(fn):
+            hint = "give a function that takes a list of items and returns one result for each"
+            raise UsageError("fn is None" if fn is None else f"fn is a {type(fn).__name__}", hint=hint)
         for name in ("batch_size", "clear_cache_every"):
             value = options.get(name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -77,6 +84,11 @@ class Job:
         on_error = options.get("on_error", "raise")
         if on_error not in _ON_ERROR:
             raise SettingError(f"on_error={on_error!r}", hint='on_error="raise" or on_error="record"')
+        for name in ("encode", "decode"):
+            way = options.get(name)
+            if way is not None and not callable(way):
+                hint = f"give a function of one result, or None: {name}=FUNCTION"
+                raise UsageError(f"{name} is a {type(way).__name__}", hint=hint)
         of_guard: dict[str, Any] = {
             "allow": options.get("allow"),
             "floors": options.get("floors"),
@@ -153,7 +165,18 @@ def _path(store: Any) -> Path:
     """Return the absolute path of a store: results are read from it later, wherever the program works then."""
     if not isinstance(store, (str, PathLike)) or not isinstance(os.fspath(store), str) or not os.fspath(store):
         raise UsageError(f"store is {store!r}", hint='give the path of a file: store="results.sqlite"')
+    if isinstance(store, str) and (store == ":memory:" or store.startswith("file:")):
+        hint = f'give the path of a file: store="results.sqlite"; store="./{store}" where it is called so'
+        raise StoreError(f"store is {store!r}, of SQLite: a store is a file, which outlives the program", hint=hint)
     path = Path(store).absolute()
+    for name in (path.name, path.name + _LONGEST_ENDING):
+        try:
+            path.with_name(name).lstat()
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
+                amiss = "is too long" if isinstance(error, OSError) else "has a null byte in it"
+                shown = str(store) if len(str(store)) <= _SHOWN else f"{str(store)[:_SHOWN]}..."
+                raise StoreError(f"the name {shown!r} {amiss}", hint='give another: store="results.sqlite"') from None
     if path.is_dir():
         raise StoreError(f"{path}: it is a folder", hint=f'give a file in it: store="{path / "results.sqlite"}"')
     if not path.parent.exists():

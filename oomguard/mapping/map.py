@@ -52,8 +52,8 @@ def map(  # noqa: A001 - what it is called everywhere
         identity: what else decides the results, by name: model, revision, sampling settings, seed, a version of your own. It counts
             beside the module and name of ``fn``, what it closes over and what ``functools.partial`` bound; results of another identity are
             left alone, and a warning tells where other code computed those of this one. None: the code of ``fn`` (as ``joblib.Memory`` has
-            it), the texts and numbers that it reads from around it, and the models it uses, by name and values of their weights; what it
-            reads from lists, dicts and other objects is not seen.
+            it), the texts, numbers and small containers that it reads from around it, and the models it uses, by name, values of their
+            weights and settings; what it reads from other objects is not seen.
         key: gives what identifies an item, a text, a number or a tuple of them, each its own. None: its content; equal items have a
             result each.
         batch_size: the items taken at a time at most. None: 8, then twice as many after each batch that fits, to 1,024 or until a batch

@@ -85,7 +85,10 @@ class Results(Sequence["R | FailedItem"], Generic[R]):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return self._read(range(*index.indices(len(self))))
-        place = range(len(self))[index]
+        try:
+            place = range(len(self))[index]
+        except IndexError:
+            raise IndexError(f"there is no result {index}: there are {len(self)}") from None
         return self._read([place])[0]
 
     def __iter__(self) -> Iterator[R | FailedItem]:
@@ -97,6 +100,9 @@ class Results(Sequence["R | FailedItem"], Generic[R]):
         return (
             f"<Results of {len(self)} items: {self.computed} computed, {self.reused} reused, {len(self.failed)} failed>"
         )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Results are read from an open store and cannot be pickled or copied: take list(results)")
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
         read = iter(self._reader.read([self._rows[index] for index in indices if self._rows[index] != FAILED]))
