@@ -167,7 +167,7 @@ def _wanted_by_old(data: bytes) -> str:
     for name, argument in old_instructions(data[:_LOOKED_AT_BYTES]):
         if name in {"GLOBAL", "INST"}:
             return f", and it wants to import {'.'.join(str(argument).split(' ', 1))[:401]}"
-    return ": torch writes 2 and newer; dump it again"
+    return ": it writes 2 and newer; dump it again"
 
 
 def old_instructions(data: bytes) -> Iterator[tuple[str, Any]]:

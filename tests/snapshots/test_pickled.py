@@ -158,4 +158,4 @@ def test_an_old_pickle_of_plain_data_is_accused_of_nothing(protocol: int):
     with pytest.raises(RefusedError) as caught:
         check(pickle.dumps({"segments": ["active_allocated", "device\nstep\nstop"], "c": "icache\nx\n"}, protocol))
     assert "import" not in str(caught.value)
-    assert str(caught.value).endswith("torch writes 2 and newer; dump it again")
+    assert str(caught.value).endswith("does not write: it writes 2 and newer; dump it again")
