@@ -102,7 +102,7 @@ def command(
             raise click.UsageError("name a log, a folder, or - for standard input: oomguard diagnose error.log")
         paths = ("-",)
     form = form or _FORM_BY_SUFFIX.get(Path(output or "").suffix.lower(), "terminal")
-    inputs, errors = ([paths[0]], []) if follow else _expand(paths)
+    inputs, errors = ([paths[0]], []) if follow else _expand(paths, quiet=quiet)
     if follow:
         _check_follow(paths, form)
     with _sink(output, inputs, form) as write:
@@ -142,8 +142,8 @@ def _tell_configuration(ctx: click.Context, *, quiet: bool, verbose: bool) -> No
     tell_configuration(ctx, nothing if quiet else say, say if verbose else nothing)
 
 
-def _expand(paths: tuple[str, ...]) -> tuple[list[str], list[InputError]]:
-    """Return the inputs, a folder as the regular files in it, sorted; and an error for each folder that cannot be read."""
+def _expand(paths: tuple[str, ...], *, quiet: bool) -> tuple[list[str], list[InputError]]:
+    """Return the inputs, a folder as the regular files in it, sorted, and an error for each that cannot be read; tell an empty one."""
     inputs: list[str] = []
     errors = []
     for path in paths:
@@ -151,7 +151,10 @@ def _expand(paths: tuple[str, ...]) -> tuple[list[str], list[InputError]]:
             if path == "-" or not Path(path).is_dir():
                 inputs.append(path)
             else:
-                inputs += [str(child) for child in sorted(Path(path).iterdir()) if child.is_file()]
+                files = [str(child) for child in sorted(Path(path).iterdir()) if child.is_file()]
+                inputs += files
+                if not files and not quiet:
+                    click.echo(f"oomguard: {shown(path)}: there is no file in this folder", err=True)
         except OSError as error:
             errors.append(InputError(f"{shown(path)}: {error.strerror}"))
         except ValueError:  # a null byte in the name, which reading it reports

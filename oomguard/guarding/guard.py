@@ -7,6 +7,7 @@ innermost one's policy rules. What cannot be remedied is raised again as it was,
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -280,12 +281,13 @@ def guard(
 
 
 def _snapshot_path(given: str | Path) -> Path:
-    """Return where the snapshot goes. Raises SettingError for a folder, or a file in none."""
-    path = Path(given).absolute()
-    if "\0" in str(path) or path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "its folder is not there"
+    """Return where the snapshot goes. Raises SettingError for a folder, a file in none, and what is no path."""
+    path = Path(given).absolute() if isinstance(given, (str, os.PathLike)) else None
+    if path is None or "\0" in str(path) or path.is_dir() or not path.parent.is_dir():
+        what = "is no path" if path is None else "is a folder" if path.is_dir() else "its folder is not there"
         raise SettingError(
-            f"snapshot={str(given)!r}: {what}", hint="name a file in a folder that exists: snapshot.pickle"
+            f"snapshot={(given if path is None else str(given))!r}: {what}",
+            hint="name a file in a folder that exists: snapshot.pickle",
         )
     return path
 

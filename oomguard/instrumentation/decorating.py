@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oomguard.errors import UsageError
-from oomguard.guarding.wrap import enter_around
+from oomguard.guarding.wrap import enter_around, is_special
 
 if TYPE_CHECKING:
     from oomguard.instrumentation.watch import Watch
@@ -23,10 +23,11 @@ def decorate(watch: Watch, function: F) -> F:
         what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
         hint = "watch a function or a method, or a block: with oomguard.watch() as seen: ..."
         raise UsageError(f"watch expects a function, not {what}", hint=hint)
-    if inspect.iscoroutinefunction(function):
-        decorated = _coroutine(watch, function)
+    name, runs = _name(function), _runs(function)
+    if inspect.iscoroutinefunction(runs):
+        decorated = _coroutine(watch, runs, name)
     else:
-        decorated = enter_around(function, _Steps(watch)) or _plain(watch, function)
+        decorated = enter_around(runs, _Steps(watch)) or _plain(watch, runs, name)
     decorated.seen = watch  # type: ignore[attr-defined]
     return cast("F", decorated)
 
@@ -46,19 +47,35 @@ class _Steps:
         self._watch.leave(kind, stays=True)
 
 
-def _plain(watch: Watch, function: Callable[..., Any]) -> Callable[..., Any]:
+def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what tells whether its calls are coroutines or generators: of an object with such a ``__call__`` that method."""
+    if inspect.isroutine(function) or isinstance(function, functools.partial):
+        return function
+    method = getattr(function, "__call__", function)  # noqa: B004 - not whether it can be called, but what is
+    return method if is_special(method) else function
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """Return what a row calls it: a function's name, that of a partial's function, or the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None)
+    return name if isinstance(name, str) else type(function).__qualname__
+
+
+def _plain(watch: Watch, function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with watch, watch.row(function.__qualname__, "function"):
+        with watch, watch.row(name, "function"):
             return function(*args, **kwargs)
 
     return call
 
 
-def _coroutine(watch: Watch, function: Callable[..., Any]) -> Callable[..., Any]:
+def _coroutine(watch: Watch, function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        with watch, watch.row(function.__qualname__, "function"):
+        with watch, watch.row(name, "function"):
             return await function(*args, **kwargs)
 
     return coroutine

@@ -99,14 +99,15 @@ class Watch:
     async def __aenter__(self) -> Watch:
         return self.__enter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+        self.leave(kind)
 
     def __call__(self, function: F) -> F:
         """Watch every call of a function: sync, async, generator or async generator, also a method; ``function.seen`` is this."""
         return decorate(self, function)
+
+    def __repr__(self) -> str:
+        return f"<oomguard.Watch: calls and spans: {sum(row.calls for row in self.rows):,}>"
 
     def __str__(self) -> str:
         from oomguard.report.timeline_table import table_text

@@ -8,7 +8,7 @@ from typing import Final
 
 from oomguard.errors import InputError
 from oomguard.observe.source import shown
-from oomguard.snapshots.pickled import is_pickle
+from oomguard.snapshots.pickled import is_pickle, old_instructions
 
 # Enough for the headers before the first file of a tar and the beginning of that file.
 HEAD_BYTES: Final = 16 << 10
@@ -17,6 +17,7 @@ _BEGINS_AS_SNAPSHOT: Final = re.compile(
     rb"(?s)\x80[\x02-\x05](?:\x95.{8})?\}(?:\x94|q.)\(?(?:X\x08\0\0\0|\x8c\x08)segments"
 )
 _PICKLES: Final = (".pickle", ".pkl", ".pt", ".pth")
+_ENDLESS_NUMBER: Final = re.compile(rb"[IL]-?\d{100}")
 _TARS: Final = (".tar", ".tgz", ".txz", ".tbz2")
 _ZIP: Final = b"PK\x03\x04"
 _TAR_BLOCK: Final = 512
@@ -32,7 +33,8 @@ def refuse_archive(head: bytes, path: str) -> None:
     """Refuse what is named as a snapshot and holds no text that a log could be.
 
     Raises:
-        InputError: a zip (``torch.save``'s too), an empty or a one-byte file of such a name, or a tar with a pickle in it.
+        InputError: a zip (``torch.save``'s too), an empty or a one-byte file of such a name, a tar with a pickle in it, or a pickle of
+            protocol 0 or 1 that is neither a dict nor a list nor imports anything: ``is_pickle`` does not know it from text.
     """
     name, as_text = _unpacked_name(path), shown(path)
     if name.endswith(_PICKLES) and len(head) < 2:
@@ -46,12 +48,23 @@ def refuse_archive(head: bytes, path: str) -> None:
             hint="a snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes; one that was packed: "
             "unzip -p ARCHIVE FILE | oomguard diagnose -",
         )
+    if name.endswith(_PICKLES) and not is_pickle(head) and _is_old_pickle(head):
+        raise InputError(
+            f"{as_text}: is a pickle of protocol 0 or 1, which torch does not write",
+            hint="a snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes: protocol 2 or newer",
+        )
     for inner, content in _tar_files(head) if name.endswith((*_PICKLES, *_TARS)) else ():
         if inner.endswith(_PICKLES) or is_pickle(content):
             raise InputError(
                 f"{as_text}: is a tar archive that holds {shown(inner)}, and archives are not read",
                 hint=f"tar -xOf {as_text} {shown(inner)} | oomguard diagnose -",
             )
+
+
+def _is_old_pickle(head: bytes) -> bool:
+    """Return whether a file without a pickle's header is one to its end, or begins with a number without end."""
+    names = [name for name, _argument in old_instructions(head)]
+    return (len(names) > 1 and names[-1] == "STOP") or _ENDLESS_NUMBER.match(head) is not None
 
 
 def _unpacked_name(path: str) -> str:

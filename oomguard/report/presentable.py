@@ -56,6 +56,8 @@ def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
         return replace(value, **changes)
     if isinstance(value, Mapping):
         return {_rewrite(key, change): _named(key, _rewrite(item, change)) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a NamedTuple takes its fields one by one
+        return value._make(_rewrite(item, change) for item in value)
     if isinstance(value, (list, tuple)):
         return type(value)(_rewrite(item, change) for item in value)
     return value

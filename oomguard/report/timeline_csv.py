@@ -14,6 +14,7 @@ from oomguard.timeline import MemoryUse, SeenCall, Timeline
 _OF_CALL: Final = ("kind", "what", "model", "began_s", "seconds", "rows", "prompt_tokens", "max_new_tokens", "calls")
 _OF_USE: Final = ("device", "counter", "before_bytes", "peak_bytes", "after_bytes", "limit_bytes", "peak_is_sampled")
 ROWS: Final = (*_OF_CALL, *_OF_USE, "attempts", "error")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 SAMPLES: Final = ("seconds", "device", "counter", "bytes")
 
 
@@ -68,5 +69,10 @@ def _text(head: Sequence[str], lines: Iterable[tuple[Any, ...]]) -> str:
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(head)
-    writer.writerows(drawn(line) for line in lines)
+    writer.writerows([_cell(value) for value in drawn(line)] for line in lines)
     return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell as text where a spreadsheet would take a label for a formula: after an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.report.presentable import drawn
-from oomguard.report.timeline_words import attempts, name, peak, size, tokens
+from oomguard.report.timeline_words import attempts, peak, size, tokens
 from oomguard.timeline import MemoryUse, SeenCall, Timeline
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def call_rows(rows: Sequence[SeenCall], most_rows: int) -> tuple[list[tuple[str,
         shown = [rows[i] for i in sorted(first)]
     left_out = sum(row.calls for row in rows) - sum(row.calls for row in shown)
     several = len({row.model for row in rows if row.model}) > 1
-    texts = [_row(row, name(row) if several else row.what) for row in drawn(tuple(shown))]
+    texts = [_row(row, _of_model(row) if several else row.what) for row in drawn(tuple(shown))]
     return [_CALLS, *texts], left_out
 
 
@@ -87,6 +87,11 @@ def _row(row: SeenCall, what: str) -> tuple[str, ...]:
     memory = ("", "", "") if use is None else (size(use.before_bytes), peak(use), size(use.after_bytes))
     told = ", ".join(text for text in (attempts(row), row.error) if text)
     return (what, "" if row.rows is None else f"{row.rows:,}", tokens(row), f"{row.seconds:.1f} s", *memory, told)
+
+
+def _of_model(row: SeenCall) -> str:
+    """Return a call with its model, which a narrow terminal breaks off and cuts; the call stays whole."""
+    return f"{row.what} ({row.model})" if row.model else row.what
 
 
 def _failed(row: SeenCall) -> bool:

@@ -12,7 +12,7 @@ import io
 import pickle
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 # A history of 100,000 events is about 25 MB. What a file may make of itself in memory is limited by its bytes, and by its dicts and
@@ -41,6 +41,7 @@ _NAME: Final = re.compile(rb"([^\n]{0,200})\n([^\n]{0,200})\n")
 _SMALLER: Final = "record fewer events, _record_memory_history(max_entries=100_000)"
 HEAD_BYTES: Final = 512
 _SHOWN_BYTES: Final = 200
+_LOOKED_AT_BYTES: Final = 64 << 10
 
 
 class RefusedError(Exception):
@@ -162,9 +163,20 @@ def _named(data: bytes, at: int, texts: tuple[bytes, bytes]) -> str:
 
 
 def _wanted_by_old(data: bytes) -> str:
-    """Return what a pickle of protocol 0 or 1 would import first, "" if nothing of it stands near its beginning."""
-    wanted = re.search(rb"[ci]([A-Za-z_][\w.]{0,199})\n([A-Za-z_][\w.]{0,199})\n", data[:HEAD_BYTES])
-    return f", and it wants to import {_text(wanted[1])}.{_text(wanted[2])}" if wanted else ""
+    """Return what a pickle of protocol 0 or 1 would import first; where nothing of it stands near its beginning, what to do."""
+    for name, argument in old_instructions(data[:_LOOKED_AT_BYTES]):
+        if name in {"GLOBAL", "INST"}:
+            return f", and it wants to import {'.'.join(str(argument).split(' ', 1))[:401]}"
+    return ": it writes 2 and newer; dump it again"
+
+
+def old_instructions(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield the instructions of a pickle without a header, with their arguments, up to the first that is none or is not whole."""
+    import pickletools  # only a refused pickle waits for it
+
+    with suppress(ValueError):  # also of a number, or a text, that cannot be
+        for instruction, argument, _at in pickletools.genops(data):
+            yield instruction.name, argument
 
 
 def _text(raw: bytes) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from oomguard.snapshots.contradictions import Contradictions
 from oomguard.snapshots.frames import Stacks, python_frames
 from oomguard.snapshots.map import MemoryMap
 from oomguard.snapshots.pickled import MOST_CONTAINERS, RefusedError
@@ -40,7 +41,7 @@ def summarize(raw: Any) -> Snapshot:
     """
     if not isinstance(raw, dict) or not isinstance(raw.get("segments"), list):
         raise RefusedError(_NO_SEGMENTS)
-    once, stacks = _Once(), Stacks()
+    once, stacks, odd = _Once(), Stacks(), Contradictions()
     by_device: dict[int, _Device] = {}
     rows: dict[int, list[Row]] = {}
     numbers: dict[int, int] = {}
@@ -50,6 +51,9 @@ def summarize(raw: Any) -> Snapshot:
         once.take(segment, f"segment {number}")
         index = _size(segment.get("device", 0), f"segment {number} has the device")
         blocks = once.items(segment.get("blocks"), f"blocks of segment {number}")
+        if odd.is_again(index, segment, number):
+            continue
+        odd.compare(segment, blocks, number)
         by_device.setdefault(index, _Device(index, stacks))
         rows.setdefault(index, []).append((segment, blocks))
         numbers[id(segment)] = number
@@ -64,7 +68,7 @@ def summarize(raw: Any) -> Snapshot:
         for segment, blocks in device.at_refusal(rows.get(index, [])):
             device.add(segment, blocks, numbers.get(id(segment), -1))
     devices = tuple(by_device[index].summary() for index in sorted(by_device))
-    return Snapshot(devices, _settings(raw.get("allocator_settings")), tuple(_notes(devices)))
+    return Snapshot(devices, _settings(raw.get("allocator_settings")), (*odd.notes(), *_notes(devices)))
 
 
 class _Once:

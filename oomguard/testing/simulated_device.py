@@ -186,16 +186,17 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             # kernel is asked, not a decomposition in Python beside it, which may copy what the kernel hands through (dropout).
             with self:
                 return func._op_dk(_MADE_OF_OTHERS, *args, **(kwargs or {}))
+        before = self.live_bytes
         for leaf in tree_leaves((args, kwargs or {})):
             self._storages.adopt(leaf)
+        tried = self._settle(before)
+        if tried is not None:  # weights that are first read here, or a storage that grew, may already be too much
+            self._fail(self.live_bytes - tried, tried)
         before = self.live_bytes
-        tried = self._settle()
-        if tried is not None:
-            self._fail(before, tried)  # weights that are first read here may already be too much
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             self._storages.adopt(leaf)
-        tried = self._settle(before)
+        tried = self._settle(before, made=True)
         if tried is not None:
             # The result goes with this frame: what the exception's traceback keeps is no part of the device's load.
             out = leaf = args = kwargs = None
@@ -209,11 +210,12 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             self._settle()
         return self._blocks
 
-    def _settle(self, before: int | None = None) -> int | None:
+    def _settle(self, before: int = 0, *, made: bool = False) -> int | None:
         """Take in what became of storages since the last call; return the bytes that were refused, None where all fit.
 
         Args:
-            before: the live bytes before an operation whose results are the newest storages; None between operations.
+            before: the live bytes before what is newest was counted.
+            made: whether an operation made what is newest; else it was there before, and is first read.
         """
         events = self._storages.take_events()
         room = self.capacity_bytes - self._others_bytes
@@ -221,7 +223,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             if number <= self._newest or not size:
                 continue
             self._newest = number
-            if before is None:
+            if not made:
                 continue
             self.allocations += 1
             if self.allocations in self._fail_at:
@@ -232,7 +234,8 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             return self._blocks.follow(events, room)
         if self.live_bytes <= room:
             return None
-        return 0 if before is None else self.live_bytes - before
+        # Where nothing grew, something of before does not fit as it is: what is past the device.
+        return max(self.live_bytes - before, 0) or self.live_bytes - room
 
     def _fail(self, live: int, tried: int) -> None:
         """Raise in the words of torch: the figures are those before the operation that failed."""

@@ -95,7 +95,7 @@ def oom_error(
     *,
     tried: str | int = "2 GiB",
     capacity: str | int = "8 GiB",
-    allocated: str | int = "7 GiB",
+    allocated: str | int | None = None,
     reserved: str | int | None = None,
     other_processes: str | int = 0,
 ) -> Exception:
@@ -105,22 +105,26 @@ def oom_error(
         wording: platform and version, ``"cuda 2.1"``, ``"hip"``, ``"mps 2.7"``; None is CUDA's newest.
         tried: what the failed allocation asked for; sizes are text (``"2 GiB"``) or bytes.
         capacity: the device's size.
-        allocated: what tensors hold.
+        allocated: what tensors hold; None is nearly all that others leave of the device, so that ``tried`` does not fit.
         reserved: what torch holds, tensors included; None is as much as ``allocated``.
         other_processes: what others hold of the device.
 
     Raises:
         SettingError: where a size or a wording is none, or torch and others hold more than the device has.
     """
-    row, in_tensors = find_wording(wording), read_size(allocated)
-    held = in_tensors if reserved is None else read_size(reserved)
+    row, asked = find_wording(wording), read_size(tried)
     total, others = read_size(capacity), read_size(other_processes)
+    room = max(0, total - others)
+    in_tensors = room - min(asked // 2, room // 8) if allocated is None else read_size(allocated)
+    held = in_tensors if reserved is None else read_size(reserved)
+    in_tensors = min(in_tensors, held) if allocated is None else in_tensors
     if not in_tensors <= held <= total - others:
         raise SettingError(
             f"a device of {written(total)} cannot have {written(in_tensors)} allocated of {written(held)} reserved, "
-            f"and {written(others)} held by others"
+            f"and {written(others)} held by others",
+            hint=f"others leave {written(room)}: allocated= is at most reserved=, and reserved= at most that",
         )
-    return row.error(Figures(read_size(tried), total, total - others - held, in_tensors, held, others))
+    return row.error(Figures(asked, total, total - others - held, in_tensors, held, others))
 
 
 def _holds(versions: str, version: str) -> bool:

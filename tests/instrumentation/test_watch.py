@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import mmap
 import os
 import signal
@@ -153,6 +154,34 @@ def test_the_thread_stays_between_the_steps_of_a_generator_and_ends_soon_after()
     with oomguard.watch(sample_every_s=0.01) as seen:
         time.sleep(0.05)
     assert len(seen.timeline.samples) >= 3
+
+
+def test_any_callable_is_watched_under_a_name_of_its_own():
+    class Model:
+        def __call__(self, number):
+            return number + 1
+
+    class Served:
+        async def __call__(self, number):
+            return number + 2
+
+    def add(first, second):
+        return first + second
+
+    watched = [oomguard.watch(call) for call in (functools.partial(functools.partial(add, 1)), Model(), len)]
+    assert [call(value) for call, value in zip(watched, (1, 1, "ab"), strict=True)] == [2, 2, 2]
+    assert [call.seen.rows[0].what.rpartition(".")[2] for call in watched] == ["add", "Model", "len"]
+    served = oomguard.watch(Served())
+    assert asyncio.run(served(1)) == 3
+    assert [row.kind for row in served.seen.rows] == ["function"]
+
+
+def test_what_was_seen_shows_itself_masked_and_the_watch_in_one_line():
+    with oomguard.watch() as seen, seen.span("token=hf_abcdefghijklmnopqrstuvwxyz012345"):
+        pass
+    assert "Sample(seconds=" in repr(seen.timeline)
+    assert "hf_abcdef" not in repr(seen.timeline)
+    assert repr(seen) == "<oomguard.Watch: calls and spans: 1>"
 
 
 def test_async_with_watches_too():

@@ -116,3 +116,21 @@ def test_other_pickles_in_a_folder_are_passed_over_and_not_run(tmp_path: Path):
     assert not (tmp_path / "marker").exists()
     named = subprocess.run([*command, str(folder / "results.pkl")], capture_output=True, check=False)
     assert named.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"I" + b"9" * 2_000_000 + b"\n.", b"Pfoo\n.", b"S'text'\n.", pickle.dumps(7, 0), pickle.dumps("x" * 99, 0)],
+)
+def test_a_pickle_of_protocol_0_that_is_named_as_a_snapshot_is_refused(content: bytes, tmp_path: Path):
+    path = tmp_path / "s.pickle"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="protocol 0"):
+        diagnose(path)
+
+
+@pytest.mark.parametrize("content", [LOG, b".\n" + LOG, b"Processing\n" + LOG, b"INFO 1\n" + LOG, b"1 2 3\n"])
+def test_a_log_that_is_named_as_a_pickle_is_read(content: bytes, tmp_path: Path):
+    path = tmp_path / "job.pickle"
+    path.write_bytes(content)
+    assert bool(diagnose(path).incidents) == (LOG in content)

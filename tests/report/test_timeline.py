@@ -205,3 +205,22 @@ def test_a_watch_writes_what_it_saw(tmp_path, form):
         pass
     getattr(seen, f"to_{form}")(tmp_path / "file")
     assert (tmp_path / "file").stat().st_size > 100
+
+
+def test_a_narrow_table_cuts_the_models_name_and_never_the_calls(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    models = ("LlamaForCausalLMWithAVeryLongName", "GPT2LMHeadModel")
+    text = table_text(
+        replace(
+            WATCHED, rows=tuple(replace(CALL, what=what, model=m) for what in ("generate", "forward") for m in models)
+        )
+    )
+    assert (text.count("generate"), text.count("forward")) == (2, 2)
+
+
+@pytest.mark.parametrize("label", ["=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "\x1b[31m=cmd"])
+def test_a_label_that_a_spreadsheet_would_run_is_text_in_the_csv(label):
+    timeline = replace(WATCHED, rows=(replace(CALL, what=label),), marks=(Mark(0.5, label),))
+    cells = [row["what"] for row in csv.DictReader(io.StringIO(rows_csv(timeline)))]
+    assert sum(cell.startswith("'") for cell in cells) >= 2
+    assert not any(cell[:1] in {"=", "+", "-", "@"} for cell in cells)

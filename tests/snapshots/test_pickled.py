@@ -150,3 +150,12 @@ def test_the_collector_is_as_it_was_after_a_refusal():
         assert not gc.isenabled()
         load(b"\x80\x04")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_an_old_pickle_of_plain_data_is_accused_of_nothing(protocol: int):
+    """Texts in it hold what would be instructions elsewhere."""
+    with pytest.raises(RefusedError) as caught:
+        check(pickle.dumps({"segments": ["active_allocated", "device\nstep\nstop"], "c": "icache\nx\n"}, protocol))
+    assert "import" not in str(caught.value)
+    assert str(caught.value).endswith("does not write: it writes 2 and newer; dump it again")

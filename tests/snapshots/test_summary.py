@@ -188,3 +188,23 @@ def test_a_block_of_many_cells_is_one_stretch_of_the_map():
     device = summarize(recorded([(96 * MIB, "active_allocated", STEP), (32 * MIB, "inactive", [])])).devices[0]
     shares = [(cell.kind, round(cell.cells / CELLS, 2)) for cell in device.map]
     assert shares == [("live", 0.75), ("split", 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [(9 << 30, "9,663,676,416"), (float("nan"), "nan"), (MIB, "1,048,576"), (-1, "no size"), ([], "of type list")],
+)
+def test_a_total_that_is_not_the_sum_of_the_blocks_is_told_and_the_blocks_count(total: object, told: str):
+    raw = recorded(*[[(30 * MIB, "active_allocated", STEP), (10 * MIB, "inactive", [])]] * 2)
+    raw["segments"][1]["total_size"] = total
+    seen = summarize(raw)
+    assert seen.devices[0].reserved_bytes == 80 * MIB
+    assert f"segment 1 has the total_size {told}, and its blocks are 41,943,040 bytes" in seen.notes[0]
+
+
+def test_a_segment_that_stands_in_it_twice_counts_once():
+    raw = recorded(*[[(30 * MIB, "active_allocated", STEP)]] * 2)
+    raw["segments"].append({**raw["segments"][0], "blocks": [*raw["segments"][0]["blocks"]]})
+    seen = summarize(raw)
+    assert (seen.devices[0].reserved_bytes, seen.devices[0].segments) == (60 * MIB, 2)
+    assert "segment 2 is at the address of an earlier one" in seen.notes[0]

@@ -308,3 +308,9 @@ def test_torchs_own_viewer_opens_what_was_taken(cuda: Cuda, tmp_path: Path):
     assert "extract.py:12:main;model.py:41:load_weights" in flames[0]
     assert "Active Memory Timeline" in _memory_viz.trace_plot(whole)
     assert "raise OutOfMemoryError # 1.5GiB requested, 380.0MiB free in CUDA" in _memory_viz.trace(whole)
+
+
+@pytest.mark.parametrize("given", [3, True, b"snapshot.pickle", 0.5])
+def test_what_is_no_path_is_a_mistake_too(given: object):
+    with pytest.raises(SettingError, match="is no path"):
+        oomguard.guard(snapshot=given)  # type: ignore[call-overload]

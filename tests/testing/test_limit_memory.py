@@ -223,3 +223,18 @@ def test_a_size_without_a_unit_is_told_with_units():
     with pytest.raises(SettingError, match="'16' has no unit") as caught:
         limit_memory("16")
     assert caught.value.hint == 'write "16 GiB", "16 MiB" or "16 B"'
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_storage_that_grew_by_itself_fails_at_the_next_read_with_what_it_took(caching):
+    with limit_memory("32 MiB", caching_allocator=caching) as device:
+        grown = torch.zeros(4 << 20, dtype=torch.uint8)
+        grown.untyped_storage().resize_(64 << 20)
+        with pytest.raises(torch.OutOfMemoryError, match=r"allocate 6[04]\.00 MiB"):
+            grown.zero_()
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            grown.zero_()
+        assert "allocate 0 bytes" not in str(caught.value)
+        grown.untyped_storage().resize_(0)
+        grown.view(-1)
+        assert device.live_bytes == 0

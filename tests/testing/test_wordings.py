@@ -96,8 +96,35 @@ def test_a_device_fails_in_the_words_that_were_asked_for():
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"allocated": "9 GiB"}, {"reserved": "6 GiB"}, {"other_processes": "2 GiB"}, {"tried": "much"}]
+    "sizes",
+    [
+        {"allocated": "9 GiB"},
+        {"allocated": "7 GiB", "reserved": "6 GiB"},
+        {"allocated": "7 GiB", "other_processes": "2 GiB"},
+        {"other_processes": "9 GiB"},
+        {"tried": "much"},
+    ],
 )
 def test_an_error_with_figures_that_cannot_be_is_refused(sizes):
     with pytest.raises(SettingError):
         oom_error("cuda", **sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "free"),
+    [
+        ({}, "1024.00 MiB"),
+        ({"tried": 0, "capacity": "1 GiB"}, "0 bytes"),
+        ({"tried": "640 MiB", "capacity": "1 GiB"}, "128.00 MiB"),
+        ({"capacity": "80 GiB", "other_processes": "16 GiB"}, "1024.00 MiB"),
+        ({"reserved": "6 GiB"}, "2.00 GiB"),
+    ],
+)
+def test_what_is_not_given_fits_what_is(sizes, free):
+    assert f"of which {free} is free" in str(oom_error("cuda", **sizes)).replace("1.00 GiB", "1024.00 MiB")
+
+
+def test_figures_that_do_not_fit_name_the_argument_to_change():
+    with pytest.raises(SettingError) as caught:
+        oom_error(capacity="1 GiB", allocated="7 GiB")
+    assert "allocated=" in caught.value.hint
