@@ -56,6 +56,8 @@ def tarred(name: str, content: bytes, folder: str = "") -> bytes:
         ("jobs.tar", tarred("jobs/any", SNAPSHOT, folder="jobs"), "tar archive that holds jobs/any"),
         ("jobs.tar", tarred("é" * 120 + ".pickle", SNAPSHOT), "tar archive that holds"),
     ],
+    # Archives hold the moment that they were made at: as names of tests they would differ between workers.
+    ids=["nothing", "one byte", "nothing packed", "zip", "weights", "tgz", "tar", "long name"],
 )
 def test_what_is_named_as_a_snapshot_and_is_none_is_told_as_unreadable(
     tmp_path: Path, name: str, content: bytes, reason: str
