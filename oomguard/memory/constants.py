@@ -48,18 +48,21 @@ def engine_version(text: str | None) -> Version:
         raise SettingError(f"engine_version is {text!r}, not a version", hint="for example 0.30.0") from None
 
 
+def rows_of(table: str, version: Version) -> list[dict[str, Any]]:
+    """Return the rows of a table that hold for a version, in their order."""
+    from packaging.specifiers import SpecifierSet
+
+    base = version.base_version
+    return [row for row in tables()[table] if SpecifierSet(row["versions"]).contains(base, prereleases=True)]
+
+
 def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
     """Return the row of a table for a version; of rows for several numbers of ranks the largest not above those asked for.
 
     Raises:
         SettingError: no row is for that version.
     """
-    from packaging.specifiers import SpecifierSet
-
-    rows = [
-        row for row in tables()[table] if SpecifierSet(row["versions"]).contains(version.base_version, prereleases=True)
-    ]
-    rows = [row for row in rows if all(row.get(name, 1) <= value for name, value in where.items())]
+    rows = [row for row in rows_of(table, version) if all(row.get(name, 1) <= value for name, value in where.items())]
     if not rows:
         raise SettingError(f"nothing is known of {table} in version {version}")
     found: dict[str, Any] = max(rows, key=lambda row: [row.get(name, 1) for name in where]) if where else rows[0]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from packaging.specifiers import SpecifierSet
-
-from oomguard.memory.constants import gpus, plain_name, tables
+from oomguard.memory.constants import gpus, plain_name, rows_of, tables
 from oomguard.memory.vllm.start import VllmSettings
 
 # Boards of one name differ by that much in what the driver gives: ECC, firmware.
@@ -39,11 +37,9 @@ def fused_allreduce_bytes(settings: VllmSettings) -> int:
     alone = settings.pipeline_parallel_size == 1 and settings.data_parallel_size == 1 and not settings.enforce_eager
     if ranks == 1 or not alone or not has_nvlink(settings):
         return 0
-    for row in tables()["fused_allreduce"]:
-        known = architecture in row["architectures"]
-        if known and SpecifierSet(row["versions"]).contains(settings.version.base_version, prereleases=True):
-            return int(row["bytes_of_ranks"].get(str(ranks), 0))
-    return 0
+    rows = (row for row in rows_of("fused_allreduce", settings.version) if architecture in row["architectures"])
+    row = next(rows, None)
+    return 0 if row is None else int(row["bytes_of_ranks"].get(str(ranks), 0))
 
 
 def is_rocm(settings: VllmSettings) -> bool:

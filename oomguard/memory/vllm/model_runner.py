@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from oomguard.memory.constants import since, tables
+from oomguard.memory.constants import rows_of, since
 from oomguard.memory.model.layer_kinds import layer_kinds
 from oomguard.memory.model.quantized import quantization_config
 from oomguard.memory.model.shape import ModelShape
@@ -15,11 +14,10 @@ def model_runner(version: Version, shape: ModelShape) -> int:
     """Return 1 or 2, by the version's default: ``VLLM_USE_V2_MODEL_RUNNER`` of the engine's environment is not known here."""
     if since("second_runner_since", version):
         return 2
-    for row in tables()["second_runner"]:
-        if SpecifierSet(row["versions"]).contains(version.base_version, prereleases=True):
-            wanted = shape.model_type in row["types"] if row["types"] else _is_dense(shape)
-            plain = row["quantized"] or quantization_config(shape) is None
-            return 2 if wanted and plain and not shape.has_encoder else 1
+    for row in rows_of("second_runner", version):
+        wanted = shape.model_type in row["types"] if row["types"] else _is_dense(shape)
+        plain = row["quantized"] or quantization_config(shape) is None
+        return 2 if wanted and plain and not shape.has_encoder else 1
     return 1
 
 
