@@ -22,10 +22,12 @@ from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.wording import arrow
 from oomguard.supervise.between import Between, cannot_make
 from oomguard.supervise.by_variable import ALLOCATOR, WithVariables
+from oomguard.supervise.companions import Companions
 from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
 from oomguard.supervise.job_files import tell_places
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.kernel_kill import killed_by_kernel
+from oomguard.supervise.learning import learn
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.pasting import commands_to_paste, to_paste
@@ -39,7 +41,6 @@ from oomguard.supervise.taking_back import take_back
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
     from oomguard.observe.anchors import Finder
-    from oomguard.observe.scan import Scanner
     from oomguard.rules.load import RuleSet
     from oomguard.supervise.heard import Heard
 
@@ -74,6 +75,7 @@ class Supervision:
         on_failure: gets each diagnosis, and the commands to paste by setting.
         idempotent: run the command again also where it had written files or served requests.
         pty: whether the command has a terminal of its own where our output is one.
+        companions: what is told of each attempt.
     """
 
     launch: Launch
@@ -85,6 +87,7 @@ class Supervision:
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
     idempotent: bool = False
     pty: bool = True
+    companions: Companions = field(default_factory=Companions)
     _first: Launch = field(init=False)
     _engine: WithVariables = field(init=False)
     _insight: Insight = field(init=False)
@@ -135,7 +138,11 @@ class Supervision:
         tell = log.debug if number == 1 else log.info  # while all is well we show nothing
         if number > 1 or log.isEnabledFor(DEBUG):
             tell("attempt started", number=number, command=self._shown())
-        begin = partial(self.keeper.begin, number, self.launch.argv, dict(ledger.settings), ledger.patches)
+
+        def begin() -> None:
+            self.keeper.begin(number, self.launch.argv, dict(ledger.settings), ledger.patches)
+            self.companions.began(number, self.launch, signals.watcher.command_pid)
+
         self._between.begins(self.launch)
         witness, marker, cgroup = self._witness, Marker(self._finder, self._witness.take), read_cgroup()
         try:
@@ -160,8 +167,9 @@ class Supervision:
             measured=measured,
         )
         self.keeper.end(attempt)
+        self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
-            self._learn(heard.scanner)
+            learn(heard.scanner, self._engine, self.launch, self.keeper)
         tell = log.info if incident is not None else tell
         tell("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
@@ -225,17 +233,6 @@ class Supervision:
             scanned, incidents=tuple(settled(i, changed=self._ledger.settings) for i in scanned.incidents)
         )
         return self._ledger.diagnose(scanned, self.rules, local_models=True)
-
-    def _learn(self, scanner: Scanner) -> None:
-        """Keep what the engine measured while it started, for the plans to come; go on where that cannot be done."""
-        if self.keeper.path is None or "kv_cache_available_bytes" not in scanner.measured:
-            return
-        try:
-            starts = scanner.diagnosis("", given=self._engine.settings_in_force(self.launch)).starts
-            kept = self._engine.keep_measured(starts, f"oomguard run on {time.strftime('%Y-%m-%d')}")
-            get_logger().debug("what the start measured", kept=kept)
-        except Exception as error:  # noqa: BLE001 - whatever a log or a folder holds, the command's own end is not ours to change
-            get_logger().debug("what the start measured is not kept", reason=str(error))
 
     def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
         log, started = get_logger(), self._insight.started(self.launch)
