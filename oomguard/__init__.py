@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         InputError,
         LaunchError,
         OomguardError,
+        PlacementError,
         RuleError,
         SettingError,
         StoreError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from oomguard.mapping.results import Results
     from oomguard.memory.generate.call import CallBudget
     from oomguard.memory.vllm.start import StartBudget
+    from oomguard.placement.place import PlacedDevices, place
     from oomguard.remedy.policy import Policy
     from oomguard.timeline import MemoryUse, SeenCall, Timeline
 
@@ -52,6 +54,8 @@ __all__ = [
     "MemoryUse",
     "OomguardError",
     "Patch",
+    "PlacedDevices",
+    "PlacementError",
     "Policy",
     "Results",
     "RuleError",
@@ -72,6 +76,7 @@ __all__ = [
     "guard",
     "imap",
     "map",
+    "place",
     "plan",
     "watch",
 ]
@@ -86,6 +91,7 @@ _HOMES = {
         "InputError",
         "LaunchError",
         "OomguardError",
+        "PlacementError",
         "RuleError",
         "SettingError",
         "StoreError",
@@ -101,6 +107,7 @@ _HOMES = {
     "mapping.results": ("Results",),
     "memory.generate.call": ("CallBudget",),
     "memory.vllm.start": ("StartBudget",),
+    "placement.place": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
     "timeline": ("MemoryUse", "SeenCall", "Timeline"),
     "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself

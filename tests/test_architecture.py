@@ -29,6 +29,7 @@ ROOMS = (
     {"engines"},
     {"diagnosing"},
     {"budgeting", "comparing"},
+    {"placement"},
     {"report"},
     {"rule_testing", "journal"},
     {"attempting", "checking"},

@@ -23,6 +23,7 @@ from oomguard.cli.options import (
     read_rules,
     tell_configuration,
 )
+from oomguard.cli.placement_options import PlacementOptions, placement_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
@@ -30,7 +31,7 @@ from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
     from oomguard.journal.store import Journal
-    from oomguard.supervise.relaunch import Outcome
+    from oomguard.supervise.outcome import Outcome
 
 
 class _Seconds(click.FloatRange):
@@ -136,6 +137,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     show_default=True,
     help="Form of the events on standard error.",
 )
+@placement_options
 @output_options
 @click.pass_context
 def command(
@@ -156,6 +158,7 @@ def command(
     grace: float,
     pty: bool,
     log_format: str,
+    placement: PlacementOptions,
     quiet: bool,
     verbose: bool,
     color: str,
@@ -207,8 +210,18 @@ def command(
 
         launch = Launch(tuple(argv))
         keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None)
+        placing = placement.placing(argv, pinned, outer)
         supervision = Supervision(
-            launch, policy, lambda: read_rules(rules), keeper, dry_run, grace, on_failure, idempotent, pty
+            launch,
+            policy,
+            lambda: read_rules(rules),
+            keeper,
+            dry_run,
+            grace,
+            on_failure,
+            idempotent,
+            pty,
+            placing=placing,
         )
         outcome = supervision.run(signals)
         _tell(outcome, color, quiet=quiet)

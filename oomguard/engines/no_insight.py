@@ -43,6 +43,11 @@ def carries(_launch: Launch, _name: str) -> bool:
     return True
 
 
+def version_of(_launch: Launch) -> str | None:
+    """Return None."""
+    return None
+
+
 def asked_length(_launch: Launch) -> Mapping[str, Need]:
     """Return none."""
     return {}

@@ -4,6 +4,7 @@ An engine is a folder here, and what lies in it says what it can do:
 
 - ``settings.toml``: how it spells each setting, and its defaults (read by surfaces.py).
 - ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
+- ``placement.toml``: how it is given a device, and how it tells that it has started (read by placement.py); an engine may have none.
 - ``effects.toml``: its servers, caches, and how it tells of requests (read by effects.py); an engine may have none.
 - ``insight.py``: the functions of ``Insight``, for an engine that tells more of itself than its log does.
 - ``calls.py``: ``watch(handler, often, is_inside)``, for an engine that is called inside the process; a call of it answers to
@@ -90,6 +91,9 @@ class Insight(Protocol):
 
     def carries(self, launch: Launch, name: str) -> bool:
         """Return whether a setting that the engine carries may be carried into this one, by its version; say why where it may not."""
+
+    def version_of(self, launch: Launch) -> str | None:
+        """Return the version of the engine that the launch would start, found without starting it; None where it is not found."""
 
     def asked_length(self, launch: Launch) -> Mapping[str, Need]:
         """Return what the command's own requests need, by setting; empty where it does not tell."""

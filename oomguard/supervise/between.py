@@ -32,7 +32,7 @@ class Between:
     Args:
         ledger: the attempts, and the patches that are next.
         engine: what the command starts.
-        stopped: whether a signal asked to stop: every wait ends then.
+        stopped: whether a signal asked to stop: every wait ends then; an attribute too.
         next_command: returns the command with the next patches, to paste.
         shared_memory: the folder where shared memory has its names.
     """
@@ -46,7 +46,7 @@ class Between:
         shared_memory: Path = left_memory.FOLDER,
     ) -> None:
         self._ledger, self._engine = ledger, engine
-        self._stopped, self._next_command, self._shared_memory = stopped, next_command, shared_memory
+        self.stopped, self._next_command, self._shared_memory = stopped, next_command, shared_memory
         self._budget = HourBudget(ledger.policy.max_per_hour)
         self._loop: CrashLoop | None = None
         # The machine as the attempt under way found it.
@@ -85,8 +85,8 @@ class Between:
         if left_s > 0:
             failures = quick_failures(self._ledger.attempts)
             get_logger().info("waiting before the next attempt", seconds=round(left_s, 1), quick_failures=failures)
-            rest(left_s, self._stopped)
-        if not self._is_address_free(launch) or self._stopped():
+            rest(left_s, self.stopped)
+        if not self._is_address_free(launch) or self.stopped():
             return False
         self._budget.spend()
         return True
@@ -117,7 +117,7 @@ class Between:
 
     def _wait_for_memory(self) -> None:
         log, limit_s = get_logger(), min(memory_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
-        held = memory_wait.wait_until_free(self._devices, self._stopped, limit_s=limit_s)
+        held = memory_wait.wait_until_free(self._devices, self.stopped, limit_s=limit_s)
         if held:
             log.warning("memory is still held after the failed attempt", held=held)
         names = shared_memory_names(self._engine.NAME)
@@ -135,7 +135,7 @@ class Between:
         if address.path is not None and not self._had_socket and port_wait.remove_left_socket(address.path):
             get_logger().info("removed the socket that the failed attempt left", path=address.path)
         limit_s = min(port_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
-        holder = port_wait.wait_until_free(address, self._stopped, limit_s=limit_s)
+        holder = port_wait.wait_until_free(address, self.stopped, limit_s=limit_s)
         if holder is not None:
             self._refuse("its address is taken", address=str(address), held_by=holder, waited_s=round(limit_s))
         return holder is None

@@ -82,6 +82,15 @@ def carries(launch: Launch, name: str) -> bool:
     return may_carry(launch, name)
 
 
+def version_of(launch: Launch) -> str | None:
+    """Return the version of the vLLM that the launch's Python would import, by its metadata; None where none is found."""
+    from oomguard.engines.vllm.installed import (
+        installed_version,  # starts a Python: only who needs the version before a start asks
+    )
+
+    return launch.engine_version or installed_version(launch, os.environ)
+
+
 def asked_length(launch: Launch) -> Mapping[str, Need]:
     """Return the least length of a request that the command itself asks for, by the setting that limits it."""
     return lengths.asked_length(launch)

