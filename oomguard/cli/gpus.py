@@ -30,7 +30,9 @@ def command(ctx: click.Context, form: str, lease_folder: str | None, color: str)
     from oomguard.report.json import json_line
 
     form = form_of(ctx, form, _FORMS)
-    found = look(LeaseFolder(None if lease_folder is None else Path(lease_folder).absolute(), makes=False), dict(os.environ))
+    found = look(
+        LeaseFolder(None if lease_folder is None else Path(lease_folder).absolute(), makes=False), dict(os.environ)
+    )
     if form == "json":
         click.echo(json_line(gpus_record(found)))
     else:

@@ -84,7 +84,7 @@ class Placer:
                     ticket.tell(count, [place.key for place in now.usable])
                 look += 1
                 if look == 1:
-                    get_logger().info("waiting for a device", devices=count, **refusing.held_by(now))
+                    get_logger().info("waiting for a device", devices=count, because=refusing.rows(need, now))
                 time.sleep(POLL_S)
             return None
         finally:

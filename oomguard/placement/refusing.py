@@ -117,17 +117,16 @@ def _memory(place: Place) -> DeviceMemory:
 
 def no_place_now(need: Need, now: Now, count: int, waited_s: float | None, shown: str) -> PlacementError:
     """Return the error for a command whose devices others have; ``shown`` is the command to paste."""
-    rows = "; ".join(f"{place.shown}: {_why_not_now(place, need, now)}" for place in now.candidates)
     waited = "" if waited_s is None else f", also after {waited_s:.0f} s"
     hint = f"{_RUN} --wait 30m -- {shown}" if waited_s is None else "wait longer, or look who has them: oomguard gpus"
     return PlacementError(
-        f"{_devices(count)} needed, {len(now.open)} free now{waited}: {rows}", hint=hint, is_for_now=True
+        f"{_devices(count)} needed, {len(now.open)} free now{waited}: {rows(need, now)}", hint=hint, is_for_now=True
     )
 
 
-def held_by(now: Now) -> dict[str, str]:
-    """Return who has the places that a waiting command could use, for a log."""
-    return {place.shown.replace(" ", "_"): now.leased[place.key] for place in now.candidates if place.key in now.leased}
+def rows(need: Need, now: Now) -> str:
+    """Return of each place that may be taken why it is not."""
+    return "; ".join(f"{place.shown}: {_why_not_now(place, need, now)}" for place in now.candidates)
 
 
 def _why_not_now(place: Place, need: Need, now: Now) -> str:

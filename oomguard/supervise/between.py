@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +62,14 @@ class Between:
         self._segments = left_memory.known(shared_memory_names(self._engine.NAME), self._shared_memory)
         self._devices, self._began_s = memory_wait.devices_by_index(), time.monotonic()
 
-    def leads_on(self, launch: Launch, attempt: Attempt, folder: Path) -> bool:
+    def leads_on(self, launch: Launch, attempt: Attempt, folder: Path, devices: Collection[int] | None = None) -> bool:
         """Wait for what the next attempt needs; return whether to make it (never after a stop), and tell why not.
 
         Args:
             launch: the command of the attempt that failed.
             attempt: how it failed.
             folder: of this run, where the engine tells which change it took.
+            devices: the GPUs of the next attempt by index; None: it may use any.
         """
         ended_s, pending = time.monotonic(), self._ledger.pending
         is_same = self._is_crash_loop(
@@ -80,7 +81,7 @@ class Between:
         if planned_s > 0 and planned_s >= self._ledger.time_left_s():
             self._refuse("the deadline comes before the end of the pause", pause_s=round(planned_s, 1))
             return False
-        self._wait_for_memory()
+        self._wait_for_memory(devices)
         left_s = ended_s + planned_s - time.monotonic()
         if left_s > 0:
             failures = quick_failures(self._ledger.attempts)
@@ -115,9 +116,10 @@ class Between:
         self._refuse("too many relaunches within an hour", **limits, next_allowed_at=_clock_time(wait_s))
         return True
 
-    def _wait_for_memory(self) -> None:
+    def _wait_for_memory(self, devices: Collection[int] | None) -> None:
         log, limit_s = get_logger(), min(memory_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
-        held = memory_wait.wait_until_free(self._devices, self.stopped, limit_s=limit_s)
+        before = {i: was for i, was in self._devices.items() if devices is None or i in devices}
+        held = memory_wait.wait_until_free(before, self.stopped, limit_s=limit_s)
         if held:
             log.warning("memory is still held after the failed attempt", held=held)
         names = shared_memory_names(self._engine.NAME)

@@ -18,12 +18,14 @@ from oomguard.placement.found import Taken
 from oomguard.placement.need import Need, need_of
 from oomguard.placement.placer import Placer
 from oomguard.placement.places import VISIBLE
+from oomguard.placement.reaching import refuse_own_variable, why_not_reached
 from oomguard.supervise.by_variable import DEVICE
 from oomguard.supervise.live_words import LiveWords
 from oomguard.supervise.recording import Recording
 from oomguard.surfaces import as_env
 
 _NEIGHBOUR: Final = "colocated_process"
+_CAME_SINCE: Final = ("startup_free_memory_below_utilization", "utilization_too_high")
 # An attempt after the first is a part of a job that has begun: a start that is on its device for the moment is waited for.
 RELAUNCH_WAIT_S: Final = 600.0
 
@@ -51,6 +53,7 @@ class OnDevices:
 
     def placed(self, launch: Launch, stopped: Callable[[], bool]) -> Launch:
         """Return the launch with its devices in its variables, their leases taken."""
+        refuse_own_variable(launch.argv)
         need = self._need(launch)
         if self._next is not None:
             self._release()
@@ -65,6 +68,8 @@ class OnDevices:
         if self._taken is None:  # the user stopped the wait: nothing is started
             return launch
         if self._taken.env:
+            if (reason := why_not_reached(launch.argv)) is not None:
+                get_logger().warning("the devices do not reach the program", reason=reason)
             get_logger().info("placed", on=self._taken.shown, **self._taken.env)
         return replace(launch, env={**launch.env, **self._taken.env})
 
@@ -116,12 +121,21 @@ class OnDevices:
         waited_s = time.monotonic() - began_s
         return self._with_device(incident, self._next, f"after {waited_s:.0f} s {self._next.shown} has room for it")
 
+    def devices(self) -> frozenset[int] | None:
+        """Return the GPUs of the attempt that is next."""
+        taken = self._next or self._taken
+        return None if taken is None or not taken.env else frozenset(place.index for place in taken.places)
+
     def _may_move(self, incident: Incident | None) -> bool:
         return self._is_of_neighbour(incident) and not self.pinned and not self.placer.asked.named
 
     def _is_of_neighbour(self, incident: Incident | None) -> bool:
-        placed = self._taken is not None and bool(self._taken.env)
-        return placed and incident is not None and any(cause.id == _NEIGHBOUR for cause in incident.causes[:1])
+        if self._taken is None or not self._taken.env or incident is None or not incident.causes:
+            return False
+        cause = incident.causes[0].id
+        # It was placed where its plan fitted into what was free: somebody has come since.
+        planned = self._needs[self._argv].start is not None
+        return cause == _NEIGHBOUR or (planned and (incident.kind, cause) == _CAME_SINCE)
 
     def _with_device(self, incident: Incident, taken: Taken, reason: str) -> Incident:
         old, new = (None if one is None else one.env.get(VISIBLE) for one in (self._taken, taken))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -30,6 +30,9 @@ class Placing(Protocol):
     def once_free(self, incident: Incident, stopped: Callable[[], bool]) -> Incident:
         """Wait until such a failure's neighbours leave room, where that was asked for; return it with the device in its plan then."""
 
+    def devices(self) -> Collection[int] | None:
+        """Return the GPUs of the attempt that is next, by index; None where it may use any."""
+
 
 class AsGiven:
     """Leaves all of it to the user's variables."""
@@ -45,6 +48,10 @@ class AsGiven:
     def moved(self, diagnosis: Diagnosis) -> Diagnosis:
         """Return the diagnosis as it is."""
         return diagnosis
+
+    def devices(self) -> None:
+        """Return None."""
+        return
 
     def once_free(self, incident: Incident, _stopped: Callable[[], bool]) -> Incident:
         """Return the incident as it is."""

@@ -177,7 +177,7 @@ class Supervision:
         tell("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder)
-            if not self._between.leads_on(self.launch, attempt, folder):
+            if not self._between.leads_on(self.launch, attempt, folder, self.placing.devices()):
                 ledger.stop()
 
     @property
