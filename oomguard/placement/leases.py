@@ -19,6 +19,7 @@ from typing import Any, Final
 from oomguard.placement.locks import Lock
 
 DEFAULT_FOLDER: Final = Path("/tmp/oomguard-leases")  # noqa: S108 - shared on purpose, and its files are opened as a stranger's
+MOUNTS: Final = Path("/proc/self/mountinfo")
 _GATE: Final = "gate.lock"
 # The gate is held while one start chooses: milliseconds. One that was stopped there (SIGSTOP) is not waited for longer.
 GATE_LIMIT_S: Final = 5.0
@@ -150,10 +151,10 @@ class LeaseFolder:
         return taken
 
 
-def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
+def file_system_of(path: Path, mounts: Path | None = None) -> str | None:
     """Return the kind of file system that a path lies on, None where it is not told."""
     try:
-        text, device = mounts.read_text(encoding="utf-8", errors="replace"), path.stat().st_dev
+        text, device = (mounts or MOUNTS).read_text(encoding="utf-8", errors="replace"), path.stat().st_dev
     except OSError:
         return None
     wanted = f"{os.major(device)}:{os.minor(device)}"
