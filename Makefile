@@ -39,9 +39,10 @@ demo-seeds: .venv/ready .venv-vllm/ready   ## three questions that users asked, 
 	@$(BIN)/python examples/seed_vision.py
 	@$(BIN)/python examples/seed_speculative.py
 
-demo-jobs: .venv/ready         ## two jobs of hours that users asked about, in small: papers in batches, a sweep over layers; what of the advice helps
+demo-jobs: .venv/ready         ## three jobs of hours that users asked about, in small: papers in batches, a sweep over layers, two systems on one machine's GPUs; what of the advice helps
 	@$(BIN)/python examples/seed_papers.py
 	@$(BIN)/python examples/seed_layers.py
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/seed_placement.py
 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 

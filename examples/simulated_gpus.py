@@ -89,6 +89,10 @@ class Gpus:
             "PYTHONPATH": os.pathsep.join([str(self.folder / "site"), *([before] if before else [])]),
         }
 
+    def happened_to(self, what: str) -> int:
+        """Return how many simulated engines have come so far: ``starts``, ``started``, ``ends``, ``fails``."""
+        return sum(row[2] == what for row in self.happened())
+
     def happened(self) -> list[tuple[float, int, str, list[str]]]:
         """Return what the simulated engines did: when, which process, what, on which devices."""
         path = self.folder / "happened"

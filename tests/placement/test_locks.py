@@ -86,6 +86,6 @@ def planted_link(path: Path) -> None:
 @pytest.mark.parametrize("plant", [planted_link, os.mkfifo, Path.mkdir], ids=["link", "fifo", "folder"])
 def test_what_is_no_plain_file_is_refused_and_nothing_is_made_elsewhere(tmp_path, plant):
     plant(tmp_path / "a")
-    with pytest.raises(OSError, match="symbolic links|regular file|directory"):
+    with pytest.raises(OSError, match=r"symbolic links|regular file|directory"):
         Lock(tmp_path / "a").take()
     assert not (tmp_path / "elsewhere").exists()
