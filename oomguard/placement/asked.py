@@ -19,6 +19,13 @@ class Asked:
     count: int | None = None
     named: tuple[str, ...] = ()
 
+    @property
+    def shown(self) -> str:
+        """How it is written."""
+        if self.named:
+            return f"{','.join(self.named)}{',' if len(self.named) == 1 and self.named[0].isdigit() else ''}"
+        return "auto" if self.count is None else str(self.count)
+
     def among(self, places: Sequence[Place]) -> tuple[Place, ...]:
         """Return the places that may be taken: those named, else all.
 

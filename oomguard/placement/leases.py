@@ -41,6 +41,7 @@ _OF_SERVERS: Final = frozenset(
         "fuse.glusterfs",
     }
 )
+_SHOWN_CHARS: Final = 200
 _OFF_LIMITS: Final = re.compile(r"[^\w.-]")
 
 
@@ -59,7 +60,7 @@ class Lease:
         pid, command, since, until = (told.get(name) for name in ("pid", "command", "since_s", "until"))
         return cls(
             pid if isinstance(pid, int) else None,
-            command[:200] if isinstance(command, str) else None,
+            command[:_SHOWN_CHARS] if isinstance(command, str) else None,
             float(since) if isinstance(since, (int, float)) else None,
             until if until in {"start", "job"} else None,
         )
@@ -146,7 +147,7 @@ class LeaseFolder:
                 for other in (lock, *taken.values()):
                     other.close()
                 return None
-            lock.write({"pid": os.getpid(), "command": command, "since_s": time.time(), "until": until})
+            lock.write({"pid": os.getpid(), "command": command[:_SHOWN_CHARS], "since_s": time.time(), "until": until})
             taken[key] = lock
         return taken
 

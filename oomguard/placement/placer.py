@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from oomguard.errors import PlacementError
 from oomguard.log import get_logger
 from oomguard.observe import nvml
 from oomguard.placement import refusing
@@ -45,7 +46,6 @@ class Placer:
         need: Need,
         stopped: Callable[[], bool] = lambda: False,
         *,
-        prefer: Collection[str] = (),
         avoid: Collection[str] = (),
         wait_s: float | None = None,
     ) -> Taken | None:
@@ -54,7 +54,6 @@ class Placer:
         Args:
             need: what the command needs.
             stopped: asked while it waits.
-            prefer: places to take before better ones, where they do.
             avoid: places not to take.
             wait_s: how long to wait at most; None: not at all.
 
@@ -71,15 +70,14 @@ class Placer:
                     if survey.failure is not None and look == 0:
                         return self._blind(survey, need)
                     now, count = self._look(survey, need, ticket, avoid, is_first=look == 0)
-                    chosen = first_of_one_kind(sorted(now.open, key=lambda place: place.key not in prefer), count)
+                    chosen = first_of_one_kind(now.open, count)
                     taken = None if chosen is None else self._lease(chosen, need)
                     if taken is not None:
                         return taken
                     waited_s = time.monotonic() - began_s
                     if wait_s is None or waited_s >= wait_s:
-                        raise refusing.no_place_now(
-                            need, now, count, None if wait_s is None else waited_s, self.command
-                        )
+                        again = f"oomguard run --gpus {self.asked.shown} --wait 30m -- {self.command}"
+                        raise refusing.no_place_now(need, now, count, None if wait_s is None else waited_s, again)
                     ticket = ticket or Ticket(self.folder)
                     ticket.tell(count, [place.key for place in now.usable])
                 look += 1
@@ -90,6 +88,25 @@ class Placer:
         finally:
             if ticket is not None:
                 ticket.close()
+
+    def again(self, taken: Taken, need: Need, stopped: Callable[[], bool], *, wait_s: float) -> Taken | None:
+        """Take the leases of the same places once more, whatever is free of them: what is changed was solved for them.
+
+        Raises:
+            PlacementError: somebody else has one of them for longer than ``wait_s``.
+        """
+        until_s = time.monotonic() + wait_s
+        while not stopped():
+            with self.folder.gate():
+                found = self._lease(taken.places, need)
+            if found is not None:
+                return found
+            if time.monotonic() > until_s:
+                held = self.folder.holders(taken.keys)
+                who = "; ".join(refusing.lease_in_words(lease) for lease in held.values())
+                raise PlacementError(f"{taken.shown} is not free again after {wait_s:.0f} s: {who}", is_for_now=True)
+            time.sleep(POLL_S)
+        return None
 
     def _look(
         self, survey: nvml.Survey, need: Need, ticket: Ticket | None, avoid: Collection[str], *, is_first: bool
@@ -160,4 +177,4 @@ class Placer:
 
 def command_in_words(argv: Sequence[str]) -> str:
     """Return a masked command as others are told of it."""
-    return shlex.join(argv)[:200]
+    return shlex.join(argv)

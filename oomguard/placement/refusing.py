@@ -18,7 +18,7 @@ from oomguard.placement.leases import Lease
 from oomguard.placement.need import Need
 from oomguard.placement.places import Place
 
-_RUN = "oomguard run --gpus auto"
+_AUTO = "oomguard run --gpus auto"
 _HOUR_S = 3600
 
 
@@ -48,7 +48,7 @@ def too_few_asked(asked: Asked, need: Need, count: int) -> UsageError:
     """Return the error for a command that needs more devices than ``--gpus`` gives."""
     given = f"{count} of them" if not asked.named else ",".join(asked.named)
     return UsageError(
-        f"the command's own flags need {need.devices} devices, and --gpus gives {given}", hint=f"{_RUN} -- …"
+        f"the command's own flags need {need.devices} devices, and --gpus gives {given}", hint=f"{_AUTO} -- …"
     )
 
 
@@ -72,7 +72,7 @@ def fits_nowhere(
     has = f"{largest.shown}, {largest_of}, has {format_gib(largest.total_bytes or 0)}"
     what = f"it fits on no device{hidden}: {takes}, and {has}: {reason}"
     if plan.changes:
-        return PlacementError(what, hint=f"{_RUN} -- {need.start.changed(plan)}")
+        return PlacementError(what, hint=f"oomguard run --gpus {asked.shown} -- {need.start.changed(plan)}")
     return PlacementError(what, hint=_otherwise(need.start, plan.needed, largest, len(usable)))
 
 
@@ -87,7 +87,7 @@ def _otherwise(start: CommandStart, needed: Needed | None, largest: Place, usabl
         return "nothing that was tried would do"
     ranks, texts = needed.tensor_parallel_size, []
     if ranks is not None and ranks <= usable:
-        return f"{_RUN} -- {start.changed(start.over(ranks, _memory(largest)))}"
+        return f"{_AUTO} -- {start.changed(start.over(ranks, _memory(largest)))}"
     if ranks is not None:
         texts.append(f"over {ranks} devices of this size it would fit ({usable} can be used here)")
     if needed.gpu_total_bytes is not None:
@@ -107,7 +107,7 @@ def _over_fewer(need: Need, usable: Sequence[Place]) -> str:
         with contextlib.suppress(UsageError):  # heads that do not divide so
             plan = start.over(ranks, _memory(smallest))
             if plan.fits or plan.changes:
-                return f"{_RUN} -- {start.changed(plan)}"
+                return f"{_AUTO} -- {start.changed(plan)}"
     return "oomguard gpus"
 
 
@@ -115,10 +115,10 @@ def _memory(place: Place) -> DeviceMemory:
     return DeviceMemory(place.total_bytes or 0, None, place.name)
 
 
-def no_place_now(need: Need, now: Now, count: int, waited_s: float | None, shown: str) -> PlacementError:
-    """Return the error for a command whose devices others have; ``shown`` is the command to paste."""
+def no_place_now(need: Need, now: Now, count: int, waited_s: float | None, again: str) -> PlacementError:
+    """Return the error for a command whose devices others have; ``again`` is the line to paste that waits for them."""
     waited = "" if waited_s is None else f", also after {waited_s:.0f} s"
-    hint = f"{_RUN} --wait 30m -- {shown}" if waited_s is None else "wait longer, or look who has them: oomguard gpus"
+    hint = again if waited_s is None else "wait longer, or look who has them: oomguard gpus"
     return PlacementError(
         f"{_devices(count)} needed, {len(now.open)} free now{waited}: {rows(need, now)}", hint=hint, is_for_now=True
     )

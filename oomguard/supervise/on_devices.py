@@ -25,6 +25,7 @@ from oomguard.supervise.recording import Recording
 from oomguard.surfaces import as_env
 
 _NEIGHBOUR: Final = "colocated_process"
+# What an engine says before it has taken anything.
 _CAME_SINCE: Final = ("startup_free_memory_below_utilization", "utilization_too_high")
 # An attempt after the first is a part of a job that has begun: a start that is on its device for the moment is waited for.
 RELAUNCH_WAIT_S: Final = 600.0
@@ -49,6 +50,7 @@ class OnDevices:
     _next: Taken | None = field(init=False, default=None)
     _needs: dict[tuple[str, ...], Need] = field(init=False, default_factory=dict)
     _argv: tuple[str, ...] = field(init=False, default=())
+    _had_taken_nothing: bool = field(init=False, default=False)
     _left: set[str] = field(init=False, default_factory=set)
 
     def placed(self, launch: Launch, stopped: Callable[[], bool]) -> Launch:
@@ -58,12 +60,11 @@ class OnDevices:
         if self._next is not None:
             self._release()
             self._taken, self._next = self._next, None
-        elif self._taken is None or not self._taken.holds_all:
-            wait_s, prefer = self.wait_s, frozenset[str]()
-            if self._taken is not None:
-                wait_s, prefer = max(self.wait_s or 0.0, RELAUNCH_WAIT_S), self._taken.keys
-            self._release()
-            self._taken = self.placer.take(need, stopped, prefer=prefer, wait_s=wait_s)
+        elif self._taken is None:
+            self._taken = self.placer.take(need, stopped, wait_s=self.wait_s)
+        elif not self._taken.holds_all:
+            wait_s = max(self.wait_s or 0.0, RELAUNCH_WAIT_S)
+            self._taken = self.placer.again(self._taken, need, stopped, wait_s=wait_s)
         self._argv = launch.argv
         if self._taken is None:  # the user stopped the wait: nothing is started
             return launch
@@ -90,6 +91,7 @@ class OnDevices:
     def moved(self, diagnosis: Diagnosis) -> Diagnosis:
         """Return the diagnosis with a move as the first remedy where a neighbour is the cause and another place has room."""
         incident = diagnosis.first_cause
+        self._had_taken_nothing = incident is not None and incident.kind == _CAME_SINCE[0]
         if not self._may_move(incident) or incident is None or self._taken is None:
             return diagnosis
         try:
@@ -108,7 +110,7 @@ class OnDevices:
         """Wait for room where a neighbour is the cause, nothing else has room, and ``--wait`` was asked for."""
         if self._next is not None or self.wait_s is None or self._taken is None or not self._is_of_neighbour(incident):
             return incident
-        began_s, before = time.monotonic(), self._taken
+        began_s = time.monotonic()
         self._release()  # whoever takes its turn now is before us
         try:
             self._next = self.placer.take(self._needs[self._argv], stopped, wait_s=self.wait_s)
@@ -117,14 +119,15 @@ class OnDevices:
             return incident
         if self._next is None:
             return incident
-        self._taken = before
         waited_s = time.monotonic() - began_s
         return self._with_device(incident, self._next, f"after {waited_s:.0f} s {self._next.shown} has room for it")
 
     def devices(self) -> frozenset[int] | None:
-        """Return the GPUs of the attempt that is next."""
+        """Return the GPUs of the attempt that is next; none where all that they lack is a neighbour's."""
         taken = self._next or self._taken
-        return None if taken is None or not taken.env else frozenset(place.index for place in taken.places)
+        if taken is None or not taken.env:
+            return None
+        return frozenset() if self._had_taken_nothing else frozenset(place.index for place in taken.places)
 
     def _may_move(self, incident: Incident | None) -> bool:
         return self._is_of_neighbour(incident) and not self.pinned and not self.placer.asked.named

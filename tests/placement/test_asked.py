@@ -24,6 +24,7 @@ THREE = tuple(Place(i, f"GPU-{i}aaa") for i in range(3))
 )
 def test_it_is_auto_a_number_or_a_list(text, asked):
     assert read_gpus(text) == asked
+    assert read_gpus(asked.shown) == asked
 
 
 @pytest.mark.parametrize("text", ["", "all", "0", "-1", "0;1", "0,,1", "1,1", "GPU", "0,x"])

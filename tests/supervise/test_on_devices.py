@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -145,7 +146,7 @@ def test_without_wait_a_taken_device_is_named_with_who_has_it_and_nothing_starts
         status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
         assert (status, out) == (125, "")
         assert f"GPU 0: leased by pid {job.pid} (sleep 60) for" in errors
-        assert "oomguard run --gpus auto --wait 30m -- sh -c" in errors
+        assert f"oomguard run --gpus auto --wait 30m -- {shlex.join(PRINT)}\n" in errors
         job.send_signal(signal.SIGTERM)
         job.communicate()
 
@@ -213,6 +214,15 @@ def test_without_another_device_it_waits_where_that_was_asked_for(gpus):
     errors = job.communicate(timeout=200)[1]
     assert (job.returncode, used(gpus)) == (0, [[simulated_gpus.uuid(0)]]), errors
     assert "waiting for a device" in errors
+
+
+def test_where_no_device_becomes_free_in_time_it_goes_on_with_less(gpus):
+    gpus.are_alike(1)
+    options = ("--gpus", "auto", "--wait", "1s", "--allow", "reduces-capacity")
+    status, _, errors = run(gpus, options, serve(gpus), SIMULATED_NEIGHBOUR=str(5 * GIB))
+    assert status == 0, errors
+    assert errors.index("no device became free") < errors.index("running again: gpu_memory_utilization=0.9 -> 0.7")
+    assert used(gpus) == [[simulated_gpus.uuid(0)]]
 
 
 def test_a_device_that_the_user_named_is_not_moved_from(gpus):
