@@ -33,7 +33,7 @@ ROOMS = (
     {"rule_testing", "journal"},
     {"attempting", "checking"},
     {"guarding", "supervise", "testing"},
-    {"instrumentation", "mapping"},
+    {"instrumentation", "mapping", "serving"},
     {"cli"},
     {"__main__", "__init__"},
 )

@@ -17,6 +17,7 @@ from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.remedy.policy import Need
 from oomguard.supervise.by_variable import WithVariables
+from oomguard.supervise.ended_by_us import EndedByUs
 from oomguard.supervise.in_force import as_it_ran, given_settings
 from oomguard.supervise.kernel_kill import killed_by_kernel
 from oomguard.supervise.process import Exit
@@ -89,7 +90,14 @@ class Explainer:
             return hear(recording, ended.status, self.rules)
 
     def explain(
-        self, heard: Heard, status: int, cgroup: Cgroup | None, launches: tuple[Launch, Launch], *, stopped: bool
+        self,
+        heard: Heard,
+        status: int,
+        cgroup: Cgroup | None,
+        launches: tuple[Launch, Launch],
+        *,
+        stopped: bool,
+        ended: EndedByUs | None = None,
     ) -> Explained:
         """Explain how an attempt ended.
 
@@ -99,6 +107,7 @@ class Explainer:
             cgroup: the counts of its control group before it began.
             launches: the command as it was first, and as this attempt ran it.
             stopped: whether the user asked to stop.
+            ended: why we ended it; None: it ended by itself.
         """
         first, launch = launches
         needed = self.insight.refused_length(heard.tail, self.ledger.settings) if status else {}
@@ -107,9 +116,9 @@ class Explainer:
         # A server may end with status 0 after its engine died, and after a stop that it was sent.
         scanner = heard.scanner
         death = scanner.death() if status == 0 else None
-        if status == 0 and (death is None or stopped):
+        if status == 0 and (stopped or (death is None and ended is None)):
             return Explained()
-        if heard.ended_of is not None:
+        if ended is None and heard.ended_of is not None:
             get_logger().debug("the command ended of something else", exception=heard.ended_of)
             return Explained(Diagnosis("", notes=(f"the command ended of {heard.ended_of}",)))
         settings = given_settings(self.engine, launch, self.insight.started(launch))
@@ -120,8 +129,13 @@ class Explainer:
         if death is not None:  # what an earlier start or a request failed of did not end the run
             own = tuple(i for i in scanned.incidents if i.start == death.start)
             scanned = replace(scanned, incidents=own or (death,))
-        ended = status if death is None else SIGKILL_STATUS
-        if not any(i.is_oom for i in scanned.incidents) and killed_for_memory(ended, cgroup, read_cgroup()):
+        if ended is not None:  # what it printed while we ended it is our doing
+            found = tuple(i for i in scanned.incidents if i.is_oom or not ended.is_hang)
+            scanned = replace(scanned, incidents=found, notes=(ended.why, *scanned.notes))
+        signalled = status if death is None else SIGKILL_STATUS
+        of_kernel = ended is None or not ended.is_hang
+        of_memory = of_kernel and killed_for_memory(signalled, cgroup, read_cgroup())
+        if of_memory and not any(i.is_oom for i in scanned.incidents):
             scanned = replace(scanned, incidents=(*scanned.incidents, killed_by_kernel(status, death)))
         settled = partial(as_it_ran, engine=self.engine, first=first, launch=launch)
         scanned = replace(scanned, incidents=tuple(settled(i, changed=self.ledger.settings) for i in scanned.incidents))

@@ -21,6 +21,7 @@ from oomguard.report.wording import arrow
 from oomguard.supervise.between import Between, cannot_make
 from oomguard.supervise.by_variable import ALLOCATOR, WithVariables
 from oomguard.supervise.companions import Companions
+from oomguard.supervise.ended_by_us import EndedByUs
 from oomguard.supervise.explaining import Explained, Explainer
 from oomguard.supervise.in_force import tell_unheeded
 from oomguard.supervise.job_files import tell_places
@@ -66,6 +67,8 @@ class Supervision:
         idempotent: run the command again also where it had written files or served requests.
         pty: whether the command has a terminal of its own where our output is one.
         companions: what is told of each attempt.
+        restarts: run the command again as it was where it failed of something else than memory.
+        ended_by_us: returns why we ended the last attempt; None where it ended by itself.
     """
 
     launch: Launch
@@ -78,6 +81,8 @@ class Supervision:
     idempotent: bool = False
     pty: bool = True
     companions: Companions = field(default_factory=Companions)
+    restarts: bool = False
+    ended_by_us: Callable[[], EndedByUs | None] = lambda: None
     _first: Launch = field(init=False)
     _engine: WithVariables = field(init=False)
     _insight: Insight = field(init=False)
@@ -111,7 +116,7 @@ class Supervision:
             if cannot_make(folder) is None:
                 self.launch = self._insight.watched(self._first, folder)
             for number in ledger.rounds():
-                if ledger.patches:
+                if number > 1:
                     self._apply(folder)
                 self._attempt(number, signals, folder)
         if ledger.exhausted:
@@ -143,18 +148,19 @@ class Supervision:
         finally:
             marker.stop()
         self._is_cut = self._is_cut or ended.is_cut
+        ours = self.ended_by_us() if signals.stopped_by is None else None
         heard = self._explainer.hear(marker.recording, ended, witness, self._first)
         stopped, explained = signals.stopped_by is not None, Explained()
         if heard is not None:
             launches = self._first, self.launch
-            explained = self._explainer.explain(heard, ended.status, cgroup, launches, stopped=stopped)
+            explained = self._explainer.explain(heard, ended.status, cgroup, launches, stopped=stopped, ended=ours)
         self._refused = "request refused" if explained.refused else ""
         if explained.refused:
             self._first = without_changes(self._first, explained.refused)
         diagnosis = explained.diagnosis
         incident = diagnosis.first_cause
         error, measured = (
-            self._refused or _error(ended.status, incident),
+            self._refused or (ours.why if ours is not None else _error(ended.status, incident)),
             heard.comparable(ledger.patches) if heard is not None else {},
         )
         attempt = ledger.end(
@@ -168,12 +174,30 @@ class Supervision:
         self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
             learn(heard.scanner, self._engine, self.launch, self.keeper)
-        tell = log.info if incident is not None else tell
+        tell = log.info if incident is not None or ours is not None else tell
         tell("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder)
-            if not self._between.leads_on(self.launch, attempt, folder):
-                ledger.stop()
+        if self._goes_on_as_it_was(attempt, signals, of_reader=ended.of_reader):
+            leads_on = self._between.restarts(self.launch, attempt)
+        else:
+            leads_on = incident is None or self._between.leads_on(self.launch, attempt, folder)
+        if not leads_on:
+            ledger.stop()
+
+    def _goes_on_as_it_was(self, attempt: Attempt, signals: Signals, *, of_reader: bool) -> bool:
+        """Return whether the command is to run again as it was: it failed, not of memory, and nothing is to be changed."""
+        incident, ledger = attempt.incident, self._ledger
+        is_wanted = self.restarts and not self.dry_run and not ledger.pending and signals.stopped_by is None
+        of_memory = incident is not None and incident.is_oom
+        if not is_wanted or attempt.succeeded or of_memory or of_reader or self._refused:
+            return False
+        if self._stdin.lost is not None:
+            get_logger().warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
+            return False
+        if not self._witness.permits_another(incident, self._shown()):
+            return False
+        return ledger.repeat()
 
     def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
         log, started = get_logger(), self._insight.started(self.launch)
@@ -223,7 +247,13 @@ class Supervision:
     def _apply(self, folder: Path) -> None:
         """Carry the settings changed so far into the command of the attempt that begins."""
         ledger, log = self._ledger, get_logger()
-        self.launch = self._engine.apply(self._first, ledger.settings, folder)
+        if ledger.settings:
+            self.launch = self._engine.apply(self._first, ledger.settings, folder)
+        elif cannot_make(folder) is None:
+            self.launch = self._insight.watched(self._first, folder)
+        if not ledger.patches:
+            log.info("running again as it was", why=ledger.attempts[-1].error)
+            return
         log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
