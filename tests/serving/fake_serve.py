@@ -133,6 +133,7 @@ class Server(ThreadingHTTPServer):
     address_family = socket.AF_UNIX if args.uds else socket.AF_INET
 
     def server_bind(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_name, self.server_port = "localhost", args.port
 
