@@ -1,9 +1,9 @@
 """Figure: hangs and deaths injected into a real `vllm serve` under `oomguard run --restart on-failure`, and false restarts under load.
 
-In turn: a plugin stops the scheduler; the engine core gets SIGSTOP; it gets SIGKILL, and vLLM ends with status 0; a step raises, and it ends
-with status 0 as well. A hang is found where the run says so and starts the server again within the stated time, a death where the run
-starts it again. Then so many minutes of load whose prompts take several steps that each last up to 0.8 of the limit, with
-clients that send half a request, that keep an idle connection, and that give up. Needs .venv-vllm; `--resume FILE` keeps each case.
+In turn: a plugin stops the scheduler; the engine core gets SIGSTOP; it gets SIGKILL, and vLLM ends with status 0; a step raises, and
+it ends with status 0 as well. A hang is found where the run says so and starts the server again within the stated time, a death where the
+run starts it again. Then so many minutes of load whose prompts take several steps that each last up to 0.8 of the limit, with clients that
+send half a request, that keep an idle connection, and that give up. Needs .venv-vllm; `--resume FILE` keeps each case.
 """
 
 import argparse
@@ -50,19 +50,19 @@ def inject(server: WatchedServer, kind: str, *, under_load: bool) -> None:
         server.load(10)
 
 
-def found_in(server: WatchedServer, kind: str, number: int, limit_s: float, *, under_load: bool) -> dict[str, Any]:
+def found_in(server: WatchedServer, kind: str, limit_s: float, *, under_load: bool) -> dict[str, Any]:
     """Inject one, wait until the run has found it, and return after how many seconds and with what words."""
     if not server.answers():
         return {"kind": kind, "found": False, "why": "the server did not start"}
-    before = len(server.told("the server hangs"))
+    before, starts = len(server.told("the server hangs")), len(server.told("running again as it was"))
     inject(server, kind, under_load=under_load)
     began_s = time.monotonic()
     words = "the server hangs" if kind in KINDS[:2] else "running again as it was"
-    wanted = (before if kind in KINDS[:2] else len(server.told(words))) + 1
+    wanted = (before if kind in KINDS[:2] else starts) + 1
     found = server.wait_for(words, wanted, stated_s(kind, limit_s))
     took_s = time.monotonic() - began_s
     (server.orders / "stuck").unlink(missing_ok=True)
-    again = server.wait_for("running again as it was", number, 60)
+    again = server.wait_for("running again as it was", starts + 1, 60)
     last = server.told(words)
     return {
         "kind": kind,
@@ -80,9 +80,9 @@ def group_of(rounds: range, limit_s: float) -> list[dict[str, Any]]:
         make_tiny(folder)
         rows = []
         with watched_server(folder, limit_s) as server:
-            for number, i in enumerate(rounds, 1):
+            for i in rounds:
                 under_load = bool(i // len(KINDS) % 2)
-                rows.append(found_in(server, KINDS[i % len(KINDS)], number, limit_s, under_load=under_load))
+                rows.append(found_in(server, KINDS[i % len(KINDS)], limit_s, under_load=under_load))
                 print(f"{i + 1}: {rows[-1]}", flush=True)
         return rows
 

@@ -1,4 +1,4 @@
-"""A real `vllm serve` under `oomguard run --restart on-failure`, that a plugin can stop, slow down or break: what the figure of hangs is taken from."""
+"""A real `vllm serve` under `oomguard run --restart on-failure`, that a plugin can stop, slow down or break."""
 
 import contextlib
 import http.client

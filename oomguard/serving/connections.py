@@ -20,8 +20,8 @@ _ESTABLISHED: Final = 1 << 1
 _INFO: Final = 2  # INET_DIAG_INFO
 _HEAD: Final = struct.Struct("=IHHII")  # struct nlmsghdr
 _MESSAGE_BYTES: Final = 72  # struct inet_diag_msg, attributes follow
-# Offsets in struct tcp_info: milliseconds since bytes were sent and received, and how many came in all.
-_SENT, _RECEIVED, _CAME = 44, 52, 128
+# Offsets in struct tcp_info: milliseconds since bytes were sent and received, how many were sent and confirmed, and how many came in all.
+_SENT, _RECEIVED, _WENT, _CAME = 44, 52, 120, 128
 _LIMIT_S: Final = 2.0
 
 
@@ -68,7 +68,8 @@ def _wait_s(message: bytes, port: int) -> float | None:
         if kind == _INFO and length - 4 >= _CAME + 8:
             info = message[at + 4 : at + length]
             (sent,), (received,) = struct.unpack_from("=I", info, _SENT), struct.unpack_from("=I", info, _RECEIVED)
-            (came,) = struct.unpack_from("=Q", info, _CAME)
-            return received / 1000 if came and received < sent else None
+            went, came = struct.unpack_from("=QQ", info, _WENT)
+            # The kernel's clock ticks every few milliseconds: where both fell into one tick, a first request has had no byte back.
+            return received / 1000 if came and (received < sent or not went) else None
         at += max(4, (length + 3) & ~3)
     return None
