@@ -35,7 +35,7 @@ def message_of(outcome: Outcome) -> str:
         f"exit status {outcome.status} after {len(outcome.attempts)} attempt{'s' if len(outcome.attempts) > 1 else ''}"
     )
     if last.incident is not None and incident is not None:
-        lines = [note(incident, outcome.attempts)]
+        lines = [note(incident, outcome.attempts, of_command=True)]
     else:
         lines = [drawn(f"oomguard: {last.error or 'ended'}"), *tried(outcome.attempts)]
     notes = [

@@ -50,6 +50,7 @@ class LookedAt:
         limit_s = self.health.limit_s
         every_s = looks_every_s(limit_s)
         progress = Progress(limit_s, every_s)
+        progress.see(self._look())
         while not self.over.wait(every_s):
             finding = progress.see(self._look())
             if finding is None:
@@ -92,12 +93,14 @@ class LookedAt:
         limit_s = answer_limit_s(self.health.limit_s) if finding.has_counters else self.health.limit_s
         asking = threading.Thread(target=lambda: answers.append(self._ask(limit_s)), name="oomguard-asks", daemon=True)
         asking.start()
-        while asking.is_alive():
-            if self.over.wait(looks_every_s(limit_s)) or progress.see(self._look()) is None:
+        moved = False
+        while asking.is_alive() and not moved:
+            if self.over.wait(looks_every_s(limit_s)):
                 return False
+            moved = progress.see(self._look()) is None
         answer = answers[0] if answers else "no answer"
-        if isinstance(answer, Answer) and answer.status == OK:
-            get_logger().debug("the engine answers", though=finding.what)
+        if moved or (isinstance(answer, Answer) and answer.status == OK):
+            get_logger().debug("the engine goes on", though=finding.what)
             progress.forget(time.monotonic())
             return False
         if isinstance(answer, Answer) and answer.status < _SERVER_ERROR:  # the front's own word

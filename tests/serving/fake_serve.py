@@ -2,7 +2,7 @@
 
 ``--orders FOLDER`` holds what it is to do: a file named ``stuck`` stops its steps, ``chunks`` makes a request take steps that
 count no token, ``dead`` ends the engine's process and leaves the server alive. ``--mode`` makes it another server: ``no counters`` as
-with --disable-log-stats, ``other metrics``, ``no metrics``, ``slow start``, ``fails``, ``ends well``.
+with --disable-log-stats, ``other metrics``, ``no metrics``, ``binds nothing``, ``slow start``.
 """
 
 import argparse
@@ -26,6 +26,7 @@ parser.add_argument("model")
 parser.add_argument("--host", default="127.0.0.1")
 parser.add_argument("--port", type=int, default=8000)
 parser.add_argument("--uds")
+parser.add_argument("--config")
 parser.add_argument("--api-key")
 parser.add_argument("--ssl-certfile")
 parser.add_argument("--ssl-keyfile")
@@ -92,9 +93,6 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def address_string(self) -> str:
-        return ""
-
     def answer(self, status: int, text: str) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
@@ -146,7 +144,7 @@ env = {**os.environ, "PARENT": str(os.getpid())}
 core = subprocess.Popen(["VLLM::EngineCore", "-c", waits], executable=sys.executable, env=env)
 engine = Engine()
 engine.start()
-server = Server(args.uds or (args.host, args.port), Handler)
+server = Server(("127.0.0.1", 0) if args.mode == "binds nothing" else args.uds or (args.host, args.port), Handler)
 if args.ssl_certfile:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile)

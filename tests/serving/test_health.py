@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -77,7 +78,7 @@ def test_half_a_request_and_an_idle_connection_are_no_hang(serve):
         socket.create_connection(("127.0.0.1", served.port)),
     ):
         half.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 50\r\n\r\n{")
-        served.wait_for("the engine answers")  # one token was asked for, since the connection alone does not tell
+        served.wait_for("the engine goes on")  # one token was asked for, since the connection alone does not tell
         time.sleep(1)
     assert not served.told("the server hangs")
     assert served.end() == 0
@@ -127,11 +128,11 @@ def test_with_a_key_the_request_that_decides_carries_it(serve):
     served.wait_for("the server answers")
     with socket.create_connection(("127.0.0.1", served.port)) as half:
         half.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 50\r\n\r\n{")
-        served.wait_for("the engine answers")
+        served.wait_for("the engine goes on")
     assert "sk-1" not in (served.folder / "errors").read_text()
 
 
-def test_over_tls_and_on_a_unix_socket_it_is_watched_as_well(serve, tmp_path):
+def test_over_tls_it_is_watched_as_well(serve, tmp_path):
     subprocess.run(
         [
             "openssl",
@@ -158,7 +159,19 @@ def test_over_tls_and_on_a_unix_socket_it_is_watched_as_well(serve, tmp_path):
     served.end()
 
 
-def test_another_server_at_its_address_is_said_and_the_run_goes_on(serve):
+def test_on_a_unix_socket_it_is_watched_as_well(serve):
+    path = Path("/tmp") / f"oomguard-test-{os.getpid()}-{time.monotonic_ns()}.sock"
+    try:
+        served = serve(*RESTARTED, flags=("--uds", str(path)))
+        served.wait_for("the server answers")
+        core_of(served).send_signal(signal.SIGSTOP)
+        served.wait_for("the server hangs")
+        served.end()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_another_server_at_its_address_is_said_and_the_run_goes_on(serve, tmp_path):
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -170,10 +183,13 @@ def test_another_server_at_its_address_is_said_and_the_run_goes_on(serve):
     other = HTTPServer(("127.0.0.1", 0), Other)
     threading.Thread(target=other.serve_forever, daemon=True).start()
     try:
-        served = serve(*RESTARTED, flags=("--port", str(other.server_port), "--host", "127.0.0.2"))
-        # The command names 127.0.0.2: what answers at 127.0.0.1 is not asked.
-        served.wait_for("the server answers")
-        served.end()
+        served = serve(*RESTARTED, flags=("--port", str(other.server_port), "--mode", "binds nothing"))
+        told = served.wait_for("may not be seen")
+        assert told["event"].endswith("another server answers at its address")
+        assert told["pids"] == [os.getpid()]
+        time.sleep(1)
+        assert len(served.told("may not be seen")) == 1
+        assert served.end() == 0
     finally:
         other.shutdown()
         other.server_close()
@@ -199,8 +215,9 @@ def test_a_stop_of_the_user_while_it_hangs_is_a_stop(serve):
     assert not served.told("running again")
 
 
-def test_a_config_file_that_hides_the_port_is_said_once(serve, tmp_path: Path):
-    (tmp_path / "c.yaml").write_text("port: 1\n")
-    served = serve(*RESTARTED, flags=("--disable-log-stats",))
-    served.wait_for("the server answers")
-    served.end()
+def test_a_file_that_may_hold_the_port_is_said_once(serve, tmp_path):
+    served = serve(*RESTARTED, flags=("--config", str(tmp_path / "c.yaml")))
+    told = served.wait_for("may not be seen")
+    assert told["event"].endswith("its address is not known from its command")
+    assert told["hint"] == "give --host and --port"
+    assert served.end() == 0
