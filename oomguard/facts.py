@@ -144,11 +144,7 @@ def _specs() -> dict[str, FactSpec]:
         ("before_kv_cache", "bool", "the allocation failed before the engine had a KV cache"),
         ("attention_frames", "bool", "the traceback goes through attention"),
         ("logits_frames", "bool", "the traceback goes through the output layer"),
-        (
-            "evaluation_frames",
-            "bool",
-            "the traceback goes through an evaluation or a prediction, which computes no gradient",
-        ),
+        ("evaluation_frames", "bool", "the traceback goes through an evaluation or a prediction: no gradient"),
         ("scheduled_frames", "bool", "the traceback goes through an engine that puts requests into batches itself"),
         ("forward_frames", "bool", "the traceback goes through a model's forward"),
         ("tensor_rows", "int", "first dimension of the tensor that was being made"),

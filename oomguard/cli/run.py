@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import signal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 import click
 
 from oomguard.cli.asked_snapshot import AskedSnapshot
 from oomguard.cli.events import Errors, configure_log
 from oomguard.cli.options import (
+    SECONDS,
     console,
     option,
     output_options,
@@ -35,19 +35,8 @@ if TYPE_CHECKING:
     from oomguard.supervise.signals import Signals
 
 
-class _Seconds(click.FloatRange):
-    """A number of seconds; nan, which compares with nothing, is refused too."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return seconds
-
-
 # How long a run waits for others that write the journal; after it the run goes on without.
 JOURNAL_BUSY_S: Final = 1.0
-SECONDS: Final = _Seconds(min=0, max=10**9)
 
 
 class _CommandAfterDashes(click.Command):

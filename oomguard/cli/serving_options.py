@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from oomguard.cli.options import decorated, option
+from oomguard.cli.options import SECONDS, decorated, option
 from oomguard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def serving_options(function: F) -> F:
             ),
             option(
                 "--hang-after",
-                type=click.FloatRange(min=0),
+                type=SECONDS,
                 default=DEFAULT_HANG_AFTER_S,
                 show_default=True,
                 metavar="SECONDS",
@@ -61,7 +61,7 @@ def serving_options(function: F) -> F:
                 metavar="PATH",
                 help="Where a failed run leaves how it ended, at most 4096 bytes. [default: /dev/termination-log in a pod of Kubernetes]",
             ),
-            option("--slurm-comment", is_flag=True, help="Make how the run does the comment of its SLURM job."),
+            option("--slurm-comment", is_flag=True, help="Make how the run ended the comment of its SLURM job."),
         ),
     )
 
