@@ -183,7 +183,7 @@ def command(
         if outer is not None:
             get_logger().debug("the outer run changes and runs again", outer_pid=outer)
         serving = ServingOptions(restart, hang_after, termination_message, slurm_comment)
-        serving.check()
+        serving = serving.checked(is_inside=outer is not None)
         relaunches = serving.relaunches(ctx, max_relaunches) if outer is None else 0
         limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
         policy = read_policy(allow, pinned, floors, **limits)

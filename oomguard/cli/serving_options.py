@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -75,13 +75,18 @@ class ServingOptions:
     termination_message: str | None
     slurm_comment: bool
 
-    def check(self) -> None:
-        """Raise UsageError where a place cannot be written."""
+    def checked(self, *, is_inside: bool) -> ServingOptions:
+        """Return what this run does of it: inside another run that one looks and runs again.
+
+        Raises:
+            UsageError: a place cannot be written.
+        """
         place = self.termination_message
         if place is not None and not os.access(Path(place).absolute().parent, os.W_OK):
             raise UsageError(
                 f"--termination-message {place}: the folder cannot be written", hint="name a folder that exists"
             )
+        return replace(self, restart="no", hang_after=0.0) if is_inside else self
 
     def is_asked_for(self, ctx: click.Context) -> bool:
         """Return whether the user asked to have the server watched."""
