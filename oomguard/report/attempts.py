@@ -53,7 +53,7 @@ def attempts_table(attempts: Sequence[Attempt], *, columns: int = 80) -> Table:
 
 def attempt_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
     """Return the table as texts fit to show, its headings first."""
-    rows = [(str(a.number), _changed(a), _result(a), _check(a), f"{a.seconds:.1f} s") for a in drawn(tuple(attempts))]
+    rows = [(str(a.number), _changed(a), _result(a), checked(a), f"{a.seconds:.1f} s") for a in drawn(tuple(attempts))]
     return [("attempt", "changed", "result", "predicted -> measured", "time"), *rows]
 
 
@@ -113,7 +113,8 @@ def _result(attempt: Attempt) -> str:
     return attempt.incident.kind.replace("_", " ") if attempt.incident else attempt.error
 
 
-def _check(attempt: Attempt) -> str:
+def checked(attempt: Attempt) -> str:
+    """Return what was predicted beside what was measured, a line a figure; empty where there is neither."""
     predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
     lines = []
     for name in dict.fromkeys([*predicted, *attempt.measured]):

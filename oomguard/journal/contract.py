@@ -1,0 +1,116 @@
+"""The contract's JSON objects read back as records; what is not in them stays unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from oomguard.facts import REGISTRY, Fact, FactValue
+from oomguard.incident import Alternative, Budget, BudgetPart, Cause, Effect, Evidence, Incident, Location, Patch
+
+
+def patch_of(row: Mapping[str, Any]) -> Patch:
+    """Return a patch."""
+    try:
+        effect = Effect.parse(str(row.get("effect")))
+    except KeyError:  # of another version: what is not known costs most
+        effect = Effect.CHANGES_OUTPUTS
+    return Patch(
+        _text(row.get("setting")),
+        _value(row.get("from")),
+        _value(row.get("to")),
+        effect,
+        _text(row.get("reason")),
+        _text(row.get("rule")),
+        row.get("as_flag"),
+        row.get("as_kwarg"),
+        row.get("as_env"),
+        row.get("predicted_freed_bytes"),
+        MappingProxyType(numbers_of(row.get("predicts"))),
+        _text(row.get("tradeoff")),
+        row.get("blocked_by"),
+        row.get("group"),
+    )
+
+
+def incident_of(row: Mapping[str, Any]) -> Incident:
+    """Return an incident; the lines that it was found in are those of its causes."""
+    facts = {name: Fact(name, value) for name, value in values_of(row.get("facts")).items() if name in REGISTRY}
+    place = row.get("location") or {}
+    return Incident(
+        _text(row.get("kind")) or "other",
+        _text(row.get("message")),
+        _text(row.get("framework")) or "unknown",
+        row.get("framework_version"),
+        _text(row.get("phase")) or "unknown",
+        Location(place.get("line"), place.get("byte"), place.get("process")),
+        int(row.get("repeated") or 1),
+        facts=MappingProxyType(facts),
+        causes=tuple(_causes(row)),
+        plan=tuple(patch_of(each) for each in _objects(row, "plan")),
+        alternatives=tuple(_alternatives(row)),
+        budget=_budget(row.get("budget")),
+        unknown=tuple(map(str, row.get("unknown") or ())),
+        start=int(row.get("start") or 1),
+        also_in=tuple(map(str, row.get("also_in") or ())),
+        wrappers=tuple(Evidence(str(line)) for line in row.get("wrappers") or ()),
+    )
+
+
+def mapped(text: str | None) -> dict[str, Any]:
+    """Return a column that holds an object; empty where it holds none."""
+    found = json.loads(text) if text else None
+    return found if isinstance(found, dict) else {}
+
+
+def listed(text: str | None) -> list[Any]:
+    """Return a column that holds a list; empty where it holds none."""
+    found = json.loads(text) if text else None
+    return found if isinstance(found, list) else []
+
+
+def values_of(row: object) -> dict[str, FactValue]:
+    """Return the values of an object that a fact or a setting can have."""
+    pairs = row.items() if isinstance(row, dict) else ()
+    return {str(name): value for name, value in pairs if isinstance(value, (bool, int, float, str))}
+
+
+def numbers_of(row: object) -> dict[str, float]:
+    """Return the numbers of an object."""
+    return {name: value for name, value in values_of(row).items() if not isinstance(value, (bool, str))}
+
+
+def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
+    for each in _objects(row, "causes"):
+        evidence = tuple(Evidence(str(line)) for line in each.get("evidence") or ())
+        names = _text(each.get("id")) or "unknown", _text(each.get("rule"))
+        said = _text(each.get("explanation")), _text(each.get("title"))
+        yield Cause(*names, float(each.get("confidence") or 0), evidence, *said)
+
+
+def _alternatives(row: Mapping[str, Any]) -> Iterator[Alternative]:
+    for each in _objects(row, "alternatives"):
+        name, new, why_not = _text(each.get("setting")), _value(each.get("to")), _text(each.get("why_not"))
+        yield Alternative(name, new, why_not, each.get("as_flag"), each.get("as_kwarg"))
+
+
+def _budget(row: Any) -> Budget:
+    if not isinstance(row, dict):
+        return Budget()
+    parts = (BudgetPart(each["name"], each["bytes"], each["source"]) for each in _objects(row, "parts"))
+    return Budget(row.get("device_total_bytes"), tuple(parts))
+
+
+def _objects(row: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
+    rows = row.get(key)
+    yield from (each for each in (rows if isinstance(rows, list) else ()) if isinstance(each, dict))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _value(value: object) -> FactValue | None:
+    return value if isinstance(value, (bool, int, float, str)) else None
