@@ -20,7 +20,7 @@ _DEFAULT_LIMIT: Final = 20
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-class _Age(click.ParamType):
+class _Age(click.ParamType):  # type: ignore[type-arg] # click before 8.2 knows no argument
     """A time before now: a number and s, m, h, d or w."""
 
     name = "age"

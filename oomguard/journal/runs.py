@@ -86,8 +86,9 @@ def _attempts(
 
 
 def _run(row: tuple[Any, ...], attempts: tuple[PastAttempt, ...]) -> PastRun:
-    number, session, original, *what, forgotten = row
-    return PastRun(number, session, words_of(original), attempts, *what, is_forgotten=bool(forgotten))
+    number, session, original, folder, engine, version, model, device, forgotten = row
+    of_it = (folder, engine, version, model, device, bool(forgotten))
+    return PastRun(number, session, words_of(original), attempts, *of_it)
 
 
 def _attempt(row: tuple[Any, ...]) -> PastAttempt:

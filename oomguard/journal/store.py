@@ -99,7 +99,8 @@ class Journal:
         with self._open() as database:
             original = json_line(list(record.original or record.command))
             database.execute(
-                "INSERT OR IGNORE INTO run (session, original, folder, files) VALUES (?, ?, ?, ?)",
+                "INSERT INTO run (session, original, folder, files) SELECT ?1, ?2, ?3, ?4"
+                " WHERE NOT EXISTS (SELECT 1 FROM run WHERE session = ?1)",  # one that is ignored would use up a number
                 (record.session, original, record.folder, record.files),
             )
             row = database.execute(

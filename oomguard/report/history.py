@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.incident import Diagnosis, Incident
-from oomguard.past_runs import NOT_ENDED, PastAttempt, PastRun
+from oomguard.past_runs import NOT_ENDED, RAN, REPAIRED, STOPPED, PastAttempt, PastRun
 from oomguard.report.attempts import attempt_dict, attempts_table, checked, reduced
 from oomguard.report.json import SCHEMA, incident_dict, json_line, plain_value
 from oomguard.report.mask import HOME, homes_kept
@@ -34,7 +34,7 @@ def print_runs(console: Console, runs: Sequence[PastRun]) -> None:
     table.add_column("run", justify="right", no_wrap=True)
     table.add_column("began", no_wrap=True)
     table.add_column("result", no_wrap=True)
-    table.add_column("command, what failed, what was changed, predicted -> measured")
+    table.add_column("command, what failed, what was changed")
     for run in runs:
         lines = [Text(shown_command(run), style="bold"), *(Text(line) for line in happened(run))]
         result = Text(run.result, style=_STYLES[run.result]).append(f"\n{status_words(run)}", style="not bold dim")
@@ -44,13 +44,14 @@ def print_runs(console: Console, runs: Sequence[PastRun]) -> None:
 
 def print_run(console: Console, run: PastRun) -> None:
     """Print one run: what it was, its attempts, and each failure as it was shown then."""
-    console.print(f"run {run.number}: {run.result}, {status_words(run)}", markup=False)
+    words = ", ".join(filter(None, (run.result, status_words(run))))
+    console.print(f"run {run.number}: {words}", markup=False)
     for name, text in _heading(run):
         console.print(f"  {name:<9}{text}", markup=False, soft_wrap=True)
     attempts = [past.attempt for past in run.attempts]
     console.print(attempts_table(attempts, columns=console.width))
-    if text := reduced(attempts):
-        console.print(drawn(text), markup=False)
+    if sentence := reduced(attempts):
+        console.print(drawn(sentence), markup=False)
     for incident in run.incidents:
         print_diagnosis(console, Diagnosis("", (incident,)))
 
@@ -98,6 +99,15 @@ def _quoted(word: str) -> str:
     return f"{begin}{shlex.quote(word[2:])}" if word.startswith(begin) and len(word) > len(begin) else shlex.quote(word)
 
 
+def learned_words(run: PastRun) -> str | None:
+    """Return what ``--reuse`` would take from a run; None where it ended without changes, or did not work."""
+    last = run.attempts[-1].attempt
+    if run.result not in {RAN, REPAIRED, STOPPED} or not last.settings:
+        return None
+    settings = ", ".join(f"{name} = {value}" for name, value in last.settings.items())
+    return f"run {run.number} of {moment(run.began_at)}: {settings} for {shown_command(run)}"
+
+
 def moment(unix_s: float) -> str:
     """Return a moment in the local time zone, to the minute."""
     return datetime.datetime.fromtimestamp(unix_s).astimezone().strftime("%Y-%m-%d %H:%M")
@@ -112,9 +122,8 @@ def status_words(run: PastRun) -> str:
     """Return a run's exit status in words."""
     last = run.attempts[-1]
     if last.ended_at is None:
-        return "no end recorded"
-    tries = f"{len(run.attempts)} attempts, " if len(run.attempts) > 1 else ""
-    return f"{tries}exit {last.attempt.exit_status}"
+        return ""
+    return f"exit {last.attempt.exit_status}"
 
 
 def run_json(run: PastRun, *, in_full: bool = False) -> str:
