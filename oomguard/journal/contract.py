@@ -61,13 +61,13 @@ def incident_of(row: Mapping[str, Any]) -> Incident:
 
 def mapped(text: str | None) -> dict[str, Any]:
     """Return a column that holds an object; empty where it holds none."""
-    found = json.loads(text) if text else None
+    found = json.loads(text) if text and text != "{}" else None
     return found if isinstance(found, dict) else {}
 
 
 def listed(text: str | None) -> list[Any]:
     """Return a column that holds a list; empty where it holds none."""
-    found = json.loads(text) if text else None
+    found = json.loads(text) if text and text != "[]" else None
     return found if isinstance(found, list) else []
 
 

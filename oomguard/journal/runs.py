@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,6 +10,7 @@ from typing import Any, Final
 from oomguard.incident import Attempt
 from oomguard.journal.contract import incident_of, listed, mapped, numbers_of, patch_of, values_of
 from oomguard.past_runs import STOP_STATUSES, PastAttempt, PastRun
+from oomguard.report.json import json_line
 
 # The last attempt of each run decides how it ended.
 _FAILED: Final = """
@@ -52,7 +52,7 @@ def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None =
         since = " AND a.number = 1 AND a.started_at >= ?"
         values.append(asked.since)
     if asked.command is not None:
-        words = json.dumps(asked.command, ensure_ascii=False)[1:-1].lower()
+        words = json_line([asked.command])[2:-2].lower()
         where.append("""instr(lower(replace(original, '", "', ' ')), ?) > 0""")
         values.append(words)
     if asked.failed:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CHANGED_COLUMNS: Final = 24
 NARROW_COLUMNS: Final = 76
 # Facts that the table shows, and what it calls them.
-_LABELS: Final = {
+LABELS: Final = {
     "peak_bytes": "peak",
     "kv_cache_available_bytes": "KV cache",
     "kv_cache_capacity_tokens": "KV tokens",
@@ -118,15 +118,16 @@ def checked(attempt: Attempt) -> str:
     predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
     lines = []
     for name in dict.fromkeys([*predicted, *attempt.measured]):
-        if name not in _LABELS:
+        if name not in LABELS:
             continue
-        before = f"{_figure(name, predicted[name])} -> " if name in predicted else ""
-        after = _figure(name, attempt.measured[name]) if name in attempt.measured else "not printed"
-        lines.append(f"{_LABELS[name]} {before}{after}")
+        before = f"{figure(name, predicted[name])} -> " if name in predicted else ""
+        after = figure(name, attempt.measured[name]) if name in attempt.measured else "not printed"
+        lines.append(f"{LABELS[name]} {before}{after}")
     return "\n".join(lines)
 
 
-def _figure(name: str, value: float) -> str:
+def figure(name: str, value: float) -> str:
+    """Return the value of a fact that can be measured, with its unit."""
     if name.endswith("_bytes"):
         return format_gib(value)
     return f"{value:,.0f}" if REGISTRY[name].type == "int" else f"{value:.3g}"
