@@ -9,6 +9,7 @@ from typing import Any
 
 from oomguard.facts import REGISTRY, Fact, FactValue
 from oomguard.incident import Alternative, Budget, BudgetPart, Cause, Effect, Evidence, Incident, Location, Patch
+from oomguard.missing import Missing
 
 
 def patch_of(row: Mapping[str, Any]) -> Patch:
@@ -24,13 +25,13 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
         effect,
         _text(row.get("reason")),
         _text(row.get("rule")),
-        row.get("as_flag"),
-        row.get("as_kwarg"),
-        row.get("as_env"),
+        _text(row.get("as_flag")) or None,
+        _text(row.get("as_kwarg")) or None,
+        _text(row.get("as_env")) or None,
         row.get("predicted_freed_bytes"),
         MappingProxyType(numbers_of(row.get("predicts"))),
         _text(row.get("tradeoff")),
-        row.get("blocked_by"),
+        _text(row.get("blocked_by")) or None,
         row.get("group"),
     )
 
@@ -38,7 +39,7 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
 def incident_of(row: Mapping[str, Any]) -> Incident:
     """Return an incident; the lines that it was found in are those of its causes."""
     facts = {name: Fact(name, value) for name, value in values_of(row.get("facts")).items() if name in REGISTRY}
-    place = row.get("location") or {}
+    place = _object(row.get("location"))
     return Incident(
         _text(row.get("kind")) or "other",
         _text(row.get("message")),
@@ -46,16 +47,17 @@ def incident_of(row: Mapping[str, Any]) -> Incident:
         row.get("framework_version"),
         _text(row.get("phase")) or "unknown",
         Location(place.get("line"), place.get("byte"), place.get("process")),
-        int(row.get("repeated") or 1),
+        _count(row.get("repeated")),
         facts=MappingProxyType(facts),
         causes=tuple(_causes(row)),
         plan=tuple(patch_of(each) for each in _objects(row, "plan")),
         alternatives=tuple(_alternatives(row)),
-        budget=_budget(row.get("budget")),
-        unknown=tuple(map(str, row.get("unknown") or ())),
-        start=int(row.get("start") or 1),
-        also_in=tuple(map(str, row.get("also_in") or ())),
-        wrappers=tuple(Evidence(str(line)) for line in row.get("wrappers") or ()),
+        budget=_budget(_object(row.get("budget"))),
+        unknown=_texts(row.get("unknown")),
+        start=_count(row.get("start")),
+        also_in=_texts(row.get("also_in")),
+        wrappers=tuple(map(Evidence, _texts(row.get("wrappers")))),
+        missing=_missing(_object(row.get("missing"))),
     )
 
 
@@ -84,10 +86,10 @@ def numbers_of(row: object) -> dict[str, float]:
 
 def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
     for each in _objects(row, "causes"):
-        evidence = tuple(Evidence(str(line)) for line in each.get("evidence") or ())
+        evidence = tuple(map(Evidence, _texts(each.get("evidence"))))
         names = _text(each.get("id")) or "unknown", _text(each.get("rule"))
         said = _text(each.get("explanation")), _text(each.get("title"))
-        yield Cause(*names, float(each.get("confidence") or 0), evidence, *said)
+        yield Cause(*names, numbers_of(each).get("confidence", 0.0), evidence, *said)
 
 
 def _alternatives(row: Mapping[str, Any]) -> Iterator[Alternative]:
@@ -96,16 +98,34 @@ def _alternatives(row: Mapping[str, Any]) -> Iterator[Alternative]:
         yield Alternative(name, new, why_not, each.get("as_flag"), each.get("as_kwarg"))
 
 
-def _budget(row: Any) -> Budget:
-    if not isinstance(row, dict):
-        return Budget()
-    parts = (BudgetPart(each["name"], each["bytes"], each["source"]) for each in _objects(row, "parts"))
+def _missing(row: Mapping[str, Any]) -> Missing | None:
+    return Missing(_text(row.get("what")), _text(row.get("command"))) if row else None
+
+
+def _budget(row: Mapping[str, Any]) -> Budget:
+    parts = (
+        BudgetPart(_text(each.get("name")), each["bytes"], _text(each.get("source")))
+        for each in _objects(row, "parts")
+        if isinstance(each.get("bytes"), int)
+    )
     return Budget(row.get("device_total_bytes"), tuple(parts))
 
 
 def _objects(row: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
     rows = row.get(key)
     yield from (each for each in (rows if isinstance(rows, list) else ()) if isinstance(each, dict))
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _text(value: object) -> str:

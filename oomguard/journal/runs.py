@@ -52,7 +52,7 @@ def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None =
         since = " AND a.number = 1 AND a.started_at >= ?"
         values.append(asked.since)
     if asked.command is not None:
-        words = json_line([asked.command])[2:-2].lower()
+        words = "".join(c.lower() if c.isascii() else c for c in json_line([asked.command])[2:-2])
         where.append("""instr(lower(replace(original, '", "', ' ')), ?) > 0""")
         values.append(words)
     if asked.failed:

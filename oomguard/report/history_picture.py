@@ -26,7 +26,11 @@ _NAME_CHARS: Final = 36
 # A span of time is one of these, as clocks and calendars have them; the smallest that gives at most _MOST_SPANS.
 _SPANS_S: Final = (60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 28 * 86400, 364 * 86400)
 _NAMES: Final = ("minute", "10 minutes", "hour", "6 hours", "day", "week", "4 weeks", "year")
-_STACK: Final = ((FAILED, "failed", "ended in a failure"), (REPAIRED, "repaired", "failed, changed, and ran"))
+# What became of a run, with its colour, from below.
+_ENDED: Final = "an incident ended it"
+_RECOVERED: Final = "an incident, then it ran"
+_OTHERWISE: Final = "failed of something else"
+_COLORS: Final = {_ENDED: "failed", _RECOVERED: "repaired", _OTHERWISE: "bad call", "ran": "other runs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,7 @@ def history_picture(runs: Sequence[PastRun]) -> Picture:
 
 def _legend() -> Iterator[Shape]:
     x = float(_LEFT)
-    entries = [*((color, words) for _result, color, words in _STACK), ("other runs", "other runs")]
-    for color, words in entries:
+    for words, color in _COLORS.items():
         yield Rect(x, 14, 12, 12, color)
         yield Label(x + 18, 24, words, "dim")
         x += 18 + 7 * len(words) + 22
@@ -79,7 +82,7 @@ def _legend() -> Iterator[Shape]:
 def _bars(runs: Sequence[PastRun], time: _Time) -> Iterator[Shape]:
     spans: list[Counter[str]] = [Counter() for _ in range(time.count)]
     for run in runs:
-        spans[time.span(run.began_at)][run.result] += 1
+        spans[time.span(run.began_at)][_became(run)] += 1
     most = max(sum(span.values()) for span in spans)
     step = _step(most)
     top = math.ceil(most / step) * step
@@ -91,17 +94,21 @@ def _bars(runs: Sequence[PastRun], time: _Time) -> Iterator[Shape]:
     width = _PLOT / time.count
     for i, span in enumerate(spans):
         words = f"{moment(time.begin_s + i * time.span_s)}, {time.name}: " + ", ".join(
-            f"{n} {r}" for r, n in span.items()
+            f"{n:,} {w}" for w, n in span.items()
         )
-        parts = [(span[result], color) for result, color, _words in _STACK]
-        parts.append((sum(span.values()) - sum(n for n, _color in parts), "other runs"))
         below = 0
-        for count, color in parts:
-            if count:
+        for what, color in _COLORS.items():
+            if count := span[what]:
                 tall = _PANEL * count / top
                 y = _TOP + _PANEL * (1 - below / top) - tall
                 yield Rect(_LEFT + i * width + 1, y, max(1.5, min(width, 60) - 2), tall, color, words)
                 below += count
+
+
+def _became(run: PastRun) -> str:
+    if run.result == FAILED:
+        return _ENDED if run.attempts[-1].attempt.incident is not None else _OTHERWISE
+    return _RECOVERED if run.result == REPAIRED else "ran"
 
 
 def _lanes(runs: Sequence[PastRun]) -> list[tuple[str, list[PastRun]]]:
