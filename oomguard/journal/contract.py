@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from oomguard.facts import REGISTRY, Fact, FactValue
 from oomguard.incident import Alternative, Budget, BudgetPart, Cause, Effect, Evidence, Incident, Location, Patch
 from oomguard.missing import Missing
+
+# How a line of evidence is written: the line's number first, where it has one.
+_LINE: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
 
 
 def patch_of(row: Mapping[str, Any]) -> Patch:
@@ -38,7 +42,12 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
 
 def incident_of(row: Mapping[str, Any]) -> Incident:
     """Return an incident; the lines that it was found in are those of its causes."""
-    facts = {name: Fact(name, value) for name, value in values_of(row.get("facts")).items() if name in REGISTRY}
+    slack = numbers_of(row.get("slack"))  # the journal's own: figures are shown as precise as they were printed
+    facts = {
+        name: Fact(name, value, slack=slack.get(name, 0.0))
+        for name, value in values_of(row.get("facts")).items()
+        if name in REGISTRY
+    }
     place = _object(row.get("location"))
     return Incident(
         _text(row.get("kind")) or "other",
@@ -56,7 +65,7 @@ def incident_of(row: Mapping[str, Any]) -> Incident:
         unknown=_texts(row.get("unknown")),
         start=_count(row.get("start")),
         also_in=_texts(row.get("also_in")),
-        wrappers=tuple(map(Evidence, _texts(row.get("wrappers")))),
+        wrappers=_lines(row.get("wrappers")),
         missing=_missing(_object(row.get("missing"))),
     )
 
@@ -86,7 +95,7 @@ def numbers_of(row: object) -> dict[str, float]:
 
 def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
     for each in _objects(row, "causes"):
-        evidence = tuple(map(Evidence, _texts(each.get("evidence"))))
+        evidence = _lines(each.get("evidence"))
         names = _text(each.get("id")) or "unknown", _text(each.get("rule"))
         said = _text(each.get("explanation")), _text(each.get("title"))
         yield Cause(*names, numbers_of(each).get("confidence", 0.0), evidence, *said)
@@ -122,6 +131,11 @@ def _object(value: object) -> dict[str, Any]:
 
 def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _lines(value: object) -> tuple[Evidence, ...]:
+    found = ((_LINE.fullmatch(text), text) for text in _texts(value))
+    return tuple(Evidence(line[2], int(line[1])) if line else Evidence(text) for line, text in found)
 
 
 def _count(value: object) -> int:

@@ -91,7 +91,10 @@ class Keeper:
         from oomguard.report.json import incident_dict
         from oomguard.supervise.what_ran import chosen_by_user, what_ran
 
-        incident = incident_dict(attempt.incident) if attempt.incident else None
+        incident = None
+        if attempt.incident is not None:
+            slack = {name: fact.slack for name, fact in attempt.incident.facts.items() if fact.slack}
+            incident = incident_dict(attempt.incident) | {"slack": slack}
         status = attempt.exit_status if attempt.exit_status is not None else 125
         try:
             ran = what_ran(attempt.incident, start, self._device)

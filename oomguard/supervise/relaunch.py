@@ -286,10 +286,8 @@ class Supervision:
         """Carry the settings changed so far into the command of the attempt that begins."""
         ledger, log = self._ledger, get_logger()
         self.launch = self._engine.apply(self._first, ledger.settings, folder)
-        log.info(
-            "running again" if ledger.attempts else "beginning with what worked",
-            **{patch.setting: arrow(patch) for patch in ledger.patches},
-        )
+        if ledger.attempts:  # of the first attempt it is told which run it takes them from
+            log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
 
