@@ -55,6 +55,7 @@ def forget_learned(path: Path | None, number: int | None, model: str | None, *, 
 def _chosen(path: Path | None, number: int | None, model: str | None) -> list[PastRun]:
     from oomguard.journal.reading import reading
     from oomguard.journal.runs import Asked, past_runs
+    from oomguard.report.presentable import drawn
 
     with reading(path) as database:
         runs = [] if database is None else past_runs(database, Asked(number=number))
@@ -64,7 +65,7 @@ def _chosen(path: Path | None, number: int | None, model: str | None) -> list[Pa
         known = sorted({run.model for run in runs if run.model})
         runs = [run for run in runs if run.model == model]
         if not runs and known:
-            click.echo(f"no run of {model} is recorded; of these: {', '.join(known)}", err=True)
+            click.echo(drawn(f"no run of {model} is recorded; of these: {', '.join(known)}"), err=True)
     return [run for run in runs if not run.is_forgotten]
 
 

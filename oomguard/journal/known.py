@@ -13,6 +13,8 @@ from oomguard.journal.contract import listed, mapped, numbers_of, patch_of, valu
 from oomguard.journal.runs import words_of
 from oomguard.past_runs import STOP_STATUSES
 
+# A start does not wait for all of a journal of years.
+_MOST_ATTEMPTS: Final = 20_000
 # An attempt held where it ended well, and where its user stopped it after its engine had told what it got. One that failed of
 # something that is no memory failure says nothing.
 _HELD: Final = """
@@ -23,7 +25,8 @@ WHEN a.exit_status IN ({stops}) AND a.measured <> '{}' THEN 1 END""".replace(
 _KNOWN: Final = """
 SELECT original, folder, files, engine, engine_version, device, settings, max(CASE WHEN held THEN id END) AS last, sum(held), sum(NOT held),
   max(CASE WHEN NOT held THEN id END)
-FROM (SELECT a.id, a.settings, r.*, {held} AS held FROM attempt a JOIN run r ON r.session = a.session WHERE r.forgotten = 0)
+FROM (SELECT a.id, a.settings, r.*, {held} AS held FROM attempt a JOIN run r ON r.session = a.session WHERE r.forgotten = 0
+  AND a.id > (SELECT max(id) FROM attempt) - ?)
 GROUP BY original, folder, files, engine, engine_version, device, settings HAVING last IS NOT NULL ORDER BY last DESC""".replace(
     "{held}", _HELD
 )
@@ -78,8 +81,8 @@ class KnownRun:
 
 
 def known_to_work(database: sqlite3.Connection) -> list[Known]:
-    """Return all that is known to work and not forgotten, what held last first."""
-    return [_known(row) for row in database.execute(_KNOWN)]
+    """Return all that is known to work by the last 20,000 attempts and not forgotten, what held last first."""
+    return [_known(row) for row in database.execute(_KNOWN, (_MOST_ATTEMPTS,))]
 
 
 def last_run(database: sqlite3.Connection, known: Known) -> KnownRun:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Final
 
 from oomguard.engines.command import Launch
 from oomguard.engines.known import insight_of, launcher_of
-from oomguard.errors import OomguardError
 from oomguard.facts import FactValue
 from oomguard.incident import Incident, Patch, SettingInForce
 from oomguard.journal.known import Known, KnownRun, known_to_work, last_run
@@ -21,6 +21,8 @@ from oomguard.settings import SETTINGS, effect_of
 from oomguard.supervise.by_variable import ALLOCATOR, WithVariables
 from oomguard.supervise.what_ran import device_words, names_a_place_here, started_as
 
+# A setting is a flag and a value, and either command may have another spelling of it.
+_WORDS: Final = 4
 Reading = Callable[[], AbstractContextManager[sqlite3.Connection | None]]
 
 
@@ -36,8 +38,8 @@ def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Pat
     try:
         with reading() as database:
             found = None if database is None else _Reuse(launch, policy).chosen(database)
-    except (OomguardError, sqlite3.Error) as error:
-        log.warning("nothing is reused: the journal cannot be read", reason=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a journal or an engine's folder holds: the command runs
+        log.warning("nothing is reused: the journal cannot be used", reason=str(error))
         return ()
     if found is None or isinstance(found, str):
         log.info("nothing is reused: the command runs as given", reason=found or "there is no journal yet")
@@ -86,6 +88,8 @@ class _Reuse:
         asked, is_here = Launch(tuple(as_kept["original"])), names_a_place_here(self.launch.argv)
         for known in known_to_work(database):
             if is_here and known.folder != as_kept["folder"]:
+                continue
+            if len({*asked.argv} ^ {*known.original}) > _WORDS * len(known.settings):  # most are told apart at once
                 continue
             if engine.shown(asked, known.settings) == engine.shown(Launch(known.original), known.settings):
                 yield known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,8 @@ _MOST_FILES: Final = 16
 
 def started_as(argv: Sequence[str]) -> dict[str, Any]:
     """Return how a run was started, as the journal keeps it: the command with its secrets masked, the folder, the files' digest."""
-    with homes_kept():
+    folder = None
+    with homes_kept(), suppress(OSError):  # the working directory may be gone
         folder = mask(str(Path.cwd()))
     return {"original": mask_command(argv, keep_homes=True), "folder": folder, "files": digest_of_files(argv)}
 
@@ -48,7 +50,7 @@ def digest_of_files(argv: Sequence[str]) -> str | None:
 def names_a_place_here(argv: Sequence[str]) -> bool:
     """Return whether a word of a command is a path of the working directory: elsewhere it is another file, or model."""
     tails = (word.rpartition("=")[2] for word in argv)
-    return any(tail and not Path(tail).is_absolute() and Path(tail).exists() for tail in tails)
+    return any(tail and not tail.startswith("/") and os.path.lexists(tail) for tail in tails)
 
 
 def device_words() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import MappingProxyType
 
@@ -39,8 +40,6 @@ def test_the_digest_is_that_of_programs_and_configurations_as_they_are(folder: P
 
 
 def test_what_is_no_file_or_has_no_end_is_not_read(folder: Path):
-    import os
-
     os.mkfifo(folder / "pipe.py")
     (folder / "folder.py").mkdir()
 
@@ -52,7 +51,15 @@ def test_a_path_of_this_folder_is_told_from_one_that_means_the_same_everywhere(f
 
     assert names_a_place_here(["vllm", "serve", "./tiny"])
     assert names_a_place_here(["x", "--model=tiny"])
-    assert not names_a_place_here(["vllm", "serve", "org/model", str(folder / "tiny"), ""])
+    assert not names_a_place_here(["vllm", "serve", "org/model", str(folder / "tiny"), "", "a prompt " * 1000])
+
+
+def test_a_working_directory_that_is_gone_is_not_known(folder: Path):
+    (folder / "gone").mkdir()
+    os.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+
+    assert started_as(["true"])["folder"] is None
 
 
 def test_what_ran_is_what_the_engine_told_else_what_failed_told():
