@@ -19,7 +19,7 @@ ROOMS = (
     {"templates"},
     {"kinds", "missing", "snapshots"},
     {"incident"},
-    {"log", "settings", "timeline"},
+    {"log", "past_runs", "settings", "timeline"},
     {"surfaces"},
     {"assignments"},
     {"rules"},

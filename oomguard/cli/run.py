@@ -23,6 +23,7 @@ from oomguard.cli.options import (
     read_rules,
     tell_configuration,
 )
+from oomguard.cli.reuse_option import reuse_option, reused
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
@@ -115,6 +116,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     metavar="PATH",
     help="Where attempts are recorded. [default: the user's state folder]",
 )
+@reuse_option
 @option(
     "--grace",
     type=SECONDS,
@@ -153,6 +155,7 @@ def command(
     report: str | None,
     snapshot: str | None,
     journal: str | None,
+    reuse: bool,
     grace: float,
     pty: bool,
     log_format: str,
@@ -206,10 +209,12 @@ def command(
                 print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
         launch = Launch(tuple(argv))
-        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None)
+        known = reused(launch, policy, journal, reuse=reuse and outer is None)
+        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch, policy, lambda: read_rules(rules), keeper, dry_run, grace, on_failure, idempotent, pty
         )
+        supervision.begins_with = known
         outcome = supervision.run(signals)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:

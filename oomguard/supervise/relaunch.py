@@ -15,7 +15,7 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.protocol import Insight
-from oomguard.incident import Attempt, Diagnosis, Effect, Incident
+from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.remedy.policy import Policy, with_needed
@@ -27,7 +27,7 @@ from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
 from oomguard.supervise.job_files import tell_places
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.kernel_kill import killed_by_kernel
-from oomguard.supervise.learning import learn
+from oomguard.supervise.learning import last_start, learn
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.pasting import commands_to_paste, to_paste
@@ -76,6 +76,7 @@ class Supervision:
         idempotent: run the command again also where it had written files or served requests.
         pty: whether the command has a terminal of its own where our output is one.
         companions: what is told of each attempt.
+        begins_with: what is changed in the first attempt already, as an earlier run found it to work.
     """
 
     launch: Launch
@@ -88,6 +89,7 @@ class Supervision:
     idempotent: bool = False
     pty: bool = True
     companions: Companions = field(default_factory=Companions)
+    begins_with: tuple[Patch, ...] = ()
     _first: Launch = field(init=False)
     _engine: WithVariables = field(init=False)
     _insight: Insight = field(init=False)
@@ -115,6 +117,7 @@ class Supervision:
         """
         ledger = self._ledger
         self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
+        ledger.pending = self.begins_with
         keeps = self.policy.max_relaunches > 0 and not self.dry_run
         with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
             if cannot_make(folder) is None:
@@ -166,7 +169,7 @@ class Supervision:
             seconds=ended.seconds,
             measured=measured,
         )
-        self.keeper.end(attempt)
+        self.keeper.end(attempt, last_start(heard, self._engine, self.launch))
         self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
             learn(heard.scanner, self._engine, self.launch, self.keeper)
@@ -283,7 +286,8 @@ class Supervision:
         """Carry the settings changed so far into the command of the attempt that begins."""
         ledger, log = self._ledger, get_logger()
         self.launch = self._engine.apply(self._first, ledger.settings, folder)
-        log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
+        if ledger.attempts:  # of the first attempt it is told which run it takes them from
+            log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
 

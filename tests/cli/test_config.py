@@ -25,6 +25,7 @@ RAISING = {
     "report": ("'/tmp/planted.json'", "only a flag"),
     "snapshot": ("'/tmp/planted.pickle'", "only a flag"),
     "journal": ("'/tmp/planted.sqlite3'", "only a flag"),
+    "reuse": ("true", "only a flag"),
     "rules": ("['.']", "only a flag"),
     "set": ("'max_model_len=1'", "only a flag"),
     "gpu_memory": ("'1GiB'", "only a flag"),
