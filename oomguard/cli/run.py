@@ -14,6 +14,7 @@ import click
 
 from oomguard.cli.asked_snapshot import AskedSnapshot
 from oomguard.cli.events import Errors, configure_log
+from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
     console,
     option,
@@ -102,6 +103,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     metavar="FILE",
     help="Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md or .html.",
 )
+@metrics_option
 @option(
     "--snapshot",
     type=click.Path(dir_okay=False),
@@ -151,6 +153,7 @@ def command(
     dry_run: bool,
     idempotent: bool,
     report: str | None,
+    metrics: str | None,
     snapshot: str | None,
     journal: str | None,
     grace: float,
@@ -210,7 +213,7 @@ def command(
         supervision = Supervision(
             launch, policy, lambda: read_rules(rules), keeper, dry_run, grace, on_failure, idempotent, pty
         )
-        outcome = supervision.run(signals)
+        outcome = run_told(supervision, signals, ctx, metrics, is_inner=outer is not None)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:
             asked.tell(outcome)
