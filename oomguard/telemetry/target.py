@@ -13,7 +13,7 @@ from oomguard.errors import UsageError
 LOCAL: Final = "127.0.0.1"
 SUFFIX: Final = ".prom"  # node_exporter's textfile collector reads no other
 _LARGEST_PORT: Final = 65535
-_ADDRESS: Final = re.compile(r"(?:(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/]+)):)?(?P<port>\d{1,5})")
+_ADDRESS: Final = re.compile(r"(?:(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/]+)):)?(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
