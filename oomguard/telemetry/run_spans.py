@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +41,7 @@ class RunSpans:
         words = {"process.command_args": list(mask_command(tuple(argv)))}
         self._run = self._tracer.start_span(RUN, above, attributes=words)
         self._attempt: Span | None = None
-        self._attempts = 0
+        self._attempts = self._began_ns = 0
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
         """Begin an attempt's span, which the command finds in its environment."""
@@ -48,8 +49,9 @@ class RunSpans:
 
         del patches
         self._attempts = number
-        numbered = {"oomguard.attempt.number": number}
-        self._attempt = self._tracer.start_span(ATTEMPT, set_span_in_context(self._run), attributes=numbered)
+        numbered, self._began_ns = {"oomguard.attempt.number": number}, time.time_ns()
+        below = set_span_in_context(self._run)
+        self._attempt = self._tracer.start_span(ATTEMPT, below, attributes=numbered, start_time=self._began_ns)
         carried: dict[str, str] = {}
         self._propagator.inject(carried, set_span_in_context(self._attempt))
         for name in _CARRIED:
@@ -67,14 +69,15 @@ class RunSpans:
         span, self._attempt = self._attempt, None
         if span is None:
             return
+        ended_ns = self._began_ns + round(attempt.seconds * 1e9)  # it has been explained since
         span.set_attributes(of_attempt(attempt))
         if attempt.incident is not None:
-            span.add_event(INCIDENT, of_incident(attempt.incident, attempt.number))
+            span.add_event(INCIDENT, of_incident(attempt.incident, attempt.number), ended_ns)
         why = attempt.incident.headline if attempt.incident is not None else attempt.error
         self._set_status(
             span, why, failed=not attempt.succeeded and (attempt.incident is not None or not self._stopped())
         )
-        span.end()
+        span.end(ended_ns)
 
     def end(self, status: int | None) -> None:
         """End the run's span; ``status`` is the run's own, None where its command could not be started."""

@@ -23,7 +23,9 @@ def rows(first: str) -> list[list[str]]:
     """The rows of the page's table whose first column has this title, without the backquotes."""
     found = re.search(rf"^\| {first} \|.*?(?=\n\n|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found is not None
-    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in found[0].splitlines()[2:]]
+    return [
+        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in found[0].splitlines()[2:]
+    ]
 
 
 @NAMES
