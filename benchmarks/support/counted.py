@@ -9,7 +9,6 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from oomguard.journal.store import Journal, Record
-
 from support.commands import ROOT
 
 ENGINE = ROOT / "tests" / "supervise" / "fake_engine.py"
