@@ -153,8 +153,8 @@ def equal_the_journal() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=10000, help="pairs of requests in a round (default 10000)")
-    parser.add_argument("--rounds", type=int, default=2, help="how often both servers are started (default 2)")
+    parser.add_argument("--pairs", type=int, default=1500, help="pairs of requests in a round (default 1500)")
+    parser.add_argument("--rounds", type=int, default=10, help="how often both servers are started (default 10)")
     parser.add_argument("--control", action="store_true", help="no metrics on either side: what the method sees")
     options = parser.parse_args()
     logs, met, scrapes = [], [], 0
