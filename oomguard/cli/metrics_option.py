@@ -72,8 +72,11 @@ def run_told(
         outcome = supervision.run(signals)
         status = outcome.status
     finally:
-        spans.end(status)
-        tracing.deliver()
+        try:
+            spans.end(status)
+            tracing.deliver()
+        except Exception as error:  # noqa: BLE001 - the command has ended, and its status is told whatever becomes of the spans
+            get_logger().warning("spans are lost", reason=f"{type(error).__name__}: {error}")
     return outcome
 
 

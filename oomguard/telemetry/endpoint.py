@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING
 
+from oomguard.log import get_logger
 from oomguard.telemetry.exporter import Exporter, registry_of
 from oomguard.telemetry.target import Address
 
@@ -48,8 +50,13 @@ def _server(listening: socket.socket, address: Address, exporter: Exporter) -> T
 
     from prometheus_client import MetricsHandler
 
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Tell of a scrape that broke off as an event: standard error is the command's."""
+            get_logger().debug("a scrape failed", of=str(client_address), reason=repr(sys.exception()))
+
     handler = MetricsHandler.factory(registry_of(exporter))
-    server = ThreadingHTTPServer((address.host, address.port), handler, bind_and_activate=False)
+    server = Server((address.host, address.port), handler, bind_and_activate=False)
     server.socket.close()
     server.socket = listening
     return server

@@ -71,7 +71,7 @@ class Tracing:
         sending = threading.Thread(target=self.provider.shutdown, name="oomguard-spans", daemon=True)
         sending.start()
         sending.join(DELIVER_S)
-        if sending.is_alive() or self._troubles.last is not None:
+        if sending.is_alive() or self._troubles.are_lost:
             why = self._troubles.last or "no answer"
             get_logger().warning("spans are lost: the collector did not take them", waited_s=DELIVER_S, reason=why)
 
@@ -82,6 +82,7 @@ class _Troubles(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.last: str | None = None
+        self.are_lost = False
 
     def listen(self) -> None:
         logger = logging.getLogger("opentelemetry")
@@ -90,6 +91,7 @@ class _Troubles(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.last = record.getMessage().partition("\n")[0]
+        self.are_lost = self.are_lost or record.levelno >= logging.ERROR  # a warning is of what is tried again
 
 
 def _names() -> list[str]:

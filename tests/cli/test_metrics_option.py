@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import urllib.request
@@ -42,7 +43,7 @@ def running(*options: str, command: tuple[str, ...] = WAITS) -> Iterator[tuple[s
             yield process, url
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.wait(timeout=60)
 
 
 def get(url: str) -> dict[tuple[str, ...], float]:
@@ -60,6 +61,20 @@ def test_a_scrape_tells_what_has_happened_while_the_command_runs_on():
     assert found["oomguard_patches_total", "reduces-capacity", "max_model_len"] == 1
     assert found[("oomguard_command_resident_memory_bytes",)] > 1 << 20
     assert found[("oomguard_attempt_start_time_seconds",)] > 1.7e9
+
+
+def test_a_scrape_that_breaks_off_prints_nothing_into_the_commands_output():
+    with running("--metrics", "0") as (process, url):
+        host, _, port = url.removeprefix("http://").removesuffix("/metrics").partition(":")
+        for sent in (b"", b"nonsense\r\n\r\n", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
+            with socket.create_connection((host, int(port)), timeout=30) as broken:
+                broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+                broken.sendall(sent)
+        assert get(url)[("oomguard_attempts_total",)] == 2
+        process.terminate()
+        output, _ = process.communicate(timeout=60)
+    assert "Traceback" not in output
+    assert "Exception" not in output
 
 
 def test_it_listens_on_this_machine_alone_unless_another_address_is_given():
