@@ -28,6 +28,7 @@ OPTIONS: Final = (
     "dry_run",
     "idempotent",
     "report",
+    "metrics",
     "snapshot",
     "journal",
     "reuse",

@@ -14,6 +14,7 @@ import click
 
 from oomguard.cli.asked_snapshot import AskedSnapshot
 from oomguard.cli.events import Errors, configure_log
+from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
     console,
     option,
@@ -103,6 +104,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     metavar="FILE",
     help="Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md or .html.",
 )
+@metrics_option
 @option(
     "--snapshot",
     type=click.Path(dir_okay=False),
@@ -153,6 +155,7 @@ def command(
     dry_run: bool,
     idempotent: bool,
     report: str | None,
+    metrics: str | None,
     snapshot: str | None,
     journal: str | None,
     reuse: bool,
@@ -215,7 +218,7 @@ def command(
             launch, policy, lambda: read_rules(rules), keeper, dry_run, grace, on_failure, idempotent, pty
         )
         supervision.begins_with = known
-        outcome = supervision.run(signals)
+        outcome = run_told(supervision, signals, ctx, metrics, is_inner=outer is not None)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:
             asked.tell(outcome)

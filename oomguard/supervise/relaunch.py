@@ -147,6 +147,7 @@ class Supervision:
             self.companions.began(number, self.launch, signals.watcher.command_pid)
 
         self._between.begins(self.launch)
+        self.companions.begins(number, ledger.patches)
         witness, marker, cgroup = self._witness, Marker(self._finder, self._witness.take), read_cgroup()
         try:
             with witness.watching(self.launch, signals.watcher.pid):

@@ -29,6 +29,7 @@ RAISING = {
     "rules": ("['.']", "only a flag"),
     "set": ("'max_model_len=1'", "only a flag"),
     "gpu_memory": ("'1GiB'", "only a flag"),
+    "metrics": ("'0.0.0.0:9400'", "only a flag"),
     "format": ("'exe'", "one of terminal, json, markdown"),
     "jobs": ("'1024'", "only a flag"),
     "follow": ("true", "only a flag"),
