@@ -82,6 +82,25 @@ def on_host(*, really: bool = True) -> AbstractContextManager[Any]:
     return _disable_current_modes()  # type: ignore[no-any-return]
 
 
+def to_host(tensor: Any) -> Any:
+    """Return a tensor's copy on the host, which ``from_host`` takes back."""
+    if _simulated() is None:
+        return tensor.to("cpu")
+    with on_host():
+        return tensor.clone()
+
+
+def place(tensors: list[Any]) -> None:
+    """Count tensors on the simulated device from here on; raises its error where they do not fit, and does nothing without one."""
+    if (device := _simulated()) is not None:
+        device.place(tensors)
+
+
+def is_simulated() -> bool:
+    """Return whether the device in use is a simulated one, whose tensors are the CPU's."""
+    return _simulated() is not None
+
+
 def from_host(tensor: Any, device: Any) -> Any:
     """Return a tensor of ``on_host`` on its device; it may run out of memory there."""
     if _simulated() is None:
