@@ -65,7 +65,10 @@ def free_bytes() -> int | None:
     cuda = _cuda()
     if cuda is None:
         return None
-    return int(cuda.mem_get_info()[0] + cuda.memory_reserved() - cuda.memory_allocated())
+    free, total = cuda.mem_get_info()
+    room = int(free + cuda.memory_reserved() - cuda.memory_allocated())
+    share = getattr(cuda, "get_per_process_memory_fraction", None)  # not in every version of torch
+    return room if share is None else min(room, max(0, int(share() * total) - int(cuda.memory_allocated())))
 
 
 def counts(tensor: Any) -> bool:

@@ -13,6 +13,7 @@ from oomguard.memory.constants import reserved_ratio
 from oomguard.memory.generate.rows import CallTrace, largest_rows
 from oomguard.remedy.cache_elsewhere import CACHE, both
 from oomguard.remedy.call_variants import VARIED, solved
+from oomguard.remedy.device_room import device_room_bytes
 from oomguard.remedy.permitted import grouped, present_value
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.prompt_chunks import CHUNK
@@ -160,14 +161,9 @@ class CallModel:
         What a trace says needs less of a margin than what was measured on other rows, and none for the allocator's
         rules, through which it is replayed.
         """
-        total = incident.number("device_total_bytes")
-        if self.base_bytes is None or not total:
-            return None
         allocator = reserved_ratio() if self.is_cached else 0.0
         margin_ratio = TRACED_MARGIN_RATIO if traced else BATCH_MARGIN_RATIO + allocator
-        others = incident.number("other_process_in_use_bytes") or 0
-        beside_tensors = incident.number("non_torch_bytes") or 0
-        return (total - others) * (1 - margin_ratio) - beside_tensors - self.base_bytes
+        return device_room_bytes(incident, self.base_bytes, margin_ratio)
 
     def results_wait(self, incident: Incident) -> bool:
         """Return whether the rows that fit by a trace leave no room for the results of all: those then wait on the host."""

@@ -9,6 +9,7 @@ from typing import Final
 from oomguard.facts import FactValue, format_gib
 from oomguard.incident import Alternative, Incident, Patch
 from oomguard.memory.constants import reserved_ratio
+from oomguard.remedy.device_room import device_room_bytes
 from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import Solution
@@ -93,13 +94,8 @@ class LoadModel:
 
     def room_bytes(self, incident: Incident) -> float | None:
         """Return the bytes that weights and work may take together; None where the device's size is not known."""
-        total = incident.number("device_total_bytes")
-        if self.base_bytes is None or not total:
-            return None
-        others = incident.number("other_process_in_use_bytes") or 0
-        beside = incident.number("non_torch_bytes") or 0
         margin = _MARGIN_RATIO + (reserved_ratio() if self.is_cached else 0.0)
-        return (total - others) * (1 - margin) - beside - self.base_bytes
+        return device_room_bytes(incident, self.base_bytes, margin)
 
     def _ways(self, incident: Incident) -> Iterator[tuple[str, Solution, str | None]]:
         offloaded = self._on_host(incident)

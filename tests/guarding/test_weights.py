@@ -114,13 +114,13 @@ def test_a_device_that_the_program_names_needs_permission(plain, options):
 def test_sixteen_bits_need_permission_and_are_solved(plain):
     folder, size = plain
     pinned = ["weights_on_device_bytes"]
-    with limit_memory(int(0.8 * size)), oomguard.guard(pin=pinned), pytest.raises(torch.OutOfMemoryError) as raised:
+    with limit_memory(int(0.95 * size)), oomguard.guard(pin=pinned), pytest.raises(torch.OutOfMemoryError) as raised:
         loaded(folder)
     (line,) = [line for line in "\n".join(raised.value.__notes__).splitlines() if "change: dtype" in line]
     assert 'dtype="bfloat16" (changes-outputs)' in line
     assert "--allow changes-outputs permits it" in line
 
-    with limit_memory(int(0.8 * size)) as device, oomguard.guard(pin=pinned, allow="changes-outputs") as g:
+    with limit_memory(int(0.95 * size)) as device, oomguard.guard(pin=pinned, allow="changes-outputs") as g:
         model = loaded(folder)
         assert device.live_bytes < 0.6 * size
     assert model.dtype == torch.bfloat16
@@ -176,7 +176,7 @@ def test_a_model_that_is_moved_there_keeps_layers_on_the_host_where_that_is_perm
 
 
 def test_what_is_no_memory_failure_comes_out_as_it_is(tmp_path):
-    with limit_memory("1 GiB"), oomguard.guard() as g, pytest.raises(OSError, match="config.json") as raised:
+    with limit_memory("1 GiB"), oomguard.guard() as g, pytest.raises(OSError, match="no file named") as raised:
         transformers.LlamaForCausalLM.from_pretrained(str(tmp_path))
 
     assert not getattr(raised.value, "__notes__", [])
