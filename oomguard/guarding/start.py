@@ -147,12 +147,10 @@ class StartRun:
         measured: dict[str, float] = {}
         with _keeping_quiet("what the start measured"):
             measured = self._measured(ended) if self._ledger.attempts else {}
-        is_told, ended_well = (
-            self._start.tells_success or bool(self._ledger.attempts),
-            self._ledger.end(measured=measured),
-        )
+        is_told = self._start.tells_success or bool(self._ledger.attempts)
+        attempt = self._ledger.end(measured=measured)
         if is_told:
-            self._owner.record(ended_well)
+            self._owner.record(attempt)
         self._devices = {}  # what is free before a later death is another matter
 
     def _attempt(self) -> EndedStart:
