@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from oomguard.memory.generate.call import CallBudget
     from oomguard.memory.vllm.start import StartBudget
     from oomguard.remedy.policy import Policy
+    from oomguard.telemetry.enabling import enable_metrics
     from oomguard.timeline import MemoryUse, SeenCall, Timeline
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "attempts",
     "diagnose",
     "diff",
+    "enable_metrics",
     "guard",
     "imap",
     "map",
@@ -102,6 +104,7 @@ _HOMES = {
     "memory.generate.call": ("CallBudget",),
     "memory.vllm.start": ("StartBudget",),
     "remedy.policy": ("Policy",),
+    "telemetry.enabling": ("enable_metrics",),
     "timeline": ("MemoryUse", "SeenCall", "Timeline"),
     "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.notebook": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook

@@ -69,6 +69,12 @@ class LiveStorages:
         if self.events is not None:
             self.events.append((number, size))
 
+    def drop(self, leaf: Any) -> None:
+        """Count a tensor's storage no longer."""
+        key = leaf.untyped_storage()._cdata
+        self._ends.pop(key, None)
+        self._end(key, None)
+
     def take_events(self) -> list[tuple[int, int]]:
         """Return the changes noted so far and forget them."""
         events, self.events = self.events, []

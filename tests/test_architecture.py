@@ -19,7 +19,7 @@ ROOMS = (
     {"templates"},
     {"kinds", "missing", "snapshots"},
     {"incident"},
-    {"log", "settings", "timeline"},
+    {"log", "past_runs", "settings", "timeline"},
     {"surfaces"},
     {"assignments"},
     {"rules"},
@@ -31,7 +31,7 @@ ROOMS = (
     {"budgeting", "comparing"},
     {"report"},
     {"rule_testing", "journal"},
-    {"attempting", "checking"},
+    {"attempting", "checking", "telemetry"},
     {"guarding", "supervise", "testing"},
     {"instrumentation", "mapping", "serving"},
     {"cli"},
@@ -39,7 +39,19 @@ ROOMS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
-ENGINES = {"torch", "transformers", "vllm", "numpy", "matplotlib", "rich", "structlog", "tenacity", "wrapt"}
+ENGINES = {
+    "torch",
+    "transformers",
+    "vllm",
+    "numpy",
+    "matplotlib",
+    "rich",
+    "structlog",
+    "tenacity",
+    "wrapt",
+    "prometheus_client",
+    "opentelemetry",
+}
 
 
 def room(path: Path) -> str:

@@ -56,6 +56,7 @@ def test_the_public_names_are_exactly_these():
         "attempts",
         "diagnose",
         "diff",
+        "enable_metrics",
         "guard",
         "imap",
         "map",

@@ -21,6 +21,7 @@ EFFECTS = [
     ("batch_size", 16, 8, PRESERVES),
     ("prefill_chunk_size", 8192, 512, PRESERVES),
     ("attn_implementation", "eager", "sdpa", PRESERVES),
+    ("weights_on_device_bytes", None, 1 << 30, REDUCES),
     ("cache_implementation", "dynamic", "offloaded", PRESERVES),
     ("cache_implementation", "dynamic", "quantized", CHANGES),
     ("cache_implementation", None, "quantized", CHANGES),

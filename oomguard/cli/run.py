@@ -13,6 +13,7 @@ import click
 
 from oomguard.cli.asked_snapshot import AskedSnapshot
 from oomguard.cli.events import Errors, configure_log
+from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
     SECONDS,
     console,
@@ -23,6 +24,7 @@ from oomguard.cli.options import (
     read_rules,
     tell_configuration,
 )
+from oomguard.cli.reuse_option import reuse_option, reused
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
@@ -93,6 +95,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     metavar="FILE",
     help="Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md or .html.",
 )
+@metrics_option
 @option(
     "--snapshot",
     type=click.Path(dir_okay=False),
@@ -106,6 +109,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     metavar="PATH",
     help="Where attempts are recorded. [default: the user's state folder]",
 )
+@reuse_option
 @option(
     "--grace",
     type=SECONDS,
@@ -143,8 +147,10 @@ def command(
     dry_run: bool,
     idempotent: bool,
     report: str | None,
+    metrics: str | None,
     snapshot: str | None,
     journal: str | None,
+    reuse: bool,
     grace: float,
     pty: bool,
     log_format: str,
@@ -203,8 +209,9 @@ def command(
                 print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
         launch = Launch(tuple(argv))
+        known = reused(launch, policy, journal, reuse=reuse and outer is None)
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None)
+        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch,
             policy,
@@ -216,10 +223,11 @@ def command(
             idempotent,
             pty,
             Companions(beside.companions),
-            serving.restarts,
-            beside.ended_by_us,
+            restarts=serving.restarts,
+            ended_by_us=beside.ended_by_us,
         )
-        outcome = supervision.run(signals)
+        supervision.begins_with = known
+        outcome = run_told(supervision, signals, ctx, metrics, is_inner=outer is not None)
         beside.tell(outcome)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:

@@ -13,6 +13,11 @@ from oomguard.observe.source import Line
 from oomguard.remedy.policy import Need
 
 
+def version(_launch: Launch) -> str | None:
+    """Return None."""
+    return None
+
+
 def watched(launch: Launch, _session: Path) -> Launch:
     """Return the launch as it is."""
     return launch

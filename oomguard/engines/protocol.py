@@ -66,12 +66,21 @@ class Launcher(Protocol):
     def took_effect(self, launch: Launch, session: Path) -> bool:
         """Return whether the settings of ``apply`` reached the engine, as far as can be told."""
 
-    def keep_measured(self, starts: tuple[EngineStart, ...], source: str) -> bool:
-        """Keep what a start measured for the plans to come; return whether there was anything to keep."""
+    def keep_measured(self, starts: tuple[EngineStart, ...], source: str, session: str) -> bool:
+        """Keep what a start of a session measured for the plans to come; return whether there was anything to keep."""
+
+    def measured(self, sessions: Collection[str] | None, model: str | None = None) -> tuple[str, ...]:
+        """Return what was kept of these sessions (None: of all) or of a model, a line each."""
+
+    def forget_measured(self, sessions: Collection[str] | None, model: str | None = None) -> None:
+        """Drop what ``measured`` returns."""
 
 
 class Insight(Protocol):
     """The module ``insight`` of an engine: what is known of engines beyond their command. No engine needs one."""
+
+    def version(self, launch: Launch) -> str | None:
+        """Return the version of the engine that a launch would start, before it has; None where that is not found."""
 
     def watched(self, launch: Launch, session: Path) -> Launch:
         """Return the launch with what makes it tell which engines it starts, and nothing else changed."""

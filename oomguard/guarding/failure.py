@@ -74,7 +74,7 @@ def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -
     """
     tried = failure.number("tried_bytes")
     live = failure.number("allocated_bytes") or failure.number("process_in_use_bytes")
-    if base_bytes is None or tried is None or live is None:
+    if base_bytes is None or tried is None or live is None or rows < 1:
         return None
     return max(1, round((live + tried - base_bytes) / rows))
 

@@ -20,6 +20,7 @@ from oomguard.remedy.modelled_call import CallModel
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.settings import setting
 from oomguard.switch import disabled
+from oomguard.telemetry import guarded
 
 
 class OpenAttempt:
@@ -71,12 +72,12 @@ class _Loop:
         if isinstance(error, Exception) and not disabled():
             incident = self._diagnose(error, calls)
         name = "" if error is None else type(error).__name__
-        ledger.end(incident, error=name, measured={} if peak is None else {"peak_bytes": peak})
-        if error is None or incident is None:
-            return False
-        if ledger.choose(incident, ledger.settings.__contains__):
-            return True
-        annotate(error, incident, ledger.attempts)
+        guarded.attempted(ledger.end(incident, error=name, measured={} if peak is None else {"peak_bytes": peak}))
+        if error is not None and incident is not None:
+            if ledger.choose(incident, ledger.settings.__contains__):
+                return True
+            annotate(error, incident, ledger.attempts)
+        guarded.call_ended()
         return False
 
     def _diagnose(self, error: Exception, calls: list[FailedCall]) -> Incident | None:

@@ -13,7 +13,7 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.protocol import Insight
-from oomguard.incident import Attempt, Diagnosis, Effect, Incident
+from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
 from oomguard.observe.host import read_cgroup
 from oomguard.remedy.policy import Policy, with_needed
@@ -26,7 +26,7 @@ from oomguard.supervise.explaining import Explained, Explainer
 from oomguard.supervise.in_force import tell_unheeded
 from oomguard.supervise.job_files import tell_places
 from oomguard.supervise.keeping import Keeper
-from oomguard.supervise.learning import learn
+from oomguard.supervise.learning import last_start, learn
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.pasting import commands_to_paste, to_paste
@@ -67,6 +67,7 @@ class Supervision:
         idempotent: run the command again also where it had written files or served requests.
         pty: whether the command has a terminal of its own where our output is one.
         companions: what is told of each attempt.
+        begins_with: what is changed in the first attempt already, as an earlier run found it to work.
         restarts: run the command again as it was where it failed of something else than memory.
         ended_by_us: returns why we ended the last attempt; None where it ended by itself.
     """
@@ -81,6 +82,7 @@ class Supervision:
     idempotent: bool = False
     pty: bool = True
     companions: Companions = field(default_factory=Companions)
+    begins_with: tuple[Patch, ...] = ()
     restarts: bool = False
     ended_by_us: Callable[[], EndedByUs | None] = lambda: None
     _first: Launch = field(init=False)
@@ -111,12 +113,13 @@ class Supervision:
         """
         ledger = self._ledger
         self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
+        ledger.pending = self.begins_with
         keeps = self.policy.max_relaunches > 0 and not self.dry_run
         with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
             if cannot_make(folder) is None:
                 self.launch = self._insight.watched(self._first, folder)
             for number in ledger.rounds():
-                if number > 1:
+                if number > 1 or ledger.patches:
                     self._apply(folder)
                 self._attempt(number, signals, folder)
         if ledger.exhausted:
@@ -140,6 +143,7 @@ class Supervision:
             self.companions.began(number, self.launch, signals.watcher.command_pid)
 
         self._between.begins(self.launch)
+        self.companions.begins(number, ledger.patches)
         witness, marker, cgroup = self._witness, Marker(self._explainer.finder, self._witness.take), read_cgroup()
         try:
             with witness.watching(self.launch, signals.watcher.pid):
@@ -170,7 +174,7 @@ class Supervision:
             seconds=ended.seconds,
             measured=measured,
         )
-        self.keeper.end(attempt)
+        self.keeper.end(attempt, last_start(heard, self._engine, self.launch))
         self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
             learn(heard.scanner, self._engine, self.launch, self.keeper)
@@ -254,7 +258,8 @@ class Supervision:
         if not ledger.patches:
             log.info("running again as it was", why=ledger.attempts[-1].error)
             return
-        log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
+        if ledger.attempts:  # of the first attempt it is told which run it takes them from
+            log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.engines.transformers.another_way import generate_another_way
-from oomguard.engines.transformers.attention import attending
+from oomguard.engines.transformers.another_way import as_changed, generate_another_way
 from oomguard.engines.transformers.beams import number_beams
 from oomguard.engines.transformers.began import Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
@@ -75,6 +74,7 @@ class GenerateCall:
     phase: str | None = "generate"
     chunk_tokens: int | None = None  # of every call of its model, where generate itself knows no chunks
     attention: str | None = None  # the implementation by which its model attends while it runs; None: its own
+    cache_on_host: bool = False  # whether the layers of its cache are on the host until they are needed
 
     @classmethod
     def of(
@@ -106,11 +106,11 @@ class GenerateCall:
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
                     stack.enter_context(chunking(model, self.chunk_tokens))
-            stack.enter_context(self._attending(self.model))
+            stack.enter_context(self._as_changed(self.model))
             yield
 
-    def _attending(self, model: Any) -> AbstractContextManager[None]:
-        return nullcontext() if self.attention is None else attending(model, self.attention)
+    def _as_changed(self, model: Any) -> AbstractContextManager[None]:
+        return as_changed(model, self.attention, cache_is_on_host=self.cache_on_host)
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> GenerateCall | str:
         """Return the call with these settings changed, or why it cannot be made so."""
@@ -219,8 +219,8 @@ class GenerateCall:
 
     @property
     def _runs_another_way(self) -> bool:
-        is_varied = self.kwargs.get("prefill_chunk_size") is not None or self.attention is not None
-        return is_varied and given_cache(self.kwargs) is None
+        changed = self.kwargs.get("prefill_chunk_size"), self.kwargs.get("cache_config"), self.attention
+        return (self.cache_on_host or changed != (None,) * 3) and given_cache(self.kwargs) is None
 
     def option(self, name: str) -> Any:
         """Return an option of the call, as transformers resolves it."""
@@ -272,7 +272,7 @@ class GenerateCall:
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         rows = self.rows if self._gives_record else None
         return TracedCall(
-            self.model, cut, others, max(1, self.max_new_tokens), record_rows=rows, around=self._attending
+            self.model, cut, others, max(1, self.max_new_tokens), record_rows=rows, around=self._as_changed
         )
 
 

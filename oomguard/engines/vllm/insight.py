@@ -27,6 +27,13 @@ _SAID: Final = "said.jsonl"
 _ATTEMPT: Final = "attempt-"
 
 
+def version(launch: Launch) -> str | None:
+    """Return the version of the vLLM that lies where the launch's Python finds it."""
+    from oomguard.engines.vllm.installed import installed_version  # asks that Python
+
+    return installed_version(launch, os.environ)
+
+
 def watched(launch: Launch, session: Path) -> Launch:
     """Return the launch with what makes a plugin that is installed tell the arguments of the engines that a program starts.
 

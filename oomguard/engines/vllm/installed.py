@@ -60,6 +60,17 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
     return told.parent if told.name == "__init__.py" and told.is_absolute() else None
 
 
+def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
+    """Return the version in the metadata of the vLLM package that a launch runs; None where it is not found."""
+    package = installed_package(launch, environ)
+    if package is None:
+        return None
+    from importlib.metadata import distributions
+
+    found = (each.version for each in distributions(name="vllm", path=[str(package.parent)]))
+    return next(found, None)
+
+
 def _programs(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the words that may name the Python of what a command line runs in the end, the likeliest first; none where it is not known.
 
