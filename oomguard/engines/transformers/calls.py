@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from oomguard.engines.protocol import Handler, ReadBegun, ReadCall, ReadOverriding
+from oomguard.engines.transformers.began import NOTHING
 from oomguard.engines.transformers.features import FeaturesCall
 from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.generate import GenerateCall
@@ -23,9 +24,13 @@ from oomguard.engines.transformers.results import KEEPS, added
 
 # Module, method in it, and how a call of it is read.
 WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
-    ("transformers.generation.utils", "GenerationMixin.generate", ReadBegun(GenerateCall.of, GenerateCall.begin)),
-    ("peft.peft_model", "PeftModel.generate", ReadOverriding(ReadBegun(AdaptersCall.of, GenerateCall.begin))),
-    ("lm_eval.models.huggingface", "HFLM._model_generate", ReadBegun(HarnessCall.of, GenerateCall.begin)),
+    (
+        "transformers.generation.utils",
+        "GenerationMixin.generate",
+        ReadBegun(GenerateCall.of, GenerateCall.begin, NOTHING),
+    ),
+    ("peft.peft_model", "PeftModel.generate", ReadOverriding(ReadBegun(AdaptersCall.of, GenerateCall.begin, NOTHING))),
+    ("lm_eval.models.huggingface", "HFLM._model_generate", ReadBegun(HarnessCall.of, GenerateCall.begin, NOTHING)),
 )
 # The same for what is called often, through ``often``: a module of sentence-transformers calls a model's ``forward`` by its name.
 OFTEN: Final[tuple[tuple[str, str, ReadCall], ...]] = (
