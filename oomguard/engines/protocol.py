@@ -193,13 +193,12 @@ ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
 class ReadBegun:
     """How a call is read that changes what it is given, or where random generators stand.
 
-    ``begin`` notes that before the call is made; ``read`` gets it as its last argument. ``nothing`` is what ``begin`` would note of a
-    call that changes nothing: for who asks how large a call is, and no more.
+    ``begin`` notes that before the call is made; ``read`` gets it as its last argument. ``size`` is for who asks for no more.
     """
 
     read: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], WatchedCall]
     begin: Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
-    nothing: Any
+    size: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], SizeOfCall]
 
     def __call__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WatchedCall:
         """Read a call that has not been made."""
@@ -227,11 +226,11 @@ def begun(read: ReadCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R
 
 
 def size_of(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
-    """Return how large a call is; of what it will change nothing is noted."""
+    """Return how large a call is, and note nothing of what it will change."""
     inner = _innermost(read)
-    call = (
-        inner.read(model, args, kwargs, inner.nothing) if isinstance(inner, ReadBegun) else inner(model, args, kwargs)
-    )
+    if isinstance(inner, ReadBegun):
+        return inner.size(model, args, kwargs)
+    call = inner(model, args, kwargs)
     return call.rows, call.prompt_tokens, call.max_new_tokens
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from oomguard.engines.transformers.cache_argument import given_cache
 
@@ -44,6 +44,3 @@ def _plain_layers(cache: Any) -> list[Any] | None:
     if not isinstance(layers, list) or any(type(layer).__name__ != "DynamicLayer" for layer in layers):
         return None
     return layers
-
-
-NOTHING: Final = Began({})
