@@ -7,7 +7,6 @@ innermost one's policy rules. What cannot be remedied is raised again as it was,
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -19,9 +18,10 @@ from oomguard.facts import FactValue
 from oomguard.guarding.decorating import decorate
 from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.observing import attempted
+from oomguard.guarding.snapshot import snapshot_path, take_at
 from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.observe.exceptions import chain, may_be_oom
+from oomguard.observe.exceptions import may_be_oom
 from oomguard.partial import Partial
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.snapshots.taking import Recording
@@ -158,9 +158,8 @@ class Guard:
             self.recording.begin()
 
     def failing(self, error: BaseException) -> None:
-        """Take the memory snapshot where torch's allocator refused something and did not call for one itself."""
-        if self.recording is not None and any(type(link).__name__ == "OutOfMemoryError" for link in chain(error)):
-            self.recording.take()
+        """Take the memory snapshot, where one is asked for."""
+        take_at(error, self.recording)
 
     def shows_on(self, function: Any) -> None:
         """Show on a decorated function what happened in its calls, as ``attempts`` and ``diagnosis``."""
@@ -266,7 +265,7 @@ def guard(
     """
     if start_within_s is not None and not start_within_s > 0:
         raise SettingError(f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None")
-    path = None if snapshot is None else _snapshot_path(snapshot)
+    path = snapshot_path(snapshot)
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
     made = Guard(
         policy,
@@ -278,18 +277,6 @@ def guard(
         on_patch=on_patch,
     )
     return made if function is None else made(function)
-
-
-def _snapshot_path(given: str | Path) -> Path:
-    """Return where the snapshot goes. Raises SettingError for a folder, a file in none, and what is no path."""
-    path = Path(given).absolute() if isinstance(given, (str, os.PathLike)) else None
-    if path is None or "\0" in str(path) or path.is_dir() or not path.parent.is_dir():
-        what = "is no path" if path is None else "is a folder" if path.is_dir() else "its folder is not there"
-        raise SettingError(
-            f"snapshot={(given if path is None else str(given))!r}: {what}",
-            hint="name a file in a folder that exists: snapshot.pickle",
-        )
-    return path
 
 
 def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:
