@@ -147,8 +147,8 @@ def attempts(
         allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on what you left alone.
         floors: never go below these values, by setting.
         max_attempts: runs of the body, the first included.
-        snapshot: the file for torch's memory snapshot at the first allocation that fails in any of them; torch records in each.
-            ``attempt.snapshot`` is the file, None where nothing failed.
+        snapshot: the file for torch's memory snapshot at the first allocation that fails in any of them; torch records in each
+            until then. ``attempt.snapshot`` is the file, None where nothing failed.
         settings: the values to begin with (``batch_size=64``).
 
     Raises:
