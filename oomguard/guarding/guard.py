@@ -18,12 +18,13 @@ from oomguard.facts import FactValue
 from oomguard.guarding.decorating import decorate
 from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.observing import attempted
+from oomguard.guarding.snapshot import snapshot_path, take_at
 from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.observe.exceptions import chain, may_be_oom
+from oomguard.observe.exceptions import may_be_oom
 from oomguard.partial import Partial
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.snapshots.taking import Recording, snapshot_path
+from oomguard.snapshots.taking import Recording
 from oomguard.switch import disabled
 from oomguard.telemetry import guarded
 
@@ -158,9 +159,8 @@ class Guard:
             self.recording.begin()
 
     def failing(self, error: BaseException) -> None:
-        """Take the memory snapshot where torch's allocator refused something and did not call for one itself."""
-        if self.recording is not None and any(type(link).__name__ == "OutOfMemoryError" for link in chain(error)):
-            self.recording.take()
+        """Take the memory snapshot, where one is asked for."""
+        take_at(error, self.recording)
 
     def shows_on(self, function: Any) -> None:
         """Show on a decorated function what happened in its calls, as ``attempts`` and ``diagnosis``."""
@@ -269,7 +269,7 @@ def guard(
     """
     if start_within_s is not None and not start_within_s > 0:
         raise SettingError(f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None")
-    path = None if snapshot is None else snapshot_path(snapshot)
+    path = snapshot_path(snapshot)
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
     made = Guard(
         policy,
