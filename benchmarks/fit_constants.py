@@ -58,7 +58,7 @@ def ranges(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def _range(records: list[dict[str, Any]], ratio: float) -> dict[str, Any]:
     raw = [wide(record, {"device_ratio": ratio, "factor": 1.0}) for record in records]
     misses = sorted(record["missed_gib"] / size for record, size in zip(records, raw, strict=True))
-    factor = misses[min(len(misses) - 1, math.ceil(COVERED * (len(misses) + 1)) - 1)]
+    factor = misses[math.ceil(COVERED * len(misses)) - 1]
     width = statistics.median(factor * size / record["pool_gib"] for record, size in zip(records, raw, strict=True))
     return {"device_ratio": ratio, "factor": round(factor, 2), "starts": len(records), "width": width}
 

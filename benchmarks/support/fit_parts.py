@@ -18,8 +18,8 @@ from oomguard.facts import GIB
 from support.published import graphs_gib
 
 Row = dict[str, Any]
-# Of 0.11 on most sizes have two graphs; from 0.29 on the estimate before has loaded what a first capture loads.
-GRAPH_VERSIONS = ("<0.11", ">=0.11,<0.29", ">=0.29")
+# The first engine captures steps that decode; from 0.11 on most sizes have two graphs; from 0.29 on an estimate has loaded all kernels before.
+GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
 # Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py.
 OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.11", ">=0.11,<0.22", ">=0.22")
 # Rows of one group say little more than one another: so many of them count as one that is known well.
