@@ -21,7 +21,7 @@ from support.fit_parts import Row, fit_graphs, fit_non_torch
 from support.published import PARTS, graphs_gib, part_gib, planned, pool_gib, published
 
 FITTED = Path(oomguard.memory.__file__).with_name("fitted.toml")
-COVERED, DEVICE_RATIOS = 0.9, (0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03)
+COVERED, DEVICE_RATIOS = 0.9, (0.005, 0.01, 0.015, 0.02, 0.03)
 GOALS = {
     "pool median": 2.5,
     "pool mean": 5,
