@@ -21,7 +21,8 @@ from support.fit_parts import Row, fit_graphs, fit_non_torch
 from support.published import PARTS, graphs_gib, part_gib, planned, pool_gib, published
 
 FITTED = Path(oomguard.memory.__file__).with_name("fitted.toml")
-COVERED, DEVICE_RATIOS = 0.9, (0.005, 0.01, 0.015, 0.02, 0.03)
+# What is added to the parts' own spread, as a share of the device: what other programs and libraries take.
+COVERED, DEVICE_RATIO = 0.9, 0.01
 GOALS = {
     "pool median": 2.5,
     "pool mean": 5,
@@ -40,27 +41,18 @@ def fit(rows: list[Row]) -> dict[str, list[dict[str, Any]]]:
     return {"cudagraphs": fit_graphs(certain), "non_torch": fit_non_torch(certain, unified), "range": PLAIN_RANGE}
 
 
-PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("dense", "mixed", "encoder")}
+PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("plain", "other")}
 
 
 def ranges(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return how a plan's range is widened so that nine in ten of these predictions lie inside, by kind of model.
-
-    Of the shares of the device that may be added to the parts' own spread the one with the narrowest ranges is taken.
-    """
+    """Return how a plan's range is widened so that nine in ten of these predictions lie inside, by kind of start."""
     found = {}
     for kind in PLAIN_RANGE:
         own = [r for r in records if r["kind"] == kind and r["row"]["counted"] and sure(r["row"])]
-        found[kind] = min((_range(own, ratio) for ratio in DEVICE_RATIOS), key=lambda row: row.pop("width"))
+        misses = sorted(r["missed_gib"] / wide(r, {"device_ratio": DEVICE_RATIO, "factor": 1.0}) for r in own)
+        factor = misses[math.ceil(COVERED * len(misses)) - 1]
+        found[kind] = {"device_ratio": DEVICE_RATIO, "factor": round(factor, 2), "starts": len(own)}
     return found
-
-
-def _range(records: list[dict[str, Any]], ratio: float) -> dict[str, Any]:
-    raw = [wide(record, {"device_ratio": ratio, "factor": 1.0}) for record in records]
-    misses = sorted(record["missed_gib"] / size for record, size in zip(records, raw, strict=True))
-    factor = misses[math.ceil(COVERED * len(misses)) - 1]
-    width = statistics.median(factor * size / record["pool_gib"] for record, size in zip(records, raw, strict=True))
-    return {"device_ratio": ratio, "factor": round(factor, 2), "starts": len(records), "width": width}
 
 
 def wide(record: dict[str, Any], rule: dict[str, Any]) -> float:
@@ -80,7 +72,7 @@ ORIGINAL = constants.tables
 def with_counts(row: Row) -> Row | None:
     """Return a row with its ranks, its stages and how many bytes one byte a layer and graph comes to; None where there is no plan."""
     from oomguard.memory.vllm import cuda_graphs, fixed_parts, known_gpu
-    from oomguard.memory.vllm.pool_range import kind_of_model
+    from oomguard.memory.vllm.pool_range import kind_of_start
 
     seen: dict[str, Any] = {}
     counted, linked = cuda_graphs.cuda_graphs, known_gpu.has_nvlink
@@ -111,7 +103,7 @@ def with_counts(row: Row) -> Row | None:
         "hidden": shape.hidden / settings.pipeline_parallel_size,
         "doublings": math.log2(settings.tensor_parallel_size) / settings.pipeline_parallel_size,
         "left_gib": left_gib(row, plan, settings.gpu_total_bytes * settings.gpu_memory_utilization / GIB),
-        "kind": kind_of_model(shape),
+        "kind": kind_of_start(shape, settings),
         "counted": not any(line.startswith("images, audio and video:") for line in plan["assumptions"]),
     }
 

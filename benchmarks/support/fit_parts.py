@@ -18,7 +18,8 @@ from oomguard.facts import GIB
 from support.published import graphs_gib
 
 Row = dict[str, Any]
-# The first engine captures steps that decode; from 0.11 on most sizes have two graphs; from 0.29 on an estimate has loaded all kernels before.
+# The first engine captured steps that only decode; from 0.11 on most sizes have two graphs; from 0.29 on the estimate has loaded all
+# kernels before.
 GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
 # Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py.
 OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.11", ">=0.11,<0.22", ">=0.22")
@@ -29,10 +30,14 @@ GRAPHS_DRAWN_BY = 0.1
 ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
 
 
-def center(values: Iterable[tuple[str, float]], towards: float | None, drawn_by: float = DRAWN_BY) -> tuple[float, float]:
+def center(
+    values: Iterable[tuple[str, float]], towards: float | None, drawn_by: float = DRAWN_BY
+) -> tuple[float, float]:
     """Return the median over groups, drawn towards another, and how far seven in ten of the values lie from it at most."""
     found = list(values)
-    weighted = [(value, weight) for (_, value), weight in zip(found, weights_of(group for group, _ in found), strict=True)]
+    weighted = [
+        (value, weight) for (_, value), weight in zip(found, weights_of(group for group, _ in found), strict=True)
+    ]
     weight = sum(w for _, w in weighted)
     own = weighted_quantile(weighted, 0.5) if weighted else 0.0
     at = own if towards is None else (weight * own + drawn_by * towards) / (weight + drawn_by)
@@ -68,10 +73,16 @@ def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
     """
     measured = [row for row in rows if graphs_gib(row) and row["graphs"] and not row["rocm"]]
     found = np.array([graphs_gib(row) for row in measured], dtype=float)
-    counted = np.array([[row["graphs"], row["graphs"] * row["hidden"], row["graphs"] * row["doublings"]] for row in measured], dtype=float)
+    counted = np.array(
+        [[row["graphs"], row["graphs"] * row["hidden"], row["graphs"] * row["doublings"]] for row in measured],
+        dtype=float,
+    )
     weights = np.array(weights_of(row["group"] for row in measured))
     constants = _least_relative(counted, found, weights)
-    residuals = [(row["group"], math.log(size / max(size_planned, LEAST_GIB))) for row, size, size_planned in zip(measured, found, counted @ constants, strict=True)]
+    residuals = [
+        (row["group"], math.log(size / max(size_planned, LEAST_GIB)))
+        for row, size, size_planned in zip(measured, found, counted @ constants, strict=True)
+    ]
     _, spread = center(residuals, None)
     ratio, _ = center(_estimates(measured), None)
     tables = []
@@ -125,7 +136,11 @@ def _not_negative(matrix: Any, wanted: Any) -> Any:
 
 def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
     """Fit non-torch memory by ranks, links and version; on unified memory, where the host's programs count, apart."""
-    measured = [row for row in rows if row["printed"].get("non_torch_gib") is not None and (row["stages"] == 1 or row["ranks"] > 1)]
+    measured = [
+        row
+        for row in rows
+        if row["printed"].get("non_torch_gib") is not None and (row["stages"] == 1 or row["ranks"] > 1)
+    ]
     tables = []
     for ranks, link in ((1, 0), (2, 0), (2, 1)):
         alike = [row for row in measured if min(2, row["ranks"]) == ranks and (ranks == 1 or row["nvlink"] == link)]
@@ -134,7 +149,9 @@ def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
             own = _others(of_versions(alike, versions))
             value, around = center(own, middle)
             tables.append(_row(versions, ranks, 1, link, 0, value, max(around, spread / 2), len(own)))
-    staged = [row for row in rows if row["printed"].get("non_torch_gib") is not None and row["stages"] > 1 == row["ranks"]]
+    staged = [
+        row for row in rows if row["printed"].get("non_torch_gib") is not None and row["stages"] > 1 == row["ranks"]
+    ]
     value, around = center(_others(staged), None)
     tables.append(_row(">=0", 1, 2, 0, 0, value, around, len(staged)))
     shared = [(row["group"], row["left_gib"]) for row in unified if row["left_gib"] is not None]
@@ -144,7 +161,9 @@ def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
     return tables
 
 
-def _row(versions: str, ranks: int, stages: int, link: int, unified: int, gib: float, around: float, starts: int) -> dict[str, Any]:
+def _row(
+    versions: str, ranks: int, stages: int, link: int, unified: int, gib: float, around: float, starts: int
+) -> dict[str, Any]:
     where = {"versions": versions, "tensor_ranks": ranks, "stages": stages, "nvlink": link, "unified": unified}
     return {**where, "bytes": round(gib * GIB), "uncertainty_bytes": round(around * GIB), "starts": starts}
 

@@ -54,4 +54,8 @@ def dimension(text: str, symbols: Mapping[str, int]) -> int:
 
 @functools.cache
 def _layouts() -> Mapping[str, Mapping[str, Any]]:
-    return {kind: layout for layout in read_tables("encoder_layouts", [_FILE])[_FILE]["encoders"] for kind in layout["types"]}
+    return {
+        kind: layout
+        for layout in read_tables("encoder_layouts", [_FILE])[_FILE]["encoders"]
+        for kind in layout["types"]
+    }

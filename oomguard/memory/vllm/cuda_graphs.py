@@ -45,13 +45,9 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
     prior = constant("cudagraphs", settings.version)
     doublings = math.log2(settings.tensor_parallel_size)
     share = 1 / settings.pipeline_parallel_size
-    each = prior["bytes"] + share * (
-        shape.hidden * prior["bytes_per_hidden"] + doublings * prior["bytes_per_doubling"]
-    )
+    each = prior["bytes"] + share * (shape.hidden * prior["bytes_per_hidden"] + doublings * prior["bytes_per_doubling"])
     size = count * each
-    return Graphs(
-        count, round(size), round(prior["uncertainty_ratio"] * size), round(prior["estimate_ratio"] * size)
-    )
+    return Graphs(count, round(size), round(prior["uncertainty_ratio"] * size), round(prior["estimate_ratio"] * size))
 
 
 def captured_graphs(settings: VllmSettings) -> int:
