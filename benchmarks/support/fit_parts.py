@@ -24,15 +24,11 @@ GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
 # Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py.
 OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.11", ">=0.11,<0.22", ">=0.22")
 # Rows of one group say little more than one another: so many of them count as one that is known well.
-MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 1.0, 0.7
-# A version's graphs differ by what is captured: these constants are drawn less.
-GRAPHS_DRAWN_BY = 0.1
+MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
 ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
 
 
-def center(
-    values: Iterable[tuple[str, float]], towards: float | None, drawn_by: float = DRAWN_BY
-) -> tuple[float, float]:
+def center(values: Iterable[tuple[str, float]], towards: float | None) -> tuple[float, float]:
     """Return the median over groups, drawn towards another, and how far seven in ten of the values lie from it at most."""
     found = list(values)
     weighted = [
@@ -40,7 +36,7 @@ def center(
     ]
     weight = sum(w for _, w in weighted)
     own = weighted_quantile(weighted, 0.5) if weighted else 0.0
-    at = own if towards is None else (weight * own + drawn_by * towards) / (weight + drawn_by)
+    at = own if towards is None else (weight * own + DRAWN_BY * towards) / (weight + DRAWN_BY)
     return at, weighted_quantile([(abs(value - at), w) for value, w in weighted], SPREAD) if weighted else 0.0
 
 
@@ -89,7 +85,7 @@ def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
     for versions in GRAPH_VERSIONS:
         of_these = of_versions(measured, versions)
         own = [residual for row, residual in zip(measured, residuals, strict=True) if row in of_these]
-        factor, around = center(own, 0.0, GRAPHS_DRAWN_BY)
+        factor, around = center(own, 0.0)
         base, per_hidden, per_doubling = (math.exp(factor) * value * GIB for value in constants)
         tables.append(
             {
