@@ -117,7 +117,10 @@ class Guard:
 
             scanned = scan_error(error)
             if scanned.first_cause is None:
-                self._explain_refusal(error)
+                if self._explain_refusal(error):
+                    return
+                scanned = scan_error(error, new_wordings=True)
+            if scanned.first_cause is None:
                 return
             diagnosis = assess_all(scanned, default_rules(), self.policy, given=seen_call(error))
         except Exception:
@@ -127,13 +130,14 @@ class Guard:
             self._keep(diagnosis)
             annotate(error, diagnosis.first_cause)
 
-    def _explain_refusal(self, error: BaseException) -> None:
-        """Add to an exception that tells of a refused request what was changed at the engine's start."""
+    def _explain_refusal(self, error: BaseException) -> bool:
+        """Add to an exception that tells of a refused request what was changed at the engine's start, and return whether it is one."""
         from oomguard.guarding.refused import refusal_note
 
         note = refusal_note(error, self.attempts if self._function is None else self._function.attempts)
         if note is not None:
             error.add_note(note)
+        return note is not None
 
     @property
     def snapshot(self) -> Path | None:

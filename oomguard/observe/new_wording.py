@@ -144,16 +144,26 @@ def _hit(lexicon: Lexicon, window: Window, found: Any, time: SearchTime) -> Hit:
     return Hit(_SIGNATURE, _WORDING, first, first, found.end() - found.start(), message, facts, found.start())
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A window that waits to be weighed; it is weighed once, however often a log that still grows is asked."""
+
+    window: Window
+    context: Context
+    is_weighed: bool = False
+    judged: Judged | None = None
+
+
 class NewWordings:
     """What an input says of failing for memory in words that no signature has; the surest one is told.
 
-    Windows wait until the input is over: where a signature has found a failure, none of them is weighed.
+    Windows wait until the input is over, or what it says so far is asked: where a signature has found a failure, none of them is weighed.
     """
 
     def __init__(self, lexicon: Lexicon | None) -> None:
         self.lexicon = lexicon
-        self._first: list[tuple[Window, Context]] = []
-        self._last: deque[tuple[Window, Context]] = deque(maxlen=LAST_WINDOWS)
+        self._first: list[_Waiting] = []
+        self._last: deque[_Waiting] = deque(maxlen=LAST_WINDOWS)
         self._quoted_lines: list[int] = []
 
     def may_hold(self, text: str) -> bool:
@@ -166,7 +176,7 @@ class NewWordings:
     def consider(self, window: Window, context: Context) -> None:
         """Take a window in which no signature knew a failure."""
         if self.lexicon is not None:
-            (self._first if len(self._first) < FIRST_WINDOWS else self._last).append((window, context))
+            (self._first if len(self._first) < FIRST_WINDOWS else self._last).append(_Waiting(window, context))
 
     def quotes(self, line: int) -> None:
         """Note that a failure is quoted on a line: what stands around it is a document, a prompt or source code."""
@@ -176,11 +186,12 @@ class NewWordings:
         self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]
     ) -> Iterator[tuple[Judged, Window, Context]]:
         """Weigh every window that waits and yield those that hold a phrase."""
-        for window, context in (*self._first, *self._last):
-            assert self.lexicon is not None  # noqa: S101 - just asked
-            found = judged(self.lexicon, window, quotations, time, slow)
-            if found is not None:
-                yield found, window, context
+        for one in (*self._first, *self._last):
+            if not one.is_weighed:
+                assert self.lexicon is not None  # noqa: S101 - just asked
+                one.judged, one.is_weighed = judged(self.lexicon, one.window, quotations, time, slow), True
+            if one.judged is not None:
+                yield one.judged, one.window, one.context
 
     def surest(
         self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]

@@ -70,7 +70,8 @@ def group_fact(group: str) -> str | None:
     """Return the fact that a named group fills, None if it names none.
 
     The fact ``tried_bytes`` is filled by the groups ``tried_bytes`` (bytes), ``tried`` (a size with its unit),
-    ``tried_gib`` (a bare figure in GiB) and ``tried_decimal_gb`` (one in 10^9 bytes). A trailing ``__2`` fills the same fact from a second place of the pattern.
+    ``tried_gib`` (a bare figure in GiB) and ``tried_decimal_gb`` (one in 10^9 bytes). A trailing ``__2`` fills the same fact
+    from a second place of the pattern.
     """
     group = re.sub(r"__\d+\Z", "", group)
     if group in REGISTRY:
