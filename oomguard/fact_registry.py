@@ -96,6 +96,8 @@ def _specs() -> dict[str, FactSpec]:
         ("encoder_budget_tokens", "int", "tokens that the encoder may take in one step"),
         ("kv_slots_needed_tokens", "int", "KV cache tokens that a step asked for"),
         ("kv_slots_free_tokens", "int", "KV cache tokens that were free"),
+        ("request_slots_free", "int", "places for requests that were free in the engine's table of them"),
+        ("request_slots_needed", "int", "places that a batch of requests asked for"),
         ("max_concurrency", "float", "requests of the full length that the KV cache holds together"),
         ("kv_cache_blocks", "int", "blocks of the KV cache"),
         ("speculative", "bool", "a draft model or other speculation is on"),
