@@ -117,7 +117,9 @@ class Guard:
 
             scanned = scan_error(error)
             if scanned.first_cause is None:
-                if self._explain_refusal(error):
+                from oomguard.guarding.refused import explain_refusal
+
+                if explain_refusal(error, self.attempts if self._function is None else self._function.attempts):
                     return
                 scanned = scan_error(error, new_wordings=True)
             if scanned.first_cause is None:
@@ -129,15 +131,6 @@ class Guard:
         if diagnosis.first_cause is not None:
             self._keep(diagnosis)
             annotate(error, diagnosis.first_cause)
-
-    def _explain_refusal(self, error: BaseException) -> bool:
-        """Add to an exception that tells of a refused request what was changed at the engine's start, and return whether it is one."""
-        from oomguard.guarding.refused import refusal_note
-
-        note = refusal_note(error, self.attempts if self._function is None else self._function.attempts)
-        if note is not None:
-            error.add_note(note)
-        return note is not None
 
     @property
     def snapshot(self) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from oomguard.observe.search_time import SearchTime
 from oomguard.observe.window import Window
 from oomguard.rules.lexicon import Lexicon
 from oomguard.rules.signature import Quotation, Signature, Wording
+from oomguard.settings import SETTING_FACTS
 
 # What stands so far around a phrase speaks of it.
 LINE_CHARS: Final = 500
@@ -29,6 +30,7 @@ LAST_WINDOWS: Final = 80
 # So far around a quotation nothing is told in words that no signature has.
 QUOTED_LINES: Final = 40
 _PHRASES_A_LINE: Final = 3
+_SETTINGS: Final = frozenset(SETTING_FACTS.values())
 _MESSAGE_CHARS: Final = 300
 _WORDING: Final = Wording(anchor="", pattern=None, source="the lexicon")
 _SIGNATURE: Final = Signature("", "other", "unknown", "unknown", (_WORDING,), ())
@@ -173,9 +175,9 @@ class NewWordings:
         lower = text.lower()
         return any(anchor in lower for anchor in self.lexicon.anchors)
 
-    def consider(self, window: Window, context: Context) -> None:
-        """Take a window in which no signature knew a failure."""
-        if self.lexicon is not None:
+    def consider(self, window: Window, context: Context, told: Iterable[Hit]) -> None:
+        """Take a window in which no signature knew a failure; ``told`` is what signatures knew in it."""
+        if self.lexicon is not None and not any(_is_of_the_engine(hit) for hit in told):
             (self._first if len(self._first) < FIRST_WINDOWS else self._last).append(_Waiting(window, context))
 
     def quotes(self, line: int) -> None:
@@ -210,6 +212,11 @@ class NewWordings:
 
     def _is_near_quotation(self, line: int) -> bool:
         return any(abs(line - other) <= QUOTED_LINES for other in self._quoted_lines)
+
+
+def _is_of_the_engine(hit: Hit) -> bool:
+    """Return whether an engine tells of itself, and more than a setting, which a message of a failure may name too."""
+    return not hit.wording.near and (not hit.facts or not hit.facts.keys() <= _SETTINGS)
 
 
 def _line_of(found: Judged, window: Window) -> int:

@@ -160,9 +160,8 @@ class Scanner:
         if any(hit.wording.anchor == ECHO_ANCHOR for hit in told):
             self._context.note_echo(window.text)
         failures = [hit for hit in hits if hit.kind is not None]
-        if not failures and all(hit.wording.near for hit in told):
-            self.new_wordings.consider(window, self._context)
         if not failures:
+            self.new_wordings.consider(window, self._context, told)
             return
         best = best_of(failures)
         first, last = window.orders[best.first], window.orders[best.last]
