@@ -12,7 +12,7 @@ from oomguard.facts import GIB
 from oomguard.incident import Incident
 from oomguard.remedy.solution import Solution
 
-# The unit of --hicache-size.
+# The unit of hicache_size.
 _GB: Final = 10**9
 _KEPT_BYTES: Final = 10 * GIB
 # The host's other programs take some more until the next start.
