@@ -104,6 +104,7 @@ def _splitting(current: Guard, function: F) -> F:
             inside_call.reset(token)
         try:
             if error is not None:
+                current.explain(error)
                 raise error
             return result
         finally:

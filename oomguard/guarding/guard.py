@@ -118,7 +118,12 @@ class Guard:
 
             scanned = scan_error(error)
             if scanned.first_cause is None:
-                self._explain_refusal(error)
+                from oomguard.guarding.refused import explain_refusal
+
+                if explain_refusal(error, self.attempts if self._function is None else self._function.attempts):
+                    return
+                scanned = scan_error(error, new_wordings=True)
+            if scanned.first_cause is None:
                 return
             diagnosis = assess_all(scanned, default_rules(), self.policy, given=seen_call(error))
         except Exception:
@@ -127,14 +132,6 @@ class Guard:
         if diagnosis.first_cause is not None:
             self._keep(diagnosis)
             annotate(error, diagnosis.first_cause)
-
-    def _explain_refusal(self, error: BaseException) -> None:
-        """Add to an exception that tells of a refused request what was changed at the engine's start."""
-        from oomguard.guarding.refused import refusal_note
-
-        note = refusal_note(error, self.attempts if self._function is None else self._function.attempts)
-        if note is not None:
-            error.add_note(note)
 
     @property
     def snapshot(self) -> Path | None:

@@ -191,7 +191,7 @@ class Supervision:
     def _finder(self) -> Finder:
         from oomguard.observe.anchors import finder
 
-        return finder(self.rules.anchors)
+        return finder(self.rules.anchors, self.rules.words)
 
     def _hear(self, recording: Recording, ended: Exit) -> Heard | None:
         """Read what the command printed; None where it ended of our reader, can only quote, or ended well and no engine spoke."""
