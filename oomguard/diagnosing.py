@@ -170,8 +170,7 @@ def diagnose_stream(
         return assess_all(
             read_snapshot(whole, source, rules, given), rules, policy or Policy(), given=given, model=model
         )
-    anchors = rules.anchors
-    lines = skim(whole, lambda: finder(anchors))
+    lines = skim(whole, lambda: finder(rules.anchors, rules.words))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)
     damage = damage_of(stream)
     return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))

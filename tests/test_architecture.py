@@ -14,7 +14,17 @@ PACKAGE = Path(__file__).parents[1] / "oomguard"
 # Lower rooms first; a room may import those before it and itself. Rooms of one row do not see each other.
 ROOMS = (
     {"_version", "regular_file"},
-    {"clean_start", "errors", "escapes", "records", "switch", "user_files", "live_storages", "partial"},
+    {
+        "clean_start",
+        "errors",
+        "escapes",
+        "fact_registry",
+        "records",
+        "switch",
+        "user_files",
+        "live_storages",
+        "partial",
+    },
     {"facts"},
     {"templates"},
     {"kinds", "missing", "snapshots"},

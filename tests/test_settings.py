@@ -39,6 +39,7 @@ EFFECTS = [
     ("mem_fraction_static", 0.9, 0.8, REDUCES),
     ("kv_cache_free_ratio", 0.8, 0.9, PRESERVES),
     ("kv_cache_free_ratio", 0.9, 0.8, REDUCES),
+    ("hicache_size", 64, 11, PRESERVES),
     ("cuda_graph_max_bs", 160, 32, PRESERVES),
     ("ctx_size", 131072, 8192, REDUCES),
     ("tensor_parallel_size", 1, 2, PRESERVES),

@@ -18,12 +18,13 @@ from oomguard.facts import FactValue
 from oomguard.guarding.decorating import decorate
 from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.observing import attempted
+from oomguard.guarding.snapshot import snapshot_path, take_at
 from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.observe.exceptions import chain, may_be_oom
+from oomguard.observe.exceptions import may_be_oom
 from oomguard.partial import Partial
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.snapshots.taking import Recording, snapshot_path
+from oomguard.snapshots.taking import Recording
 from oomguard.switch import disabled
 from oomguard.telemetry import guarded
 
@@ -117,7 +118,12 @@ class Guard:
 
             scanned = scan_error(error)
             if scanned.first_cause is None:
-                self._explain_refusal(error)
+                from oomguard.guarding.refused import explain_refusal
+
+                if explain_refusal(error, self.attempts if self._function is None else self._function.attempts):
+                    return
+                scanned = scan_error(error, new_wordings=True)
+            if scanned.first_cause is None:
                 return
             diagnosis = assess_all(scanned, default_rules(), self.policy, given=seen_call(error))
         except Exception:
@@ -126,14 +132,6 @@ class Guard:
         if diagnosis.first_cause is not None:
             self._keep(diagnosis)
             annotate(error, diagnosis.first_cause)
-
-    def _explain_refusal(self, error: BaseException) -> None:
-        """Add to an exception that tells of a refused request what was changed at the engine's start."""
-        from oomguard.guarding.refused import refusal_note
-
-        note = refusal_note(error, self.attempts if self._function is None else self._function.attempts)
-        if note is not None:
-            error.add_note(note)
 
     @property
     def snapshot(self) -> Path | None:
@@ -158,9 +156,8 @@ class Guard:
             self.recording.begin()
 
     def failing(self, error: BaseException) -> None:
-        """Take the memory snapshot where torch's allocator refused something and did not call for one itself."""
-        if self.recording is not None and any(type(link).__name__ == "OutOfMemoryError" for link in chain(error)):
-            self.recording.take()
+        """Take the memory snapshot, where one is asked for."""
+        take_at(error, self.recording)
 
     def shows_on(self, function: Any) -> None:
         """Show on a decorated function what happened in its calls, as ``attempts`` and ``diagnosis``."""
@@ -269,7 +266,7 @@ def guard(
     """
     if start_within_s is not None and not start_within_s > 0:
         raise SettingError(f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None")
-    path = None if snapshot is None else snapshot_path(snapshot)
+    path = snapshot_path(snapshot)
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
     made = Guard(
         policy,

@@ -16,6 +16,7 @@ from oomguard.settings import SETTINGS, Setting
 # The solvers that a fix may name; they are functions of the planner (remedy/solvers.py).
 SOLVERS: Final = (
     "blocks_for_max_len",
+    "host_cache_within_free",
     "kv_bytes_for_max_len",
     "kv_bytes_for_tried",
     "kv_bytes_within_free",

@@ -1,8 +1,7 @@
 """Take a snapshot where an allocation fails: torch's own recording, from the first use of CUDA on, and its dump at the first refusal.
 
 torch calls an observer when its allocator gives up, before anything is raised, so before a frame ends and its tensors go. What
-cannot be taken is a note: nothing here may take the place of the failure, or make it worse.
-Standard library, torch and our own errors only.
+cannot be taken is a note: nothing here may take the place of the failure, or make it worse. Standard library and torch only.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
-
-from oomguard.errors import SettingError
 
 # The last events, as torch's own guide has it: about 30 MB of memory, and of the file.
 MOST_EVENTS: Final = 100_000
@@ -117,18 +114,6 @@ class Recording:
         elif is_ours:
             with _noting("ending the recording"):
                 _torch().cuda.memory._record_memory_history(enabled=None)
-
-
-def snapshot_path(given: str | Path) -> Path:
-    """Return where the snapshot goes. Raises SettingError for a folder, a file in none, and what is no path."""
-    path = Path(given).absolute() if isinstance(given, (str, os.PathLike)) else None
-    if path is None or "\0" in str(path) or path.is_dir() or not path.parent.is_dir():
-        what = "is no path" if path is None else "is a folder" if path.is_dir() else "its folder is not there"
-        raise SettingError(
-            f"snapshot={(given if path is None else str(given))!r}: {what}",
-            hint="name a file in a folder that exists: snapshot.pickle",
-        )
-    return path
 
 
 def record_here(path: str) -> None:

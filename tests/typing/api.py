@@ -66,6 +66,10 @@ def uses() -> None:
     for attempt in oomguard.attempts(batch_size=64):
         with attempt:
             print(attempt.settings["batch_size"], attempt.number)
+    for attempt in oomguard.attempts(snapshot=Path("snapshot.pickle"), batch_size=64):
+        with attempt:
+            dumped: Path | None = attempt.snapshot
+            print(dumped)
     found: Diagnosis = oomguard.diagnose(Path("error.log"))
     print(found.verdict, oomguard.diagnose("text"), oomguard.diagnose(ValueError("x")))
     for incident in found.incidents:
