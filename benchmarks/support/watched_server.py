@@ -44,15 +44,15 @@ class WatchedServer:
         serve += ["--kv-cache-memory-bytes", "64000000", "--host", "127.0.0.1", "--port", str(self.port), *flags]
         environment = engine_environment(PLUGIN, HANGING_ORDERS=str(self.orders), XDG_STATE_HOME=str(folder / "state"))
         environment["PATH"] = f"{ROOT / '.venv-vllm' / 'bin'}{os.pathsep}{environment['PATH']}"
-        self._log = (folder / "log").open("wb")
-        self.process = subprocess.Popen(
-            [*oomguard_command(), "run", *options, "--", *serve],
-            cwd=folder,
-            env=environment,
-            stdout=self._log,
-            stderr=self._events.open("wb"),
-            start_new_session=True,
-        )
+        with (folder / "log").open("wb") as log, self._events.open("wb") as events:
+            self.process = subprocess.Popen(
+                [*oomguard_command(), "run", *options, "--", *serve],
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=events,
+                start_new_session=True,
+            )
 
     def events(self) -> list[dict]:
         """Return what oomguard has said so far; lines of the server stand between."""
@@ -116,7 +116,6 @@ class WatchedServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self._log.close()
 
 
 @contextlib.contextmanager
