@@ -81,6 +81,8 @@ def _specs() -> dict[str, FactSpec]:
         ("architecture", "str", "model class that the engine resolved"),
         ("dtype", "str", "data type of the weights"),
         ("framework_version", "str", "version that the engine printed"),
+        ("step_requests", "str", "requests in the step that failed, each with its tokens, as the engine dumped them"),
+        ("step_tokens", "int", "tokens of all requests in the step that failed"),
         ("on_cpu", "bool", "the engine runs on its CPU backend"),
         ("prompt_logprobs", "bool", "log-probabilities of prompt tokens were asked for"),
         ("prefix_caching", "bool", "prefix caching is on"),

@@ -43,7 +43,7 @@ ROOMS = (
     {"rule_testing", "journal"},
     {"attempting", "checking", "telemetry"},
     {"guarding", "supervise", "testing"},
-    {"instrumentation", "mapping"},
+    {"instrumentation", "mapping", "serving"},
     {"cli"},
     {"__main__", "__init__"},
 )
