@@ -3,36 +3,26 @@
 ``--write`` writes oomguard/memory/fitted.toml. Each group of a version and a device is predicted by constants that the other groups
 give; the range that a plan states is widened until nine in ten of those predictions lie inside.
 
-The parts: CUDA graphs as bytes for each layer and graph, by the version's way of capturing; non-torch memory by ranks, links and
-version. Each constant is drawn towards that of all versions, the more the fewer groups it has.
+support/fit_parts.py fits the parts: CUDA graphs by what is captured, non-torch memory by ranks, links and version.
 """
 
 import argparse
 import json
 import math
 import statistics
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 import oomguard.memory
 from oomguard.facts import GIB
 from oomguard.memory import constants
 from support.figure import conclude
+from support.fit_parts import Row, fit_graphs, fit_non_torch
 from support.published import PARTS, graphs_gib, part_gib, planned, pool_gib, published
 
 FITTED = Path(oomguard.memory.__file__).with_name("fitted.toml")
-GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.22")
-OTHER_VERSIONS = ("<0.11", ">=0.11,<0.22", ">=0.22")
-# Rows of one group say little more than one another: so many of them count as one that is known well.
-MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 1.0, 0.7
-COVERED, DEVICE_RATIOS = 0.9, (0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03)
-# From so many ranks on a graph also holds what the all-reduce registers.
-MANY_RANKS = 4
+# What is added to the parts' own spread, as a share of the device: what other programs and libraries take.
+COVERED, DEVICE_RATIO = 0.9, 0.01
 GOALS = {
     "pool median": 2.5,
     "pool mean": 5,
@@ -43,127 +33,31 @@ GOALS = {
     "non_torch": 0.15,
 }
 
-Row = dict[str, Any]
-
-
-def center(values: Iterable[tuple[str, float]], towards: float | None) -> tuple[float, float]:
-    """The median over groups, drawn towards another, and how far seven in ten of the values lie from it at most.
-
-    A start now and then printed what something else took: a mean would follow it.
-    """
-    found = list(values)
-    sizes = Counter(group for group, _ in found)
-    weighted = [(value, math.sqrt(min(sizes[group], MOST_OF_A_GROUP)) / sizes[group]) for group, value in found]
-    weight = sum(w for _, w in weighted)
-    own = weighted_quantile(weighted, 0.5) if weighted else 0.0
-    at = own if towards is None else (weight * own + DRAWN_BY * towards) / (weight + DRAWN_BY)
-    return at, weighted_quantile([(abs(value - at), w) for value, w in weighted], SPREAD) if weighted else 0.0
-
-
-def weighted_quantile(values: list[tuple[float, float]], share: float) -> float:
-    total, seen = sum(w for _, w in values), 0.0
-    for value, w in sorted(values):
-        seen += w
-        if seen >= share * total:
-            return value
-    return max(values)[0]
-
-
-def of_versions(rows: list[Row], versions: str) -> list[Row]:
-    return [row for row in rows if Version(row["vllm_version"]).base_version in SpecifierSet(versions)]
-
 
 def fit(rows: list[Row]) -> dict[str, list[dict[str, Any]]]:
     """Return the tables of constants that the rows give; each row has its plan and what was counted for it."""
-    rows = [row for row in rows if sure(row)]
-    return {"cudagraphs": _graphs(rows), "non_torch": _non_torch(rows), "range": PLAIN_RANGE}
+    certain = [row for row in rows if sure(row)]
+    unified = [row for row in rows if row["unified"]]
+    return {"cudagraphs": fit_graphs(certain), "non_torch": fit_non_torch(certain, unified), "range": PLAIN_RANGE}
 
 
-PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("dense", "mixed", "encoder")}
+PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("plain", "other")}
 
 
 def ranges(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return how a plan's range is widened so that nine in ten of these predictions lie inside, by kind of model.
-
-    Of the shares of the device that may be added to the parts' own spread the one with the narrowest ranges is taken.
-    """
+    """Return how a plan's range is widened so that nine in ten of these predictions lie inside, by kind of start."""
     found = {}
     for kind in PLAIN_RANGE:
         own = [r for r in records if r["kind"] == kind and r["row"]["counted"] and sure(r["row"])]
-        found[kind] = min((_range(own, ratio) for ratio in DEVICE_RATIOS), key=lambda row: row.pop("width"))
+        misses = sorted(r["missed_gib"] / wide(r, {"device_ratio": DEVICE_RATIO, "factor": 1.0}) for r in own)
+        factor = misses[math.ceil(COVERED * len(misses)) - 1]
+        found[kind] = {"device_ratio": DEVICE_RATIO, "factor": round(factor, 2), "starts": len(own)}
     return found
-
-
-def _range(records: list[dict[str, Any]], ratio: float) -> dict[str, Any]:
-    raw = [wide(record, {"device_ratio": ratio, "factor": 1.0}) for record in records]
-    misses = sorted(record["missed_gib"] / size for record, size in zip(records, raw, strict=True))
-    factor = misses[min(len(misses) - 1, math.ceil(COVERED * (len(misses) + 1)) - 1)]
-    width = statistics.median(factor * size / record["pool_gib"] for record, size in zip(records, raw, strict=True))
-    return {"device_ratio": ratio, "factor": round(factor, 2), "starts": len(records), "width": width}
 
 
 def wide(record: dict[str, Any], rule: dict[str, Any]) -> float:
     """The range of a start in GiB, from its parts' own spread and its device, as start_budget.py has it."""
     return rule["factor"] * math.hypot(record["range_gib"], rule["device_ratio"] * record["row"]["gpu_total_gib"])
-
-
-def _graphs(rows: list[Row]) -> list[dict[str, Any]]:
-    measured = [row for row in rows if graphs_gib(row) and row["graphs"]]
-    tables = []
-    for ranks in (1, MANY_RANKS):
-        alike = [row for row in measured if (row["ranks"] >= MANY_RANKS) == (ranks == MANY_RANKS)]
-        middle, spread = center(_logs(alike), None)
-        for versions in GRAPH_VERSIONS if ranks == 1 else (">=0",):
-            own = _logs(of_versions(alike, versions))
-            value, around = center(own, middle)
-            tables.append(
-                {
-                    "versions": versions,
-                    "tensor_ranks": ranks,
-                    "bytes_per_layer": round(math.exp(value)),
-                    "uncertainty_ratio": round(math.expm1(max(around, spread / 2)), 3),
-                    "starts": len(own),
-                }
-            )
-    return tables
-
-
-def _logs(rows: list[Row]) -> list[tuple[str, float]]:
-    """The logarithm of the bytes that a layer's part of one graph takes, by group."""
-    return [(row["group"], math.log((graphs_gib(row) or 0) * GIB / row["graphs"])) for row in rows]
-
-
-def _non_torch(rows: list[Row]) -> list[dict[str, Any]]:
-    measured = [
-        row
-        for row in rows
-        if row["printed"].get("non_torch_gib") is not None and (row["stages"] == 1 or row["ranks"] > 1)
-    ]
-    tables = []
-    for ranks, link in ((1, 0), (2, 0), (2, 1)):
-        alike = [row for row in measured if min(2, row["ranks"]) == ranks and (ranks == 1 or row["nvlink"] == link)]
-        values = lambda found: [(row["group"], row["printed"]["non_torch_gib"] - row["fused_gib"]) for row in found]  # noqa: E731
-        middle, spread = center(values(alike), None)
-        for versions in OTHER_VERSIONS:
-            own = values(of_versions(alike, versions))
-            value, around = center(own, middle)
-            tables.append(
-                {
-                    "versions": versions,
-                    "tensor_ranks": ranks,
-                    "stages": 1,
-                    "nvlink": link,
-                    "bytes": round(value * GIB),
-                    "uncertainty_bytes": round(max(around, spread / 2) * GIB),
-                    "starts": len(own),
-                }
-            )
-    staged = [
-        row for row in rows if row["printed"].get("non_torch_gib") is not None and row["stages"] > 1 == row["ranks"]
-    ]
-    value, around = center([(row["group"], row["printed"]["non_torch_gib"]) for row in staged], None)
-    sizes = {"bytes": round(value * GIB), "uncertainty_bytes": round(around * GIB), "starts": len(staged)}
-    return [*tables, {"versions": ">=0", "tensor_ranks": 1, "stages": 2, "nvlink": 0, **sizes}]
 
 
 def use(tables: dict[str, Any]) -> None:
@@ -178,13 +72,14 @@ ORIGINAL = constants.tables
 def with_counts(row: Row) -> Row | None:
     """Return a row with its ranks, its stages and how many bytes one byte a layer and graph comes to; None where there is no plan."""
     from oomguard.memory.vllm import cuda_graphs, fixed_parts, known_gpu
-    from oomguard.memory.vllm.pool_range import kind_of_model
+    from oomguard.memory.vllm.pool_range import kind_of_start
 
     seen: dict[str, Any] = {}
     counted, linked = cuda_graphs.cuda_graphs, known_gpu.has_nvlink
 
     def noted(settings: Any, shape: Any) -> Any:
-        seen["settings"], seen["shape"] = settings, shape
+        seen.setdefault("settings", settings)  # the start's own; a plan that does not fit solves others after it
+        seen.setdefault("shape", shape)
         return counted(settings, shape)
 
     fixed_parts.cuda_graphs = noted
@@ -196,17 +91,33 @@ def with_counts(row: Row) -> Row | None:
         print(f"no plan of {row['id']}: {plan}")
         return None
     settings, shape = seen["settings"], seen["shape"]
-    layers = -(-shape.layers // settings.pipeline_parallel_size)
     return {
         **row,
         "ranks": settings.tensor_parallel_size,
         "stages": settings.pipeline_parallel_size,
         "nvlink": int(linked(settings)),
+        "unified": settings.unified_memory,
+        "rocm": known_gpu.is_rocm(settings),
         "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
-        "graphs": 0 if settings.enforce_eager else layers * cuda_graphs.captured_graphs(settings),
-        "kind": kind_of_model(shape),
+        "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
+        "hidden": shape.hidden / settings.pipeline_parallel_size,
+        "doublings": math.log2(settings.tensor_parallel_size) / settings.pipeline_parallel_size,
+        "left_gib": left_gib(row, plan, settings.gpu_total_bytes * settings.gpu_memory_utilization / GIB),
+        "kind": kind_of_start(shape, settings),
         "counted": not any(line.startswith("images, audio and video:") for line in plan["assumptions"]),
     }
+
+
+def left_gib(row: Row, plan: dict[str, Any], requested_gib: float) -> float | None:
+    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave."""
+    printed = row["printed"]
+    if printed.get("non_torch_gib") is not None:
+        return float(printed["non_torch_gib"])
+    pool = pool_gib(row, plan)
+    if pool is None:
+        return None
+    weights = printed.get("weights_gib") or part_gib(plan, "weights")
+    return requested_gib - weights - part_gib(plan, "activation") - pool
 
 
 def held_out(rows: list[Row]) -> list[dict[str, Any]]:
@@ -267,7 +178,7 @@ def main() -> None:
 
 def sure(row: Row) -> bool:
     """Whether a row's device is a GPU of its own and its finder is sure of its settings."""
-    return not row.get("unified") and row["confidence"].split()[0] != "low"
+    return not row["unified"] and row["confidence"].split()[0] != "low"
 
 
 def widen(pools: list[dict[str, Any]]) -> None:

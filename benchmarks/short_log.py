@@ -1,7 +1,7 @@
 """Figure: time of the whole command on an error log of 200 lines beside `python -c pass`, or beside another checkout's.
 
 Both run in turn, warm; medians are compared. With --beside PATH the two checkouts run in turn under this Python, each with a
-cache of its own, and the figure is the median of the differences with its 95 % interval.
+cache of its own, and the figure is the median of the differences in processor time with its 95 % interval.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import tempfile
 from itertools import islice
 from pathlib import Path
 
-from support.commands import ROOT, of_checkout, oomguard_command, seconds
+from support.commands import ROOT, of_checkout, oomguard_command, processor_seconds, seconds
 from support.figure import conclude
 from support.vllm_log import INCIDENTS, healthy
 
@@ -49,14 +49,14 @@ def beside_checkout(log: Path, other: Path, caches: Path) -> None:
     pairs = []
     for number in range(ROUNDS_BESIDE):  # in turn, and each of them first in every other round
         order = (0, 1) if number % 2 else (1, 0)
-        took = {side: 1000 * seconds(command, environments[side]) for side in order}
+        took = {side: 1000 * processor_seconds(command, environments[side]) for side in order}
         pairs.append((took[0], took[1]))
     theirs, own = (statistics.median(side) for side in zip(*pairs, strict=True))
     differences = sorted(mine - other for other, mine in pairs)
     low, high = differences[RANK_95 - 1], differences[-RANK_95]
     conclude(
-        f"diagnose of {LINES} lines {own:.0f} ms, of the other checkout {theirs:.0f} ms: {statistics.median(differences):+.1f} ms "
-        f"({low:+.1f} to {high:+.1f}; goal: no slower, so an interval that reaches 0)",
+        f"processor time of diagnose of {LINES} lines {own:.0f} ms, of the other checkout {theirs:.0f} ms: "
+        f"{statistics.median(differences):+.1f} ms ({low:+.1f} to {high:+.1f}; goal: no slower, so an interval that reaches 0)",
         met=low <= 0,
     )
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from oomguard.memory.vllm.start import StartBudget
     from oomguard.placement.place import PlacedDevices, place
     from oomguard.remedy.policy import Policy
+    from oomguard.telemetry.enabling import enable_metrics
     from oomguard.timeline import MemoryUse, SeenCall, Timeline
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "attempts",
     "diagnose",
     "diff",
+    "enable_metrics",
     "guard",
     "imap",
     "map",
@@ -109,6 +111,7 @@ _HOMES = {
     "memory.vllm.start": ("StartBudget",),
     "placement.place": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
+    "telemetry.enabling": ("enable_metrics",),
     "timeline": ("MemoryUse", "SeenCall", "Timeline"),
     "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.notebook": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook

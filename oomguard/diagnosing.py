@@ -15,6 +15,7 @@ from oomguard.incident import Diagnosis, Incident, SettingInForce
 from oomguard.memory.derive import budget_of_start, derive
 from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
+from oomguard.observe.failed_step import failed_step
 from oomguard.observe.no_log import HEAD_BYTES, is_other_pickle, refuse_archive
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
@@ -105,7 +106,9 @@ def assess_all(
         for i in diagnosis.incidents
     )
     starts = tuple(replace(start, budget=budget_of_start(start.facts)) for start in diagnosis.starts)
-    return replace(diagnosis, incidents=incidents, starts=starts)
+    steps = dict.fromkeys(step for incident in incidents if (step := failed_step(incident.facts)) is not None)
+    notes = (*diagnosis.notes, *(step for step in steps if step not in diagnosis.notes))
+    return replace(diagnosis, incidents=incidents, notes=notes, starts=starts)
 
 
 def diagnose_lines(
@@ -167,8 +170,7 @@ def diagnose_stream(
         return assess_all(
             read_snapshot(whole, source, rules, given), rules, policy or Policy(), given=given, model=model
         )
-    anchors = rules.anchors
-    lines = skim(whole, lambda: finder(anchors))
+    lines = skim(whole, lambda: finder(rules.anchors, rules.words))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)
     damage = damage_of(stream)
     return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))

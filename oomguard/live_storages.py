@@ -5,6 +5,7 @@ Knows no torch: whatever has an ``untyped_storage`` is a tensor here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ class LiveStorages:
         self._ends: dict[int, weakref.ref[Any]] = {}
         self._numbers = 0
         self._meters: list[PeakMeter] = []
+        # No peak is below it: an operation that leaves less alive changes none of them, and asks for no more than this.
+        self._lowest_peak_bytes = 0
 
     def adopt(self, leaf: Any) -> None:
         """Count the tensor's storage from now until nothing refers to it; anything that is no tensor is passed over.
@@ -69,6 +72,12 @@ class LiveStorages:
         if self.events is not None:
             self.events.append((number, size))
 
+    def drop(self, leaf: Any) -> None:
+        """Count a tensor's storage no longer."""
+        key = leaf.untyped_storage()._cdata
+        self._ends.pop(key, None)
+        self._end(key, None)
+
     def take_events(self) -> list[tuple[int, int]]:
         """Return the changes noted so far and forget them."""
         events, self.events = self.events, []
@@ -76,23 +85,35 @@ class LiveStorages:
 
     def note_peak(self) -> None:
         """Take what is alive now into the peak."""
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
-        for meter in self._meters:
-            meter.peak_bytes = max(meter.peak_bytes, self.bytes)
+        if self.bytes > self._lowest_peak_bytes:
+            self._raise_peaks()
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""
         self.peak_bytes = self.bytes
+        self._lowest_peak_bytes = min(self._lowest_peak_bytes, self.bytes)
 
     def begin_meter(self) -> PeakMeter:
         """Measure one more peak, from now until ``end_meter``."""
         meter = PeakMeter(self.bytes)
         self._meters.append(meter)
+        self._lowest_peak_bytes = min(self._lowest_peak_bytes, meter.peak_bytes)
         return meter
 
     def end_meter(self, meter: PeakMeter) -> None:
         """Measure this peak no longer."""
-        self._meters = [other for other in self._meters if other is not meter]
+        with contextlib.suppress(ValueError):
+            self._meters.remove(meter)
+
+    def _raise_peaks(self) -> None:
+        meters: tuple[PeakMeter, ...] | None = None
+        while meters != (now := tuple(self._meters)):  # another thread may begin one meanwhile, whose peak is lower
+            meters = now
+            self.peak_bytes = lowest = max(self.peak_bytes, self.bytes)
+            for meter in meters:
+                meter.peak_bytes = max(meter.peak_bytes, self.bytes)
+                lowest = min(lowest, meter.peak_bytes)
+            self._lowest_peak_bytes = lowest
 
     def _end(self, key: int, _reference: object) -> None:
         number, size = self._sizes.pop(key, (0, 0))

@@ -17,6 +17,7 @@ from oomguard.observe.source import Line
 from oomguard.remedy.modelled_call import CallModel
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solvers import SOLVERS
+from oomguard.rules.fix import effects_of
 from oomguard.rules.load import RuleSet
 from oomguard.rules.match import matches
 from oomguard.rules.rule import Rule
@@ -180,7 +181,7 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:  # noqa: PLR091
     for fix in rule.fixes:
         if fix.setting not in SETTINGS:
             yield f"no setting named {fix.setting}"
-        elif fix.effect not in {SETTINGS[fix.setting].raised, SETTINGS[fix.setting].lowered}:
+        elif fix.effect not in effects_of(SETTINGS[fix.setting], None):
             yield f"{fix.setting} is never {fix.effect}"
         if fix.solve is not None and fix.solve not in SOLVERS:
             yield f"no solver named {fix.solve}"

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -95,7 +95,7 @@ def read_tables(
         paths: the files, in the order of the result.
         read: parses one file; what it raises is raised.
     """
-    kept = kept_file(f"{name}-{{}}.json", _states(paths))
+    kept = kept_file(f"{name}-{{}}.json", map(state_of, paths))
     with contextlib.suppress(OSError, ValueError, RecursionError):
         tables = json.loads(read_regular(kept, _MAX_KEPT_BYTES))
         if isinstance(tables, list) and len(tables) == len(paths) and all(isinstance(one, dict) for one in tables):
@@ -106,8 +106,7 @@ def read_tables(
     return found
 
 
-def _states(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Yield each file's path, size and time of change: another state of the files is another cache."""
-    for path in paths:
-        status = path.stat()
-        yield f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()
+def state_of(path: Path) -> bytes:
+    """Return a file's path, size and time of change: another state of it is another cache."""
+    status = path.stat()
+    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()

@@ -152,7 +152,7 @@ def stable(line: str, *, labels: bool = False) -> str:
     line = re.sub(r"pid=\d+", "pid=#", line)
     line = re.sub(r"\blines? \d+(?:, \d+)*", "line #", line)
     line = re.sub(r"\b\d+ (?=(?:tests|signature files|rules|pages|checks|changed)\b)", "# ", line)
-    line = re.sub(r"\b\d\d-\d\d \d\d:\d\d:\d\d\b", "#", line)
+    line = re.sub(r"\b(?:\d{4}-)?\d\d-\d\d \d\d:\d\d(?::\d\d)?\b", "#", line)
     return " ".join(re.sub(r"─{2,}", "─", line).split())
 
 

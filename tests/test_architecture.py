@@ -14,12 +14,22 @@ PACKAGE = Path(__file__).parents[1] / "oomguard"
 # Lower rooms first; a room may import those before it and itself. Rooms of one row do not see each other.
 ROOMS = (
     {"_version", "regular_file"},
-    {"clean_start", "errors", "escapes", "records", "switch", "user_files", "live_storages", "partial"},
+    {
+        "clean_start",
+        "errors",
+        "escapes",
+        "fact_registry",
+        "records",
+        "switch",
+        "user_files",
+        "live_storages",
+        "partial",
+    },
     {"facts"},
     {"templates"},
     {"kinds", "missing", "snapshots"},
     {"incident"},
-    {"log", "settings", "timeline"},
+    {"log", "past_runs", "settings", "timeline"},
     {"surfaces"},
     {"assignments"},
     {"rules"},
@@ -32,15 +42,27 @@ ROOMS = (
     {"placement"},
     {"report"},
     {"rule_testing", "journal"},
-    {"attempting", "checking"},
+    {"attempting", "checking", "telemetry"},
     {"guarding", "supervise", "testing"},
-    {"instrumentation", "mapping"},
+    {"instrumentation", "mapping", "serving"},
     {"cli"},
     {"__main__", "__init__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
-ENGINES = {"torch", "transformers", "vllm", "numpy", "matplotlib", "rich", "structlog", "tenacity", "wrapt"}
+ENGINES = {
+    "torch",
+    "transformers",
+    "vllm",
+    "numpy",
+    "matplotlib",
+    "rich",
+    "structlog",
+    "tenacity",
+    "wrapt",
+    "prometheus_client",
+    "opentelemetry",
+}
 
 
 def room(path: Path) -> str:

@@ -58,6 +58,7 @@ def test_the_public_names_are_exactly_these():
         "attempts",
         "diagnose",
         "diff",
+        "enable_metrics",
         "guard",
         "imap",
         "map",

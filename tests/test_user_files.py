@@ -33,7 +33,7 @@ def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path):
 def test_what_stands_in_a_cache_s_place_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "a.toml").write_text("x = 1")
-    kept = kept_file("tables-{}.json", user_files._states([tmp_path / "a.toml"]))
+    kept = kept_file("tables-{}.json", [user_files.state_of(tmp_path / "a.toml")])
     kept.parent.mkdir(parents=True)
     for content in ("[1]", '["x"]', "{}", "[" * 100_000, "not JSON"):
         kept.write_text(content)

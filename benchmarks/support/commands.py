@@ -1,6 +1,7 @@
 """Commands that benchmarks run and time."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -22,6 +23,14 @@ def seconds(command: list[str], env: Mapping[str, str] | None = None) -> float:
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=env)
     return time.perf_counter() - began
+
+
+def processor_seconds(command: list[str], env: Mapping[str, str] | None = None) -> float:
+    """Run a command that has to succeed and return the processor time that it took: other work on the machine does not lengthen it."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds(command, env)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def of_checkout(checkout: Path, cache: Path) -> dict[str, str]:

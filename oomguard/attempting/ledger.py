@@ -50,6 +50,7 @@ class Ledger:
         self.diagnosis: Diagnosis | None = None
         self.exhausted = False
         self._is_stopped = False
+        self._repeats = False
         self._before = 0
         self._began_s = self._attempt_began_s = time.monotonic()
 
@@ -65,26 +66,30 @@ class Ledger:
         return taken
 
     def rounds(self) -> Iterator[int]:
-        """Begin one attempt after the other and yield its number; end where the last one chose no patches.
+        """Begin one attempt after the other and yield its number; end where the last one chose no patches and is not repeated.
 
         A run that succeeds at once loads no tenacity: it drives the relaunches.
         """
         yield self._begin()
-        if self.pending and self.leaves_another():
+        if self._leads_on and self.leaves_another():
             import tenacity
 
             relaunches = tenacity.Retrying(
-                retry=tenacity.retry_if_result(lambda _result: bool(self.pending)),
+                retry=tenacity.retry_if_result(lambda _result: self._leads_on),
                 stop=lambda _state: not self.leaves_another(),
                 retry_error_callback=lambda _state: None,
             )
             for relaunch in relaunches:
                 yield self._begin()
                 relaunch.retry_state.set_result(None)
-        self.exhausted = self.exhausted or bool(self.pending)
+        self.exhausted = self.exhausted or self._leads_on
+
+    @property
+    def _leads_on(self) -> bool:
+        return bool(self.pending) or self._repeats
 
     def _begin(self) -> int:
-        self.patches, self.pending = self.pending, ()
+        self.patches, self.pending, self._repeats = self.pending, (), False
         for patch in self.patches:
             assert patch.new is not None  # noqa: S101 - only applicable patches are chosen
             self.settings[patch.setting] = patch.new
@@ -155,6 +160,12 @@ class Ledger:
         self.pending = () if self.exhausted else wanted
         return self.pending
 
+    def repeat(self) -> bool:
+        """Have the last attempt made again as it was; return whether there is another one, as after ``choose``."""
+        self.exhausted = not self._is_stopped and not self.leaves_another()
+        self._repeats = not self._is_stopped and not self.exhausted
+        return self._repeats
+
     def refuse(self, why: str | None) -> None:
         """Drop the patches chosen for another attempt, which is not to be made; the diagnosis says why."""
         self.pending = ()
@@ -163,7 +174,7 @@ class Ledger:
 
     def stop(self) -> None:
         """Choose nothing from here on, and drop what was chosen: the user's stop is a stop."""
-        self._is_stopped = True
+        self._is_stopped, self._repeats = True, False
         self.pending = ()
 
     def time_left_s(self) -> float:

@@ -57,21 +57,24 @@ def _read_total(memory: str | int) -> int:
     return total
 
 
-def free_of(gpu: Gpu, kind: str | None, replicas: int) -> tuple[int | None, str]:
+def kind_of_gpu(gpu: Gpu) -> str:
+    """Return whose memory a GPU's is, one of ``ceilings.KINDS``: by its name and, on this machine, by the host."""
+    from oomguard.observe.host import wsl_version
+
+    return kind_of(gpu.name, on_wsl2=gpu.of_this_machine and wsl_version() == 2)
+
+
+def free_of(gpu: Gpu, kind: str, replicas: int) -> tuple[int | None, str]:
     """Return the bytes of a GPU that are free when an engine starts, and what says so.
 
     None stands for all but the CUDA context, which is what an empty GPU of its own leaves.
 
     Args:
         gpu: the GPU.
-        kind: one of ``ceilings.KINDS``; None decides by the GPU's name and, on this machine, by the host.
+        kind: one of ``ceilings.KINDS``.
         replicas: engines that share a time-sliced GPU.
 
     Raises:
         SettingError: the kind is not known.
     """
-    if kind is None:
-        from oomguard.observe.host import wsl_version
-
-        kind = kind_of(gpu.name, on_wsl2=gpu.of_this_machine and wsl_version() == 2)
     return free_at_start(gpu.total_bytes, kind, replicas)

@@ -73,7 +73,7 @@ class CommandStart:
 
 def engine_version(launch: Launch) -> str | None:
     """Return the version of the engine that a launch would start, None where it is not found."""
-    return insight_of(launcher_of(launch)).version_of(launch)
+    return launch.engine_version or insight_of(launcher_of(launch)).version(launch)
 
 
 def devices_needed(launch: Launch) -> tuple[int, int] | None:

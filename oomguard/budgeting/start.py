@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from oomguard.budgeting.device import find_gpu, free_of
+from oomguard.budgeting.device import find_gpu, free_of, kind_of_gpu
 from oomguard.budgeting.values import START_SETTINGS, SettingValue, read_values
 from oomguard.engines.vllm.serve import serve_command
 from oomguard.errors import SettingError
@@ -123,7 +123,9 @@ def ask_for_start(
     )
     settings = VllmSettings(version, found.total_bytes, float(share), device, gpu_name=found.name, **given)
     if device != "cpu":
-        free, source = free_of(found, memory_kind, gpu_replicas)
+        kind = memory_kind or kind_of_gpu(found)
+        free, source = free_of(found, kind, gpu_replicas)
+        settings = replace(settings, unified_memory=kind == "unified")
         if free is not None:
             settings = replace(settings, device_free_bytes=free, device_free_from=source)
     read = _read(model, settings)

@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "plan": ("oomguard.cli.plan", "Say where the bytes of each GPU will go, before anything is started."),
     "gpus": ("oomguard.cli.gpus", "Show each GPU: who holds what, who has a lease, what is hidden from here."),
     "report": ("oomguard.cli.report", "Write what a start measured as a record without names, to contribute."),
+    "history": ("oomguard.cli.history", "List past runs: what failed, what was changed, predicted beside measured."),
     "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
     "doctor": ("oomguard.cli.doctor", "Look at this machine: versions, devices, plugin, variables, limits."),
 }

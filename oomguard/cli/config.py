@@ -28,8 +28,10 @@ OPTIONS: Final = (
     "dry_run",
     "idempotent",
     "report",
+    "metrics",
     "snapshot",
     "journal",
+    "reuse",
     "rules",
     "set",
     "gpu_memory",
@@ -47,7 +49,9 @@ OPTIONS: Final = (
     "log_format",
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
-_SWITCHES: Final = frozenset({"dry_run", "idempotent", "pty", "quiet", "verbose", "exit_code", "follow", "no_mask"})
+_SWITCHES: Final = frozenset(
+    {"dry_run", "idempotent", "pty", "quiet", "verbose", "exit_code", "follow", "no_mask", "reuse"}
+)
 _NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "deadline", "grace"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}

@@ -18,6 +18,8 @@ from oomguard.observe.source import LineSplitter, encoding_of, open_log, raw_sta
 
 # A log that is never quiet is looked at this often.
 BUSY_S: Final = 5.0
+# Words that no signature has speak of one failure on so many lines.
+SAME_FAILURE_LINES: Final = 400
 
 
 def follow_input(
@@ -45,13 +47,13 @@ def follow_input(
                 continue
         else:
             reading.settle()
-        yield _write_new(reading, renderer, write)
+        yield _write_new(reading, renderer, write, is_quiet=event.change is not Change.DATA)
         written_s = time.monotonic()
         if event.change in {Change.WAITING, Change.TRUNCATED, Change.REPLACED}:
             say(f"{shown(path)}: {event.change.value}")
             reading = _Reading(path, renderer)
     reading.settle()
-    yield _write_new(reading, renderer, write)
+    yield _write_new(reading, renderer, write, is_quiet=True)
 
 
 def _events(path: str) -> Iterator[Event]:
@@ -71,10 +73,10 @@ def _events(path: str) -> Iterator[Event]:
     yield from follow(path)
 
 
-def _write_new(reading: _Reading, renderer: InputRenderer, write: Callable[[str], None]) -> bool:
+def _write_new(reading: _Reading, renderer: InputRenderer, write: Callable[[str], None], *, is_quiet: bool) -> bool:
     from oomguard.diagnosing import assess_all
 
-    diagnosis = reading.new()
+    diagnosis = reading.new(is_quiet=is_quiet)
     if not diagnosis.incidents:
         return False
     diagnosis = assess_all(diagnosis, renderer.rules, renderer.policy, given=renderer.facts, model=renderer.work.model)
@@ -89,10 +91,11 @@ class _Reading:
         from oomguard.observe.scan import Scanner
 
         self._path, self._renderer = path, renderer
-        self._scanner = Scanner(renderer.rules)
+        self._scanner = Scanner(renderer.rules, new_wordings=True)
         self._splitter: LineSplitter | None = None
         self._head, self._wide = b"", False
         self._told: set[tuple[object, ...]] = set()
+        self._told_lines: list[int] = []
 
     def feed(self, data: bytes) -> None:
         """Take more bytes; keep the first few until they tell the encoding."""
@@ -111,12 +114,25 @@ class _Reading:
             if not self._wide:  # half a character of two bytes must wait for its other half
                 self._push(b"", final=True)
 
-    def new(self) -> Diagnosis:
-        """Return the incidents that have not been told yet, as scanned."""
+    def new(self, *, is_quiet: bool) -> Diagnosis:
+        """Return the incidents that have not been told yet, as scanned.
+
+        Words that no signature has are told once nothing more comes for now: what follows may be a message that one has.
+        """
         diagnosis = self._scanner.diagnosis(self._path, given=self._renderer.settings)
         new = [incident for incident in diagnosis.incidents if _identity(incident) not in self._told]
+        new = [
+            incident
+            for incident in new
+            if incident.certainty_ratio is None or (is_quiet and self._is_another(incident))
+        ]
         self._told |= {_identity(incident) for incident in new}
+        self._told_lines += [incident.location.line or 0 for incident in new]
         return replace(diagnosis, incidents=tuple(new))
+
+    def _is_another(self, incident: Incident) -> bool:
+        line = incident.location.line or 0
+        return all(abs(line - told) > SAME_FAILURE_LINES for told in self._told_lines)
 
     def _begin(self) -> bytes:
         form = format_of(self._head, self._path)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import signal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 import click
 
 from oomguard.cli.asked_snapshot import AskedSnapshot
 from oomguard.cli.events import Errors, configure_log
+from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
+    SECONDS,
     console,
     option,
     output_options,
@@ -24,6 +25,8 @@ from oomguard.cli.options import (
     tell_configuration,
 )
 from oomguard.cli.placement_options import PlacementOptions, placement_options
+from oomguard.cli.reuse_option import reuse_option, reused
+from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
@@ -32,21 +35,11 @@ from oomguard.supervise.process import DEFAULT_GRACE_S
 if TYPE_CHECKING:
     from oomguard.journal.store import Journal
     from oomguard.supervise.outcome import Outcome
-
-
-class _Seconds(click.FloatRange):
-    """A number of seconds; nan, which compares with nothing, is refused too."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return seconds
+    from oomguard.supervise.signals import Signals
 
 
 # How long a run waits for others that write the journal; after it the run goes on without.
 JOURNAL_BUSY_S: Final = 1.0
-SECONDS: Final = _Seconds(min=0, max=10**9)
 
 
 class _CommandAfterDashes(click.Command):
@@ -103,6 +96,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     metavar="FILE",
     help="Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md or .html.",
 )
+@metrics_option
 @option(
     "--snapshot",
     type=click.Path(dir_okay=False),
@@ -116,6 +110,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     metavar="PATH",
     help="Where attempts are recorded. [default: the user's state folder]",
 )
+@reuse_option
 @option(
     "--grace",
     type=SECONDS,
@@ -138,6 +133,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     help="Form of the events on standard error.",
 )
 @placement_options
+@serving_options
 @output_options
 @click.pass_context
 def command(
@@ -153,12 +149,18 @@ def command(
     dry_run: bool,
     idempotent: bool,
     report: str | None,
+    metrics: str | None,
     snapshot: str | None,
     journal: str | None,
+    reuse: bool,
     grace: float,
     pty: bool,
     log_format: str,
     placement: PlacementOptions,
+    restart: str,
+    hang_after: float,
+    termination_message: str | None,
+    slurm_comment: bool,
     quiet: bool,
     verbose: bool,
     color: str,
@@ -180,6 +182,7 @@ def command(
     with Signals(closed) as signals:  # before anything heavy is loaded
         from oomguard.engines.command import Launch
         from oomguard.log import get_logger
+        from oomguard.supervise.companions import Companions
         from oomguard.supervise.keeping import Keeper
         from oomguard.supervise.relaunch import Supervision
 
@@ -188,15 +191,15 @@ def command(
         outer = outer_run()
         if outer is not None:
             get_logger().debug("the outer run changes and runs again", outer_pid=outer)
-        relaunches = max_relaunches if outer is None else 0
+        serving = ServingOptions(restart, hang_after, termination_message, slurm_comment)
+        serving = serving.checked(is_inside=outer is not None)
+        relaunches = serving.relaunches(ctx, max_relaunches) if outer is None else 0
         limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
         policy = read_policy(allow, pinned, floors, **limits)
         if rules:
             read_rules(rules)  # what is wrong in them is told before the command runs
-        if report is not None and Path(report).suffix not in {".json", ".md", ".html"}:
-            raise UsageError(f"--report {report}: unknown form", hint="end the name in .json, .md or .html")
-        if report is not None and not os.access(Path(report).parent, os.W_OK):
-            raise UsageError(f"--report {report}: the folder cannot be written", hint="name a folder that exists")
+        if report is not None:
+            _check_report(Path(report))
 
         asked = None if snapshot is None else AskedSnapshot(Path(snapshot))
 
@@ -209,8 +212,9 @@ def command(
                 print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
         launch = Launch(tuple(argv))
-        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None)
-        placing = placement.placing(argv, pinned, outer)
+        known = reused(launch, policy, journal, reuse=reuse and outer is None)
+        beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
+        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch,
             policy,
@@ -221,19 +225,29 @@ def command(
             on_failure,
             idempotent,
             pty,
-            placing=placing,
+            Companions(beside.companions),
+            restarts=serving.restarts,
+            ended_by_us=beside.ended_by_us,
+            placing=placement.placing(argv, pinned, outer),
         )
-        outcome = supervision.run(signals)
+        supervision.begins_with = known
+        outcome = run_told(supervision, signals, ctx, metrics, is_inner=outer is not None)
+        beside.tell(outcome)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:
             asked.tell(outcome)
         if report is not None:
             _write_report(Path(report), outcome)
+    _end_as_the_command(signals, outcome.status)
+    return outcome.status
+
+
+def _end_as_the_command(signals: Signals, status: int) -> None:
+    """End of Ctrl-C where the command did; else leave the status to the caller."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
-    if signals.was_typed and outcome.status == 128 + signal.SIGINT and not signals.watcher.exited:
+    if signals.was_typed and status == 128 + signal.SIGINT and not signals.watcher.exited:
         os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
-    return outcome.status
 
 
 def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
@@ -257,6 +271,14 @@ def _journal(path: str | None) -> Journal:
     if path is None and not default_path().is_absolute():
         raise InputError("no home folder is known")
     return Journal(default_path() if path is None else Path(path), busy_s=JOURNAL_BUSY_S)
+
+
+def _check_report(path: Path) -> None:
+    """Raise UsageError where the report cannot be written."""
+    if path.suffix not in {".json", ".md", ".html"}:
+        raise UsageError(f"--report {path}: unknown form", hint="end the name in .json, .md or .html")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--report {path}: the folder cannot be written", hint="name a folder that exists")
 
 
 def _write_report(path: Path, outcome: Outcome) -> None:

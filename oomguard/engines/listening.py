@@ -31,14 +31,14 @@ def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
     """Return what the command binds; None where it starts no server of this engine, or nothing tells where it listens."""
     row = table_of(engine, "server")
     rest = _after_the_program(argv, row.get("programs", ()))
-    if rest is None or _has(rest, row["silent_flags"]):
+    if rest is None or has_flag(rest, row["silent_flags"]):
         return None
-    path = _value(rest, row["path_flag"])
+    path = flag_value(rest, row["path_flag"])
     if path:
         return Address(path=path)
-    host, port = _value(rest, row["host_flag"]), _value(rest, row["port_flag"])
+    host, port = flag_value(rest, row["host_flag"]), flag_value(rest, row["port_flag"])
     # A file of settings may say the rest, and is not read here.
-    if _has(rest, row["config_flags"]) and (host is None or port is None):
+    if has_flag(rest, row["config_flags"]) and (host is None or port is None):
         return None
     number = row["port"] if port is None else int(port) if port.isdecimal() and len(port) <= _DIGITS else 0
     return Address(host or "", number) if 0 < number <= _LARGEST_PORT else None
@@ -55,11 +55,12 @@ def _after_the_program(argv: tuple[str, ...], programs: list[list[str]]) -> tupl
     return None
 
 
-def _has(words: tuple[str, ...], flags: list[str]) -> bool:
+def has_flag(words: tuple[str, ...], flags: list[str]) -> bool:
+    """Return whether one of these flags is given."""
     return any(word.partition("=")[0] in flags for word in words)
 
 
-def _value(words: tuple[str, ...], flag: str) -> str | None:
+def flag_value(words: tuple[str, ...], flag: str) -> str | None:
     """Return a flag's value, of a repeated one the last, as argparse has it; None where it is not given."""
     value = None
     for index, word in enumerate(words):

@@ -13,6 +13,11 @@ from oomguard.observe.source import Line
 from oomguard.remedy.policy import Need
 
 
+def version(_launch: Launch) -> str | None:
+    """Return None."""
+    return None
+
+
 def watched(launch: Launch, _session: Path) -> Launch:
     """Return the launch as it is."""
     return launch
@@ -41,11 +46,6 @@ def beaten_by(_launch: Launch, _name: str, _facts: Mapping[str, Fact]) -> Settin
 def carries(_launch: Launch, _name: str) -> bool:
     """Return True: what the engine carries it carries into every version."""
     return True
-
-
-def version_of(_launch: Launch) -> str | None:
-    """Return None."""
-    return None
 
 
 def asked_length(_launch: Launch) -> Mapping[str, Need]:

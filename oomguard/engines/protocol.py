@@ -67,12 +67,21 @@ class Launcher(Protocol):
     def took_effect(self, launch: Launch, session: Path) -> bool:
         """Return whether the settings of ``apply`` reached the engine, as far as can be told."""
 
-    def keep_measured(self, starts: tuple[EngineStart, ...], source: str) -> bool:
-        """Keep what a start measured for the plans to come; return whether there was anything to keep."""
+    def keep_measured(self, starts: tuple[EngineStart, ...], source: str, session: str) -> bool:
+        """Keep what a start of a session measured for the plans to come; return whether there was anything to keep."""
+
+    def measured(self, sessions: Collection[str] | None, model: str | None = None) -> tuple[str, ...]:
+        """Return what was kept of these sessions (None: of all) or of a model, a line each."""
+
+    def forget_measured(self, sessions: Collection[str] | None, model: str | None = None) -> None:
+        """Drop what ``measured`` returns."""
 
 
 class Insight(Protocol):
     """The module ``insight`` of an engine: what is known of engines beyond their command. No engine needs one."""
+
+    def version(self, launch: Launch) -> str | None:
+        """Return the version of the engine that a launch would start, before it has; None where that is not found."""
 
     def watched(self, launch: Launch, session: Path) -> Launch:
         """Return the launch with what makes it tell which engines it starts, and nothing else changed."""
@@ -91,9 +100,6 @@ class Insight(Protocol):
 
     def carries(self, launch: Launch, name: str) -> bool:
         """Return whether a setting that the engine carries may be carried into this one, by its version; say why where it may not."""
-
-    def version_of(self, launch: Launch) -> str | None:
-        """Return the version of the engine that the launch would start, found without starting it; None where it is not found."""
 
     def asked_length(self, launch: Launch) -> Mapping[str, Need]:
         """Return what the command's own requests need, by setting; empty where it does not tell."""
@@ -187,6 +193,8 @@ class WatchedCall(Protocol):
         """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""
 
 
+# Rows of a call, tokens of its prompts, and those that it may generate; None where nothing tells.
+SizeOfCall = tuple[int | None, int | None, int | None]
 # How a watched call is read from the object it is called on and its arguments.
 ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
 
@@ -195,11 +203,12 @@ ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
 class ReadBegun:
     """How a call is read that changes what it is given, or where random generators stand.
 
-    ``begin`` notes that before the call is made; ``read`` gets it as its last argument.
+    ``begin`` notes that before the call is made; ``read`` gets it as its last argument. ``size`` is for who asks for no more.
     """
 
     read: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], WatchedCall]
     begin: Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+    size: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], SizeOfCall]
 
     def __call__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WatchedCall:
         """Read a call that has not been made."""
@@ -219,21 +228,32 @@ class ReadOverriding:
 
 def begun(read: ReadCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadCall:
     """Return how a call is read once it has been made, which is now begun."""
-    inner = read
-    while isinstance(inner, ReadOverriding):
-        inner = inner.read
+    inner = _innermost(read)
     if not isinstance(inner, ReadBegun):
         return read
     noted, reads = inner.begin(args, kwargs), inner.read
     return lambda model, given, named: reads(model, given, named, noted)
 
 
+def size_of(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
+    """Return how large a call is, and note nothing of what it will change."""
+    inner = _innermost(read)
+    if isinstance(inner, ReadBegun):
+        return inner.size(model, args, kwargs)
+    call = inner(model, args, kwargs)
+    return call.rows, call.prompt_tokens, call.max_new_tokens
+
+
+def _innermost(read: ReadCall) -> ReadCall:
+    while isinstance(read, ReadOverriding):
+        read = read.read
+    return read
+
+
 # What every watched call goes through: it gets the reader, the engine's own function, its object and the arguments.
 Handler = Callable[[ReadCall, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
-# Rows of a call that is only shown, tokens of its prompts, and those that it may generate; None where nothing tells.
-SizeOfCall = tuple[int | None, int | None, int | None]
-# What such a call goes through: it gets how its size is read, the engine's own function, its object and the arguments.
+# What a call that is only shown goes through: it gets how its size is read, the engine's own function, its object and the arguments.
 SeenCallHandler = Callable[
     [
         Callable[[tuple[Any, ...], Mapping[str, Any]], SizeOfCall],

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oomguard.facts import Fact, FactValue
-from oomguard.incident import SettingInForce
+from oomguard.incident import Incident, SettingInForce
 from oomguard.observe.source import Line
+
+if TYPE_CHECKING:  # only a start that fails has one
+    from oomguard.remedy.modelled import FailureModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,18 @@ MakeAgain = Callable[[EndedStart, bool], MadeAgain | None]
 
 
 class WatchedStart(Protocol):
-    """One start of an engine, before it is made: attempted with the program's own arguments, then with changed ones."""
+    """One start of an engine, before it is made: attempted with the program's own arguments, then with changed ones.
+
+    Attributes:
+        phase: what the engine does in it, one of incident.PHASES; None where what it prints tells.
+        tells_success: whether one that ran at once is an attempt to be told of.
+    """
+
+    phase: str | None
+    tells_success: bool
+
+    def behind(self, incident: Incident) -> FailureModel | None:
+        """Return the model of what failed; None where it is read from what the engine printed."""
 
     def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
         """Start the engine with these settings changed; what is no failure (Ctrl-C) is raised as it is.

@@ -8,11 +8,12 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from oomguard.engines.protocol import SizeOfCall
 from oomguard.errors import SettingError, UsageError
 from oomguard.guarding.failure import run_guarded
 from oomguard.guarding.function_call import RowsCall
 from oomguard.guarding.in_parts import in_parts
-from oomguard.guarding.observing import CallSize, looked_on, looking_on, observing
+from oomguard.guarding.observing import ToldCall, looking_on, observing
 from oomguard.guarding.watching import entered, in_force, inside_call, watch, watching
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.observe.exceptions import may_be_oom
@@ -87,7 +88,7 @@ def _splitting(current: Guard, function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if observing and looking_on():
-            with looked_on(function.__qualname__, "", lambda: _size(current, function, args, kwargs)):
+            with ToldCall(function.__qualname__, "", lambda: _size(current, function, args, kwargs)):
                 return call(*args, **kwargs)
         if current.recording is not None:
             current.begin_recording()
@@ -103,6 +104,7 @@ def _splitting(current: Guard, function: F) -> F:
             inside_call.reset(token)
         try:
             if error is not None:
+                current.explain(error)
                 raise error
             return result
         finally:
@@ -111,8 +113,8 @@ def _splitting(current: Guard, function: F) -> F:
     return cast("F", call)
 
 
-def _size(current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSize:
-    return CallSize(RowsCall.of(function, current.batch, args, kwargs).rows)
+def _size(current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> SizeOfCall:
+    return RowsCall.of(function, current.batch, args, kwargs).rows, None, None
 
 
 def _in_parts(

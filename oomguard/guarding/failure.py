@@ -32,14 +32,20 @@ def run_guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[A
         return None, error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
-def scan_error(error: BaseException, settings: Mapping[str, SettingInForce] | None = None) -> Diagnosis:
-    """Return what an exception's messages say, not yet explained; no incidents where its type cannot be a memory failure."""
+def scan_error(
+    error: BaseException, settings: Mapping[str, SettingInForce] | None = None, *, new_wordings: bool = False
+) -> Diagnosis:
+    """Return what an exception's messages say, not yet explained; no incidents where its type cannot be a memory failure.
+
+    With ``new_wordings`` words count that no signature has: enough to tell, too little to act on.
+    """
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
     from oomguard.diagnosing import default_rules
     from oomguard.observe.scan import scan
 
-    return scan(exception_lines(error), default_rules(), type(error).__name__, given=settings)
+    lines, name = exception_lines(error), type(error).__name__
+    return scan(lines, default_rules(), name, given=settings, new_wordings=new_wordings)
 
 
 def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
@@ -74,7 +80,7 @@ def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -
     """
     tried = failure.number("tried_bytes")
     live = failure.number("allocated_bytes") or failure.number("process_in_use_bytes")
-    if base_bytes is None or tried is None or live is None:
+    if base_bytes is None or tried is None or live is None or rows < 1:
         return None
     return max(1, round((live + tried - base_bytes) / rows))
 

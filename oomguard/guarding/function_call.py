@@ -56,6 +56,8 @@ class RowsCall:
                 return cls(bound, tuple(names), 1, f"the argument {name} is no list and no tensor")
             sizes[name] = entries(value) or 0
         rows = next(iter(sizes.values()))
+        if rows == 0:
+            return cls(bound, tuple(names), 1, f"the argument {names[0]} has no entries")
         reason = None
         if len(set(sizes.values())) > 1:
             named = [f"{name} {size}" for name, size in list(sizes.items())[1:]]

@@ -7,7 +7,6 @@ innermost one's policy rules. What cannot be remedied is raised again as it was,
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -19,13 +18,15 @@ from oomguard.facts import FactValue
 from oomguard.guarding.decorating import decorate
 from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.observing import attempted
+from oomguard.guarding.snapshot import snapshot_path, take_at
 from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.observe.exceptions import chain, may_be_oom
+from oomguard.observe.exceptions import may_be_oom
 from oomguard.partial import Partial
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.snapshots.taking import Recording
 from oomguard.switch import disabled
+from oomguard.telemetry import guarded
 
 F = TypeVar("F", bound=Callable[..., Any])
 EffectName = Literal["output-preserving", "reduces-capacity", "changes-outputs"]
@@ -117,7 +118,12 @@ class Guard:
 
             scanned = scan_error(error)
             if scanned.first_cause is None:
-                self._explain_refusal(error)
+                from oomguard.guarding.refused import explain_refusal
+
+                if explain_refusal(error, self.attempts if self._function is None else self._function.attempts):
+                    return
+                scanned = scan_error(error, new_wordings=True)
+            if scanned.first_cause is None:
                 return
             diagnosis = assess_all(scanned, default_rules(), self.policy, given=seen_call(error))
         except Exception:
@@ -126,14 +132,6 @@ class Guard:
         if diagnosis.first_cause is not None:
             self._keep(diagnosis)
             annotate(error, diagnosis.first_cause)
-
-    def _explain_refusal(self, error: BaseException) -> None:
-        """Add to an exception that tells of a refused request what was changed at the engine's start."""
-        from oomguard.guarding.refused import refusal_note
-
-        note = refusal_note(error, self.attempts if self._function is None else self._function.attempts)
-        if note is not None:
-            error.add_note(note)
 
     @property
     def snapshot(self) -> Path | None:
@@ -158,9 +156,8 @@ class Guard:
             self.recording.begin()
 
     def failing(self, error: BaseException) -> None:
-        """Take the memory snapshot where torch's allocator refused something and did not call for one itself."""
-        if self.recording is not None and any(type(link).__name__ == "OutOfMemoryError" for link in chain(error)):
-            self.recording.take()
+        """Take the memory snapshot, where one is asked for."""
+        take_at(error, self.recording)
 
     def shows_on(self, function: Any) -> None:
         """Show on a decorated function what happened in its calls, as ``attempts`` and ``diagnosis``."""
@@ -176,17 +173,20 @@ class Guard:
     def record(self, attempt: Attempt) -> None:
         """Add an attempt; several threads may do so at once."""
         attempted(attempt)
+        guarded.attempted(attempt)
         if self._function is None:
             with self._lock:
                 self.attempts = (*self.attempts, attempt)
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
         """Put an attempt in the place of one that ended well and has failed since."""
+        guarded.died(attempt, now)
         with self._lock:
             self.attempts = tuple(now if one is attempt else one for one in self.attempts)
 
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
         """Keep what is left of a call: under ``with`` its finished rows, of a function its attempts, where it failed at first."""
+        guarded.call_ended()
         if self._function is None:
             self.partial = partial
         elif attempts:
@@ -266,7 +266,7 @@ def guard(
     """
     if start_within_s is not None and not start_within_s > 0:
         raise SettingError(f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None")
-    path = None if snapshot is None else _snapshot_path(snapshot)
+    path = snapshot_path(snapshot)
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
     made = Guard(
         policy,
@@ -278,18 +278,6 @@ def guard(
         on_patch=on_patch,
     )
     return made if function is None else made(function)
-
-
-def _snapshot_path(given: str | Path) -> Path:
-    """Return where the snapshot goes. Raises SettingError for a folder, a file in none, and what is no path."""
-    path = Path(given).absolute() if isinstance(given, (str, os.PathLike)) else None
-    if path is None or "\0" in str(path) or path.is_dir() or not path.parent.is_dir():
-        what = "is no path" if path is None else "is a folder" if path.is_dir() else "its folder is not there"
-        raise SettingError(
-            f"snapshot={(given if path is None else str(given))!r}: {what}",
-            hint="name a file in a folder that exists: snapshot.pickle",
-        )
-    return path
 
 
 def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 
 from oomguard.attempting.ledger import Ledger
@@ -12,6 +13,7 @@ from oomguard.engines.protocol import WatchedCall
 from oomguard.facts import Fact, FactValue
 from oomguard.guarding.failure import annotate, clear, row_bytes_at_failure, scan_error
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName
+from oomguard.guarding.snapshot import snapshot_path, take_at
 from oomguard.guarding.watching import FailedCall, noting_failed_calls
 from oomguard.incident import Incident, SettingInForce
 from oomguard.observe import torch_memory
@@ -19,7 +21,9 @@ from oomguard.observe.exceptions import chain
 from oomguard.remedy.modelled_call import CallModel
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.settings import setting
+from oomguard.snapshots.taking import Recording
 from oomguard.switch import disabled
+from oomguard.telemetry import guarded
 
 
 class OpenAttempt:
@@ -39,12 +43,17 @@ class OpenAttempt:
         if not disabled():
             self._noting = contextlib.ExitStack()
             self._failed_calls = self._noting.enter_context(noting_failed_calls())
+            if (recording := self._loop.recording) is not None:
+                recording.begin()
+                self._noting.callback(recording.end)
         torch_memory.reset_peak()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if error is not None and not disabled():
+            take_at(error, self._loop.recording)
         if self._noting is not None:
             self._noting.close()
         try:
@@ -52,12 +61,18 @@ class OpenAttempt:
         finally:
             self._failed_calls.clear()
 
+    @property
+    def snapshot(self) -> Path | None:
+        """The file of the memory snapshot that was taken at the first failure of these attempts; None: none was."""
+        return None if self._loop.recording is None else self._loop.recording.taken
+
 
 class _Loop:
     """The attempts of one ``for`` over ``oomguard.attempts``."""
 
-    def __init__(self, policy: Policy, settings: Mapping[str, FactValue]) -> None:
+    def __init__(self, policy: Policy, settings: Mapping[str, FactValue], snapshot: Path | None) -> None:
         self.ledger = Ledger(policy, settings)
+        self.recording = None if snapshot is None else Recording(snapshot)
 
     def attempts(self) -> Iterator[OpenAttempt]:
         """Yield an attempt to enter, and another one after each whose failure led to a patch."""
@@ -71,12 +86,12 @@ class _Loop:
         if isinstance(error, Exception) and not disabled():
             incident = self._diagnose(error, calls)
         name = "" if error is None else type(error).__name__
-        ledger.end(incident, error=name, measured={} if peak is None else {"peak_bytes": peak})
-        if error is None or incident is None:
-            return False
-        if ledger.choose(incident, ledger.settings.__contains__):
-            return True
-        annotate(error, incident, ledger.attempts)
+        guarded.attempted(ledger.end(incident, error=name, measured={} if peak is None else {"peak_bytes": peak}))
+        if error is not None and incident is not None:
+            if ledger.choose(incident, ledger.settings.__contains__):
+                return True
+            annotate(error, incident, ledger.attempts)
+        guarded.call_ended()
         return False
 
     def _diagnose(self, error: Exception, calls: list[FailedCall]) -> Incident | None:
@@ -122,6 +137,7 @@ def attempts(
     allow: EffectName | None = None,
     floors: Mapping[str, FactValue] | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    snapshot: str | Path | None = None,
     **settings: FactValue,
 ) -> Iterator[OpenAttempt]:
     """Yield attempts until one succeeds, each with settings that are predicted to fit.
@@ -132,10 +148,13 @@ def attempts(
         allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on what you left alone.
         floors: never go below these values, by setting.
         max_attempts: runs of the body, the first included.
+        snapshot: the file for torch's memory snapshot at the first allocation that fails in any of them; torch records in each
+            until then. ``attempt.snapshot`` is the file, None where nothing failed.
         settings: the values to begin with (``batch_size=64``).
 
     Raises:
-        SettingError: an unknown effect or setting.
+        SettingError: an unknown effect or setting, or a snapshot in no folder.
     """
     start = {setting(name).name: value for name, value in settings.items()}
-    return _Loop(make_policy(allow, minimum=floors, max_relaunches=max_attempts - 1), start).attempts()
+    policy = make_policy(allow, minimum=floors, max_relaunches=max_attempts - 1)
+    return _Loop(policy, start, snapshot_path(snapshot)).attempts()

@@ -6,21 +6,19 @@ Context variables hold them, so threads and tasks outside see nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.incident import Attempt
 
-
-class CallSize(NamedTuple):
-    """How large a call is; None where nothing tells."""
-
-    rows: int | None = None
-    prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
+P = ParamSpec("P")
+T = TypeVar("T")
+NO_SIZE: Final[SizeOfCall] = (None, None, None)
 
 
 class LookedOn(Protocol):
@@ -36,7 +34,7 @@ class LookedOn(Protocol):
 class Observer(Protocol):
     """Who looks on."""
 
-    def began(self, what: str, model: str, size: CallSize) -> LookedOn:
+    def began(self, what: str, model: str, size: SizeOfCall) -> LookedOn:
         """Take the beginning of a call."""
 
 
@@ -51,29 +49,48 @@ def looking_on() -> tuple[Observer, ...]:
     return () if _inside.get() is not None else observers.get()
 
 
-@contextlib.contextmanager
-def looked_on(what: str, model: str, size: Callable[[], CallSize]) -> Iterator[None]:
-    """Tell those who look on of a call, from its beginning to its end; call it only where ``looking_on`` names somebody."""
-    told = CallSize()
-    with contextlib.suppress(Exception):  # arguments that the call itself refuses
-        told = size()
-    calls: list[LookedOn] = []
-    for observer in looking_on():
-        with no_mistake():
-            calls.append(observer.began(what, model, told))
-    token = _inside.set(tuple(calls))
-    error: BaseException | None = None
-    try:
-        yield
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        _inside.reset(token)
-        for call in reversed(calls):
-            with no_mistake():
-                call.ended(error)
-        del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+class Told:
+    """A block, with those who look on told of its beginning, by ``begins``, and of its end.
+
+    A class and no generator: every call that is watched goes through it.
+    """
+
+    __slots__ = ("_begins", "_calls")
+
+    def __init__(self, *begins: Callable[[], LookedOn]) -> None:
+        self._begins = begins
+
+    def __enter__(self) -> tuple[LookedOn, ...]:
+        began = [without_mistake(begin) for begin in self._begins]
+        self._calls = tuple(call for call in began if call is not None)
+        return self._calls
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for call in reversed(self._calls):
+            without_mistake(call.ended, error)
+
+
+class ToldCall:
+    """A call of an engine, told to those who look on; make it only where ``looking_on`` names somebody."""
+
+    __slots__ = ("_token", "_told")
+
+    def __init__(self, what: str, model: str, size: Callable[[], SizeOfCall]) -> None:
+        told = NO_SIZE
+        with contextlib.suppress(Exception):  # arguments that the call itself refuses
+            told = size()
+        self._told = Told(*(functools.partial(observer.began, what, model, told) for observer in looking_on()))
+
+    def __enter__(self) -> None:
+        self._token: Token[tuple[LookedOn, ...] | None] = _inside.set(self._told.__enter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _inside.reset(self._token)
+        self._told.__exit__(kind, error, trace)
 
 
 def shown(
@@ -86,30 +103,29 @@ def shown(
     """Run a call that nothing is done about but to tell those who look on."""
     if not observing or not looking_on():
         return wrapped(*args, **kwargs)
-    with looked_on(wrapped.__name__, type(engine).__name__, lambda: CallSize(*size(args, kwargs))):
+    with ToldCall(wrapped.__name__, type(engine).__name__, lambda: size(args, kwargs)):
         return wrapped(*args, **kwargs)
 
 
 def attempted(attempt: Attempt) -> None:
     """Tell those who look on of an attempt inside the call that runs here."""
     for call in _inside.get() or ():
-        with no_mistake():
-            call.attempted(attempt)
+        without_mistake(call.attempted, attempt)
 
 
-@contextlib.contextmanager
-def no_mistake() -> Iterator[None]:
-    """Log what goes wrong in looking on: it never takes the place of what the user's call gives or raises."""
+def without_mistake(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Return what looking on gives; log what goes wrong in it: that never takes the place of what the user's call gives or raises."""
     try:
-        yield
+        return function(*args, **kwargs)
     except Exception:
         logging.getLogger("oomguard").exception("the watch failed")
+        return None
 
 
-def size_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSize:
+def size_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> SizeOfCall:
     """Return the rows and tokens of a call that is made often, by its first argument with a shape."""
     for value in (*args, *kwargs.values()):
         shape = getattr(value, "shape", ())
         if shape:
-            return CallSize(int(shape[0]), int(shape[1]) if len(shape) == 2 else None)
-    return CallSize()
+            return int(shape[0]), int(shape[1]) if len(shape) == 2 else None, None
+    return NO_SIZE

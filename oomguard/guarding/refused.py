@@ -10,6 +10,14 @@ from oomguard.facts import FactValue
 from oomguard.incident import Attempt
 
 
+def explain_refusal(error: BaseException, attempts: Sequence[Attempt]) -> bool:
+    """Add to an exception that tells of a refused request what was changed at the engine's start, and return whether it is one."""
+    note = refusal_note(error, attempts)
+    if note is not None:
+        error.add_note(note)
+    return note is not None
+
+
 def refusal_note(error: BaseException, attempts: Sequence[Attempt]) -> str | None:
     """Return the note of an exception that tells of a refused request; None where no change of ours is behind it.
 

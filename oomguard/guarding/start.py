@@ -11,7 +11,7 @@ from oomguard.attempting import memory_wait
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.watched_start import EndedStart, MadeAgain, ReadStart, WatchedStart
 from oomguard.facts import Fact, FactValue, is_of_type
-from oomguard.guarding.failure import clear
+from oomguard.guarding.failure import clear, in_phase
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.watching import entered, inside_call
 from oomguard.incident import PATCHED, Attempt, Diagnosis, Effect, Incident, SettingInForce
@@ -147,7 +147,10 @@ class StartRun:
         measured: dict[str, float] = {}
         with _keeping_quiet("what the start measured"):
             measured = self._measured(ended) if self._ledger.attempts else {}
-        self._owner.record(self._ledger.end(measured=measured))
+        is_told = self._start.tells_success or bool(self._ledger.attempts)
+        attempt = self._ledger.end(measured=measured)
+        if is_told:
+            self._owner.record(attempt)
         self._devices = {}  # what is free before a later death is another matter
 
     def _attempt(self) -> EndedStart:
@@ -212,7 +215,10 @@ class StartRun:
 
         scanned = scan_start(ended, self._source, self._in_force())
         scanned = replace(scanned, incidents=tuple(self._as_it_ran(i) for i in scanned.incidents))
-        return self._ledger.diagnose(scanned, default_rules(), local_models=True)
+        scanned = scanned if self._start.phase is None else in_phase(scanned, self._start.phase)
+        first = scanned.first_cause
+        behind = None if first is None else self._start.behind(first)
+        return self._ledger.diagnose(scanned, default_rules(), local_models=behind is None, behind=behind)
 
     def _in_force(self) -> dict[str, SettingInForce]:
         """Return what the program gave and what was changed; whose choice a setting was stays as the program has it."""

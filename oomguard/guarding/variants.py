@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from oomguard.engines.protocol import WatchedCall
 from oomguard.facts import FactValue
 from oomguard.guarding.frames import frames_of
 from oomguard.incident import Effect, Patch
+from oomguard.remedy.cache_elsewhere import CACHE, CACHES
 from oomguard.remedy.call_variants import VARIED, WITHOUT_SCORES
-from oomguard.remedy.prompt_chunks import SMALLEST_TOKENS
+from oomguard.remedy.prompt_chunks import CHUNK, SMALLEST_TOKENS
 from oomguard.remedy.variant import Variant
 from oomguard.settings import effect_of
 
 if TYPE_CHECKING:
     from oomguard.memory.generate.rows import CallTrace
 
-CHUNK = "prefill_chunk_size"
-# What is asked of a call to learn whether a setting of it may have another value at all.
-_LEAST: Mapping[str, FactValue] = {
-    "attn_implementation": WITHOUT_SCORES,
-    CHUNK: SMALLEST_TOKENS,
+# What is asked of a call to learn whether a setting of it may have another value at all: one of these.
+_LEAST: Mapping[str, tuple[FactValue, ...]] = {
+    "attn_implementation": (WITHOUT_SCORES,),
+    CHUNK: (SMALLEST_TOKENS,),
+    CACHE: CACHES,
 }
 _TOLD: Mapping[str, tuple[str, str]] = {
     "attn_implementation": ("running attention without its scores", "attention"),
     CHUNK: ("processing the prompt in chunks", "tokens"),
+    CACHE: ("keeping the cache another way", "cache"),
     "max_new_tokens": ("cutting the answers", "tokens"),
 }
 
@@ -77,9 +80,15 @@ class Variation:
         now = {CHUNK: self.made.prompt_tokens, "max_new_tokens": self.made.max_new_tokens, **self.settings}
         return {name: self._variant(name, now.get(name)) for name in VARIED}
 
-    def _variant(self, name: str, now: FactValue | None) -> Variant:
+    def _variant(
+        self, name: str, now: FactValue | None, also: Mapping[str, FactValue] = MappingProxyType({})
+    ) -> Variant:
         def changed(value: FactValue) -> WatchedCall | str:
-            return self.made.varied({**self.settings, name: value}, self._failed_in)
+            return self.made.varied({**self.settings, **also, name: value}, self._failed_in)
+
+        def why_not_value(value: FactValue) -> str | None:
+            found = changed(value)
+            return found if isinstance(found, str) else None
 
         @functools.cache  # several remedies ask the same, and a trace takes seconds
         def trace(value: FactValue) -> CallTrace | None:
@@ -91,9 +100,17 @@ class Variation:
             traced = trace(value)
             return None if traced is None else traced.need_bytes(rows, room_bytes)
 
-        least = _LEAST.get(name) or _least_tokens(now, changed)
-        asked = self._refused.get(name) or changed(least)
-        return Variant(now, need_bytes, asked if isinstance(asked, str) else None, least)
+        values = _LEAST.get(name) or (_least_tokens(now, changed),)
+        refused = [self._refused.get(name) or why_not_value(value) for value in values]
+        least = next((value for value, why in zip(values, refused, strict=True) if why is None), values[0])
+        return Variant(
+            now,
+            need_bytes,
+            None if None in refused else refused[0],
+            least,
+            why_not_value,
+            lambda other, value: self._variant(name, now, {**also, other: value}),
+        )
 
 
 def _least_tokens(now: FactValue | None, changed: Callable[[FactValue], WatchedCall | str]) -> int:

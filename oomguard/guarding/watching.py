@@ -14,11 +14,11 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from oomguard.engines.known import watch_calls
-from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall, begun
+from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall, begun, size_of
 from oomguard.guarding import neighbours
 from oomguard.guarding.failure import add_note, run_guarded
 from oomguard.guarding.in_parts import in_parts, may_split, read_or_none
-from oomguard.guarding.observing import CallSize, looked_on, looking_on, observing, size_of_tensors
+from oomguard.guarding.observing import ToldCall, looking_on, observing, size_of_tensors
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.training import WHY_NOT
 from oomguard.incident import Attempt
@@ -83,7 +83,7 @@ def _watched(
 ) -> Any:
     """Run a watched call: as it is, unless a guard is in force and no watched call is around it."""
     if observing and looking_on():
-        with looked_on(*_names(wrapped, model), lambda: _size(read(model, args, kwargs))):
+        with ToldCall(*_names(wrapped, model), lambda: size_of(read, model, args, kwargs)):
             return _watched(read, wrapped, model, args, kwargs)
     guards = entered.get()
     if inside_call.get() or disabled():
@@ -160,7 +160,7 @@ def _watched_often(
 ) -> Any:
     """Run a watched call of a kind that is made often: read and noted only where one under this guard has failed."""
     if observing and looking_on():
-        with looked_on(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
+        with ToldCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
             return _watched_often(read, wrapped, model, args, kwargs)
     guards = entered.get()
     if not guards and not in_force and not _failed_calls.get():
@@ -201,10 +201,6 @@ def _run_often(
 def _names(wrapped: Callable[..., Any], model: Any) -> tuple[str, str]:
     """Return what a call and its model are called where they are shown; calling a model itself is its forward pass."""
     return getattr(wrapped, "__name__", "forward"), type(model).__name__
-
-
-def _size(call: WatchedCall) -> CallSize:
-    return CallSize(call.rows, call.prompt_tokens, call.max_new_tokens)
 
 
 def _tell_of_thread() -> None:

@@ -61,7 +61,7 @@ class Measured:
         if self._peaks is not None:
             self._peaks.take(values)
         self.samples.add(now_s - self.began_s, values)
-        if values.keys() - self.limits.keys() - {_RESIDENT}:
+        if any(key not in self.limits and key != _RESIDENT for key in values):
             self.limits |= readings.limits()
 
     def uses(self) -> tuple[MemoryUse, ...]:

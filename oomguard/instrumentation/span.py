@@ -21,7 +21,7 @@ class Span:
 
     def __init__(self, watch: Watch, label: object) -> None:
         self._watch, self._label = watch, label
-        self._row: AbstractContextManager[None] | None = None
+        self._row: AbstractContextManager[object] | None = None
 
     def __enter__(self) -> None:
         if self._row is not None:

@@ -6,17 +6,20 @@ It changes nothing: what the body does, and what it raises, is as without it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
 from typing import Any, Final, TypeVar, overload
 
 from oomguard.engines.known import watch_seen_calls
+from oomguard.engines.protocol import SizeOfCall
 from oomguard.errors import SettingError
-from oomguard.guarding.observing import CallSize, no_mistake, observers, observing, shown
+from oomguard.guarding.observing import NO_SIZE, Told, observers, observing, shown, without_mistake
 from oomguard.guarding.watching import watch as watch_calls
 from oomguard.instrumentation.decorating import decorate
 from oomguard.instrumentation.measured import Measured
@@ -59,9 +62,7 @@ class Watch:
         with self._lock:
             self._entered += 1
             if self._entered == 1:
-                with no_mistake():
-                    sampler.add(self)
-                    self._measured.begin()
+                without_mistake(self._begin)
         observers.set((*observers.get(), self))
         observing.append(None)
         return self
@@ -85,8 +86,7 @@ class Watch:
             self._error = "" if kind is None else kind.__name__
             thread = None
             if not self._entered:
-                with no_mistake():
-                    self._measured.end()
+                without_mistake(self._measured.end)
                 thread = sampler.remove(self, stays=stays)
         if thread is not None:
             thread.join()
@@ -159,12 +159,7 @@ class Watch:
         """Note this moment under a label, with what the counters show; a label is taken as text."""
         if not self._entered:
             return
-        text = str(label)
-        with no_mistake():
-            self.read(readings.now())
-            with self._lock:
-                if len(self._marks) < _MOST_MARKS:
-                    self._marks.append(Mark(time.monotonic() - self.began_s, text))
+        without_mistake(self._mark, str(label))
 
     def span(self, label: object) -> Span:
         """Give a phase of your own a row, with what memory was before it, at most during it, and after it.
@@ -215,7 +210,7 @@ class Watch:
 
         write(path, png(timeline_picture(self.timeline)))
 
-    def began(self, what: str, model: str, size: CallSize) -> Watched:
+    def began(self, what: str, model: str, size: SizeOfCall) -> Watched:
         """Take the beginning of a watched call."""
         return self._open(what, "call", model, size)
 
@@ -242,33 +237,27 @@ class Watch:
             self._under_way.remove(watched)
             self._rows.add(row)
 
-    def _open(self, what: str, kind: str, model: str, size: CallSize) -> Watched:
+    def _open(self, what: str, kind: str, model: str, size: SizeOfCall) -> Watched:
         watched = Watched(self, what, kind, model, size)
         with self._lock:
             self._under_way.append(watched)
         return watched
 
-    @contextlib.contextmanager
-    def row(self, what: object, kind: str) -> Iterator[None]:
-        """Give a row to what runs inside."""
+    def row(self, what: object, kind: str) -> AbstractContextManager[object]:
+        """Return what gives a row to the block that it is entered for; nothing, once the watch has been left."""
         if not self._entered:
-            yield
-            return
-        text = str(what)
-        watched: Watched | None = None
-        with no_mistake():
-            watched = self._open(text, kind, "", CallSize())
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            with no_mistake():
-                if watched is not None:
-                    watched.ended(error)
-            del error  # a frame that names its own exception is a cycle
+            return contextlib.nullcontext()
+        return Told(functools.partial(self._open, str(what), kind, "", NO_SIZE))
+
+    def _begin(self) -> None:
+        sampler.add(self)
+        self._measured.begin()
+
+    def _mark(self, label: str) -> None:
+        self.read(readings.now())
+        with self._lock:
+            if len(self._marks) < _MOST_MARKS:
+                self._marks.append(Mark(time.monotonic() - self.began_s, label))
 
 
 @overload

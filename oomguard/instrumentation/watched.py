@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from oomguard.guarding.observing import CallSize
+from oomguard.engines.protocol import SizeOfCall
 from oomguard.incident import Attempt
 from oomguard.instrumentation.readings import Bytes
 from oomguard.instrumentation.rows import uses_of
@@ -31,7 +31,7 @@ class Keeper(Protocol):
 class Watched:
     """What is measured of a call between its beginning and its end."""
 
-    def __init__(self, keeper: Keeper, what: str, kind: str, model: str, size: CallSize) -> None:
+    def __init__(self, keeper: Keeper, what: str, kind: str, model: str, size: SizeOfCall) -> None:
         self._keeper, self._what, self._kind, self._model, self._size = keeper, what, kind, model, size
         self._attempts: list[TimedAttempt] = []
         self._before = readings.of_call()

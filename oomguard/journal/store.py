@@ -7,31 +7,16 @@ import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import InputError
+from oomguard.journal.schema import SCHEMA_VERSION, prepare
 from oomguard.report.json import json_line, plain_value
 from oomguard.user_files import make_folder, state_file
 
-SCHEMA_VERSION: Final = 1
-_TABLE: Final = """
-CREATE TABLE IF NOT EXISTS attempt (
-  id INTEGER PRIMARY KEY,
-  session TEXT NOT NULL,           -- one oomguard run, or one guarded call
-  number INTEGER NOT NULL,         -- 1 is the first attempt
-  started_at REAL NOT NULL,        -- Unix seconds
-  ended_at REAL,                   -- NULL while it runs
-  command TEXT NOT NULL,           -- JSON list, secrets masked
-  settings TEXT NOT NULL,          -- JSON object: what oomguard changed so far
-  patches TEXT NOT NULL,           -- JSON list of the contract's patches, applied before this attempt
-  incident TEXT,                   -- JSON object of the contract, NULL where none was found
-  predicted TEXT NOT NULL,         -- JSON object
-  measured TEXT NOT NULL,          -- JSON object
-  exit_status INTEGER
-)"""
-
+__all__ = ["SCHEMA_VERSION", "Journal", "Ran", "Record", "default_path"]
 _SELECT: Final = """
 SELECT session, number, command, settings, patches, incident, predicted, measured, started_at, ended_at, exit_status
 FROM attempt WHERE ?1 IS NULL OR session = ?1 ORDER BY id"""
@@ -39,7 +24,11 @@ FROM attempt WHERE ?1 IS NULL OR session = ?1 ORDER BY id"""
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One attempt as the journal keeps it; times are Unix seconds, and the caller has masked every text."""
+    """One attempt as the journal keeps it; times are Unix seconds, and the caller has masked every text.
+
+    ``original`` is the command before any patch (empty: ``command``), ``folder`` where it was started, ``files`` the digest of the
+    files that it names: of the first attempt of a session they are kept for all of it.
+    """
 
     session: str
     number: int
@@ -52,6 +41,19 @@ class Record:
     started_at: float = 0.0
     ended_at: float | None = None
     exit_status: int | None = None
+    original: Sequence[str] = ()
+    folder: str | None = None
+    files: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What an attempt turned out to run, masked: the engine that spoke, its version, its model, the GPUs; None: not known."""
+
+    engine: str | None = None
+    engine_version: str | None = None
+    model: str | None = None
+    device: str | None = None
 
 
 def default_path() -> Path:
@@ -76,12 +78,7 @@ class Journal:
             make_folder(path.parent, 0o700)
             path.touch(mode=0o600)  # commands are masked, and still nobody else's business
             with self._open() as database:
-                version = database.execute("PRAGMA user_version").fetchone()[0]
-                if version > SCHEMA_VERSION:
-                    raise sqlite3.DatabaseError(f"written by a newer oomguard (schema {version})")
-                if version < SCHEMA_VERSION:  # each time it would lock out those that write at once
-                    database.execute(_TABLE)
-                    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                prepare(database)
         except (sqlite3.Error, OSError) as error:
             raise InputError(f"{path}: {error}", hint="--journal PATH chooses another place for the journal") from None
 
@@ -100,6 +97,12 @@ class Journal:
         Raises sqlite3.Error if the database is locked, full or gone.
         """
         with self._open() as database:
+            original = json_line(list(record.original or record.command))
+            database.execute(
+                "INSERT INTO run (session, original, folder, files) SELECT ?1, ?2, ?3, ?4"
+                " WHERE NOT EXISTS (SELECT 1 FROM run WHERE session = ?1)",  # one that is ignored would use up a number
+                (record.session, original, record.folder, record.files),
+            )
             row = database.execute(
                 "INSERT INTO attempt (session, number, started_at, command, settings, patches, predicted, measured)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, '{}')",
@@ -116,7 +119,14 @@ class Journal:
             return int(row.lastrowid or 0)
 
     def end(
-        self, row: int, *, exit_status: int, incident: Mapping[str, Any] | None, measured: Mapping[str, Any]
+        self,
+        row: int,
+        *,
+        exit_status: int,
+        incident: Mapping[str, Any] | None,
+        measured: Mapping[str, Any],
+        ran: Ran | None = None,
+        set_by_user: Mapping[str, bool | None] | None = None,
     ) -> None:
         """Complete a record.
 
@@ -125,21 +135,39 @@ class Journal:
             exit_status: how the attempt ended, as a shell tells it.
             incident: the contract's object of the failure, None if none was found.
             measured: facts and what this attempt showed of them.
+            ran: what ran; what is known of it stays where a later attempt does not tell.
+            set_by_user: of the settings that may be changed after it, whether the user had set them.
 
         Raises:
             sqlite3.Error: as ``begin`` does.
         """
         with self._open() as database:
             database.execute(
-                "UPDATE attempt SET ended_at = ?, exit_status = ?, incident = ?, measured = ? WHERE id = ?",
+                "UPDATE attempt SET ended_at = ?, exit_status = ?, incident = ?, measured = ?, set_by_user = ? WHERE id = ?",
                 (
                     time.time(),
                     exit_status,
                     None if incident is None else json_line(plain_value(incident)),
                     json_line(plain_value(measured)),
+                    json_line(plain_value(set_by_user)) if set_by_user else None,
                     row,
                 ),
             )
+            if ran is not None and any(astuple(ran)):
+                database.execute(
+                    "UPDATE run SET engine = coalesce(?, engine), engine_version = coalesce(?, engine_version),"
+                    " model = coalesce(?, model), device = coalesce(?, device)"
+                    " WHERE session = (SELECT session FROM attempt WHERE id = ?)",
+                    (*astuple(ran), row),
+                )
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Have ``--reuse`` leave these runs alone; what they were stays written.
+
+        Raises sqlite3.Error as ``begin`` does.
+        """
+        with self._open() as database:
+            database.executemany("UPDATE run SET forgotten = 1 WHERE number = ?", [(number,) for number in numbers])
 
     def records(self, session: str | None = None) -> list[Record]:
         """Return the records of one session, or of all (None), oldest first."""

@@ -70,7 +70,7 @@ def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
 
 
 def pool_range(kind: str) -> dict[str, float]:
-    """Return how a planned pool's range is widened for a kind of model: by a share of the device, then by a factor."""
+    """Return how a planned pool's range is widened for a kind of start: by a share of the device, then by a factor."""
     found: dict[str, float] = tables()["range"][kind]
     return found
 

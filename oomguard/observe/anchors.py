@@ -23,6 +23,8 @@ GAP: Final = rb"(?: |[ \r]?\n[ \t#>|*]{0,8}|\\n)"
 # The plain finder looks for words of at least this length, and this far back for the words before them.
 _KEY_CHARS: Final = 6
 _HEAD_BYTES: Final = 4096
+# A word, with what stands before it and behind it in each of its anchors.
+_Groups = dict[bytes, list[tuple[re.Pattern[bytes] | None, re.Pattern[bytes]]]]
 
 
 class Finder(Protocol):
@@ -40,12 +42,15 @@ class Finder(Protocol):
 
 
 def flexible(anchor: str) -> bytes:
-    """Return an anchor as a pattern over bytes in which each space may be a line break."""
-    return _joined(" ".join(anchor.split()))
+    """Return an anchor as a pattern over bytes in which each space, or row of spaces, may be a line break."""
+    return _joined(anchor.strip())
 
 
 def _joined(words: str) -> bytes:
-    return GAP.join(re.escape(word.encode()) for word in words.split(" "))
+    parts = re.split("( +)", words)
+    gaps = (GAP if gap == " " else b"(?:%s|%s)" % (gap.encode(), GAP) for gap in parts[1::2])
+    escaped = (re.escape(word.encode()) for word in parts[::2])
+    return next(escaped) + b"".join(gap + word for gap, word in zip(gaps, escaped, strict=True))
 
 
 def fast_scanning() -> bool:
@@ -53,25 +58,31 @@ def fast_scanning() -> bool:
     return importlib.util.find_spec("hyperscan") is not None
 
 
-def finder(anchors: Iterable[str], *, plain: bool = False) -> Finder:
-    """Return the fastest finder for these anchors; ``plain`` asks for the one without a library."""
-    wanted = tuple(sorted(set(anchors)))
+def finder(anchors: Iterable[str], any_case: Iterable[str] = (), *, plain: bool = False) -> Finder:
+    """Return the fastest finder.
+
+    Args:
+        anchors: what is looked for as it stands.
+        any_case: what is looked for in lower case, in upper case and mixed.
+        plain: ask for the finder without a library.
+    """
+    wanted, folded = tuple(sorted(set(anchors))), tuple(sorted({anchor.lower() for anchor in any_case}))
     if not plain and fast_scanning():
         try:
-            return _fast(wanted)
+            return _fast(wanted, folded)
         except Exception:  # noqa: BLE001 - a processor without SSSE3, a broken wheel: the plain finder does the same job
-            return _plain(wanted)
-    return _plain(wanted)
+            return _plain(wanted, folded)
+    return _plain(wanted, folded)
 
 
 @functools.lru_cache(maxsize=4)
-def _fast(anchors: tuple[str, ...]) -> Finder:
-    return _FastFinder(anchors)
+def _fast(anchors: tuple[str, ...], any_case: tuple[str, ...]) -> Finder:
+    return _FastFinder(anchors, any_case)
 
 
 @functools.lru_cache(maxsize=4)
-def _plain(anchors: tuple[str, ...]) -> Finder:
-    return _PlainFinder(anchors)
+def _plain(anchors: tuple[str, ...], any_case: tuple[str, ...]) -> Finder:
+    return _PlainFinder(anchors, any_case)
 
 
 class _FastFinder:
@@ -79,18 +90,19 @@ class _FastFinder:
 
     name = "hyperscan"
 
-    def __init__(self, anchors: tuple[str, ...]) -> None:
+    def __init__(self, anchors: tuple[str, ...], any_case: tuple[str, ...]) -> None:
         import hyperscan
 
         self._one_at_a_time = threading.Lock()  # the library's scratch memory serves one scan
-        patterns = [flexible(anchor) for anchor in anchors]
-        kept = kept_file("anchors-{}.hsdb", _cache_key(patterns))
+        patterns = [flexible(anchor) for anchor in (*anchors, *any_case)]
+        flags = [0] * len(anchors) + [hyperscan.HS_FLAG_CASELESS] * len(any_case)
+        kept = kept_file("anchors-{}.hsdb", _cache_key(patterns, len(anchors)))
         try:
             self._database = hyperscan.loadb(kept.read_bytes(), hyperscan.HS_MODE_BLOCK)
         except Exception:  # noqa: BLE001 - not cached yet, of another processor, or damaged: compile it
             self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
             self._database.compile(
-                expressions=patterns, ids=list(range(len(patterns))), elements=len(patterns), flags=0
+                expressions=patterns, ids=list(range(len(patterns))), elements=len(patterns), flags=flags
             )
             keep(kept, hyperscan.dumpb(self._database))
         self._database.scratch = hyperscan.Scratch(self._database)
@@ -120,12 +132,13 @@ class _FastFinder:
         return found
 
 
-def _cache_key(patterns: list[bytes]) -> list[bytes]:
+def _cache_key(patterns: list[bytes], exact: int) -> list[bytes]:
     """Return the key of the cached automaton, which takes longer to compile than a short log takes to read."""
     import platform
-    from importlib.metadata import version
 
-    return [version("hyperscan").encode(), platform.machine().encode(), *patterns]
+    import hyperscan
+
+    return [str(vars(hyperscan)["__version__"]).encode(), platform.machine().encode(), str(exact).encode(), *patterns]
 
 
 class _PlainFinder:
@@ -133,24 +146,35 @@ class _PlainFinder:
 
     name = "plain"
 
-    def __init__(self, anchors: tuple[str, ...]) -> None:
-        self._groups = {key.encode(): [_around(key, anchor) for anchor in group] for key, group in _keys(anchors)}
+    def __init__(self, anchors: tuple[str, ...], any_case: tuple[str, ...]) -> None:
+        self._exact, self._folded = _groups(anchors), _groups(any_case)
 
     def ends(self, block: bytes | memoryview) -> list[int]:
-        found: set[int] = set()
         block = bytes(block)
-        for key, sides in self._groups.items():
-            at = block.find(key)
-            while at >= 0:
-                for head, tail in sides:
-                    behind = tail.match(block, at + len(key))
-                    if behind and (head is None or head.search(block, max(0, at - _HEAD_BYTES), at)):
-                        found.add(behind.end())
-                at = block.find(key, at + 1)
+        found = _ends(block, self._exact)
+        if self._folded:
+            found |= _ends(block.lower(), self._folded)
         return sorted(found)
 
     def holds(self, block: bytes | memoryview) -> bool:
         return bool(self.ends(block))
+
+
+def _groups(anchors: Iterable[str]) -> _Groups:
+    return {key.encode(): [_around(key, anchor) for anchor in group] for key, group in _keys(anchors)}
+
+
+def _ends(block: bytes, groups: _Groups) -> set[int]:
+    found: set[int] = set()
+    for key, sides in groups.items():
+        at = block.find(key)
+        while at >= 0:
+            for head, tail in sides:
+                behind = tail.match(block, at + len(key))
+                if behind and (head is None or head.search(block, max(0, at - _HEAD_BYTES), at)):
+                    found.add(behind.end())
+            at = block.find(key, at + 1)
+    return found
 
 
 def _keys(anchors: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
@@ -170,6 +194,6 @@ def _keys(anchors: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _around(key: str, anchor: str) -> tuple[re.Pattern[bytes] | None, re.Pattern[bytes]]:
     """Return patterns for what stands before the key in an anchor (None: nothing) and behind it."""
-    head, _, tail = " ".join(anchor.split()).partition(key)
+    head, _, tail = anchor.strip().partition(key)
     before = re.compile(rb"(?:%s)\Z" % _joined(head)) if head else None
     return before, re.compile(_joined(tail))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from oomguard.observe.search_time import SearchTime
 from oomguard.observe.window import Window
 from oomguard.rules.lexicon import Lexicon
 from oomguard.rules.signature import Quotation, Signature, Wording
+from oomguard.settings import SETTING_FACTS
 
 # What stands so far around a phrase speaks of it.
 LINE_CHARS: Final = 500
@@ -29,6 +30,7 @@ LAST_WINDOWS: Final = 80
 # So far around a quotation nothing is told in words that no signature has.
 QUOTED_LINES: Final = 40
 _PHRASES_A_LINE: Final = 3
+_SETTINGS: Final = frozenset(SETTING_FACTS.values())
 _MESSAGE_CHARS: Final = 300
 _WORDING: Final = Wording(anchor="", pattern=None, source="the lexicon")
 _SIGNATURE: Final = Signature("", "other", "unknown", "unknown", (_WORDING,), ())
@@ -144,16 +146,26 @@ def _hit(lexicon: Lexicon, window: Window, found: Any, time: SearchTime) -> Hit:
     return Hit(_SIGNATURE, _WORDING, first, first, found.end() - found.start(), message, facts, found.start())
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A window that waits to be weighed; it is weighed once, however often a log that still grows is asked."""
+
+    window: Window
+    context: Context
+    is_weighed: bool = False
+    judged: Judged | None = None
+
+
 class NewWordings:
     """What an input says of failing for memory in words that no signature has; the surest one is told.
 
-    Windows wait until the input is over: where a signature has found a failure, none of them is weighed.
+    Windows wait until the input is over, or what it says so far is asked: where a signature has found a failure, none of them is weighed.
     """
 
     def __init__(self, lexicon: Lexicon | None) -> None:
         self.lexicon = lexicon
-        self._first: list[tuple[Window, Context]] = []
-        self._last: deque[tuple[Window, Context]] = deque(maxlen=LAST_WINDOWS)
+        self._first: list[_Waiting] = []
+        self._last: deque[_Waiting] = deque(maxlen=LAST_WINDOWS)
         self._quoted_lines: list[int] = []
 
     def may_hold(self, text: str) -> bool:
@@ -163,10 +175,10 @@ class NewWordings:
         lower = text.lower()
         return any(anchor in lower for anchor in self.lexicon.anchors)
 
-    def consider(self, window: Window, context: Context) -> None:
-        """Take a window in which no signature knew a failure."""
-        if self.lexicon is not None:
-            (self._first if len(self._first) < FIRST_WINDOWS else self._last).append((window, context))
+    def consider(self, window: Window, context: Context, told: Iterable[Hit]) -> None:
+        """Take a window in which no signature knew a failure; ``told`` is what signatures knew in it."""
+        if self.lexicon is not None and not any(_is_of_the_engine(hit) for hit in told):
+            (self._first if len(self._first) < FIRST_WINDOWS else self._last).append(_Waiting(window, context))
 
     def quotes(self, line: int) -> None:
         """Note that a failure is quoted on a line: what stands around it is a document, a prompt or source code."""
@@ -176,11 +188,12 @@ class NewWordings:
         self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]
     ) -> Iterator[tuple[Judged, Window, Context]]:
         """Weigh every window that waits and yield those that hold a phrase."""
-        for window, context in (*self._first, *self._last):
-            assert self.lexicon is not None  # noqa: S101 - just asked
-            found = judged(self.lexicon, window, quotations, time, slow)
-            if found is not None:
-                yield found, window, context
+        for one in (*self._first, *self._last):
+            if not one.is_weighed:
+                assert self.lexicon is not None  # noqa: S101 - just asked
+                one.judged, one.is_weighed = judged(self.lexicon, one.window, quotations, time, slow), True
+            if one.judged is not None:
+                yield one.judged, one.window, one.context
 
     def surest(
         self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]
@@ -199,6 +212,11 @@ class NewWordings:
 
     def _is_near_quotation(self, line: int) -> bool:
         return any(abs(line - other) <= QUOTED_LINES for other in self._quoted_lines)
+
+
+def _is_of_the_engine(hit: Hit) -> bool:
+    """Return whether an engine tells of itself, and more than a setting, which a message of a failure may name too."""
+    return not hit.wording.near and (not hit.facts or not hit.facts.keys() <= _SETTINGS)
 
 
 def _line_of(found: Judged, window: Window) -> int:

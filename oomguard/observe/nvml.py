@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -151,8 +152,12 @@ def nvml_failure() -> str | None:
     return None
 
 
+@functools.cache
 def _has_library() -> bool:
-    """Return whether there may be NVML: on Linux by what the binding does first, which takes longer to load than to ask."""
+    """Return whether there may be NVML: on Linux by what the binding does first, which takes longer to load than to ask.
+
+    Asked once: the loader looks through every folder of libraries where there is none.
+    """
     if sys.platform != "linux":
         return True
     import ctypes

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
-from pathlib import Path
 from typing import Final
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_PEAK: Final = re.compile(r"(?m)^VmHWM:\s+(\d+) kB")
+_PEAK: Final = b"VmHWM:"
 
 
 def resident_bytes() -> int | None:
     """Return the bytes of this process that are in the host's memory, None where the kernel does not tell."""
     try:
-        # Many times a second: open as bytes, without a decoder.
-        with open("/proc/self/statm", "rb", buffering=0) as file:  # noqa: PTH123 - pathlib takes twice as long
-            return int(file.read(128).split()[1]) * _PAGE_BYTES
+        return int(_read("/proc/self/statm").split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return None
 
@@ -24,7 +20,16 @@ def resident_bytes() -> int | None:
 def peak_resident_bytes() -> int | None:
     """Return the most that this process ever had there, None where the kernel does not tell."""
     try:
-        found = _PEAK.search(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
-    except OSError:
+        return int(_read("/proc/self/status").partition(_PEAK)[2].split(maxsplit=1)[0]) * 1024
+    except (OSError, ValueError, IndexError):
         return None
-    return None if found is None else int(found.group(1)) * 1024
+
+
+def _read(path: str) -> bytes:
+    """Return what the kernel tells in a file of its own, which it gives in one piece."""
+    # At each edge of each call that is watched, when the caches hold the model's work: a file object takes half as long again.
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, _PAGE_BYTES)
+    finally:
+        os.close(file)

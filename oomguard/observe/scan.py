@@ -66,6 +66,7 @@ class Scanner:
     def __init__(
         self, rules: RuleSet, clock: Callable[[], float] = time.monotonic, *, new_wordings: bool = False
     ) -> None:
+        self._rules = rules
         self._anchors = [(w.anchor, (s, w)) for s in rules.signatures for w in s.wordings]
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
@@ -95,6 +96,7 @@ class Scanner:
                 window.complete = window.complete or owner is state
             self._settle()
             state.last.clear()
+            self._looked = max(self._looked, _FINDER_AFTER)  # a finder has left lines out: it is ready
             return
         state.order += 1
         plain = peel(line.text)
@@ -103,7 +105,8 @@ class Scanner:
                 window.extend(line, plain, state.order)
         self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
-        candidates = self._candidates(text)
+        may_hold = self._may_hold(text)
+        candidates = [candidate for anchor, candidate in self._anchors if anchor in text] if may_hold else []
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -111,12 +114,8 @@ class Scanner:
             self._open.append((state, window))
             window.extend(line, plain, state.order)
         state.last.append((state.order, line, plain))
-        if candidates or self.new_wordings.may_hold(text):
+        if candidates or (may_hold and self.new_wordings.may_hold(text)):
             self._open.append((state, open_window(list(state.last), candidates)))
-
-    def _candidates(self, text: str) -> list[Candidate]:
-        """Return the wordings whose anchor stands in a line."""
-        return [candidate for anchor, candidate in self._anchors if anchor in text] if self._may_hold(text) else []
 
     def _may_hold(self, text: str) -> bool:
         """Return whether a text may hold an anchor; in a long input one search for all of them tells most lines apart."""
@@ -124,7 +123,7 @@ class Scanner:
         if self._looked < _FINDER_AFTER:
             return True
         if self._finder is None:
-            self._finder = finder(anchor for anchor, _ in self._anchors)
+            self._finder = finder(self._rules.anchors, self._rules.words)
         return self._finder.holds(text.encode("utf-8", "surrogatepass"))
 
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
@@ -161,9 +160,8 @@ class Scanner:
         if any(hit.wording.anchor == ECHO_ANCHOR for hit in told):
             self._context.note_echo(window.text)
         failures = [hit for hit in hits if hit.kind is not None]
-        if not failures and all(hit.wording.near for hit in told):
-            self.new_wordings.consider(window, self._context)
         if not failures:
+            self.new_wordings.consider(window, self._context, told)
             return
         best = best_of(failures)
         first, last = window.orders[best.first], window.orders[best.last]

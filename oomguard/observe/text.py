@@ -38,7 +38,7 @@ _PREFIXES: Final = tuple(
         # container runtimes: "2026-01-01T00:00:00.123456789Z stdout F ", kubectl --timestamps, Python's logging
         rf"\s*{_STAMP}\s+std(?:out|err) [FP]\s?",
         rf"\s*{_STAMP} [\w.-]+ [\w./@-]+\[\d+\]:\s",  # journald with full dates
-        rf"\s*{_STAMP}(?:\s+[|-])?(?:\s+(?:{_LEVEL}|[\w.:<>]+)\s+[|-](?=\s)){{1,3}}\s?",
+        rf"\s*{_STAMP}(?:\s+[|-])?(?:\s+(?:{_LEVEL}|[\w.:<>]+(?: \[[^\]\n]{{1,60}}\])?)\s+[|-](?=\s)){{1,3}}\s?",
         rf"\s*{_STAMP}\s+(?:{_LEVEL}\s+(?!\d\d-\d\d ))?",  # a level and a short date are vLLM's own
         # kubectl --prefix, docker compose and swarm, honcho, pm2
         r"\s*\[pod/[\w./-]+\]\s?",

@@ -65,7 +65,10 @@ def free_bytes() -> int | None:
     cuda = _cuda()
     if cuda is None:
         return None
-    return int(cuda.mem_get_info()[0] + cuda.memory_reserved() - cuda.memory_allocated())
+    free, total = cuda.mem_get_info()
+    room = int(free + cuda.memory_reserved() - cuda.memory_allocated())
+    share = getattr(cuda, "get_per_process_memory_fraction", None)  # not in every version of torch
+    return room if share is None else min(room, max(0, int(share() * total) - int(cuda.memory_allocated())))
 
 
 def counts(tensor: Any) -> bool:
@@ -80,6 +83,25 @@ def on_host(*, really: bool = True) -> AbstractContextManager[Any]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()  # type: ignore[no-any-return]
+
+
+def to_host(tensor: Any) -> Any:
+    """Return a tensor's copy on the host, which ``from_host`` takes back."""
+    if _simulated() is None:
+        return tensor.to("cpu")
+    with on_host():
+        return tensor.clone()
+
+
+def place(tensors: list[Any]) -> None:
+    """Count tensors on the simulated device from here on; raises its error where they do not fit, and does nothing without one."""
+    if (device := _simulated()) is not None:
+        device.place(tensors)
+
+
+def is_simulated() -> bool:
+    """Return whether the device in use is a simulated one, whose tensors are the CPU's."""
+    return _simulated() is not None
 
 
 def from_host(tensor: Any, device: Any) -> Any:

@@ -63,9 +63,15 @@ def kv_bytes_for_tried(incident: Incident) -> Solution:
 
 
 def static_share_for_tried(incident: Incident) -> Solution:
-    """Lower the share of weights and pool so that a failed allocation beside them fits: by (tried - free + margin) / total."""
+    """Lower the share of weights and pool so that a failed allocation beside them fits: by (tried - free + margin) / total.
+
+    Where the share is not printed, a capture of graphs tells it: what is allocated by then is weights, pool and the graphs' own pools.
+    """
     lacking, missing = lacking_beside(incident, "mem_fraction_static_ratio", "mem_fraction_static")
     share, total = incident.number("mem_fraction_static_ratio"), incident.number("device_total_bytes")
+    seen = None if share is not None else _share_at_capture(incident)
+    if seen is not None and missing == ("mem_fraction_static: not printed",):
+        share, missing = seen, ()
     if missing or share is None or not total:
         why = f"makes room beside the pool; by how much is not known ({', '.join(missing)})"
         return Solution(None, why, unknown=missing)
@@ -74,4 +80,13 @@ def static_share_for_tried(incident: Incident) -> Solution:
         tried = format_gib(incident.number("tried_bytes") or 0)
         return Solution(None, f"{tried} beside weights and pool does not fit in {format_gib(total)}")
     freed = round((share - value) * total)
-    return Solution(value, f"{format_gib(lacking)} more is left beside weights and pool", freed)
+    now = "" if seen is None else f"; {seen:.3f} of the device is allocated by the time of the capture"
+    return Solution(value, f"{format_gib(lacking)} more is left beside weights and pool{now}", freed)
+
+
+def _share_at_capture(incident: Incident) -> float | None:
+    """Return the share that weights and pool hold while graphs are captured; None in any other phase, or where it is not printed."""
+    allocated, total = incident.number("allocated_bytes"), incident.number("device_total_bytes")
+    if incident.phase != "cudagraph_capture" or allocated is None or not total:
+        return None
+    return (allocated - (incident.number("private_pool_bytes") or 0)) / total

@@ -1,4 +1,4 @@
-"""What makes a failed call fit where fewer rows do not: attention without scores, its prompt in chunks, fewer new tokens."""
+"""What makes a failed call fit where fewer rows do not: other attention, its prompt in chunks, its cache elsewhere, fewer tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final
 
 from oomguard.facts import format_gib
 from oomguard.memory.generate.rows import largest_rows
-from oomguard.remedy.prompt_chunks import chunk_that_fits
+from oomguard.remedy.cache_elsewhere import CACHE, cache_that_fits
+from oomguard.remedy.prompt_chunks import CHUNK, chunk_that_fits
 from oomguard.remedy.solution import Solution
 from oomguard.remedy.variant import Variant
 
@@ -44,7 +45,8 @@ def _new_tokens(variant: Variant, rows: int, room_bytes: float | None) -> Soluti
 # By setting, the least costly first.
 VARIED: Final[Mapping[str, Callable[[Variant, int, float | None], Solution]]] = {
     "attn_implementation": _without_scores,
-    "prefill_chunk_size": chunk_that_fits,
+    CHUNK: chunk_that_fits,
+    CACHE: cache_that_fits,
     "max_new_tokens": _new_tokens,
 }
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from oomguard.facts import FactValue, format_gib
-from oomguard.incident import Alternative, Incident, Patch
+from oomguard.incident import Alternative, Effect, Incident, Patch
 from oomguard.memory.constants import reserved_ratio
 from oomguard.memory.generate.rows import CallTrace, largest_rows
+from oomguard.remedy.cache_elsewhere import CACHE, both
 from oomguard.remedy.call_variants import VARIED, solved
+from oomguard.remedy.device_room import device_room_bytes
 from oomguard.remedy.permitted import grouped, present_value
 from oomguard.remedy.policy import Policy
+from oomguard.remedy.prompt_chunks import CHUNK
 from oomguard.remedy.solution import Solution
 from oomguard.remedy.variant import Variant
 from oomguard.settings import effect_of
@@ -26,6 +29,8 @@ TRACED_MARGIN_RATIO: Final = 0.002
 # Of the rows that failed, the part that is run to be measured: what they would still have asked for is not known.
 MEASURING_SHARE: Final = 8
 _SEVERAL: Final = 2
+# A setting, its value now, another one, and why that one.
+_Change = tuple[str, FactValue | None, FactValue, str]
 
 
 @dataclass(slots=True)
@@ -59,6 +64,7 @@ class CallModel:
     others_ran: bool = False
     attempts_left: int | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    _whole: dict[float, list[_Change]] = field(init=False, default_factory=dict)
     _asked: dict[int, tuple[int, int] | None] = field(init=False, default_factory=dict)
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
@@ -69,16 +75,23 @@ class CallModel:
             return None
         if self._fewer_rows_may_do(incident):
             return Solution(None, "fewer rows at a time come first")
-        return solved(setting, self.variants[setting], self.rows, self.room_bytes(incident, traced=True))
+        found = solved(setting, self.variants[setting], self.rows, self.room_bytes(incident, traced=True))
+        costs = found.value is not None and effect_of(setting, None, found.value) > Effect.OUTPUT_PRESERVING
+        if costs and self._kept_whole(incident):
+            return Solution(None, "the cache on the host and the prompt in chunks, together, change no output")
+        return found
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
         """Return patches of one group: a setting with which one row fits, and the rows that fit with it.
 
-        Rows that cannot be run apart get the setting with which all of them fit.
+        Rows that cannot be run apart get the setting with which all of them fit. Where no setting alone is enough, the cache on the
+        host and the prompt in chunks may be.
         """
         room = self.room_bytes(incident, traced=True)
-        if self.rows < _SEVERAL or room is None or self._fewer_rows_may_do(incident):
+        if room is None or self._fewer_rows_may_do(incident):
             return ()
+        if self.rows < _SEVERAL:
+            return self._patches(self._kept_whole(incident), incident, policy)
         blocked: tuple[Patch, ...] = ()
         for setting in (name for name in VARIED if name in self.variants):
             solution = solved(setting, self.variants[setting], 1 if self._runs_apart else self.rows, room)
@@ -104,9 +117,23 @@ class CallModel:
             rows = max(1, found[0])
             changes.append(("batch_size", self.rows, rows))
             reason = f"{_rows(rows)} at a time: {reason}"
+        return self._patches([(*change, reason) for change in changes], incident, policy)
+
+    def _kept_whole(self, incident: Incident) -> list[_Change]:
+        """Return the cache on the host and the prompt in chunks, where one row fits with both and with neither alone."""
+        room = self.room_bytes(incident, traced=True)
+        if self.rows > 1 or room is None or not {CHUNK, CACHE} <= set(self.variants):
+            return []
+        if room not in self._whole:
+            found = both(self.variants[CHUNK], self.variants[CACHE], round(room))
+            self._whole[room] = [(name, present_value(name, incident), value, why) for name, value, why in found]
+        return self._whole[room]
+
+    @staticmethod
+    def _patches(changes: Sequence[_Change], incident: Incident, policy: Policy) -> tuple[Patch, ...]:
         patches = [
             Patch(name, old, new, effect_of(name, old, new), reason, as_kwarg=as_kwarg(name, new, "transformers"))
-            for name, old, new in changes
+            for name, old, new, reason in changes
         ]
         return grouped(patches, incident, policy)
 
@@ -134,14 +161,9 @@ class CallModel:
         What a trace says needs less of a margin than what was measured on other rows, and none for the allocator's
         rules, through which it is replayed.
         """
-        total = incident.number("device_total_bytes")
-        if self.base_bytes is None or not total:
-            return None
         allocator = reserved_ratio() if self.is_cached else 0.0
         margin_ratio = TRACED_MARGIN_RATIO if traced else BATCH_MARGIN_RATIO + allocator
-        others = incident.number("other_process_in_use_bytes") or 0
-        beside_tensors = incident.number("non_torch_bytes") or 0
-        return (total - others) * (1 - margin_ratio) - beside_tensors - self.base_bytes
+        return device_room_bytes(incident, self.base_bytes, margin_ratio)
 
     def results_wait(self, incident: Incident) -> bool:
         """Return whether the rows that fit by a trace leave no room for the results of all: those then wait on the host."""

@@ -51,9 +51,7 @@ class Policy:
 
     def blocks(self, patch: Patch, incident: Incident) -> str | None:  # noqa: PLR0911 - one reason a line
         """Why this patch is not permitted, None where it is."""
-        knob, in_force = SETTINGS[patch.setting], incident.settings.get(patch.setting)
-        left_alone = False if incident.settings_complete else None
-        set_by_user = in_force.set_by_user if in_force else left_alone
+        knob, by_user = SETTINGS[patch.setting], set_by_user(patch.setting, incident)
         if patch.setting in self.pinned:
             return "pinned"
         floor = self.minimum.get(patch.setting)
@@ -62,7 +60,7 @@ class Policy:
         need = self.needed.get(patch.setting)
         if need is not None and patch.new is not None and _below(patch.new, min(need.value, _value(patch.old))):
             return f"below {'what' if math.isinf(need.value) else f'the {need.value:.0f} that'} {need.why}"
-        if knob.hard_limit and set_by_user and patch.new is not None and not _below(patch.new, patch.old):
+        if knob.hard_limit and by_user and patch.new is not None and not _below(patch.new, patch.old):
             is_theirs = patch.setting == "kv_cache_memory_bytes" and patch.new == incident.number(
                 "overridden_kv_cache_bytes"
             )
@@ -73,10 +71,17 @@ class Policy:
             return None
         if patch.effect == Effect.CHANGES_OUTPUTS:
             return f"changes outputs: --allow {patch.effect} permits it"
-        if set_by_user is False:
+        if by_user is False:
             return None
-        reason = "you set it" if set_by_user else "not known whether you set it"
+        reason = "you set it" if by_user else "not known whether you set it"
         return f"{reason}: --allow {patch.effect} permits it"
+
+
+def set_by_user(name: str, incident: Incident) -> bool | None:
+    """Return whether the user set a setting of the failed run; None where nothing tells."""
+    in_force = incident.settings.get(name)
+    left_alone = False if incident.settings_complete else None
+    return in_force.set_by_user if in_force else left_alone
 
 
 def make_policy(

@@ -9,6 +9,7 @@ from oomguard.facts import format_gib
 from oomguard.remedy.solution import Solution
 from oomguard.remedy.variant import Variant
 
+CHUNK: Final = "prefill_chunk_size"
 SMALLEST_TOKENS: Final = 32
 # Where nothing tells what a chunk needs, the share of a prompt that is tried first, and of a chunk that failed.
 _UNTRACED_SHARE: Final = 4

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from oomguard.remedy.beside_pool import kv_bytes_for_tried, static_share_for_tried, utilization_for_tried
+from oomguard.remedy.host_cache import host_cache_within_free
 from oomguard.remedy.printed import PRINTED, Solver
 from oomguard.remedy.static_share import static_share_for_pool
 
@@ -14,5 +15,6 @@ SOLVERS: Final[Mapping[str, Solver]] = {
     "utilization_for_tried": utilization_for_tried,
     "kv_bytes_for_tried": kv_bytes_for_tried,
     "static_share_for_tried": static_share_for_tried,
+    "host_cache_within_free": host_cache_within_free,
     "static_share_for_pool": static_share_for_pool,
 }

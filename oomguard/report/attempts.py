@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CHANGED_COLUMNS: Final = 24
 NARROW_COLUMNS: Final = 76
 # Facts that the table shows, and what it calls them.
-_LABELS: Final = {
+LABELS: Final = {
     "peak_bytes": "peak",
     "kv_cache_available_bytes": "KV cache",
     "kv_cache_capacity_tokens": "KV tokens",
@@ -53,7 +53,7 @@ def attempts_table(attempts: Sequence[Attempt], *, columns: int = 80) -> Table:
 
 def attempt_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
     """Return the table as texts fit to show, its headings first."""
-    rows = [(str(a.number), _changed(a), _result(a), _check(a), f"{a.seconds:.1f} s") for a in drawn(tuple(attempts))]
+    rows = [(str(a.number), _changed(a), _result(a), checked(a), f"{a.seconds:.1f} s") for a in drawn(tuple(attempts))]
     return [("attempt", "changed", "result", "predicted -> measured", "time"), *rows]
 
 
@@ -113,19 +113,21 @@ def _result(attempt: Attempt) -> str:
     return attempt.incident.kind.replace("_", " ") if attempt.incident else attempt.error
 
 
-def _check(attempt: Attempt) -> str:
+def checked(attempt: Attempt) -> str:
+    """Return what was predicted beside what was measured, a line a figure; empty where there is neither."""
     predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
     lines = []
     for name in dict.fromkeys([*predicted, *attempt.measured]):
-        if name not in _LABELS:
+        if name not in LABELS:
             continue
-        before = f"{_figure(name, predicted[name])} -> " if name in predicted else ""
-        after = _figure(name, attempt.measured[name]) if name in attempt.measured else "not printed"
-        lines.append(f"{_LABELS[name]} {before}{after}")
+        before = f"{figure(name, predicted[name])} -> " if name in predicted else ""
+        after = figure(name, attempt.measured[name]) if name in attempt.measured else "not printed"
+        lines.append(f"{LABELS[name]} {before}{after}")
     return "\n".join(lines)
 
 
-def _figure(name: str, value: float) -> str:
+def figure(name: str, value: float) -> str:
+    """Return the value of a fact that can be measured, with its unit."""
     if name.endswith("_bytes"):
         return format_gib(value)
     return f"{value:,.0f}" if REGISTRY[name].type == "int" else f"{value:.3g}"

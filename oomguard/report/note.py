@@ -9,8 +9,11 @@ from oomguard.report.presentable import drawn
 from oomguard.report.wording import blocked
 
 
-def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
-    """Return what happened, why, what was tried, what to change and what is unknown, one thing a line."""
+def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bool = False) -> str:
+    """Return what happened, why, what was tried, what to change and what is unknown, one thing a line.
+
+    ``of_command``: a change is spelled as its flag.
+    """
     incident, attempts = drawn(incident), drawn(tuple(attempts))
     lines = [f"oomguard: {incident.headline}"]
     if incident.causes:
@@ -18,7 +21,8 @@ def note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
         lines.append(f"  why: {cause.title} ({cause.id}, confidence {cause.confidence:.2f}). {cause.explanation}")
     lines += tried(attempts)
     for patch in incident.plan:
-        to = "not solved" if patch.new is None else patch.as_kwarg or patch.as_flag or f"{patch.setting}={patch.new}"
+        spelled = patch.as_flag if of_command else patch.as_kwarg or patch.as_flag
+        to = "not solved" if patch.new is None else spelled or f"{patch.setting}={patch.new}"
         why = f" [not done by itself: {blocked(patch)}]" if blocked(patch) else ""
         lines.append(f"  change: {patch.setting}: {to} ({patch.effect}): {patch.reason}{why}")
     if incident.unknown:

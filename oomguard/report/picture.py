@@ -22,6 +22,8 @@ COLORS: Final[dict[str, tuple[str, str]]] = {
     "in use": ("#1c93a8", "#4fc3d6"),
     "this process": ("#a64ac9", "#c98be6"),
     "other processes": ("#cc4136", "#f0796f"),
+    "repaired": ("#c9772b", "#e8a365"),
+    "other runs": ("#c9d9f5", "#2b3f63"),
     "resident": ("#2e9a5b", "#53c785"),
 }
 Anchor = Literal["start", "middle", "end"]

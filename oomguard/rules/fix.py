@@ -16,6 +16,7 @@ from oomguard.settings import SETTINGS, Setting
 # The solvers that a fix may name; they are functions of the planner (remedy/solvers.py).
 SOLVERS: Final = (
     "blocks_for_max_len",
+    "host_cache_within_free",
     "kv_bytes_for_max_len",
     "kv_bytes_for_tried",
     "kv_bytes_within_free",
@@ -94,14 +95,14 @@ def _check(fix: Fix, row: Table) -> None:
         constant = fix.value.evaluate({})
         if _is_number(constant) and not _is_possible(knob, constant):
             raise row.error(f"{knob.name} is never {constant:g}", "value", hint="write a number above zero")
-    possible = _effects(knob, constant)
+    possible = effects_of(knob, constant)
     if fix.effect not in possible:
         told = " or ".join(str(effect) for effect in sorted(possible))
         changed = knob.name if constant is None else f"{knob.name} = {constant}"
         raise row.error(f"{changed} is never {fix.effect}", "effect", hint=f"it is {told}")
 
 
-def _effects(knob: Setting, constant: FactValue | None) -> set[Effect]:
+def effects_of(knob: Setting, constant: FactValue | None) -> set[Effect]:
     """Return what a change of a setting may cost, or a change to a value that is known."""
     if isinstance(constant, bool):
         return {knob.raised if constant else knob.lowered}

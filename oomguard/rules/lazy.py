@@ -1,14 +1,23 @@
-"""A pattern compiled on first use: a short log needs a dozen of the shipped patterns, and each takes a millisecond.
+"""A pattern made ready on first use: a short log needs a few dozen of the shipped patterns, and compiling one takes a millisecond.
 
 Only shipped patterns wait, and a test checks all of them; a user's pattern is compiled and checked at load.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oomguard.rules.pattern import trusted_pattern
+if TYPE_CHECKING:
+    from oomguard.rules.kept_patterns import KeptPatterns
+
+
+@functools.cache
+def _kept() -> KeptPatterns:
+    from oomguard.rules.kept_patterns import KeptPatterns
+
+    return KeptPatterns()
 
 
 class LazyPattern:
@@ -26,7 +35,7 @@ class LazyPattern:
     def compiled(self) -> Any:
         """The compiled pattern."""
         if self._compiled is None:
-            self._compiled = trusted_pattern(self.pattern)
+            self._compiled = _kept().compiled(self.pattern)
         return self._compiled
 
     @property

@@ -51,13 +51,6 @@ class Lexicon:
     kinds: tuple[tuple[str, Any], ...]
     clauses: tuple[Any, ...]
 
-    @property
-    def literals(self) -> tuple[str, ...]:
-        """The anchors in the cases that programs print: a search of bytes minds it."""
-        return tuple(
-            sorted({word for anchor in self.anchors for word in (anchor, anchor.capitalize(), anchor.upper())})
-        )
-
 
 def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Lexicon:
     """Read the file of the lexicon; ``make`` turns a pattern's text into a pattern. Raises RuleError for a mistake in it."""

@@ -30,9 +30,13 @@ class RuleSet:
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """The anchors of all signatures and of the lexicon, each once, sorted."""
-        exact = {wording.anchor for signature in self.signatures for wording in signature.wordings}
-        return tuple(sorted(exact.union(() if self.lexicon is None else self.lexicon.literals)))
+        """The anchors of all signatures, each once, sorted."""
+        return tuple(sorted({wording.anchor for signature in self.signatures for wording in signature.wordings}))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The anchors of the lexicon, which stand in any case."""
+        return () if self.lexicon is None else self.lexicon.anchors
 
     def rule(self, code: str) -> Rule:
         """Return the rule with this code; raises KeyError for an unknown one."""

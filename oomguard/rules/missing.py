@@ -44,10 +44,10 @@ def read_missing(raw: dict[str, Any], path: Path) -> list[MissingRow]:
     table = Table(raw, path, "", "missing_file")
     return [
         MissingRow(
-            kinds=frozenset(row.choices("kinds", KINDS)),
+            kinds=frozenset(row.choices("kinds", KINDS, "kind")),
             frameworks=frozenset(row.get("frameworks", [])),
             phases=frozenset(row.get("phases", [])),
-            unknown=tuple(row.choices("unknown", REGISTRY)),
+            unknown=tuple(row.choices("unknown", REGISTRY, "fact")),
             missing=Missing(row.get("what"), row.get("command")),
             of_a_log=row.get("of_a_log", False),
         )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.errors import RuleError, SettingError
-from oomguard.facts import REGISTRY, Fact, coerce
+from oomguard.facts import GIB, REGISTRY, Fact, coerce
 from oomguard.rules.expressions import suggestion
 from oomguard.rules.repetition import too_much_repetition
 
 MAX_PATTERN_CHARS: Final = 4000
+_DECIMAL: Final = "_decimal_gb"
 
 # What ``{size}`` in a pattern stands for: a size with its unit, as any engine prints it. It begins where its digits
 # begin, so that a long row of digits is tried once and not again from each digit.
@@ -67,13 +69,14 @@ def trusted_pattern(text: str) -> Any:
 def group_fact(group: str) -> str | None:
     """Return the fact that a named group fills, None if it names none.
 
-    The fact ``tried_bytes`` is filled by the groups ``tried_bytes`` (bytes), ``tried`` (a size with its unit) and
-    ``tried_gib`` (a bare figure in GiB). A trailing ``__2`` fills the same fact from a second place of the pattern.
+    The fact ``tried_bytes`` is filled by the groups ``tried_bytes`` (bytes), ``tried`` (a size with its unit),
+    ``tried_gib`` (a bare figure in GiB) and ``tried_decimal_gb`` (one in 10^9 bytes). A trailing ``__2`` fills the same fact
+    from a second place of the pattern.
     """
     group = re.sub(r"__\d+\Z", "", group)
     if group in REGISTRY:
         return group
-    name = f"{group.removesuffix('_gib')}_bytes"
+    name = f"{group.removesuffix('_gib').removesuffix(_DECIMAL)}_bytes"
     return name if name in REGISTRY else None
 
 
@@ -84,8 +87,11 @@ def group_value(group: str, text: str) -> Fact:
         raise SettingError(f"the group {group!r} is no fact")
     # numpy's "306. GiB", Kubernetes' "41Gi"
     text = re.sub(r"(\d[KMGT]i)\Z", r"\1B", re.sub(r"(?<=\d)\.(?=\s)", "", text))
-    bare_gib = re.sub(r"__\d+\Z", "", group).endswith("_gib")
-    return coerce(name, f"{text} GiB" if bare_gib else text)
+    unit = re.sub(r"__\d+\Z", "", group)
+    if unit.endswith(_DECIMAL):
+        fact = coerce(name, f"{text} GiB")
+        return replace(fact, value=round(float(text) * 10**9), slack=fact.slack * 10**9 / GIB)
+    return coerce(name, f"{text} GiB" if unit.endswith("_gib") else text)
 
 
 def _column(written: str, position: int) -> int:

@@ -57,12 +57,7 @@ def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) 
     if not _CODE.fullmatch(table.get("code")):
         raise table.error("a code is two to eight capitals and three digits, OG201 for example", "code")
     table.choice("status", _STATUSES)
-    for kind in table.get("kinds"):
-        if kind not in KINDS:
-            raise table.error(f"unknown kind {kind!r}", "kinds", hint=suggestion(str(kind), KINDS))
-    for name in table.get("unknown", []):
-        if not isinstance(name, str) or name not in REGISTRY:
-            raise table.error(f"unknown fact {name!r}", "unknown", hint=suggestion(str(name), REGISTRY))
+    kinds, unknown = table.choices("kinds", KINDS, "kind"), table.choices("unknown", REGISTRY, "fact")
     confidence = _confidence(table, path, make)
     explain = _explain(table, path)
     return Rule(
@@ -72,9 +67,9 @@ def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) 
         title=table.get("title"),
         since=table.get("since"),
         status=table.get("status"),
-        kinds=tuple(table.get("kinds")),
+        kinds=kinds,
         when=table.expressions("when", make),
-        unknown=tuple(table.get("unknown", ())),
+        unknown=unknown,
         confidence=confidence,
         summary=explain.get("summary"),
         why=explain.get("why"),

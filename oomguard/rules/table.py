@@ -104,12 +104,15 @@ class Table:
             raise self.error(f"{value!r} is not a known {name}", name, hint=suggestion(str(value), options))
         return str(value)
 
-    def choices(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
-        """Return a list of texts that have to be some of ``known``, empty for an absent key; raises RuleError for any other."""
+    def choices(self, name: str, known: Iterable[str], what: str) -> tuple[str, ...]:
+        """Return a list of texts that have to be some of ``known``, empty for an absent key.
+
+        Raises RuleError for any other, which ``what`` names: a kind, a fact.
+        """
         options = tuple(known)
         for value in self.values.get(name, ()):
             if value not in options:
-                raise self.error(f"{value!r} is not a known {name}", name, hint=suggestion(str(value), options))
+                raise self.error(f"unknown {what} {value!r}", name, hint=suggestion(str(value), options))
         return tuple(self.values.get(name, ()))
 
     def tables(self, name: str, schema: str) -> list[Table]:

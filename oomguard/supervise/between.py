@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.attempting import memory_wait
 from oomguard.attempting.ledger import Ledger
@@ -19,11 +19,15 @@ from oomguard.log import get_logger
 from oomguard.observe.nvml import Device
 from oomguard.supervise import left_memory
 from oomguard.supervise.nesting import innermost
-from oomguard.supervise.pauses import HourBudget, pause_s, quick_failures, rest
+from oomguard.supervise.pauses import QUICK_S, HourBudget, pause_s, quick_failures, rest
 
 # What only a failure needs is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
     from oomguard.supervise.crash_loop import CrashLoop
+
+
+# So many starts as they were that end alike are a loop.
+STARTS_ALIKE: Final = 3
 
 
 class Between:
@@ -75,9 +79,29 @@ class Between:
         is_same = self._is_crash_loop(
             attempt, took_effect=not attempt.patches or self._engine.took_effect(launch, folder)
         )
-        if not pending or is_same or self._is_hour_spent():
+        if not pending or is_same:
             return False
-        planned_s = pause_s(quick_failures(self._ledger.attempts))
+        return self._waits(launch, ended_s, pause_s(quick_failures(self._ledger.attempts)), devices)
+
+    def restarts(self, launch: Launch, attempt: Attempt, devices: Collection[int] | None = None) -> bool:
+        """Return whether to make the next attempt with the command as it was, as ``leads_on`` does, with a pause before each.
+
+        ``STARTS_ALIKE`` in a row that ended alike, each sooner than ``QUICK_S``, end the run.
+        """
+        ended_s = time.monotonic()
+        alike = [one for one in self._ledger.attempts[-STARTS_ALIKE:] if _is_quick_and_like(one, attempt)]
+        if len(alike) == STARTS_ALIKE:
+            ran_for = ", ".join(f"{one.seconds:.1f} s" for one in alike)
+            what = f"{STARTS_ALIKE} starts in a row, each ended of the same: {attempt.error}"
+            get_logger().warning("crash loop", what=what, ran_for=ran_for)
+            self._refuse("another start would end alike")
+            return False
+        return self._waits(launch, ended_s, pause_s(1 + quick_failures(self._ledger.attempts)), devices)
+
+    def _waits(self, launch: Launch, ended_s: float, planned_s: float, devices: Collection[int] | None) -> bool:
+        """Wait for what the next attempt needs; return whether to make it."""
+        if self._is_hour_spent():
+            return False
         if planned_s > 0 and planned_s >= self._ledger.time_left_s():
             self._refuse("the deadline comes before the end of the pause", pause_s=round(planned_s, 1))
             return False
@@ -144,6 +168,12 @@ class Between:
 
     def _refuse(self, why: str, **told: Any) -> None:
         get_logger().warning(f"not run again: {why}", **told, command=self._next_command())
+
+
+def _is_quick_and_like(one: Attempt, last: Attempt) -> bool:
+    """Return whether an attempt ended soon, of the same as the last one, and not of memory."""
+    of_memory = one.incident is not None and one.incident.is_oom
+    return one.seconds < QUICK_S and one.error == last.error and not of_memory
 
 
 def _clock_time(wait_s: float | None) -> str:

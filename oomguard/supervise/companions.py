@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from oomguard.engines.command import Launch
-from oomguard.incident import Attempt
+from oomguard.incident import Attempt, Patch
 from oomguard.log import get_logger
 
 
@@ -22,11 +22,25 @@ class Companion(Protocol):
         """Hear how it ended."""
 
 
+@runtime_checkable
+class Forewarned(Protocol):
+    """A companion that also hears before the command starts: what it sets in our environment, the command inherits."""
+
+    def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
+        """Hear that an attempt is about to start its command, and what is new in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Companions:
     """All that go along with one run."""
 
     of_run: tuple[Companion, ...] = ()
+
+    def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
+        """Tell those who asked for it that an attempt is about to start its command."""
+        for companion in self.of_run:
+            if isinstance(companion, Forewarned):
+                _told(partial(companion.begins, number, patches))
 
     def began(self, number: int, launch: Launch, pid: int | None) -> None:
         """Tell all that an attempt has started its command."""

@@ -54,7 +54,7 @@ def hear(recording: Recording, status: int, rules: RuleSet) -> Heard:
         get_logger().warning("a part of the output is not diagnosed", bytes=recording.unseen_bytes, reason=reason)
 
     def make_finder() -> Finder:
-        return finder(rules.anchors)
+        return finder(rules.anchors, rules.words)
 
     if not status:
         return Heard(replayed(recording, rules, make_finder))

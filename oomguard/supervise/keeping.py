@@ -12,12 +12,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oomguard.errors import InputError
 from oomguard.facts import FactValue
-from oomguard.incident import Attempt, Patch
+from oomguard.incident import Attempt, EngineStart, Patch
 from oomguard.log import get_logger
 
 if TYPE_CHECKING:
@@ -30,10 +31,14 @@ class Keeper:
     Args:
         open_journal: opens where they go, and raises InputError where that cannot be; None: nothing is kept.
         is_asked_for: whether the user named the place, so that one that keeps nothing is always told.
+        original: the command as the user gave it; empty: as the first attempt has it.
     """
 
-    def __init__(self, open_journal: Callable[[], Journal] | None, *, is_asked_for: bool = False) -> None:
-        self._open, self._is_asked_for = open_journal, is_asked_for
+    def __init__(
+        self, open_journal: Callable[[], Journal] | None, *, is_asked_for: bool = False, original: Sequence[str] = ()
+    ) -> None:
+        self._open, self._is_asked_for, self._original = open_journal, is_asked_for, tuple(original)
+        self._device: str | None = None
         self._journal: Journal | None = None
         self._row: int | None = None
         self._untold: tuple[str, dict[str, str]] | None = None
@@ -61,24 +66,40 @@ class Keeper:
                 self._beginning = None
                 self._begin(*given)
 
-    def end(self, attempt: Attempt) -> None:
-        """Write how the attempt ended; say, once, where a failure, or anything that was asked for, cannot be kept."""
+    @property
+    def session(self) -> str:
+        """The run's name in the journal."""
+        return self._session
+
+    def end(self, attempt: Attempt, start: EngineStart | None = None) -> None:
+        """Write how the attempt ended; say, once, where a failure, or anything that was asked for, cannot be kept.
+
+        Args:
+            attempt: what was changed in it, and what came of it.
+            start: what the engine told of itself, where one spoke.
+        """
         self._wait()
         if self._journal is not None and self._row is not None:
-            self._end(self._journal, self._row, attempt)
+            self._end(self._journal, self._row, attempt, start)
         if self._untold is not None:
             event, fields = self._untold
             logger = get_logger()
             (logger.warning if self._is_asked_for or attempt.incident else logger.debug)(event, **fields)
             self._untold = None
 
-    def _end(self, journal: Journal, row: int, attempt: Attempt) -> None:
+    def _end(self, journal: Journal, row: int, attempt: Attempt, start: EngineStart | None) -> None:
         from oomguard.report.json import incident_dict
+        from oomguard.supervise.what_ran import chosen_by_user, what_ran
 
-        incident = incident_dict(attempt.incident) if attempt.incident else None
+        incident = None
+        if attempt.incident is not None:
+            slack = {name: fact.slack for name, fact in attempt.incident.facts.items() if fact.slack}
+            incident = incident_dict(attempt.incident) | {"slack": slack}
         status = attempt.exit_status if attempt.exit_status is not None else 125
         try:
-            journal.end(row, exit_status=status, incident=incident, measured=attempt.measured)
+            ran = what_ran(attempt.incident, start, self._device)
+            told: dict[str, Any] = {"ran": ran, "set_by_user": chosen_by_user(attempt.incident)}
+            journal.end(row, exit_status=status, incident=incident, measured=attempt.measured, **told)
         except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
             self._give_up(error)
 
@@ -94,6 +115,7 @@ class Keeper:
             from oomguard.journal.store import Record
             from oomguard.report.json import patch_dict
             from oomguard.report.mask import mask_command
+            from oomguard.supervise.what_ran import device_words, started_as
 
             if self._journal is None and self._open is not None:
                 self._journal = self._open()
@@ -102,7 +124,9 @@ class Keeper:
             words = mask_command(command)
             record = Record(self._session, number, words, settings, dicts, predicted=predicted, started_at=began_at)
             if self._journal is not None:
+                record = replace(record, **started_as(self._original or command)) if number == 1 else record
                 self._row = self._journal.begin(record)
+                self._device = self._device or device_words()
         except Exception as error:  # noqa: BLE001 - it is told when the terminal is the user's again
             self._give_up(error)
 

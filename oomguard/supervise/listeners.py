@@ -43,6 +43,13 @@ def holders(address: Address) -> str:
     return f"a process of {', '.join(others)}, not ours to read" if others else "a process that is not ours to read"
 
 
+def listening_pids(address: Address) -> set[int]:
+    """Return the processes that listen at an address, as far as they may be read."""
+    found = _on_path(address.path) if address.path is not None else _on_port(address)
+    sockets = {f"socket:[{listener.inode}]" for listener in found}
+    return with_open(sockets.__contains__) if sockets else set()
+
+
 def listens_on_path(path: str) -> bool:
     """Return whether a server is behind the file of a Unix socket, by connecting to it as its clients do."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:

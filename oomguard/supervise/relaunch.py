@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from logging import DEBUG
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.protocol import Insight
 from oomguard.errors import PlacementError
-from oomguard.incident import Diagnosis, Effect, Incident
+from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
-from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
+from oomguard.observe.host import read_cgroup
 from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.wording import arrow
 from oomguard.supervise.between import Between, cannot_make
 from oomguard.supervise.by_variable import BY_VARIABLE, WithVariables
 from oomguard.supervise.companions import Companions
-from oomguard.supervise.in_force import as_it_ran, given_settings, tell_unheeded
+from oomguard.supervise.ended_by_us import EndedByUs
+from oomguard.supervise.explaining import Explained, Explainer
+from oomguard.supervise.in_force import tell_unheeded
 from oomguard.supervise.job_files import tell_places
 from oomguard.supervise.keeping import Keeper
-from oomguard.supervise.kernel_kill import killed_by_kernel
-from oomguard.supervise.learning import learn
+from oomguard.supervise.learning import last_start, learn
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.outcome import Outcome, error_of, outcome_of
 from oomguard.supervise.pasting import commands_to_paste, to_paste
 from oomguard.supervise.placing import AsGiven, Placing
-from oomguard.supervise.process import DEFAULT_GRACE_S, Exit, run_once
-from oomguard.supervise.recording import Recording
+from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
-from oomguard.supervise.taking_back import take_back
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
-    from oomguard.observe.anchors import Finder
     from oomguard.rules.load import RuleSet
-    from oomguard.supervise.heard import Heard
-
-# A failure last printed longer ago than this before the end did not end the run: a server that recovered an hour ago
-# and dies of something else is not run again for it.
-RECENT_S: Final = 300.0
-SIGKILL_STATUS: Final = 137
 
 
 @dataclass(slots=True)
@@ -69,6 +59,9 @@ class Supervision:
         pty: whether the command has a terminal of its own where our output is one.
         companions: what is told of each attempt.
         placing: which devices each attempt gets.
+        begins_with: what is changed in the first attempt already, as an earlier run found it to work.
+        restarts: run the command again as it was where it failed of something else than memory.
+        ended_by_us: returns why we ended the last attempt; None where it ended by itself.
     """
 
     launch: Launch
@@ -81,12 +74,15 @@ class Supervision:
     idempotent: bool = False
     pty: bool = True
     companions: Companions = field(default_factory=Companions)
+    begins_with: tuple[Patch, ...] = ()
+    restarts: bool = False
+    ended_by_us: Callable[[], EndedByUs | None] = lambda: None
     placing: Placing = field(default_factory=AsGiven)
     _first: Launch = field(init=False)
     _engine: WithVariables = field(init=False)
     _insight: Insight = field(init=False)
     _ledger: Ledger = field(init=False)
-    _rules: RuleSet | None = field(init=False, default=None)
+    _explainer: Explainer = field(init=False)
     _between: Between = field(init=False)
     _stdin: StandardInput = field(init=False)
     _witness: Witness = field(init=False)
@@ -99,6 +95,7 @@ class Supervision:
         self._engine = WithVariables(engine, self.launch.argv)
         policy = with_needed(self.policy, self._insight.asked_length(self.launch))
         self._ledger = Ledger(policy)
+        self._explainer = Explainer(self._engine, self._insight, self._ledger, self.load_rules)
         self._witness = Witness(lambda: self.keeper.path, idempotent=self.idempotent)
 
     def run(self, signals: Signals) -> Outcome:
@@ -110,12 +107,13 @@ class Supervision:
         """
         ledger = self._ledger
         self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
+        ledger.pending = self.begins_with
         keeps = self.policy.max_relaunches > 0 and not self.dry_run
         with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
             if cannot_make(folder) is None:
                 self.launch = self._insight.watched(self._first, folder)
             for number in ledger.rounds():
-                if ledger.patches:
+                if number > 1 or ledger.patches:
                     self._apply(folder)
                 if not self._place(number):
                     break
@@ -146,7 +144,8 @@ class Supervision:
             self.companions.began(number, self.launch, signals.watcher.command_pid)
 
         self._between.begins(self.launch)
-        witness, marker, cgroup = self._witness, Marker(self._finder, self._witness.take), read_cgroup()
+        self.companions.begins(number, ledger.patches)
+        witness, marker, cgroup = self._witness, Marker(self._explainer.finder, self._witness.take), read_cgroup()
         try:
             with witness.watching(self.launch, signals.watcher.pid), self.placing.watching(marker.recording):
                 run = partial(run_once, grace_s=self.grace_s, on_started=begin, on_failing=witness.look, pty=self.pty)
@@ -154,12 +153,19 @@ class Supervision:
         finally:
             marker.stop()
         self._is_cut = self._is_cut or ended.is_cut
-        heard = self._hear(marker.recording, ended)
-        diagnosis = self._diagnose(heard, ended.status, cgroup, signals) if heard is not None else Diagnosis("")
-        diagnosis = self.placing.moved(diagnosis)
+        ours = self.ended_by_us() if signals.stopped_by is None else None
+        heard = self._explainer.hear(marker.recording, ended, witness, self._first)
+        stopped, explained = signals.stopped_by is not None, Explained()
+        if heard is not None:
+            launches = self._first, self.launch
+            explained = self._explainer.explain(heard, ended.status, cgroup, launches, stopped=stopped, ended=ours)
+        self._refused = "request refused" if explained.refused else ""
+        if explained.refused:
+            self._first = without_changes(self._first, explained.refused)
+        diagnosis = self.placing.moved(explained.diagnosis)
         incident = diagnosis.first_cause
         error, measured = (
-            self._refused or error_of(ended.status, incident),
+            self._refused or (ours.why if ours is not None else error_of(ended.status, incident)),
             heard.comparable(ledger.patches) if heard is not None else {},
         )
         attempt = ledger.end(
@@ -169,73 +175,34 @@ class Supervision:
             seconds=ended.seconds,
             measured=measured,
         )
-        self.keeper.end(attempt)
+        self.keeper.end(attempt, last_start(heard, self._engine, self.launch))
         self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
             learn(heard.scanner, self._engine, self.launch, self.keeper)
-        tell = log.info if incident is not None else tell
+        tell = log.info if incident is not None or ours is not None else tell
         tell("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder)
-            if not self._between.leads_on(self.launch, attempt, folder, self.placing.devices()):
-                ledger.stop()
+        if self._goes_on_as_it_was(attempt, signals, of_reader=ended.of_reader):
+            leads_on = self._between.restarts(self.launch, attempt, self.placing.devices())
+        else:
+            leads_on = incident is None or self._between.leads_on(self.launch, attempt, folder, self.placing.devices())
+        if not leads_on:
+            ledger.stop()
 
-    @property
-    def rules(self) -> RuleSet:
-        """What explains a failure."""
-        if self._rules is None:
-            self._rules = self.load_rules()
-        return self._rules
-
-    def _finder(self) -> Finder:
-        from oomguard.observe.anchors import finder
-
-        return finder(self.rules.anchors)
-
-    def _hear(self, recording: Recording, ended: Exit) -> Heard | None:
-        """Read what the command printed; None where it ended of our reader, can only quote, or ended well and no engine spoke."""
-        with contextlib.closing(recording):
-            if ended.of_reader or (ended.status == 0 and not recording.may_hold(self._engine.SPEAKS)):
-                return None
-            from oomguard.supervise.quoting import only_compares_texts
-
-            if only_compares_texts(self._first.argv):
-                return None
-            from oomguard.supervise.heard import hear
-
-            self._witness.read(recording)
-            return hear(recording, ended.status, self.rules)
-
-    def _diagnose(self, heard: Heard, status: int, cgroup: Cgroup | None, signals: Signals) -> Diagnosis:
-        needed = self._insight.refused_length(heard.tail, self._ledger.settings) if status else {}
-        self._refused = "request refused" if needed else ""
-        if needed:
-            self._first = without_changes(self._first, needed)
-            return take_back(self._ledger, needed, self.rules)
-        # A server may end with status 0 after its engine died, and after a stop that it was sent.
-        scanner = heard.scanner
-        death = scanner.death() if status == 0 else None
-        if status == 0 and (death is None or signals.stopped_by is not None):
-            return Diagnosis("")
-        if heard.ended_of is not None:
-            get_logger().debug("the command ended of something else", exception=heard.ended_of)
-            return Diagnosis("", notes=(f"the command ended of {heard.ended_of}",))
-        settings = given_settings(self._engine, self.launch, self._insight.started(self.launch))
-        # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
-        scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
-        if status:
-            scanned = heard.or_said(scanned, self._insight.said(self.launch), self.rules, settings)
-        if death is not None:  # what an earlier start or a request failed of did not end the run
-            own = tuple(i for i in scanned.incidents if i.start == death.start)
-            scanned = replace(scanned, incidents=own or (death,))
-        ended = status if death is None else SIGKILL_STATUS
-        if not any(i.is_oom for i in scanned.incidents) and killed_for_memory(ended, cgroup, read_cgroup()):
-            scanned = replace(scanned, incidents=(*scanned.incidents, killed_by_kernel(status, death)))
-        settled = partial(as_it_ran, engine=self._engine, first=self._first, launch=self.launch)
-        scanned = replace(
-            scanned, incidents=tuple(settled(i, changed=self._ledger.settings) for i in scanned.incidents)
-        )
-        return self._ledger.diagnose(scanned, self.rules, local_models=True)
+    def _goes_on_as_it_was(self, attempt: Attempt, signals: Signals, *, of_reader: bool) -> bool:
+        """Return whether the command is to run again as it was: it failed, not of memory, and nothing is to be changed."""
+        incident, ledger = attempt.incident, self._ledger
+        is_wanted = self.restarts and not self.dry_run and not ledger.pending and signals.stopped_by is None
+        of_memory = incident is not None and incident.is_oom
+        if not is_wanted or attempt.succeeded or of_memory or of_reader or self._refused:
+            return False
+        if self._stdin.lost is not None:
+            get_logger().warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
+            return False
+        if not self._witness.permits_another(incident, self._shown()):
+            return False
+        return ledger.repeat()
 
     def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
         log, started = get_logger(), self._insight.started(self.launch)
@@ -288,7 +255,14 @@ class Supervision:
     def _apply(self, folder: Path) -> None:
         """Carry the settings changed so far into the command of the attempt that begins."""
         ledger, log = self._ledger, get_logger()
-        self.launch = self._engine.apply(self._first, ledger.settings, folder)
-        log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
+        if ledger.settings:
+            self.launch = self._engine.apply(self._first, ledger.settings, folder)
+        elif cannot_make(folder) is None:
+            self.launch = self._insight.watched(self._first, folder)
+        if not ledger.patches:
+            log.info("running again as it was", why=ledger.attempts[-1].error)
+            return
+        if ledger.attempts:  # of the first attempt it is told which run it takes them from
+            log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})

@@ -117,18 +117,17 @@ class Witness:
         """Count requests in the output that was kept."""
         self._requests().take_rest(recording)
 
-    def permits_another(self, incident: Incident, again: str, *, dry_run: bool = False) -> bool:
+    def permits_another(self, incident: Incident | None, again: str, *, dry_run: bool = False) -> bool:
         """Return whether the command may be run again, and say what that repeats, or why it is not done.
 
         Args:
-            incident: what it failed of.
+            incident: what it failed of; None: something else than is read in its output.
             again: the command with its changes, to paste.
             dry_run: nothing is run again in any case; say what would be done.
         """
         log, seen = get_logger(), self.seen()
         refused = seen.would_be_repeated and not self._idempotent
-        failed = {"failed": "while the engine started"} if _is_starting(incident) else {}
-        failed = failed or ({"failed": "after the engine was up"} if incident.phase in _UP else {})
+        failed = {} if incident is None else _when(incident)
         tell = log.warning if refused else log.info
         if refused:
             would = "dry run: it would not be run again" if dry_run else "not run again"
@@ -197,5 +196,7 @@ class Witness:
         return self._served
 
 
-def _is_starting(incident: Incident) -> bool:
-    return incident.phase in _STARTING or incident.kind.endswith("_warmup_oom")
+def _when(incident: Incident) -> dict[str, str]:
+    if incident.phase in _STARTING or incident.kind.endswith("_warmup_oom"):
+        return {"failed": "while the engine started"}
+    return {"failed": "after the engine was up"} if incident.phase in _UP else {}

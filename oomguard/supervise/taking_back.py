@@ -23,7 +23,13 @@ def take_back(ledger: Ledger, needed: Mapping[str, Need], rules: RuleSet) -> Dia
         needed: what was refused, by setting.
         rules: what explains a failure.
     """
-    before = ledger.diagnosis or Diagnosis("")
+    if ledger.diagnosis is None:  # it did not come after a failure: an earlier run's change was reused
+        for patch in ledger.patches:
+            if patch.setting in needed:
+                told = {"setting": patch.setting, "changed_to": patch.new, "why_changed": patch.reason}
+                get_logger().warning("what was reused refused a request: run it without --reuse, or forget it", **told)
+        return Diagnosis("")
+    before = ledger.diagnosis
     for name, need in needed.items():
         told = {} if math.isinf(need.value) else {"needed": f"{need.value:.0f}"}
         changed = {"setting": name, "changed_to": ledger.settings.pop(name), **told}

@@ -83,6 +83,14 @@ def parent(pid: int) -> int | None:
     return number if state else None
 
 
+def read_bytes(pid: int) -> int:
+    """Return the bytes that a process has read, of files or from a cache; 0 where that is not told."""
+    try:
+        return int(_entry(pid, "io").partition(b"rchar: ")[2].split(None, 1)[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def _entry(pid: int, name: str) -> bytes:
     """Return what /proc tells of a process; raises OSError where it is gone, or /proc speaks of other processes."""
     if not _is_ours(os.getpid()):

@@ -176,6 +176,23 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             with torch._C._DisableTorchDispatch():  # the parts of a sparse tensor are asked for by operations
                 self._storages.adopt(tensor)
 
+    def place(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count these tensors from now, as weights that are loaded on the device; where one does not fit raise, and count none."""
+        counted: list[torch.Tensor] = []
+        with torch._C._DisableTorchDispatch():
+            for tensor in tensors:
+                before = self.live_bytes
+                self._storages.adopt(tensor)
+                if self.live_bytes > before:
+                    counted.append(tensor)
+                tried = self._settle(before)
+                if tried is not None:
+                    live = self.live_bytes - tried
+                    for one in counted:
+                        self._storages.drop(one)
+                    self._settle()
+                    self._fail(live, tried)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True  # pytest then shows the line of the test
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):

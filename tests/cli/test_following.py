@@ -152,3 +152,25 @@ def test_what_cannot_be_followed_is_one_message_and_status_2(tmp_path, arguments
     assert ran.returncode == 2
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+NEW_WORDS = b"ERROR inference.arena: arena grow failed: not enough device memory for 3.50 GiB (1.25 GiB free on accelerator 0)\n"
+
+
+def test_new_words_are_told_once_the_log_is_quiet_and_once_for_a_failure(tmp_path):
+    path = tmp_path / "engine.log"
+    path.write_bytes(b"INFO arena: 40.00 GiB reserved\n" + NEW_WORDS)
+    with followed(str(path)) as running:
+        told = running.next()["incidents"]
+        assert [(one["kind"], one["facts"]["tried_bytes"]) for one in told] == [("cuda_oom", 3758096384)]
+        assert told[0]["certainty"] > 0.9
+        append(path, b"INFO closing\n" + NEW_WORDS)
+        assert running.nothing_for(2.5)
+
+
+def test_a_known_wording_behind_new_words_is_told_alone(tmp_path):
+    path = tmp_path / "engine.log"
+    path.write_bytes(NEW_WORDS + KV)
+    with followed(str(path)) as running:
+        assert [one["kind"] for one in running.next()["incidents"]] == ["kv_cache_too_small_for_max_len"]
+        assert running.nothing_for(1.5)

@@ -231,3 +231,10 @@ def test_a_function_that_draws_says_once_that_parts_draw_otherwise(caplog):
     with limit_memory("8 MiB"):
         noisy(list(range(16)))
     assert sum("draws random numbers" in record.message for record in caplog.records) == 1
+
+
+def test_an_argument_without_entries_is_not_split_and_the_note_says_so():
+    guarded = oomguard.guard(batch="texts")(lambda texts: use(64))
+    with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        guarded([])
+    assert caught.value.__notes__[-1] == "oomguard: not run in parts: the argument texts has no entries"

@@ -85,3 +85,33 @@ def test_a_guarded_thread_and_one_without_any_guard_say_nothing(monkeypatch, cap
         list(pool.map(function, [[1], [2]]))
     assert watching.in_force == []
     assert "no guard reaches" not in caplog.text
+
+
+NEW_WORDS = "arena grow failed: not enough device memory for 3.50 GiB (1.25 GiB free on accelerator 0)"
+
+
+def test_an_exception_in_new_words_is_explained_and_nothing_is_tried_for_it():
+    calls = []
+
+    @oomguard.guard(batch="rows")
+    def run(rows):
+        calls.append(len(rows))
+        raise RuntimeError(NEW_WORDS)
+
+    with pytest.raises(RuntimeError, match="arena grow failed") as caught:
+        run([1, 2, 3, 4])
+
+    assert calls == [4]
+    assert run.diagnosis.first_cause.certainty_ratio > 0.7
+    assert "no signature has it" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "text", ["expected 4 rows, got 3", "no available port in 8000-8010", "file too large for the archive"]
+)
+def test_an_exception_of_something_else_is_left_as_it_is(text):
+    with pytest.raises(RuntimeError) as caught, oomguard.guard() as guard:
+        raise RuntimeError(text)
+
+    assert guard.diagnosis is None
+    assert not hasattr(caught.value, "__notes__")

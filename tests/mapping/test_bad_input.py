@@ -66,7 +66,7 @@ def test_a_damaged_store_is_named_with_how_to_save_what_can_be_read(made):
         file.write(b"\xa5" * (made.stat().st_size - 4096))
     with pytest.raises(oomguard.StoreError, match="it is damaged") as caught:
         list(oomguard.map(same, [f"text {number}" * 50 for number in range(300)], store=made))
-    assert ".recover" in caught.value.hint
+    assert f"python -m oomguard.mapping.recover {made} saved.sqlite" in caught.value.hint
 
 
 def test_one_damaged_result_is_named_and_computed_again_once_it_is_deleted(made):

@@ -41,6 +41,60 @@ def test_sizes_are_read_whoever_prints_them():
     assert found.number("tried_bytes") == 2 << 30
 
 
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (
+            (
+                "ERROR pool: out of memory on GPU 0. Cannot allocate 25.50MB memory, 6.00GB memory has been allocated, "
+                "available memory is only 15.25MB."
+            ),
+            {"tried_bytes": 26738688, "allocated_bytes": 6442450944, "device_free_bytes": 15990784},
+        ),
+        (
+            (
+                "EngineError: reserve refused, out of memory: this process has 75.00 GiB memory in use, 1.50 GiB is reserved by the "
+                "arena but unallocated, 2.00 GiB allocated in private pools"
+            ),
+            {
+                "process_in_use_bytes": 80530636800,
+                "reserved_unallocated_bytes": 1610612736,
+                "private_pool_bytes": 2147483648,
+            },
+        ),
+        (
+            "EngineError: alloc failed, purpose: page caching, type = 2, size:3221291008, device_id:0",
+            {"tried_bytes": 3221291008},
+        ),
+        (
+            "EngineError: not enough memory, failed to allocate 2.96G (3179741184 bytes) on the accelerator",
+            {"tried_bytes": 3179741184},
+        ),
+        (
+            "EngineError: out of device memory, failed to allocate: used 63.80G of 30.75G (gpu_memory_utilization=0.92, max_model_len=32768)",
+            {
+                "device_total_bytes": 33017561088,
+                "gpu_memory_utilization_ratio": 0.92,
+                "max_model_len_tokens": 32768,
+            },
+        ),
+    ],
+    ids=["in a sentence", "of the process", "by its name", "in bytes, which is exact", "of the device and of settings"],
+)
+def test_figures_are_read_by_what_stands_beside_them(text, facts):
+    (found,) = diagnose(f"{text}\n").incidents
+
+    assert {name: found.number(name) for name in facts} == facts
+
+
+def test_the_number_of_a_device_is_no_size():
+    (found,) = diagnose(
+        "EngineError: out of memory on GPU 0, available again after 3 s; failed to allocate 4 GiB\n"
+    ).incidents
+
+    assert found.number("device_free_bytes") is None
+
+
 def test_a_known_wording_silences_the_lexicon():
     (found,) = diagnose(KNOWN + ARENA).incidents
 

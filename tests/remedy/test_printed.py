@@ -56,6 +56,7 @@ MISSING = {
     "kv_bytes_within_free": "free memory",
     "utilization_for_tried": "device total",
     "rows_that_fit": "row_bytes",
+    "host_cache_within_free": "what the host has free",
     "static_share_for_pool": "free before and after loading",
     "static_share_for_tried": "device total",
 }

@@ -36,10 +36,10 @@ def load(tmp_path: Path, text: str):
 
 
 def test_a_users_lexicon_takes_the_place_of_the_shipped_one(tmp_path):
-    lexicon = load(tmp_path, SMALL).lexicon
+    rules = load(tmp_path, SMALL)
 
-    assert [feature.name for feature in lexicon.features] == ["a size"]
-    assert lexicon.literals == ("ARENA", "Arena", "arena")
+    assert [feature.name for feature in rules.lexicon.features] == ["a size"]
+    assert rules.words == ("arena",)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ def test_json_has_it_as_an_object_or_null():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('kinds = ["cuda_omm"]', "'cuda_omm' is not a known kinds"),
-        ('unknown = ["device_total"]', "'device_total' is not a known unknown"),
+        ('kinds = ["cuda_omm"]', "unknown kind 'cuda_omm'"),
+        ('unknown = ["device_total"]', "unknown fact 'device_total'"),
         ("of_a_log = 1", "expected bool"),
     ],
 )

@@ -119,6 +119,42 @@ def test_a_call_that_is_split_leaves_the_snapshot_of_its_first_failure(
     assert [file.name for file in tmp_path.glob("snap*")] == ["snapshot.pickle"]
 
 
+def test_attempts_record_until_the_first_failure_and_leave_its_snapshot(cuda: Cuda, tmp_path: Path):
+    sizes, recorded = [], []
+    with limit_memory("1 GiB"):
+        for attempt in oomguard.attempts(batch_size=16, snapshot=tmp_path / "snapshot.pickle"):
+            assert attempt.snapshot == (tmp_path / "snapshot.pickle" if sizes else None)
+            with attempt:
+                sizes.append(attempt.settings["batch_size"])
+                recorded.append(cuda.is_recording)
+                if len(sizes) == 1:
+                    cuda.refuse()
+                with pytest.raises(torch.OutOfMemoryError):  # a later one, which the body handles
+                    cuda.refuse()
+            assert not cuda.is_recording
+    assert recorded == [True, False]
+    assert attempt.snapshot == tmp_path / "snapshot.pickle"
+    assert [file.name for file in tmp_path.glob("snap*")] == ["snapshot.pickle"]
+    assert oomguard.diagnose(attempt.snapshot).incidents[0].causes[0].id == "fragmentation"
+
+
+def test_without_observers_an_attempt_takes_it_before_its_frames_go(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
+    with limit_memory("1 GiB"), pytest.raises(torch.OutOfMemoryError):
+        for attempt in oomguard.attempts(snapshot=tmp_path / "snapshot.pickle"):
+            with attempt:
+                cuda.refuse()
+    assert attempt.snapshot == tmp_path / "snapshot.pickle"
+
+
+@pytest.mark.parametrize("wrong", ["", "missing/snapshot.pickle"])
+def test_attempts_refuse_a_file_that_cannot_be_before_the_first(tmp_path: Path, wrong: str):
+    with pytest.raises(SettingError, match="snapshot="):
+        oomguard.attempts(snapshot=f"{tmp_path}/{wrong}")
+
+
 def test_another_exception_takes_nothing(cuda: Cuda, tmp_path: Path):
     with pytest.raises(RuntimeError, match="shape"), oomguard.guard(snapshot=tmp_path / "snapshot.pickle"):
         raise RuntimeError("shape mismatch")

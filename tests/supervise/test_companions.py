@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomguard.engines.command import Launch
-from oomguard.incident import Attempt
+from oomguard.incident import Attempt, Patch
 from oomguard.supervise.companions import Companions
 
 
@@ -29,3 +29,16 @@ def test_one_that_fails_is_told_and_the_others_hear_all_the_same(caplog):
 
     assert heard.of == [(1, ("true",), 7)]
     assert "OSError: no room" in caplog.text
+
+
+class Forewarned(Heard):
+    def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
+        self.of.append((number, patches))
+
+
+def test_who_asks_for_it_hears_of_an_attempt_before_its_command_starts():
+    forewarned, heard = Forewarned(), Heard()
+    Companions((forewarned, heard)).begins(2, ())
+
+    assert forewarned.of == [(2, ())]
+    assert heard.of == []

@@ -205,6 +205,16 @@ def test_a_neighbour_that_came_meanwhile_is_left_for_another_device_before_anyth
     assert f"running again: device={simulated_gpus.uuid(0)} -> {simulated_gpus.uuid(1)}" in errors
 
 
+def test_what_is_known_to_work_says_nothing_of_a_device_that_had_room_then(gpus, tmp_path):
+    journal = ("--journal", str(tmp_path / "journal"))
+    assert run(gpus, ("--gpus", "auto", *journal), serve(gpus), SIMULATED_NEIGHBOUR=str(15 * GIB))[0] == 0
+    (gpus.folder / "use.1").write_text("")
+    status, _, errors = run(gpus, ("--gpus", "auto", "--reuse", *journal), serve(gpus))
+    assert status == 0, errors
+    assert "device=" not in errors
+    assert used(gpus) == [[simulated_gpus.uuid(1)], [simulated_gpus.uuid(0)]]
+
+
 def test_without_another_device_it_waits_where_that_was_asked_for(gpus):
     gpus.are_alike(1)
     job = start(gpus, ("--gpus", "auto", "--wait", "2m"), serve(gpus), SIMULATED_NEIGHBOUR=str(15 * GIB))

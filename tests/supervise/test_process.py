@@ -150,7 +150,7 @@ def test_a_signal_that_was_ignored_when_we_started_stays_ignored(number):
 
 def test_a_failure_of_our_own_is_125_and_no_traceback(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
-        "import oomguard.supervise.relaunch as r\ndef broken(*_): raise ZeroDivisionError('ours')\nr.Supervision._diagnose = broken\n"
+        "import oomguard.supervise.explaining as e\ndef broken(*_, **__): raise ZeroDivisionError('ours')\ne.Explainer.explain = broken\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     ran = run("sh", "-c", "exit 3", env={**os.environ, "PYTHONPATH": path})

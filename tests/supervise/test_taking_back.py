@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,25 @@ def test_a_change_that_refused_a_request_is_taken_back_and_told(tmp_path):
     assert "the change did not take effect" not in ran.stderr
     last = ran.stderr.split("taken back")[1]
     assert "below the 3001 that a request of this run needs" in said(last)
+
+
+def test_a_reused_change_that_refuses_a_request_is_told_and_the_run_is_not_repeated(tmp_path):
+    count = tmp_path / "count.log"
+    options = ("--journal", str(tmp_path / "journal"), "--reuse")
+    script = tmp_path / "job.sh"
+    script.write_text(f'exec {sys.executable} {ENGINE} --count {count} --mode "$MODE"\n')
+
+    def job(mode):
+        command = [sys.executable, "-m", "oomguard", "run", *options, "--", "sh", str(script)]
+        env = {**os.environ, "MODE": mode}
+        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
+
+    assert job("").returncode == 0
+    ran = job("prompt")
+
+    assert ran.returncode == 1
+    assert count.read_text().split() == ["32768", "1792", "1792"]
+    assert (
+        "what was reused refused a request: run it without --reuse, or forget it: setting=max_model_len" in ran.stderr
+    )
+    assert "known to work: run 1 of " in ran.stderr

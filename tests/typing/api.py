@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 import oomguard
 from oomguard import Diagnosis
 from oomguard.testing import active_device, limit_memory, oom_error
@@ -56,12 +58,18 @@ def uses() -> None:
     print(strings, string, stream(1), astream(1))
     with oomguard.guard(on_incident=lambda incident: print(incident.kind)) as g:
         print([attempt.succeeded for attempt in g.attempts], g.diagnosis)
+    oomguard.enable_metrics()
+    oomguard.enable_metrics(registry=CollectorRegistry())
     with oomguard.guard(snapshot=Path("snapshot.pickle")) as g:
         taken: Path | None = g.snapshot
         print(taken)
     for attempt in oomguard.attempts(batch_size=64):
         with attempt:
             print(attempt.settings["batch_size"], attempt.number)
+    for attempt in oomguard.attempts(snapshot=Path("snapshot.pickle"), batch_size=64):
+        with attempt:
+            dumped: Path | None = attempt.snapshot
+            print(dumped)
     found: Diagnosis = oomguard.diagnose(Path("error.log"))
     print(found.verdict, oomguard.diagnose("text"), oomguard.diagnose(ValueError("x")))
     for incident in found.incidents:

@@ -1,14 +1,16 @@
-"""``generate`` with one thing of it done another way: its prompt in chunks, attention without scores, fewer new tokens."""
+"""``generate`` with one thing of it done another way: its prompt in chunks, attention without scores, its cache elsewhere, fewer tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.attention import STATE as _SCORES
-from oomguard.engines.transformers.attention import why_not_attending
+from oomguard.engines.transformers.attention import attending, why_not_attending
 from oomguard.engines.transformers.cache_argument import given_cache
+from oomguard.engines.transformers.cache_kept import cache_on_host, keeping_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded
 from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
 from oomguard.engines.transformers.media import Media
@@ -44,6 +46,17 @@ def generate_another_way(
     if failed_in is not None and changed.kwargs.get("streamer") is not None:
         changed = replace(changed, kwargs={**changed.kwargs, "streamer": AfterPrompt(changed.kwargs["streamer"])})
     return changed
+
+
+@contextlib.contextmanager
+def as_changed(model: Any, attention: str | None, *, cache_is_on_host: bool) -> Iterator[None]:
+    """Have a model's calls run with this implementation of attention, None for its own, and its cache where it is to be."""
+    with contextlib.ExitStack() as stack:
+        if attention is not None:
+            stack.enter_context(attending(model, attention))
+        if cache_is_on_host:
+            stack.enter_context(cache_on_host(model))
+        yield
 
 
 def _in_chunks(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
@@ -84,6 +97,7 @@ def _with_fewer_tokens(call: GenerateCall, tokens: FactValue) -> GenerateCall | 
 _WAYS: Final[Mapping[str, Callable[[GenerateCall, FactValue], GenerateCall | str]]] = {
     "attn_implementation": _attending,
     "prefill_chunk_size": _in_chunks,
+    "cache_implementation": keeping_cache,
     "max_new_tokens": _with_fewer_tokens,
 }
 

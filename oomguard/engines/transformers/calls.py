@@ -18,14 +18,27 @@ from oomguard.engines.protocol import Handler, ReadBegun, ReadCall, ReadOverridi
 from oomguard.engines.transformers.features import FeaturesCall
 from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.generate import GenerateCall
-from oomguard.engines.transformers.libraries import AdaptersCall, HarnessCall
+from oomguard.engines.transformers.inputs import size_of_generate
+from oomguard.engines.transformers.libraries import AdaptersCall, HarnessCall, size_of_harness_call
 from oomguard.engines.transformers.results import KEEPS, added
 
 # Module, method in it, and how a call of it is read.
 WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
-    ("transformers.generation.utils", "GenerationMixin.generate", ReadBegun(GenerateCall.of, GenerateCall.begin)),
-    ("peft.peft_model", "PeftModel.generate", ReadOverriding(ReadBegun(AdaptersCall.of, GenerateCall.begin))),
-    ("lm_eval.models.huggingface", "HFLM._model_generate", ReadBegun(HarnessCall.of, GenerateCall.begin)),
+    (
+        "transformers.generation.utils",
+        "GenerationMixin.generate",
+        ReadBegun(GenerateCall.of, GenerateCall.begin, size_of_generate),
+    ),
+    (
+        "peft.peft_model",
+        "PeftModel.generate",
+        ReadOverriding(ReadBegun(AdaptersCall.of, GenerateCall.begin, size_of_generate)),
+    ),
+    (
+        "lm_eval.models.huggingface",
+        "HFLM._model_generate",
+        ReadBegun(HarnessCall.of, GenerateCall.begin, size_of_harness_call),
+    ),
 )
 # The same for what is called often, through ``often``: a module of sentence-transformers calls a model's ``forward`` by its name.
 OFTEN: Final[tuple[tuple[str, str, ReadCall], ...]] = (

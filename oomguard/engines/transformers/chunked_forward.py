@@ -42,7 +42,7 @@ def _why_not_model(model: Any) -> str | None:
     looks = [causal for module in model.modules() if isinstance(causal := getattr(module, "is_causal", None), bool)]
     if not looks or not all(looks):
         return f"{name} may look at tokens to come"
-    if family not in _families():
+    if family not in compared_families():
         return f"models of the type {family or name} are not known to give the same in chunks"
     if (kind := _rope_by_length(config)) is not None:
         return f"positions by {kind} change with the length of what is read at once"
@@ -63,7 +63,8 @@ def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
 
 
 @functools.cache
-def _families() -> frozenset[str]:
+def compared_families() -> frozenset[str]:
+    """Return the types of models that were compared with their cache read over some tokens at a time."""
     return frozenset(next(iter(read_tables("chunked", [_FILE]).values()))["model_types"])
 
 

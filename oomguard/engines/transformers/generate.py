@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.engines.transformers.another_way import generate_another_way
-from oomguard.engines.transformers.attention import attending
+from oomguard.engines.transformers.another_way import as_changed, generate_another_way
 from oomguard.engines.transformers.beams import number_beams
 from oomguard.engines.transformers.began import Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
+from oomguard.engines.transformers.inputs import inputs_of, rows_and_tokens
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
 from oomguard.engines.transformers.traced_call import TracedCall
@@ -42,8 +42,6 @@ _ROW_ARGUMENTS: Final = frozenset(
         "mm_token_type_ids",
     }
 )
-# The ones that a call is made for, the first that it has.
-_INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_features")
 # Arguments that hold one text per row where they are a list of as many.
 _ROW_LISTS: Final = frozenset({"adapter_names", "language"})
 # Options that make the result a record of fields.
@@ -75,6 +73,7 @@ class GenerateCall:
     phase: str | None = "generate"
     chunk_tokens: int | None = None  # of every call of its model, where generate itself knows no chunks
     attention: str | None = None  # the implementation by which its model attends while it runs; None: its own
+    cache_on_host: bool = False  # whether the layers of its cache are on the host until they are needed
 
     @classmethod
     def of(
@@ -83,20 +82,16 @@ class GenerateCall:
         """Read a call, no more of it than a call that succeeds has use for; ``began`` is what ``begin`` found before it was made."""
         from oomguard.engines.transformers.draws import Draws
 
-        main = _inputs(args, kwargs)
-        shape: Any = getattr(main, "shape", ())
-        rows = shape[0] if len(shape) > 1 else 1
+        rows, prompt_tokens = rows_and_tokens(args, kwargs)
         # A method of its own around generation (Whisper's) draws again for some of the rows.
         began = cls.begin(args, kwargs) if began is None else began
         draws = Draws(began.states, rows, may_draw=not _is_overridden(model))
-        # Features of sound and of images are no tokens: their second axis is a band or a channel.
-        are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)
-        return cls(model, args, kwargs, rows, shape[1] if are_tokens else None, draws, began, WholeView())
+        return cls(model, args, kwargs, rows, prompt_tokens, draws, began, WholeView())
 
     @staticmethod
     def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
         """Note what a call will change beside its result."""
-        return Began.now(_inputs(args, kwargs), given_cache(kwargs))
+        return Began.now(inputs_of(args, kwargs), given_cache(kwargs))
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
@@ -106,11 +101,11 @@ class GenerateCall:
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
                     stack.enter_context(chunking(model, self.chunk_tokens))
-            stack.enter_context(self._attending(self.model))
+            stack.enter_context(self._as_changed(self.model))
             yield
 
-    def _attending(self, model: Any) -> AbstractContextManager[None]:
-        return nullcontext() if self.attention is None else attending(model, self.attention)
+    def _as_changed(self, model: Any) -> AbstractContextManager[None]:
+        return as_changed(model, self.attention, cache_is_on_host=self.cache_on_host)
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> GenerateCall | str:
         """Return the call with these settings changed, or why it cannot be made so."""
@@ -122,7 +117,7 @@ class GenerateCall:
         import torch
 
         args, kwargs, rows = self.args, self.kwargs, self.rows
-        main = _inputs(args, kwargs)
+        main = inputs_of(args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
             return "no rows to split: the call has no tensor of inputs"
         if self._gives_record and self.several and _is_overridden(self.model):
@@ -181,7 +176,7 @@ class GenerateCall:
 
     def media(self) -> Media | str:
         """Return whose the images and videos beside the text are, or why that cannot be told."""
-        return media_of(self.model, self.kwargs, _inputs(self.args, self.kwargs))
+        return media_of(self.model, self.kwargs, inputs_of(self.args, self.kwargs))
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it can."""
@@ -219,8 +214,8 @@ class GenerateCall:
 
     @property
     def _runs_another_way(self) -> bool:
-        is_varied = self.kwargs.get("prefill_chunk_size") is not None or self.attention is not None
-        return is_varied and given_cache(self.kwargs) is None
+        changed = self.kwargs.get("prefill_chunk_size"), self.kwargs.get("cache_config"), self.attention
+        return (self.cache_on_host or changed != (None,) * 3) and given_cache(self.kwargs) is None
 
     def option(self, name: str) -> Any:
         """Return an option of the call, as transformers resolves it."""
@@ -272,7 +267,7 @@ class GenerateCall:
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         rows = self.rows if self._gives_record else None
         return TracedCall(
-            self.model, cut, others, max(1, self.max_new_tokens), record_rows=rows, around=self._attending
+            self.model, cut, others, max(1, self.max_new_tokens), record_rows=rows, around=self._as_changed
         )
 
 
@@ -284,13 +279,6 @@ def _is_overridden(model: Any) -> bool:
     """Return whether a model's ``generate`` is not that of transformers."""
     owner = next((base for base in type(model).__mro__ if "generate" in vars(base)), None)
     return owner is not None and owner.__module__ != "transformers.generation.utils"
-
-
-def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the argument that has one row per input."""
-    if args:
-        return args[0]
-    return next((kwargs[name] for name in _INPUTS if kwargs.get(name) is not None), None)
 
 
 def _is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:

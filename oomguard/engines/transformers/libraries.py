@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.transformers.began import Began
 from oomguard.engines.transformers.generate import GenerateCall
+from oomguard.engines.transformers.inputs import size_of_generate
 from oomguard.engines.transformers.traced_call import TracedCall
 
 
@@ -37,10 +39,7 @@ class HarnessCall(GenerateCall):
     @classmethod
     def of(cls, lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None) -> HarnessCall:
         """Read a call; its arguments get the names that ``generate`` has for them."""
-        bound = inspect.signature(type(lm)._model_generate).bind(lm, *args, **kwargs)
-        named = dict(bound.arguments)
-        named.pop("self")
-        named.update(named.pop("generation_kwargs", {}))
+        named = _named(lm, args, kwargs)
         call = GenerateCall.of(lm.model, (), {"input_ids": named["context"]}, began)
         pad = getattr(lm.tokenizer, "pad_token_id", None)
         return cls(lm.model, (), named, call.rows, call.prompt_tokens, call.draws, call.began, call.view, pad=pad or 0)
@@ -57,3 +56,16 @@ class HarnessCall(GenerateCall):
         return GenerateCall(
             self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began, self.view
         ).traced()
+
+
+def size_of_harness_call(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
+    """Return how large a call of lm-evaluation-harness is."""
+    return size_of_generate(lm.model, (), _named(lm, args, kwargs))
+
+
+def _named(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments under the names that ``generate`` has for them."""
+    named = dict(inspect.signature(type(lm)._model_generate).bind(lm, *args, **kwargs).arguments)
+    named.pop("self")
+    named.update(named.pop("generation_kwargs", {}))
+    return named

@@ -27,6 +27,13 @@ _SAID: Final = "said.jsonl"
 _ATTEMPT: Final = "attempt-"
 
 
+def version(launch: Launch) -> str | None:
+    """Return the version of the vLLM that lies where the launch's Python finds it."""
+    from oomguard.engines.vllm.installed import installed_version  # asks that Python
+
+    return installed_version(launch, os.environ)
+
+
 def watched(launch: Launch, session: Path) -> Launch:
     """Return the launch with what makes a plugin that is installed tell the arguments of the engines that a program starts.
 
@@ -80,15 +87,6 @@ def carries(launch: Launch, name: str) -> bool:
     from oomguard.engines.vllm.verified import may_carry  # reads sources: only a relaunch asks
 
     return may_carry(launch, name)
-
-
-def version_of(launch: Launch) -> str | None:
-    """Return the version of the vLLM that the launch's Python would import, by its metadata; None where none is found."""
-    from oomguard.engines.vllm.installed import (
-        installed_version,  # starts a Python: only who needs the version before a start asks
-    )
-
-    return launch.engine_version or installed_version(launch, os.environ)
 
 
 def asked_length(launch: Launch) -> Mapping[str, Need]:

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -64,11 +63,13 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
 
 
 def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
-    """Return the version of that package, by the metadata beside it; None where the package or its metadata is not found."""
+    """Return the version in the metadata of the vLLM package that a launch runs; None where it is not found."""
     package = installed_package(launch, environ)
     if package is None:
         return None
-    beside = metadata.distributions(path=[str(package.parent)])
+    from importlib.metadata import distributions
+
+    beside = distributions(path=[str(package.parent)])
     return next((found.version for found in beside if found.metadata["Name"] in _NAMES), None)
 
 

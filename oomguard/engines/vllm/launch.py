@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -87,15 +87,31 @@ def reaches_scripts() -> bool:
     return True
 
 
-def keep_measured(starts: tuple[EngineStart, ...], source: str) -> bool:
-    """Keep what the last start with figures measured, for the plans to come; False where nothing can be kept.
+def keep_measured(starts: tuple[EngineStart, ...], source: str, session: str) -> bool:
+    """Keep what the last start of a session with figures measured, for the plans to come; False where nothing can be kept.
 
     Raises:
         InputError: where no start printed what its KV cache got.
     """
     from oomguard.memory.vllm.calibration import Calibrations, keep_measured, measured_start  # the whole memory model
 
-    return keep_measured(measured_start(starts), source, Calibrations())
+    return keep_measured(measured_start(starts), source, Calibrations(), session)
+
+
+def measured(sessions: Collection[str] | None, model: str | None = None) -> tuple[str, ...]:
+    """Return the calibrations that these sessions (None: any) left, or those of a model, a line each."""
+    from oomguard.memory.vllm.calibration import Calibrations
+    from oomguard.memory.vllm.learned import learned
+
+    return learned(Calibrations(), sessions, model)
+
+
+def forget_measured(sessions: Collection[str] | None, model: str | None = None) -> None:
+    """Drop the calibrations that ``measured`` returns."""
+    from oomguard.memory.vllm.calibration import Calibrations
+    from oomguard.memory.vllm.learned import forget
+
+    forget(Calibrations(), sessions, model)
 
 
 def _meant_for(launch: Launch) -> dict[str, str]:

@@ -42,7 +42,7 @@ def trace_forward(twin: Twin, arguments: Mapping[str, Any], *, mask_is_full: boo
     Raises whatever the model's code raises under fake tensors.
     """
     storages = LiveStorages(keep_events=keep_events)
-    watch = _Watch(storages, mask_is_full=mask_is_full)
+    watch = _Watch(storages, twin, mask_is_full=mask_is_full)
     with _ONE_AT_A_TIME, _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         faked = tree_map_only(torch.Tensor, lambda tensor: _fake(twin.mode, tensor), dict(arguments))

@@ -123,7 +123,7 @@ def trace_steps(
     The arguments are those of ``trace_call``. Raises whatever the model's code raises under fake tensors.
     """
     storages = LiveStorages(keep_events=keep_events)
-    watch = _Watch(storages, mask_is_full=mask_is_full)
+    watch = _Watch(storages, twin, mask_is_full=mask_is_full)
     with _ONE_AT_A_TIME, _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         faked = {name: _fake(twin.mode, value) for name, value in arguments.items()}
@@ -192,11 +192,12 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Counts what every operation makes, and answers what is read of values."""
+    """Counts what every operation makes on the device, and answers what is read of values."""
 
-    def __init__(self, storages: LiveStorages, *, mask_is_full: bool) -> None:
+    def __init__(self, storages: LiveStorages, twin: Twin, *, mask_is_full: bool) -> None:
         super().__init__()
         self._storages, self._mask_is_full = storages, mask_is_full
+        self._device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ:
@@ -205,7 +206,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         if isinstance(out, torch.Tensor) and self._is_yes(func._schema.name, args):
             out._oomguard_true = True
         for leaf in tree_leaves(out):
-            self._storages.adopt(leaf)
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == (self._device_type or leaf.device.type):
+                self._storages.adopt(leaf)  # not what waits on the host
         self._storages.note_peak()
         return out
 

@@ -22,6 +22,14 @@ class Encoder:
         tokens_per_video: tokens of a video that is larger than any image; None where images are the largest.
         patches_per_video: patches behind those.
         in_prompt: whether its tokens are part of the prompt; a decoder that attends across keeps them apart.
+        heads: its attention heads; ranks share them where they divide them. 0 where the file does not say.
+        attention: what its attention makes beside queries, keys and values: ``rotary`` turns them in float32, ``normed`` norms
+            them so; empty for what is no more than its MLP makes.
+        patch_elements: elements of one patch's pixels.
+        formatted_video_tokens: tokens of the longest video, which some versions count many times; 0 for others.
+        tiles: tiles of an image that is cut into a fixed number of them, each with ``patches_per_token`` patches.
+        kept_layers: layers whose outputs are kept to the end.
+        always_profiled: whether early versions profiled its images whatever a step held.
     """
 
     width: int
@@ -36,3 +44,10 @@ class Encoder:
     in_prompt: bool = True
     tokens_per_video: int | None = None
     patches_per_video: int = 0
+    heads: int = 0
+    attention: str = ""
+    patch_elements: int = 0
+    formatted_video_tokens: int = 0
+    tiles: int = 0
+    kept_layers: int = 0
+    always_profiled: bool = False

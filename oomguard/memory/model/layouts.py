@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.memory.model.encoder_layouts import dimension, laid_out_encoder
 from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.shape import ModelShape
 from oomguard.user_files import read_tables
@@ -21,21 +22,22 @@ _BY_LAYER: Final = ("mlp_layer_types", "per_layer_config", "block_configs")
 
 
 def laid_out(shape: ModelShape, *, tied: bool) -> tuple[Parameter, ...] | None:
-    """Return every parameter of a decoder; None where no layout has its type, or its file says what a layout does not hold.
+    """Return every parameter of a decoder, and of its encoder; None where no layout has a type, or the file says what none holds.
 
     Args:
         shape: the model's numbers.
         tied: whether the embedding is the head.
     """
     layout = _layouts().get(shape.model_type)
-    if layout is None or shape.has_encoder or not _holds(layout, shape):
+    encoder = laid_out_encoder(shape) if shape.has_encoder else ()
+    if layout is None or encoder is None or not _holds(layout, shape):
         return None
     symbols, blocks = _symbols(shape), _blocks()
 
     def rows(names: list[str], prefix: str) -> Iterator[Parameter]:
         for name in names:
             for tensor, dimensions in blocks[name].items():
-                size = tuple(_value(text, symbols) for text in dimensions.split(","))
+                size = tuple(dimension(text, symbols) for text in dimensions.split(","))
                 yield Parameter(prefix + tensor, size, prod(size) * shape.dtype_bytes)
 
     chosen = [name for row in layout.get("where", ()) for name in _chosen(row, shape)]
@@ -48,7 +50,7 @@ def laid_out(shape: ModelShape, *, tied: bool) -> tuple[Parameter, ...] | None:
     for index in range(shape.layers):
         mlp = sparse if index >= behind else dense
         found += rows([*layout["layer"], *chosen, *mlp], f"model.layers.{index}.")
-    found += rows(layout["around"], "")
+    found += (*rows(layout["around"], ""), *encoder)
     return None if any(parameter.elements == 0 for parameter in found) else tuple(found)  # a number is not in the file
 
 
@@ -105,9 +107,3 @@ def _symbols(shape: ModelShape) -> dict[str, int]:
         "P": number("qk_nope_head_dim"),
         "W": number("v_head_dim"),
     }
-
-
-def _value(text: str, symbols: Mapping[str, int]) -> int:
-    """Return a dimension, a sum of products of symbols and counts."""
-    products = ([part.strip() for part in product.split("*")] for product in text.split("+"))
-    return sum(prod(symbols[part] if part in symbols else int(part) for part in product) for product in products)

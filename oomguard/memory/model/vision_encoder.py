@@ -13,8 +13,11 @@ from typing import Any, Final
 from oomguard.memory.model.encoder import Encoder
 from oomguard.memory.model.families import FAMILIES
 from oomguard.memory.model.shape import is_count
+from oomguard.memory.model.tiled_encoder import read_tiled_encoder
 
 _PLAIN_TENSORS, _PRODUCT_TENSORS = 2, 3
+_COLORS: Final = 3
+_HEADS: Final = ("num_heads", "num_attention_heads", "attention_heads")
 _PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
 # Tiles and shuffles of other families (Llama 4, Idefics): with one of these the tokens of an image are not known here.
 _NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "max_num_tiles")
@@ -36,6 +39,32 @@ def read_vision_encoder(config: Mapping[str, Any], processor: Mapping[str, Any],
         vision = thinker.get("vision_config") if isinstance(thinker, Mapping) else None
     if not isinstance(vision, Mapping):
         return None
+    found = read_tiled_encoder(config, vision, output_width) or _read(config, vision, processor, output_width)
+    return None if found is None else _with_attention(config, vision, found)
+
+
+def _with_attention(config: Mapping[str, Any], vision: Mapping[str, Any], found: Encoder) -> Encoder:
+    """Return an encoder with what its attention makes, the pixels of its patches, and the outputs of its inner layers."""
+    kind, types = str(config.get("model_type")), FAMILIES["types"]
+    patch, frames = _side(vision, "patch_size") or 0, _count(vision, "temporal_patch_size") or 1
+    normed = vision.get("qk_normalization") is True
+    turned = kind.startswith(tuple(types["rotary_encoders"]))
+    inner = vision.get("deepstack_visual_indexes")
+    parts = 1 + len(inner) if isinstance(inner, list) else 1
+    return replace(
+        found,
+        heads=next((n for name in _HEADS if (n := _count(vision, name))), 0),
+        attention="normed" if normed else "rotary" if turned else "",
+        patch_elements=_COLORS * frames * patch**2,
+        output_width=parts * found.output_width,
+        always_profiled=kind in types["images_always_profiled"],
+        formatted_video_tokens=FAMILIES["formatted_videos"].get(kind, 0) if found.takes_video else 0,
+    )
+
+
+def _read(
+    config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], output_width: int
+) -> Encoder | None:
     # Qwen2-VL calls the encoder's width embed_dim, and its output's hidden_size.
     width = _count(vision, "embed_dim") or _count(vision, "hidden_size")
     patch = _side(vision, "patch_size")

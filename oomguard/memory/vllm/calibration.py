@@ -157,7 +157,7 @@ def keep_start(
     return model, own, correction
 
 
-def keep_measured(start: EngineStart, name: str, kept: Calibrations) -> bool:
+def keep_measured(start: EngineStart, name: str, kept: Calibrations, session: str = "") -> bool:
     """Keep what a start of a model in a local folder measured; return whether anything was kept.
 
     Nothing is kept of a folder without safetensors files: its weights would have to be built, with all that this imports.
@@ -176,7 +176,8 @@ def keep_measured(start: EngineStart, name: str, kept: Calibrations) -> bool:
         model = read_model(files, dtype=own.dtype, quantization=own.quantization)
         if not model.exact or (model.encoder is not None and not start.settings_complete):
             return False
-        kept.keep(model, own, checked_correction(start, own, model, name))
+        learned = {"session": session, "model": named}
+        kept.keep(model, own, checked_correction(start, own, model, name), learned if session else {})
     except OomguardError:
         return False
     return True
@@ -211,11 +212,19 @@ class Calibrations:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or state_file("calibrations.json")
 
-    def keep(self, model: Model, settings: VllmSettings, correction: Correction) -> None:
-        """Keep a correction in place of an earlier one; raises InputError where the file cannot be written."""
+    def keep(
+        self, model: Model, settings: VllmSettings, correction: Correction, learned: Mapping[str, str] | None = None
+    ) -> None:
+        """Keep a correction in place of an earlier one; ``learned`` says in which session, of which model by name.
+
+        Raises InputError where the file cannot be written.
+        """
         own = _of(model, settings)
-        entries = [entry for entry in self._entries() if not _same(entry["of"], own)]
-        entries.append({"of": own, "correction": asdict(correction)})
+        entries = [entry for entry in self.entries() if not _same(entry["of"], own)]
+        self.write([*entries, {"of": own, "correction": asdict(correction), **(learned or {})}])
+
+    def write(self, entries: list[dict[str, Any]]) -> None:
+        """Write these entries in place of all; raises InputError where the file cannot be written."""
         text = json.dumps({"schema": _SCHEMA, "calibrations": entries}, indent=1)
         try:
             write_whole(self.path, text.encode())
@@ -226,12 +235,13 @@ class Calibrations:
         """Return the correction kept for this model, engine version and GPU; None without one, or without a readable file."""
         wanted = _of(model, settings)
         try:
-            entries = self._entries()
+            entries = self.entries()
         except InputError:  # the priors stand in, and a budget names them as such
             return None
         return next((Correction(**entry["correction"]) for entry in entries if _same(entry["of"], wanted)), None)
 
-    def _entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[dict[str, Any]]:
+        """Return what the file holds, none without one; raises InputError or ConfigError where it cannot be read."""
         try:
             found = json.loads(read_regular(self.path, _MAX_BYTES))
         except FileNotFoundError:

@@ -1,11 +1,12 @@
 """CUDA graphs of a start: how many are captured by the version's rules, and the bytes that each takes by measured starts.
 
-A graph has a node for each kernel of each layer, so its bytes follow the layers: ``layers * graphs * bytes_per_layer``.
+One takes a base, more with the hidden size and with each doubling of the ranks, and of both a pipeline stage its share.
 constants.toml has the sizes by version with their sources, fitted.toml the bytes that a fit found.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,11 +21,12 @@ _FINE_STEP: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """The captured graphs of a start: how many, the bytes of all, and by how much those may be off."""
+    """The captured graphs of a start: how many, the bytes of all, by how much those may be off, and the engine's own estimate."""
 
     count: int
     bytes: int
     uncertainty_bytes: int
+    estimated_bytes: int = 0
 
 
 NO_GRAPHS: Final = Graphs(0, 0, 0)
@@ -40,10 +42,12 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
     if settings.enforce_eager or settings.device == "cpu":
         return NO_GRAPHS
     count = captured_graphs(settings)
-    prior = constant("cudagraphs", settings.version, tensor_ranks=settings.tensor_parallel_size)
-    layers = -(-shape.layers // settings.pipeline_parallel_size)
-    size = layers * count * prior["bytes_per_layer"]
-    return Graphs(count, round(size), round(prior["uncertainty_ratio"] * size))
+    prior = constant("cudagraphs", settings.version)
+    doublings = math.log2(settings.tensor_parallel_size)
+    share = 1 / settings.pipeline_parallel_size
+    each = prior["bytes"] + share * (shape.hidden * prior["bytes_per_hidden"] + doublings * prior["bytes_per_doubling"])
+    size = count * each
+    return Graphs(count, round(size), round(prior["uncertainty_ratio"] * size), round(prior["estimate_ratio"] * size))
 
 
 def captured_graphs(settings: VllmSettings) -> int:

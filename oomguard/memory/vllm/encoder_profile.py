@@ -1,8 +1,7 @@
 """What the encoder of images or audio takes while vLLM profiles it: as many images as a step's tokens allow, all at once.
 
-Per patch ``4.6 * H + k * I`` elements, with H the encoder's width, I its MLP's and k the tensors of that width that live at
-once. Counted by running vLLM 0.32's own encoders of CLIP (4.85), SigLIP (4.55) and Qwen2-VL (4.33) on the CPU with two layers;
-vllm/multimodal/encoder_budget.py decides how many images, or audios for Whisper. Other audio and video are not counted.
+How many items, of how many tokens: vllm/multimodal/encoder_budget.py, or audios for Whisper. Other audio and video are not counted.
+encoder_peak.py has what each of their patches takes.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from packaging.version import Version
 
 from oomguard.errors import SettingError
 from oomguard.facts import format_gib
-from oomguard.memory.constants import since
+from oomguard.memory.constants import constant, since
 from oomguard.memory.model.encoder import Encoder
+from oomguard.memory.vllm.encoder_peak import peak_elements, tiles_peak_bytes
 from oomguard.memory.vllm.start import VllmSettings
 
 NO_IMAGES: Final = '{"image": 0, "video": 0}'
-_ELEMENTS_OF_WIDTH: Final = 4.6
 _MOST_PER_PROMPT: Final = 999  # vLLM's own where the user names none
 _UNCERTAINTY_RATIO: Final = 0.3
 
@@ -59,25 +58,38 @@ def profile_encoder(encoder: Encoder, settings: VllmSettings, element_bytes: int
     per_prompt = items_per_prompt(settings.limit_mm_per_prompt, encoder)
     if per_prompt == 0:
         return None
+    if encoder.tiles:
+        return _profile(encoder, settings, settings.max_num_seqs or 1, element_bytes)
     each = encoder.tokens_per_item
     if profiles_seats(settings.version):
         seats, tokens = (
             profiled_seats(encoder, settings),
             each * _of_first_engine(settings.limit_mm_per_prompt, encoder),
         )
-        if tokens * seats > (settings.max_num_batched_tokens or 0):
+        always = encoder.always_profiled and not since("images_always_until", settings.version)
+        if tokens * seats > (settings.max_num_batched_tokens or 0) and not always:
             return None
         return _profile(encoder, settings, seats * tokens // each, element_bytes)
-    if encoder.tokens_per_video is not None and _takes_videos(settings.limit_mm_per_prompt):
-        video = encoder.tokens_per_video
-        ratio = encoder.patches_per_video / video
-        encoder, each = replace(encoder, tokens_per_item=video, patches_per_token=ratio), video
-    budget = max(settings.max_num_batched_tokens or 0, each)
+    rule, counted = constant("encoder_profile", settings.version), each
+    if _takes_videos(settings.limit_mm_per_prompt):
+        encoder, counted = _with_videos(encoder, rule)
+        each = encoder.tokens_per_item
+    budget = max(settings.max_num_batched_tokens or 0, counted)
     if settings.max_model_len is not None:
-        per_prompt = max(1, min(per_prompt, settings.max_model_len // each))
-    return _profile(
-        encoder, settings, max(1, min(budget // each, (settings.max_num_seqs or 1) * per_prompt)), element_bytes
-    )
+        per_prompt = max(1, min(per_prompt, settings.max_model_len // counted))
+    items = max(1, min(budget // counted, (settings.max_num_seqs or 1) * per_prompt))
+    return _profile(encoder, settings, items, element_bytes, budget if rule.get("pads_outputs") else each)
+
+
+def _with_videos(encoder: Encoder, rule: Mapping[str, Any]) -> tuple[Encoder, int]:
+    """Return an encoder whose largest item is a video where one is larger than any image, with the tokens that it counts for."""
+    counted = round(encoder.formatted_video_tokens * rule.get("video_repeats", 0))
+    if counted > encoder.tokens_per_item:
+        return replace(encoder, tokens_per_item=encoder.formatted_video_tokens), counted
+    if encoder.tokens_per_video is not None:
+        video = encoder.tokens_per_video
+        return replace(encoder, tokens_per_item=video, patches_per_token=encoder.patches_per_video / video), video
+    return encoder, encoder.tokens_per_item
 
 
 def profiles_seats(version: Version) -> bool:
@@ -87,6 +99,8 @@ def profiles_seats(version: Version) -> bool:
 
 def profiled_seats(encoder: Encoder, settings: VllmSettings) -> int:
     """Return how many requests that engine profiles: as many as have their images' tokens in a step, one at least."""
+    if encoder.tiles:
+        return settings.max_num_seqs or 1
     tokens = encoder.tokens_per_item * max(1, _of_first_engine(settings.limit_mm_per_prompt, encoder))
     return max(1, min(settings.max_num_seqs or 1, (settings.max_num_batched_tokens or 0) // tokens))
 
@@ -95,13 +109,18 @@ def _of_first_engine(limits: str | None, encoder: Encoder) -> int:
     return 1 if limits is None else items_per_prompt(limits, encoder)
 
 
-def _profile(encoder: Encoder, settings: VllmSettings, items: int, element_bytes: int) -> EncoderProfile:
+def _profile(
+    encoder: Encoder, settings: VllmSettings, items: int, element_bytes: int, kept_tokens: int = 0
+) -> EncoderProfile:
+    """Profile so many items; the outputs of each are kept as large as ``kept_tokens`` where those are more than its own."""
     each = encoder.tokens_per_item
-    mlp = -(-encoder.mlp_width // settings.tensor_parallel_size)
-    elements = _ELEMENTS_OF_WIDTH * encoder.width + encoder.mlp_tensors * mlp
-    outputs = items * each * encoder.output_width * element_bytes
-    peak = round(items * each * encoder.patches_per_token * elements * element_bytes) + outputs
-    return EncoderProfile(items, each, peak, outputs)
+    outputs = items * max(each, kept_tokens) * encoder.output_width * element_bytes
+    if encoder.tiles:
+        peak = tiles_peak_bytes(encoder, items, settings, element_bytes)
+    else:
+        elements = items * each * encoder.patches_per_token * peak_elements(encoder, settings)
+        peak = round(elements * element_bytes) + items * each * encoder.output_width * element_bytes
+    return EncoderProfile(items, each, max(peak, outputs), outputs)
 
 
 def uncut_tokens(encoder: Encoder | None, settings: VllmSettings) -> int:

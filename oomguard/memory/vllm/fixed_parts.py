@@ -64,13 +64,14 @@ def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
     version, ranks = settings.version, settings.tensor_parallel_size
     linked = int(ranks > 1 and has_nvlink(settings))
-    other = constant("non_torch", version, tensor_ranks=ranks, stages=settings.pipeline_parallel_size, nvlink=linked)
+    where = {"tensor_ranks": ranks, "stages": settings.pipeline_parallel_size, "nvlink": linked}
+    other = constant("non_torch", version, **where, unified=int(settings.unified_memory))
     graphs, counted = cuda_graphs(settings, shape), counts_graphs(settings, shape)
     graphs_uncertainty = graphs.uncertainty_bytes if counted else 0
     return FixedParts(
         non_torch_bytes=other["bytes"] + fused_allreduce_bytes(settings),
         cudagraph_bytes=graphs.bytes,
-        counted_cudagraph_bytes=graphs.bytes if counted else 0,
+        counted_cudagraph_bytes=graphs.estimated_bytes if counted else 0,
         not_free_bytes=constant("context", version)["bytes"],
         uncertainty_bytes=round(math.hypot(other["uncertainty_bytes"], graphs_uncertainty)),
         cudagraph_uncertainty_bytes=graphs_uncertainty,

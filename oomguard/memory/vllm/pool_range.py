@@ -14,16 +14,20 @@ from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.start import VllmSettings
 
 
-def kind_of_model(shape: ModelShape) -> str:
-    """Return what a model's starts are told apart by: ``encoder``, ``mixed`` (experts, latent or recurrent layers) or ``dense``."""
-    if shape.has_encoder:
-        return "encoder"
-    plain = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not shape.number("kv_lora_rank")
-    return "dense" if plain and (shape.number("num_experts") or 0) <= 1 else "mixed"
+def kind_of_start(shape: ModelShape, settings: VllmSettings) -> str:
+    """Return what starts are told apart by: ``plain`` for a dense model of text on one GPU of its own, ``other`` for all else.
+
+    Else are experts, latent or recurrent layers, encoders, several ranks and memory that the host's programs share.
+    """
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    dense = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not shape.number("kv_lora_rank")
+    experts = (shape.number("num_experts") or 0) > 1
+    alone = ranks == 1 and not settings.unified_memory
+    return "plain" if alone and dense and not experts and not shape.has_encoder else "other"
 
 
 def widened_bytes(shape: ModelShape, settings: VllmSettings, sources_bytes: Iterable[int]) -> int:
     """Return the range of a pool to either side, of the spreads of its independent parts."""
-    known = pool_range(kind_of_model(shape))
+    known = pool_range(kind_of_start(shape, settings))
     share = known["device_ratio"] * settings.gpu_total_bytes
     return round(known["factor"] * math.hypot(*sources_bytes, share))

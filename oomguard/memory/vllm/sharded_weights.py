@@ -29,7 +29,7 @@ _MTP: Final = re.compile(r"(?:^|\.)mtp[._]")
 _OF_ALL_EXPERTS: Final = 3
 # Replicated: each rank holds the whole. The latent projections of MLA are shared by all heads.
 _REPLICATED: Final = re.compile(
-    r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj)\.(?:weight|bias)$"
+    r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj|(?:^|\.)mlp1\.\d)\.(?:weight|bias)$"
 )
 _NOT_LOADED: Final = re.compile(r"rotary_emb\.inv_freq$")
 _VOCAB_PADDING_ROWS: Final = 64
@@ -165,6 +165,8 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
         return expert_ranks
     if len(parameter.shape) < 2 or _REPLICATED.search(parameter.name):
         return 1
+    if _outside(parameter.name) and ".attn." in parameter.name and _encoder_heads(shape) % ranks:
+        return 1  # heads that the ranks do not divide: each has the whole attention (vllm/model_executor/models/intern_vit.py)
     heads = min(ranks, shape.kv_heads)
     if _KEYS_VALUES.search(parameter.name):
         return heads
@@ -172,6 +174,12 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
         kv, all_heads = 2 * shape.kv_heads, shape.heads + 2 * shape.kv_heads
         return all_heads / (shape.heads / ranks + kv / heads)
     return ranks
+
+
+def _encoder_heads(shape: ModelShape) -> int:
+    vision = shape.outer.get("vision_config")
+    heads = vision.get("num_attention_heads") if isinstance(vision, Mapping) else None
+    return heads if isinstance(heads, int) else 0
 
 
 def _padded(parameter: Parameter, share: float) -> float:

@@ -33,7 +33,8 @@ class VllmSettings:
     """vLLM's settings by their own names; None stands for the engine's default.
 
     ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the CUDA context;
-    ``device_free_from`` says what it was taken from, where it is an assumption. ``peak_activation_ratio`` is by how much the peak is
+    ``device_free_from`` says what it was taken from, where it is an assumption. ``unified_memory``: whether the host's own programs
+    take of it too. ``peak_activation_ratio`` is by how much the peak is
     larger at least than by the model's sum, where a start failed before it was measured.
     """
 
@@ -66,6 +67,7 @@ class VllmSettings:
     prompt_logprobs: bool = False
     device_free_bytes: int | None = None
     device_free_from: str = ""
+    unified_memory: bool = False
     correction: Correction | None = None
     peak_activation_ratio: float = 1.0
 

@@ -201,6 +201,7 @@ def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) ->
     sources = list(uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks)))
     if parts.settings.correction is None:
         sources.append(round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)))
+        sources.append(max(peak.compile_bytes for peak in peaks))  # a second start is without it
     if not parts.model.exact:
         sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     if parts.settings.correction is not None or parts.settings.device == "cpu":

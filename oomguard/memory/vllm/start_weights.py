@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from oomguard.memory.model.model import Model
 from oomguard.memory.model.quantized import quantization_config
+from oomguard.memory.vllm.absorbed_weights import absorbed_bytes
 from oomguard.memory.vllm.known_gpu import expert_padding
 from oomguard.memory.vllm.lora import around_elements, lora_bytes
-from oomguard.memory.vllm.sharded_weights import RankWeights, rank_weights
+from oomguard.memory.vllm.sharded_weights import RankWeights, rank_weights, stage_layers
 from oomguard.memory.vllm.start import VllmSettings
 
 
@@ -41,7 +42,11 @@ def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assum
     expert_ranks = ranks * settings.data_parallel_size
     padding = _padding(model, settings, 1 if settings.enable_expert_parallel else ranks)
     own = sharded(model, ranks, stages, expert_ranks, mtp_layers=mtp, padding=padding).stages_bytes
-    kept = tuple(max(0, size - settings.cpu_offload_bytes) for size in own)
+    made = [
+        absorbed_bytes(model.shape, settings.version, ranks=ranks, layers=len(part))
+        for part in stage_layers(model.shape.layers, stages)
+    ]
+    kept = tuple(max(0, size - settings.cpu_offload_bytes) + more for size, more in zip(own, made, strict=True))
     drafts = lora = (0,) * stages
     if model.draft is not None:
         drafts = (*drafts[:-1], sharded(model.draft, ranks, 1, ranks).fullest_bytes)

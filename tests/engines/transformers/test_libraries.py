@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from oomguard.engines.protocol import size_of  # noqa: E402
+from oomguard.engines.transformers.calls import WATCHED  # noqa: E402
 from oomguard.engines.transformers.libraries import AdaptersCall, HarnessCall  # noqa: E402
 
 IDS = torch.arange(3, 27).reshape(4, 6)
@@ -57,3 +59,24 @@ def test_adapters_go_with_their_rows_and_a_call_without_them_is_left_to_the_one_
     assert "no adapters" in plain.not_splittable
     assert mixed.not_splittable is None
     assert mixed.part(2, 4)[1]["adapter_names"] == ["c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("method", "owner", "given"),
+    [
+        ("GenerationMixin.generate", Harness().model, {"input_ids": IDS, "max_new_tokens": 5}),
+        ("GenerationMixin.generate", Harness().model, {"inputs_embeds": torch.zeros(4, 6, 32), "max_length": 9}),
+        ("GenerationMixin.generate", Harness().model, {"input_features": torch.zeros(2, 80, 30)}),
+        ("GenerationMixin.generate", Harness().model, {}),
+        ("PeftModel.generate", Harness().model, {"input_ids": IDS, "max_new_tokens": 5}),
+        ("HFLM._model_generate", Harness(), {"context": IDS, "max_length": 9, "stop": [], "do_sample": False}),
+    ],
+    ids=["ids", "embeddings", "features", "nothing", "adapters", "harness"],
+)
+def test_the_size_alone_is_that_of_the_whole_reading_and_asks_for_no_generators_state(
+    monkeypatch, method, owner, given
+):
+    (read,) = [read for _, watched, read in WATCHED if watched == method]
+    call = read(owner, (), given)
+    monkeypatch.setattr(torch, "get_rng_state", None)
+    assert size_of(read, owner, (), given) == (call.rows, call.prompt_tokens, call.max_new_tokens)

@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 
 from oomguard.memory.model.shape import read_shape
-from oomguard.memory.vllm.pool_range import kind_of_model, widened_bytes
+from oomguard.memory.vllm.pool_range import kind_of_start, widened_bytes
 from oomguard.memory.vllm.start import VllmSettings
 
 DENSE = {
@@ -22,16 +22,18 @@ SETTINGS = VllmSettings(Version("0.26"), 24 << 30, 0.9)
 
 
 @pytest.mark.parametrize(
-    ("config", "kind"),
+    ("config", "changes", "kind"),
     [
-        (DENSE, "dense"),
-        ({**DENSE, "model_type": "mixtral", "num_local_experts": 8}, "mixed"),
-        ({**DENSE, "model_type": "mamba2"}, "mixed"),
-        ({"model_type": "llava", "text_config": DENSE}, "encoder"),
+        (DENSE, {}, "plain"),
+        (DENSE, {"tensor_parallel_size": 2}, "other"),
+        (DENSE, {"unified_memory": True}, "other"),
+        ({**DENSE, "model_type": "mixtral", "num_local_experts": 8}, {}, "other"),
+        ({**DENSE, "model_type": "mamba2"}, {}, "other"),
+        ({"model_type": "llava", "text_config": DENSE}, {}, "other"),
     ],
 )
-def test_starts_are_told_apart_by_what_their_model_has(config, kind):
-    assert kind_of_model(read_shape(config)) == kind
+def test_a_dense_model_of_text_on_a_gpu_of_its_own_is_known_best(config, changes, kind):
+    assert kind_of_start(read_shape(config), replace(SETTINGS, **changes)) == kind
 
 
 def test_a_range_is_wider_on_a_larger_device_and_with_a_part_that_is_less_sure():

@@ -24,7 +24,7 @@ from oomguard.engines.vllm.in_process.words import in_the_last_step, last_words,
 from oomguard.engines.vllm.plugin import GROUP, LISTENER
 from oomguard.engines.watched_start import EndedStart, MadeAgain, MakeAgain
 from oomguard.facts import Fact, FactValue
-from oomguard.incident import SettingInForce
+from oomguard.incident import Incident, SettingInForce
 from oomguard.log import get_logger
 from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
 
@@ -57,6 +57,9 @@ class VllmStart:
         kwargs: its keyword arguments.
     """
 
+    phase: str | None = None
+    tells_success = True
+
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._function = function
         self._arguments = StartArguments(function, args, kwargs)
@@ -64,6 +67,9 @@ class VllmStart:
         self._told: set[str] = set()
         self._in_use: dict[str, SettingInForce] = {}
         self.is_given_up: Callable[[], bool] = lambda: False
+
+    def behind(self, incident: Incident) -> None:
+        """Return nothing: what the engine printed tells which model it runs."""
 
     def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
         """Start the engine with these settings changed, in so many seconds or any number, and return how that ended."""

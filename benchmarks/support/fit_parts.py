@@ -1,0 +1,168 @@
+"""Constants of single parts of a start, fitted on published ones: CUDA graphs and non-torch memory.
+
+Each constant is drawn towards that of all versions, the more the fewer groups it has; medians, because a start now and then
+printed what something else took.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from oomguard.facts import GIB
+from support.published import graphs_gib
+
+Row = dict[str, Any]
+# The first engine captured steps that only decode; from 0.11 on most sizes have two graphs; from 0.29 on the estimate has loaded all
+# kernels before.
+GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
+# Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py.
+OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.11", ">=0.11,<0.22", ">=0.22")
+# Rows of one group say little more than one another: so many of them count as one that is known well.
+MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
+ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
+
+
+def center(values: Iterable[tuple[str, float]], towards: float | None) -> tuple[float, float]:
+    """Return the median over groups, drawn towards another, and how far seven in ten of the values lie from it at most."""
+    found = list(values)
+    weighted = [
+        (value, weight) for (_, value), weight in zip(found, weights_of(group for group, _ in found), strict=True)
+    ]
+    weight = sum(w for _, w in weighted)
+    own = weighted_quantile(weighted, 0.5) if weighted else 0.0
+    at = own if towards is None else (weight * own + DRAWN_BY * towards) / (weight + DRAWN_BY)
+    return at, weighted_quantile([(abs(value - at), w) for value, w in weighted], SPREAD) if weighted else 0.0
+
+
+def weights_of(groups: Iterable[str]) -> list[float]:
+    """Return what each row of these groups counts."""
+    named = list(groups)
+    sizes = Counter(named)
+    return [math.sqrt(min(sizes[group], MOST_OF_A_GROUP)) / sizes[group] for group in named]
+
+
+def weighted_quantile(values: list[tuple[float, float]], share: float) -> float:
+    """Return the value below which a share of the weights lies."""
+    total, seen = sum(w for _, w in values), 0.0
+    for value, w in sorted(values):
+        seen += w
+        if seen >= share * total:
+            return value
+    return max(values)[0]
+
+
+def of_versions(rows: list[Row], versions: str) -> list[Row]:
+    """Return the rows of these versions."""
+    return [row for row in rows if Version(row["vllm_version"]).base_version in SpecifierSet(versions)]
+
+
+def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
+    """Fit what a graph takes: a base, a share by the hidden size and one for each doubling of the ranks; then a factor by version.
+
+    The sum of relative errors is the smallest, all three above zero. AMD's are left out: no plan counts them.
+    """
+    measured = [row for row in rows if graphs_gib(row) and row["graphs"] and not row["rocm"]]
+    found = np.array([graphs_gib(row) for row in measured], dtype=float)
+    counted = np.array(
+        [[row["graphs"], row["graphs"] * row["hidden"], row["graphs"] * row["doublings"]] for row in measured],
+        dtype=float,
+    )
+    weights = np.array(weights_of(row["group"] for row in measured))
+    constants = _least_relative(counted, found, weights)
+    residuals = [
+        (row["group"], math.log(size / max(size_planned, LEAST_GIB)))
+        for row, size, size_planned in zip(measured, found, counted @ constants, strict=True)
+    ]
+    _, spread = center(residuals, None)
+    ratio, _ = center(_estimates(measured), None)
+    tables = []
+    for versions in GRAPH_VERSIONS:
+        of_these = of_versions(measured, versions)
+        own = [residual for row, residual in zip(measured, residuals, strict=True) if row in of_these]
+        factor, around = center(own, 0.0)
+        base, per_hidden, per_doubling = (math.exp(factor) * value * GIB for value in constants)
+        tables.append(
+            {
+                "versions": versions,
+                "bytes": round(base),
+                "bytes_per_hidden": round(per_hidden, 2),
+                "bytes_per_doubling": round(per_doubling),
+                "estimate_ratio": round(math.exp(center(_estimates(of_these), ratio)[0]), 3),
+                "uncertainty_ratio": round(math.expm1(max(around, spread / 2)), 3),
+                "starts": len(own),
+            }
+        )
+    return tables
+
+
+def _estimates(rows: list[Row]) -> list[tuple[str, float]]:
+    """Return by how much the engine's own estimate was above what the graphs took, as a logarithm, by group."""
+    both = [(row["group"], row["printed"].get("graph_estimated_gib"), row["printed"].get("graph_gib")) for row in rows]
+    return [(group, math.log(estimate / took)) for group, estimate, took in both if estimate and took and took > 0]
+
+
+def _least_relative(counted: Any, found: Any, weights: Any) -> Any:
+    """Return the constants, none below zero, with the least weighted sum of ``|planned - found| / sqrt(planned * found)``."""
+    constants = np.full(counted.shape[1], statistics.median(found) / counted.sum(axis=1).mean())
+    for _ in range(ROUNDS):
+        between = np.sqrt(np.maximum(counted @ constants, LEAST_GIB) * found)
+        off = np.abs(counted @ constants - found) / between
+        root = np.sqrt(weights / np.maximum(off, LEAST_RESIDUAL)) / between
+        constants = _not_negative(counted * root[:, None], found * root)
+    return constants
+
+
+def _not_negative(matrix: Any, wanted: Any) -> Any:
+    """Return the least squares without constants below zero: those are left out one round after the other."""
+    columns, found = list(range(matrix.shape[1])), np.zeros(matrix.shape[1])
+    while columns:
+        solved = np.linalg.lstsq(matrix[:, columns], wanted, rcond=None)[0]
+        if (solved >= 0).all():
+            found[columns] = solved
+            break
+        columns = [column for column, value in zip(columns, solved, strict=True) if value > 0]
+    return found
+
+
+def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
+    """Fit non-torch memory by ranks, links and version; on unified memory, where the host's programs count, apart."""
+    measured = [
+        row
+        for row in rows
+        if row["printed"].get("non_torch_gib") is not None and (row["stages"] == 1 or row["ranks"] > 1)
+    ]
+    tables = []
+    for ranks, link in ((1, 0), (2, 0), (2, 1)):
+        alike = [row for row in measured if min(2, row["ranks"]) == ranks and (ranks == 1 or row["nvlink"] == link)]
+        middle, spread = center(_others(alike), None)
+        for versions in OTHER_VERSIONS:
+            own = _others(of_versions(alike, versions))
+            value, around = center(own, middle)
+            tables.append(_row(versions, ranks, 1, link, 0, value, max(around, spread / 2), len(own)))
+    staged = [
+        row for row in rows if row["printed"].get("non_torch_gib") is not None and row["stages"] > 1 == row["ranks"]
+    ]
+    value, around = center(_others(staged), None)
+    tables.append(_row(">=0", 1, 2, 0, 0, value, around, len(staged)))
+    shared = [(row["group"], row["left_gib"]) for row in unified if row["left_gib"] is not None]
+    if shared:
+        value, around = center(shared, None)
+        tables.append(_row(">=0", 1, 1, 0, 1, value, max(around, value / 2), len(shared)))
+    return tables
+
+
+def _row(
+    versions: str, ranks: int, stages: int, link: int, unified: int, gib: float, around: float, starts: int
+) -> dict[str, Any]:
+    where = {"versions": versions, "tensor_ranks": ranks, "stages": stages, "nvlink": link, "unified": unified}
+    return {**where, "bytes": round(gib * GIB), "uncertainty_bytes": round(around * GIB), "starts": starts}
+
+
+def _others(rows: list[Row]) -> list[tuple[str, float]]:
+    return [(row["group"], row["printed"]["non_torch_gib"] - row["fused_gib"]) for row in rows]

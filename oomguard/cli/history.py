@@ -1,0 +1,193 @@
+"""``oomguard history``: what ran, what failed, what was changed for it; the command as it was; forgetting what was learned."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from oomguard.cli.options import color_option, console, form_of, option
+from oomguard.errors import UsageError
+
+if TYPE_CHECKING:
+    from oomguard.journal.runs import Asked
+    from oomguard.past_runs import PastRun
+
+FORMS: Final = ("table", "json")
+_DEFAULT_LIMIT: Final = 20
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+class _Age(click.ParamType):  # type: ignore[type-arg] # click before 8.2 knows no argument
+    """A time before now: a number and s, m, h, d or w."""
+
+    name = "age"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip().lower()
+        try:
+            seconds = float(text[:-1]) * _UNITS_S[text[-1:]]
+        except (ValueError, KeyError):
+            seconds = -1.0
+        if not 0 <= seconds < time.time():
+            self.fail(f"{value!r} is no time before now: write 90m, 12h, 7d or 2w", param, ctx)
+        return seconds
+
+
+@click.command("history")
+@click.argument("number", metavar="[N]", required=False, type=click.IntRange(min=1))
+@option("--journal", type=click.Path(), metavar="PATH", help="Which journal. [default: the user's state folder]")
+@option("--command", "words", metavar="TEXT", help="Only runs whose command holds TEXT, in any case.")
+@option("--since", type=_Age(), metavar="AGE", help="Only runs that began so long ago at most: 90m, 12h, 7d, 2w.")
+@option("--failed", is_flag=True, help="Only runs that failed in the end.")
+@option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=_DEFAULT_LIMIT,
+    show_default=True,
+    help="So many runs at most; 0: all.",
+)
+@option("--format", "form", default="table", show_default=True, metavar="[table|json]", help="Output form.")
+@option(
+    "--html",
+    "page",
+    metavar="FILE",
+    help="Write a page instead: incidents over time, changes, predicted beside measured. It holds all runs, unless --limit is given.",
+)
+@click.option("--original", is_flag=True, help="Print the command of run N as it was before any patch, to paste.")
+@click.option(
+    "--forget", is_flag=True, help="Drop what was learned from run N, from all (--all), or of a model (--model)."
+)
+@click.option("--all", "everything", is_flag=True, help="With --forget: from all runs.")
+@click.option("--model", metavar="MODEL", help="With --forget: from runs of this model.")
+@click.option("--yes", is_flag=True, help="With --forget: ask nothing.")
+@color_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    number: int | None,
+    journal: str | None,
+    words: str | None,
+    since: float | None,
+    failed: bool,
+    limit: int,
+    form: str,
+    page: str | None,
+    original: bool,
+    forget: bool,
+    everything: bool,
+    model: str | None,
+    yes: bool,
+    color: str,
+) -> int:
+    """List the runs that the journal holds, the newest first; with N show one in full.
+
+    Each with its command before any patch, what failed and why, what was changed, what was predicted beside what was measured.
+
+    Exit status: 0 ran, 2 bad usage, or a journal that cannot be read.
+    """
+    path = None if journal is None else Path(journal)
+    if forget:
+        from oomguard.cli.forgetting import forget_learned
+
+        return forget_learned(path, number, model, everything=everything, yes=yes)
+    if everything or model is not None or yes:
+        raise UsageError("--all, --model and --yes go with --forget", hint="oomguard history --forget --all")
+    if original:
+        return _print_original(path, number)
+    if number is not None:
+        return _show_one(path, number, form_of(ctx, form, FORMS), color)
+    from oomguard.journal.runs import Asked
+
+    asked = Asked(words, None if since is None else time.time() - since, failed)
+    if page is not None:
+        given = ctx.get_parameter_source("limit") is not click.core.ParameterSource.DEFAULT
+        return _write_page(path, asked, limit if given else 0, page)
+    return _list(path, asked, limit, form_of(ctx, form, FORMS), color)
+
+
+def _list(path: Path | None, asked: Asked, limit: int, form: str, color: str) -> int:
+    from oomguard.report.history import print_runs, run_json
+
+    runs = _runs(path, asked, limit + 1 if limit else None)
+    shown = runs[:limit] if limit else runs
+    if form == "json":
+        for run in shown:
+            click.echo(run_json(run))
+    elif shown:
+        print_runs(console(color), shown)
+    else:
+        click.echo(_nothing(path, asked))
+    if len(runs) > len(shown):
+        click.echo(f"oomguard: the last {limit} runs; --limit 0 shows all", err=True)
+    return 0
+
+
+def _show_one(path: Path | None, number: int, form: str, color: str) -> int:
+    from oomguard.report.history import print_run, run_json
+
+    run = _run(path, number)
+    if form == "json":
+        click.echo(run_json(run, in_full=True))
+        return 0
+    print_run(console(color), run)
+    if run.patches:
+        click.echo(f"the command without these changes: oomguard history {run.number} --original")
+    return 0
+
+
+def _print_original(path: Path | None, number: int | None) -> int:
+    from oomguard.report.history import to_paste
+
+    if number is None:
+        raise UsageError("--original is of one run", hint="oomguard history --original 12; oomguard history lists them")
+    line, notes = to_paste(_run(path, number))
+    click.echo(line)
+    for note in notes:  # what is on standard output is the command alone
+        click.echo(f"oomguard: {note}", err=True)
+    return 0
+
+
+def _write_page(path: Path | None, asked: Asked, limit: int, target: str) -> int:
+    from oomguard.report.history_html import page
+
+    runs = _runs(path, asked, limit or None)
+    text = page(runs, nothing=_nothing(path, asked))
+    if target == "-":
+        click.echo(text, nl=False)
+        return 0
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--html {target}: {reason}", hint="name a file in a folder that exists") from None
+    return 0
+
+
+def _runs(path: Path | None, asked: Asked, limit: int | None) -> list[PastRun]:
+    from oomguard.journal.reading import reading
+    from oomguard.journal.runs import past_runs
+
+    with reading(path) as database:
+        return [] if database is None else past_runs(database, asked, limit=limit)
+
+
+def _run(path: Path | None, number: int) -> PastRun:
+    from oomguard.journal.runs import Asked
+
+    found = _runs(path, Asked(number=number), None)
+    if found:
+        return found[0]
+    last = _runs(path, Asked(), 1)
+    there = f"the last one is {last[0].number}" if last else "no run is recorded"
+    raise UsageError(f"there is no run {number}: {there}", hint="oomguard history lists the runs")
+
+
+def _nothing(path: Path | None, asked: Asked) -> str:
+    from oomguard.journal.store import default_path
+
+    if asked.command is not None or asked.since is not None or asked.failed:
+        return f"no such run is recorded in {path or default_path()}"
+    return f"no run is recorded in {path or default_path()}: oomguard run writes there"

@@ -1,0 +1,147 @@
+"""``run --metrics``, and the spans that OpenTelemetry's variables ask for: what goes along with the run, and ends with it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from oomguard.cli.options import option
+from oomguard.errors import UsageError
+from oomguard.log import get_logger
+
+if TYPE_CHECKING:
+    from oomguard.supervise.companions import Companion
+    from oomguard.supervise.outcome import Outcome
+    from oomguard.supervise.relaunch import Supervision
+    from oomguard.supervise.signals import Signals
+    from oomguard.telemetry.exporter import Exporter
+    from oomguard.telemetry.run_metrics import Outlet
+    from oomguard.telemetry.target import Address
+    from oomguard.telemetry.tracing import Tracing
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def metrics_option(function: F) -> F:
+    """Add --metrics."""
+    return option(
+        "--metrics",
+        metavar="[HOST:]PORT|FILE",
+        help="Serve Prometheus metrics of this run on a port of this machine, 0 for any, or keep them in FILE, whose name ends in .prom.",
+    )(function)
+
+
+def run_told(
+    supervision: Supervision, signals: Signals, ctx: click.Context, metrics: str | None, *, is_inner: bool
+) -> Outcome:
+    """Run the command, with what counts and tells its attempts beside what goes along already.
+
+    Args:
+        supervision: the run.
+        signals: tell whether the user has stopped it.
+        ctx: tells whether a flag or a variable asks for metrics.
+        metrics: where they go; None: nowhere.
+        is_inner: whether another run is around this one, which heeds the same variables.
+
+    Raises:
+        UsageError: ``metrics`` is no place for metrics, or prometheus-client is not installed.
+        LaunchError: the command cannot be started at all.
+    """
+
+    def stopped() -> bool:
+        return signals.stopped_by is not None
+
+    from oomguard.supervise.companions import Companions
+
+    argv, along = supervision.launch.argv, list(supervision.companions.of_run)
+    if metrics is not None and not (is_inner and _is_inherited(ctx)):
+        along.append(_counting(metrics, argv, stopped))
+    tracing = _tracing()
+    if tracing is None:
+        supervision.companions = Companions(tuple(along))
+        return supervision.run(signals)
+    from oomguard.telemetry.run_spans import RunSpans
+
+    spans = RunSpans(tracing.provider, argv, stopped)
+    supervision.companions, status = Companions((*along, spans)), None
+    try:
+        outcome = supervision.run(signals)
+        status = outcome.status
+    finally:
+        try:
+            spans.end(status)
+            tracing.deliver()
+        except Exception as error:  # noqa: BLE001 - the command has ended, and its status is told whatever becomes of the spans
+            get_logger().warning("spans are lost", reason=f"{type(error).__name__}: {error}")
+    return outcome
+
+
+def _tracing() -> Tracing | None:
+    """Return what sends spans; None where the environment does not ask for it, which loads nothing."""
+    if not any(name.startswith("OTEL_") for name in os.environ):
+        return None
+    from oomguard.telemetry import tracing
+
+    return tracing.Tracing.begin() if tracing.is_asked() else None
+
+
+def _is_inherited(ctx: click.Context) -> bool:
+    """Return whether no flag of this run asks for metrics: a variable or a file speaks to the run around it too."""
+    return ctx.get_parameter_source("metrics") is not click.core.ParameterSource.COMMANDLINE
+
+
+def _counting(text: str, argv: tuple[str, ...], stopped: Callable[[], bool]) -> Companion:
+    """Return what counts a run's attempts."""
+    from oomguard.telemetry.exporter import Exporter, require_library
+    from oomguard.telemetry.run_metrics import RunMetrics
+    from oomguard.telemetry.sampled import sampled
+    from oomguard.telemetry.tally import Tally
+    from oomguard.telemetry.target import parse_target
+    from oomguard.telemetry.textfile import TextFile
+
+    target, tally = parse_target(text), Tally()
+    require_library()
+    counting = RunMetrics(tally, stopped)
+    if isinstance(target, Path):
+        counting.outlet = TextFile(target, Exporter(tally, {"run"}))
+    else:
+        _leave_the_commands_port(target, argv)
+        counting.outlet = _serving(target, Exporter(tally, {"run", "scrape"}, lambda: sampled(counting.pid)))
+    return counting
+
+
+def _leave_the_commands_port(address: Address, argv: tuple[str, ...]) -> None:
+    """Raise UsageError for the port that the command's own server will need."""
+    from oomguard.engines.command import Launch
+    from oomguard.engines.known import launcher_of
+    from oomguard.engines.listening import address_of
+    from oomguard.supervise.nesting import innermost
+
+    own = address_of(innermost(argv), launcher_of(Launch(argv)).NAME)
+    if own is not None and own.port == address.port:
+        raise UsageError(
+            f"--metrics {address}: the command itself listens on port {own.port}",
+            hint="--metrics 0 takes any that is free",
+        )
+
+
+def _serving(address: Address, exporter: Exporter) -> Outlet | None:
+    """Return what serves the metrics; None, with a warning, where it cannot listen there: the command runs all the same."""
+    from oomguard.telemetry.endpoint import Endpoint
+
+    log = get_logger()
+    try:
+        endpoint = Endpoint(address, exporter)
+    except OSError as error:
+        taken = {"held_by": f"ss -ltnp 'sport = :{address.port}'"} if error.errno == errno.EADDRINUSE else {}
+        why = error.strerror or str(error)
+        log.warning("no metrics are served: the run goes on without", address=str(address), reason=why, **taken)
+        return None
+    tell = log.info if address.port == 0 else log.debug
+    tell("metrics are served", url=f"http://{endpoint.address}/metrics")
+    return endpoint

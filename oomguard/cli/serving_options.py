@@ -1,0 +1,177 @@
+"""The options of ``oomguard run`` for a server that runs for weeks, and what they put beside the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from oomguard.cli.options import SECONDS, decorated, option
+from oomguard.errors import UsageError
+
+if TYPE_CHECKING:
+    import threading
+
+    from oomguard.engines.command import Launch
+    from oomguard.serving.health import Health
+    from oomguard.serving.systemd import Told
+    from oomguard.supervise.companions import Companion
+    from oomguard.supervise.ended_by_us import EndedByUs
+    from oomguard.supervise.outcome import Outcome
+    from oomguard.supervise.signals import Signals
+
+F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_HANG_AFTER_S: Final = 300.0
+# Restarts of weeks are bounded by the hour: the user did not bound the whole.
+NO_BOUND: Final = 10**9
+# The server's own time to end after a hang; what hangs seldom takes it.
+_END_S: Final = 10.0
+
+
+def serving_options(function: F) -> F:
+    """Add --restart, --hang-after, --termination-message and --slurm-comment."""
+    return decorated(
+        function,
+        (
+            option(
+                "--restart",
+                type=click.Choice(["no", "on-failure"]),
+                default="no",
+                show_default=True,
+                help="on-failure: run the command again as it was where it failed of something else than memory, a hang too; "
+                "--max-per-hour bounds it, --max-relaunches only where you give it.",
+            ),
+            option(
+                "--hang-after",
+                type=SECONDS,
+                default=DEFAULT_HANG_AFTER_S,
+                show_default=True,
+                metavar="SECONDS",
+                help="A server whose requests wait for so long while its engine takes no step hangs: it is told, and ended with "
+                "--restart on-failure. 0: do not look.",
+            ),
+            option(
+                "--termination-message",
+                type=click.Path(dir_okay=False),
+                metavar="PATH",
+                help="Where a failed run leaves how it ended, at most 4096 bytes. [default: /dev/termination-log in a pod of Kubernetes]",
+            ),
+            option("--slurm-comment", is_flag=True, help="Make how the run ended the comment of its SLURM job."),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """What was asked for."""
+
+    restart: str
+    hang_after: float
+    termination_message: str | None
+    slurm_comment: bool
+
+    def checked(self, *, is_inside: bool) -> ServingOptions:
+        """Return what this run does of it: inside another run that one looks and runs again.
+
+        Raises:
+            UsageError: a place cannot be written.
+        """
+        place = self.termination_message
+        if place is not None and not os.access(Path(place).absolute().parent, os.W_OK):
+            raise UsageError(
+                f"--termination-message {place}: the folder cannot be written", hint="name a folder that exists"
+            )
+        return replace(self, restart="no", hang_after=0.0) if is_inside else self
+
+    def is_asked_for(self, ctx: click.Context) -> bool:
+        """Return whether the user asked to have the server watched."""
+        given = ctx.get_parameter_source("hang_after") is not click.core.ParameterSource.DEFAULT
+        return self.hang_after > 0 and (given or self.restarts)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the command is run again as it was."""
+        return self.restart == "on-failure"
+
+    def relaunches(self, ctx: click.Context, given: int) -> int:
+        """Return the relaunches in all: those that were given, else without a bound where restarts are asked for."""
+        is_default = ctx.get_parameter_source("max_relaunches") is click.core.ParameterSource.DEFAULT
+        return NO_BOUND if self.restarts and is_default else given
+
+
+class BesideServer:
+    """What goes along with the run of a server; nothing where the command is none.
+
+    Args:
+        options: what was asked for.
+        launch: the command.
+        signals: of the run.
+        grace_s: time that the command has to end.
+        asked: whether the user gave an option of these.
+    """
+
+    def __init__(
+        self, options: ServingOptions, launch: Launch, signals: Signals, grace_s: float, *, asked: bool
+    ) -> None:
+        self._options = options
+        self._health: Health | None = None
+        self._told: Told | None = None
+        from oomguard.engines.effects import is_server
+        from oomguard.engines.known import launcher_of
+
+        if not is_server(launch):
+            return
+        from oomguard.serving.health import Health
+
+        end = _Ending(signals, min(grace_s, _END_S))
+        name = launcher_of(launch).NAME
+        self._health = Health(name, options.hang_after, end, dict(os.environ), options.restarts, asked, end.is_stopped)
+        if "NOTIFY_SOCKET" in os.environ:
+            from oomguard.serving.systemd import Told, taken_from
+
+            systemd = taken_from(os.environ)
+            self._told = None if systemd is None else Told(systemd, self._health, end.is_stopped)
+
+    @property
+    def companions(self) -> tuple[Companion, ...]:
+        """What hears of each attempt."""
+        return tuple(companion for companion in (self._health, self._told) if companion is not None)
+
+    def ended_by_us(self) -> EndedByUs | None:
+        """Return why we ended the last attempt; None where it ended by itself."""
+        return None if self._health is None else self._health.ended_by_us()
+
+    def tell(self, outcome: Outcome) -> None:
+        """Tell how the run ended, to all that were asked to hear."""
+        if self._told is not None:
+            self._told.close(outcome.status)
+        from oomguard.serving import last_words
+
+        place = last_words.message_place(self._options.termination_message, os.environ)
+        if place is not None and not outcome.attempts[-1].succeeded:
+            last_words.leave_message(place, outcome)
+        if self._options.slurm_comment:
+            text = last_words.message_of(outcome) if outcome.status else "oomguard: ended"
+            last_words.set_job_comment(text, os.environ)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Ends the command: asked first, then killed with all that it started."""
+
+    signals: Signals
+    wait_s: float
+
+    def __call__(self, over: threading.Event) -> None:
+        self.signals.watcher.forward(int(signal.SIGTERM), None, None)
+        if not over.wait(self.wait_s):
+            self.signals.watcher.kill()
+
+    def is_stopped(self) -> bool:
+        """Return whether the user asked to stop."""
+        return self.signals.stopped_by is not None

@@ -1,0 +1,34 @@
+"""The argument of ``generate`` that has one row per input, and how large a call is by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from oomguard.engines.protocol import SizeOfCall
+from oomguard.engines.transformers.options import new_tokens
+
+# What a call is made for, the first that it has; ``context`` is lm-evaluation-harness's.
+_INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_features")
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the argument that has one row per input; None where there is none."""
+    if args:
+        return args[0]
+    return next((kwargs[name] for name in _INPUTS if kwargs.get(name) is not None), None)
+
+
+def rows_and_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Return the rows of a call, 1 where it has none that can be told, and the tokens of its prompt."""
+    main = inputs_of(args, kwargs)
+    shape: Any = getattr(main, "shape", ())
+    # Features of sound and of images are no tokens: their second axis is a band or a channel.
+    are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)
+    return shape[0] if len(shape) > 1 else 1, shape[1] if are_tokens else None
+
+
+def size_of_generate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
+    """Return how large a call is: a watch asks at each one, and for no more."""
+    rows, prompt_tokens = rows_and_tokens(args, kwargs)
+    return rows, prompt_tokens, new_tokens(model, args, kwargs, prompt_tokens)

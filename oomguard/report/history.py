@@ -1,0 +1,183 @@
+"""Past runs for a terminal and as JSON: a table of many, one in full."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.incident import Diagnosis, Incident
+from oomguard.past_runs import NOT_ENDED, RAN, REPAIRED, STOPPED, PastAttempt, PastRun
+from oomguard.report.attempts import attempt_dict, attempts_table, checked, reduced
+from oomguard.report.json import SCHEMA, incident_dict, json_line, plain_value
+from oomguard.report.mask import HOME, homes_kept
+from oomguard.report.presentable import drawn, masked
+from oomguard.report.secret_names import MASK
+from oomguard.report.terminal import print_diagnosis
+from oomguard.report.wording import arrow
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES: Final = {"ran": "green", "repaired": "yellow", "failed": "bold red", "stopped": "dim", NOT_ENDED: "dim"}
+_NOT_RECORDED: Final = "not recorded"
+
+
+def print_runs(console: Console, runs: Sequence[PastRun]) -> None:
+    """Print a row a run, in the order given: when, how it ended, what failed, what was changed, predicted beside measured."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("run", justify="right", no_wrap=True)
+    table.add_column("began", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("command, what failed, what was changed")
+    for run in runs:
+        lines = [Text(shown_command(run), style="bold"), *(Text(line) for line in happened(run))]
+        result = Text(run.result, style=_STYLES[run.result]).append(f"\n{status_words(run)}", style="not bold dim")
+        table.add_row(str(run.number), f"{moment(run.began_at)}\n{took(run)}", result, Text("\n").join(lines))
+    console.print(table)
+
+
+def print_run(console: Console, run: PastRun) -> None:
+    """Print one run: what it was, its attempts, and each failure as it was shown then."""
+    words = ", ".join(filter(None, (run.result, status_words(run))))
+    console.print(f"run {run.number}: {words}", markup=False)
+    for name, text in _heading(run):
+        console.print(f"  {name:<9}{text}", markup=False, soft_wrap=True)
+    attempts = [past.attempt for past in run.attempts]
+    console.print(attempts_table(attempts, columns=console.width))
+    if sentence := reduced(attempts):
+        console.print(drawn(sentence), markup=False)
+    for incident in run.incidents:
+        print_diagnosis(console, Diagnosis("", (incident,)))
+
+
+def happened(run: PastRun) -> list[str]:
+    """Return what failed, what was changed and what came of that, a line each, fit to show."""
+    lines = []
+    for past in run.attempts:
+        lines += [f"{patch.setting} {arrow(patch)}" for patch in past.attempt.patches]
+        lines += checked(past.attempt).splitlines() if past.attempt.patches else ()
+        if past.attempt.incident is not None:
+            lines.append(failure_words(past.attempt.incident))
+    return drawn(lines)
+
+
+def failure_words(incident: Incident) -> str:
+    """Return kind and cause of a failure."""
+    cause = incident.causes[0].id if incident.causes else "unknown"
+    return f"{incident.kind}: {cause}"
+
+
+def shown_command(run: PastRun) -> str:
+    """Return the command before any patch as one line, fit to show: secrets and home folders are masked."""
+    return drawn(shlex.join(run.command)).replace("\n", "\\n")
+
+
+def to_paste(run: PastRun) -> tuple[str, list[str]]:
+    """Return the command before any patch as a line to paste, and what to know before it is pasted."""
+    with homes_kept():
+        words = drawn(list(run.command))
+    notes = []
+    if any(MASK in word for word in words):
+        notes.append(f"{MASK} stands for a secret or a prompt, which is not recorded: put it in")
+    if run.folder is not None:
+        with homes_kept():
+            notes.append(f"it was started in {drawn(run.folder)}")
+    elif any(word.startswith(f"{HOME}/") for word in words):
+        notes.append(f"{HOME} stands for the home folder that it named, which is not recorded")
+    return " ".join(map(_quoted, words)), notes
+
+
+def _quoted(word: str) -> str:
+    """Return a word for a shell, which reads a home folder outside quotes only."""
+    begin = f"{HOME}/"
+    return f"{begin}{shlex.quote(word[2:])}" if word.startswith(begin) and len(word) > len(begin) else shlex.quote(word)
+
+
+def learned_words(run: PastRun) -> str | None:
+    """Return what ``--reuse`` would take from a run; None where it ended without changes, or did not work."""
+    last = run.attempts[-1].attempt
+    if run.result not in {RAN, REPAIRED, STOPPED} or not last.settings:
+        return None
+    settings = ", ".join(f"{name} = {value}" for name, value in last.settings.items())
+    return f"run {run.number} of {moment(run.began_at)}: {settings} for {shown_command(run)}"
+
+
+def moment(unix_s: float) -> str:
+    """Return a moment in the local time zone, to the minute."""
+    return datetime.datetime.fromtimestamp(unix_s).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def took(run: PastRun) -> str:
+    """Return how long a run took, empty where its end is not known."""
+    return "" if run.seconds is None else f"{run.seconds:,.1f} s"
+
+
+def status_words(run: PastRun) -> str:
+    """Return a run's exit status in words."""
+    last = run.attempts[-1]
+    if last.ended_at is None:
+        return ""
+    return f"exit {last.attempt.exit_status}"
+
+
+def run_json(run: PastRun, *, in_full: bool = False) -> str:
+    """Return a run as one line of JSON; in full it holds each failure as the contract's object."""
+    return json_line(run_dict(run, in_full=in_full))
+
+
+def run_dict(run: PastRun, *, in_full: bool = False) -> dict[str, Any]:
+    """Return a run as an object, its texts masked."""
+    row = {
+        "schema": SCHEMA,
+        "run": run.number,
+        "session": run.session,
+        "began_at": _utc(run.began_at),
+        "seconds": None if run.seconds is None else round(run.seconds, 3),
+        "result": run.result,
+        "exit_status": run.attempts[-1].attempt.exit_status,
+        "command": masked(list(run.command)),
+        "folder": masked(run.folder),
+        "engine": run.engine,
+        "engine_version": run.engine_version,
+        "model": masked(run.model),
+        "device": run.device,
+        "forgotten": run.is_forgotten,
+    }
+    attempts = [_attempt_dict(past, in_full=in_full) for past in run.attempts]
+    return {key: plain_value(value) for key, value in row.items()} | {"attempts": attempts}
+
+
+def _attempt_dict(past: PastAttempt, *, in_full: bool) -> dict[str, Any]:
+    incident = past.attempt.incident
+    row = attempt_dict(past.attempt) | {
+        "began_at": _utc(past.began_at),
+        "ended_at": None if past.ended_at is None else _utc(past.ended_at),
+        "result": past.result,
+        "cause": incident.causes[0].id if incident is not None and incident.causes else None,
+        "predicted": plain_value(past.predicted),
+    }
+    return row | ({"incident": incident and incident_dict(incident)} if in_full else {})
+
+
+def _heading(run: PastRun) -> list[tuple[str, str]]:
+    length = f", took {took(run)}" if run.seconds is not None else ""
+    engine = " ".join(filter(None, (run.engine, run.engine_version)))
+    rows = [
+        ("command", shown_command(run)),
+        ("folder", run.folder or _NOT_RECORDED),
+        ("began", f"{moment(run.began_at)}{length}"),
+        ("engine", engine or "none spoke"),
+        ("model", run.model or "not known"),
+        ("device", run.device or "none that NVML told"),
+    ]
+    return drawn(rows)
+
+
+def _utc(unix_s: float) -> str:
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")

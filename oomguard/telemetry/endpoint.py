@@ -1,0 +1,62 @@
+"""Metrics over HTTP: the port is taken before the command starts, the library is loaded once it runs."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from oomguard.log import get_logger
+from oomguard.telemetry.exporter import Exporter, registry_of
+from oomguard.telemetry.target import Address
+
+if TYPE_CHECKING:
+    from http.server import ThreadingHTTPServer
+
+
+class Endpoint:
+    """Serves the metrics of one run until the process ends.
+
+    Args:
+        address: where it listens.
+        exporter: what it serves.
+
+    Attributes:
+        address: with the port that it has.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(self, address: Address, exporter: Exporter) -> None:
+        family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        self._socket: socket.socket | None = socket.create_server(place[:2], family=family)
+        self.address = Address(address.host, self._socket.getsockname()[1])
+        self._exporter = exporter
+
+    def update(self) -> None:
+        """Answer from here on; what came before waits in the socket's queue. A scrape reads for itself what is new."""
+        if self._socket is not None:
+            listening, self._socket = self._socket, None
+            threading.Thread(target=self._serve, args=(listening,), name="oomguard-metrics", daemon=True).start()
+
+    def _serve(self, listening: socket.socket) -> None:
+        _server(listening, self.address, self._exporter).serve_forever()
+
+
+def _server(listening: socket.socket, address: Address, exporter: Exporter) -> ThreadingHTTPServer:
+    from http.server import ThreadingHTTPServer
+
+    from prometheus_client import MetricsHandler
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Tell of a scrape that broke off as an event: standard error is the command's."""
+            get_logger().debug("a scrape failed", of=str(client_address), reason=repr(sys.exception()))
+
+    handler = MetricsHandler.factory(registry_of(exporter))
+    server = Server((address.host, address.port), handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening
+    return server

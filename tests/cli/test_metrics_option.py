@@ -1,0 +1,168 @@
+"""``run --metrics``: scraped while the command runs, and where it cannot be served the command runs all the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from support.counted import BROKEN, run, scraped
+
+WAITS = (*BROKEN, "--mode", "wait")
+# An installation without the extras: what they bring cannot be imported.
+WITHOUT = """
+import sys
+for name in ("prometheus_client", "opentelemetry"):
+    sys.modules[name] = None
+from oomguard.__main__ import main
+main()
+"""
+
+
+@contextmanager
+def running(*options: str, command: tuple[str, ...] = WAITS) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A run whose command prints READY and waits, and the address that it told."""
+    words = [sys.executable, "-m", "oomguard", "run", *options, "--", *command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        url = ""
+        for line in process.stdout:
+            found = re.search(r"http://\S+", line)
+            url = found[0] if found else url
+            if line.startswith("READY"):
+                break
+        try:
+            yield process, url
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def get(url: str) -> dict[tuple[str, ...], float]:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        return scraped(answer.read().decode())
+
+
+def test_a_scrape_tells_what_has_happened_while_the_command_runs_on():
+    with running("--metrics", "0") as (_, url):
+        found = get(url)
+
+    assert found[("oomguard_attempts_total",)] == 2
+    assert found["oomguard_incidents_total", "max_model_len_too_large", "kv_cache_too_small_for_max_len"] == 1
+    assert found["oomguard_patches_total", "reduces-capacity", "max_model_len"] == 1
+    assert found[("oomguard_command_resident_memory_bytes",)] > 1 << 20
+    assert found[("oomguard_attempt_start_time_seconds",)] > 1.7e9
+
+
+def test_a_scrape_that_breaks_off_prints_nothing_into_the_commands_output():
+    with running("--metrics", "0") as (process, url):
+        host, _, port = url.removeprefix("http://").removesuffix("/metrics").partition(":")
+        for sent in (b"", b"nonsense\r\n\r\n", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
+            with socket.create_connection((host, int(port)), timeout=30) as broken:
+                broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+                broken.sendall(sent)
+        assert get(url)[("oomguard_attempts_total",)] == 2
+        process.terminate()
+        output, _ = process.communicate(timeout=60)
+    assert "Traceback" not in output
+    assert "Exception" not in output
+
+
+def test_it_listens_on_this_machine_alone_unless_another_address_is_given():
+    with running("--metrics", "0") as (_, url):
+        assert url.startswith("http://127.0.0.1:")
+    with running("--metrics", "[::1]:0") as (_, url):
+        assert url.startswith("http://[::1]:")
+        assert get(url)[("oomguard_attempts_total",)] == 2
+
+
+def test_a_port_in_use_is_told_with_the_command_that_finds_its_holder_and_the_command_runs():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = run("--metrics", str(port), command=("echo", "ran"))
+
+    assert (ran.returncode, ran.stdout) == (0, "ran\n")
+    assert f"no metrics are served: the run goes on without: address=127.0.0.1:{port}" in ran.stderr
+    assert f"ss -ltnp 'sport = :{port}'" in ran.stderr
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_told_and_the_command_runs(host):
+    ran = run("--metrics", f"{host}:9400", command=("echo", "ran"))
+    assert (ran.returncode, ran.stdout) == (0, "ran\n")
+    assert "no metrics are served" in ran.stderr
+
+
+def test_the_commands_own_port_is_refused_before_it_starts(tmp_path):
+    ran = run("--metrics", "8000", command=("vllm", "serve", "./tiny"))
+    assert ran.returncode == 2
+    assert "the command itself listens on port 8000" in ran.stderr
+
+
+def test_no_place_for_metrics_is_one_message_and_the_command_is_not_started(tmp_path):
+    ran = run("--metrics", "everywhere", command=("touch", str(tmp_path / "started")))
+    assert ran.returncode == 2
+    assert "neither a port, nor an address, nor a file" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_without_the_library_the_extra_is_named_and_the_command_is_not_started(tmp_path):
+    words = [sys.executable, "-c", WITHOUT, "run", "--metrics", "0", "--", "touch", str(tmp_path / "started")]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2
+    assert "pip install 'oomguard[metrics]'" in ran.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_without_the_libraries_a_run_that_asks_for_nothing_is_as_before():
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    words = [sys.executable, "-c", WITHOUT, "run", "--", "echo", "ran"]
+    ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ran\n", "")
+
+
+def test_of_two_runs_inside_each_other_the_outer_one_heeds_the_variable(tmp_path):
+    inner = (sys.executable, "-m", "oomguard", "run", "--", "sh", "-c", "exit 3")
+    ran = run(command=inner, OOMGUARD_METRICS=str(tmp_path / "run.prom"))
+    assert ran.returncode == 3
+    assert scraped((tmp_path / "run.prom").read_text())[("oomguard_attempts_total",)] == 1
+
+
+def test_a_user_who_stops_a_healthy_run_is_no_failure(tmp_path):
+    file = tmp_path / "run.prom"
+    with running("--metrics", str(file), command=(*BROKEN, "--max-model-len", "64", "--mode", "wait")):
+        pass
+    found = scraped(file.read_text())
+    assert found[("oomguard_attempts_total",)] == 1
+    assert found[("oomguard_failed_attempts_total",)] == 0
+
+
+def test_a_multiprocess_folder_of_the_command_is_left_alone(tmp_path):
+    """vLLM's servers read every file in it as their own."""
+    folder = tmp_path / "multi"
+    folder.mkdir()
+    ran = run("--metrics", str(tmp_path / "run.prom"), PROMETHEUS_MULTIPROC_DIR=str(folder))
+    assert ran.returncode == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_a_run_that_asks_for_nothing_loads_nothing_of_it():
+    code = (
+        "import sys\nfrom oomguard.cli import main\n"
+        "try: main(['run', '--', 'true'])\n"
+        "except SystemExit: pass\n"
+        "names = {name.partition('.')[0] for name in sys.modules} | set(sys.modules)\n"
+        "print(sorted(names & {'prometheus_client', 'opentelemetry', 'http', 'oomguard.telemetry'}))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -1,0 +1,123 @@
+"""A journal of schema 1, made by the oomguard that wrote it, becomes one of this version; nothing of it is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oomguard.errors import InputError
+from oomguard.journal.schema import SCHEMA_VERSION, prepare
+from oomguard.journal.store import Journal, Ran, Record
+
+OLD = Path(__file__).with_name("schema_1.sqlite3")
+OLD_COLUMNS = (
+    "id, session, number, started_at, ended_at, command, settings, patches, incident, predicted, measured, exit_status"
+)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return Path(shutil.copy(OLD, tmp_path / "journal.sqlite3"))
+
+
+def ask(path: Path, query: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return database.execute(query).fetchall()
+
+
+def test_every_attempt_of_an_old_journal_stays_as_it_was(old: Path):
+    before = ask(old, f"SELECT {OLD_COLUMNS} FROM attempt ORDER BY id")
+    Journal(old)
+
+    assert len(before) == 6
+    assert ask(old, f"SELECT {OLD_COLUMNS} FROM attempt ORDER BY id") == before
+    assert ask(old, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+
+
+def test_its_runs_are_numbered_in_their_order_and_know_the_command_before_any_patch(old: Path):
+    Journal(old)
+
+    runs = ask(
+        old, "SELECT number, original, engine, engine_version, model, device, forgotten FROM run ORDER BY number"
+    )
+
+    assert [run[0] for run in runs] == [1, 2, 3, 4]
+    assert runs[0][1] == '["python3", "./fake_engine.py", "--api-key", "***"]'
+    assert [run[2:4] for run in runs] == [("vllm", None), (None, None), ("vllm", None), ("vllm", "0.32.0")]
+    assert {run[4:] for run in runs} == {(None, None, 0)}
+
+
+def test_an_old_journal_is_written_on(old: Path):
+    journal = Journal(old)
+    row = journal.begin(Record("new", 1, ["vllm", "--x"], {}, [], original=["vllm"], folder="/work", files="abc"))
+    journal.end(row, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0", "./m", "H100"))
+
+    assert ask(old, "SELECT * FROM run WHERE number = 5") == [
+        (5, "new", '["vllm"]', "/work", "abc", "vllm", "0.33.0", "./m", "H100", 0)
+    ]
+
+
+def test_an_older_oomguard_that_still_runs_writes_on_and_its_attempts_have_a_run(old: Path):
+    Journal(old)
+    with contextlib.closing(sqlite3.connect(old)) as database, database:
+        database.execute(
+            "INSERT INTO attempt (session, number, started_at, command, settings, patches, predicted, measured)"
+            " VALUES ('old', 1, 1.0, '[\"x\"]', '{}', '[]', '{}', '{}')"
+        )
+
+    assert ask(old, "SELECT number, original FROM run WHERE session = 'old'") == [(5, '["x"]')]
+
+
+def test_runs_have_numbers_without_gaps_whatever_their_attempts(tmp_path: Path):
+    journal = Journal(tmp_path / "j")
+    for session in "ab":
+        for number in (1, 2, 3):
+            journal.begin(Record(session, number, ["x"], {}, []))
+
+    assert ask(journal.path, "SELECT number, session FROM run") == [(1, "a"), (2, "b")]
+
+
+def test_what_is_known_of_a_run_stays_where_a_later_attempt_does_not_tell(tmp_path: Path):
+    journal = Journal(tmp_path / "j")
+    for number, ran in ((1, Ran("vllm", "0.33.0", None, "H100")), (2, Ran("vllm", None, "./m", None)), (3, None)):
+        row = journal.begin(Record("s", number, ["x"], {}, []))
+        journal.end(row, exit_status=1, incident=None, measured={}, ran=ran)
+
+    assert ask(journal.path, "SELECT engine, engine_version, model, device FROM run") == [
+        ("vllm", "0.33.0", "./m", "H100")
+    ]
+
+
+def test_several_that_migrate_at_once_migrate_it_once(old: Path):
+    code = (
+        "import sys; from pathlib import Path; from oomguard.journal.store import Journal; Journal(Path(sys.argv[1]))"
+    )
+    openers = [subprocess.Popen([sys.executable, "-c", code, str(old)]) for _ in range(4)]
+
+    assert [opener.wait(timeout=60) for opener in openers] == [0] * 4
+    assert ask(old, "SELECT count(*) FROM run") == [(4,)]
+
+
+def test_a_migration_that_is_cut_off_leaves_the_old_journal(old: Path):
+    with contextlib.closing(sqlite3.connect(old)) as database:
+        prepare(database)  # and no commit
+
+    assert ask(old, "PRAGMA user_version") == [(1,)]
+    assert ask(old, "SELECT count(*) FROM sqlite_master WHERE name = 'run'") == [(0,)]
+
+
+def test_a_database_of_another_program_is_left_alone(tmp_path: Path):
+    path = tmp_path / "other.sqlite3"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE notes (text)")
+        database.commit()
+
+    with pytest.raises(InputError, match="another program"):
+        Journal(path)
+    assert ask(path, "SELECT name FROM sqlite_master") == [("notes",)]

@@ -1,0 +1,53 @@
+"""A vision encoder's parameters by its model's type, held against what a start printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.facts import GIB
+from oomguard.memory.model.layouts import laid_out
+from oomguard.memory.model.shape import read_shape
+from oomguard.memory.vllm.sharded_weights import rank_weights
+
+INTERNVL3 = {
+    "model_type": "internvl_chat",
+    "torch_dtype": "bfloat16",
+    "downsample_ratio": 0.5,
+    "llm_config": {
+        "model_type": "qwen2",
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 151674,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+    },
+    "vision_config": {
+        "hidden_size": 3200,
+        "intermediate_size": 12800,
+        "num_hidden_layers": 45,
+        "num_attention_heads": 25,
+        "image_size": 448,
+        "patch_size": 14,
+        "qk_normalization": True,
+        "qkv_bias": False,
+    },
+}
+
+
+def test_an_encoder_whose_heads_the_ranks_do_not_divide_is_on_each_of_them():
+    """21.67 GiB on each of eight ranks: 25 heads of attention whole, the MLP shared."""
+    shape = read_shape(INTERNVL3)
+    parameters = laid_out(shape, tied=False)
+
+    assert parameters is not None
+    found = rank_weights(parameters, shape, tensor_parallel_size=8)
+    assert found.fullest_bytes / GIB == pytest.approx(21.67, rel=0.005)
+
+
+@pytest.mark.parametrize("missing", ["image_size", "num_hidden_layers"])
+def test_without_a_number_nothing_is_laid_out(missing):
+    vision = {name: value for name, value in INTERNVL3["vision_config"].items() if name != missing}
+    assert laid_out(read_shape({**INTERNVL3, "vision_config": vision}), tied=False) is None

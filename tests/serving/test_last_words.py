@@ -1,0 +1,108 @@
+"""How a run ended, for Kubernetes and for SLURM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomguard.serving.last_words import MOST_BYTES, cut, message_place
+from support.supervising import RUN
+
+ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
+
+
+def run(*options: str, command: tuple[str, ...], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RUN, *options, "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+
+
+FAILS = (sys.executable, str(ENGINE), "--max-model-len", "32768")
+
+
+def test_a_failed_run_leaves_its_cause_its_numbers_and_what_to_change(tmp_path):
+    place = tmp_path / "termination-log"
+    ran = run("--termination-message", str(place), command=FAILS)
+    assert ran.returncode == 1
+    text = place.read_text()
+    assert "One request of 32768 tokens needs about 0.02 GiB" in text
+    assert "max_model_len_too_large" in text
+    assert "change: max_model_len: --max-model-len 1792 (reduces-capacity)" in text
+    assert text.endswith("exit status 1 after 1 attempt")
+
+
+def test_a_failure_of_something_else_is_its_status_and_a_success_leaves_nothing(tmp_path):
+    place = tmp_path / "message"
+    run("--termination-message", str(place), command=("sh", "-c", "exit 3"))
+    assert place.read_text() == "oomguard: exit status 3\n  exit status 3 after 1 attempt"
+    place.unlink()
+    run("--termination-message", str(place), command=("true",))
+    assert not place.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_start(tmp_path):
+    ran = run("--termination-message", str(tmp_path / "no" / "where"), command=("touch", str(tmp_path / "ran")))
+    assert ran.returncode == 2
+    assert "the folder cannot be written" in ran.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_only_in_a_pod_it_goes_to_kubernetes_own_place_by_itself():
+    assert message_place(None, {}) is None
+    assert message_place("x", {}) == Path("x")
+
+
+@given(st.text(), st.integers(4, 100))
+def test_a_cut_text_is_whole_characters_of_at_most_so_many_bytes(text, most):
+    shown = cut(text, most)
+    assert len(shown.encode("utf-8", "replace")) <= most
+    assert shown == text or text.encode("utf-8", "replace").decode().startswith(shown.removesuffix("…"))
+
+
+def test_a_long_message_is_cut_to_what_kubernetes_takes():
+    assert len(cut("ü" * 5000, MOST_BYTES).encode()) <= MOST_BYTES
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path) -> dict[str, str]:
+    """A ``scontrol`` that keeps its words."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "scontrol"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, sys\nopen({str(tmp_path / 'words')!r}, 'w').write(json.dumps(sys.argv[1:]))\n"
+    )
+    program.chmod(0o755)
+    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
+
+
+def test_the_comment_of_the_slurm_job_says_how_it_ended(tmp_path, scontrol):
+    run("--slurm-comment", command=FAILS, env=scontrol)
+    update, job, comment = json.loads((tmp_path / "words").read_text())
+    assert (update, job) == ("update", "JobId=4711")
+    assert comment.startswith("Comment=oomguard: ")
+    assert "One request needs about 0.02 GiB of KV cache" in comment
+    assert len(comment.encode()) <= 258
+    assert "\n" not in comment
+
+
+def test_without_being_asked_no_comment_is_touched(tmp_path, scontrol):
+    run(command=FAILS, env=scontrol)
+    assert not (tmp_path / "words").exists()
+
+
+def test_outside_a_job_it_is_said_and_the_status_stays():
+    ran = run("--slurm-comment", command=("sh", "-c", "exit 3"))
+    assert ran.returncode == 3
+    assert "the job's comment is not set: reason=SLURM_JOB_ID is not set" in ran.stderr

@@ -1,0 +1,100 @@
+"""systemd's protocol on a socket: what a unit of Type=notify with a watchdog would hear."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from oomguard.serving.systemd import Systemd, taken_from
+from support.supervising import wait_for
+
+
+class Manager:
+    """The other end of NOTIFY_SOCKET."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._socket.setblocking(False)
+        self.heard: list[dict[str, str]] = []
+
+    def listen(self) -> list[dict[str, str]]:
+        while True:
+            try:
+                text = self._socket.recv(4096).decode()
+            except BlockingIOError:
+                return self.heard
+            self.heard.append(dict(line.split("=", 1) for line in text.splitlines()))
+
+    def named(self, name: str) -> list[str]:
+        return [message[name] for message in self.listen() if name in message]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request: pytest.FixtureRequest):
+    name = f"oomguard-notify-{os.getpid()}-{time.monotonic_ns()}"
+    found = Manager(f"@{name}" if request.param == "abstract" else f"/tmp/{name}")
+    yield found
+    found.close()
+    if request.param == "path":
+        Path(found.address).unlink()
+
+
+def test_a_server_is_ready_when_it_answers_and_the_watchdog_hears_as_long_as_it_is_well(serve, manager):
+    served = serve("--hang-after", "2", env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000"})
+    assert wait_for(lambda: manager.named("READY"))
+    assert manager.named("READY") == ["1"]
+    assert manager.named("EXTEND_TIMEOUT_USEC")  # it had time while it started
+    assert wait_for(lambda: "serving" in manager.named("STATUS"))
+    told = len(manager.named("WATCHDOG"))
+    assert wait_for(lambda: len(manager.named("WATCHDOG")) > told + 2)
+    served.order("stuck")
+    served.request()
+    assert wait_for(lambda: any("the server hangs" in status for status in manager.named("STATUS")))
+    told = len(manager.named("WATCHDOG"))
+    time.sleep(1.5)
+    assert len(manager.named("WATCHDOG")) <= told + 1  # one may have been on its way
+    served.forget("stuck")
+    assert wait_for(lambda: len(manager.named("WATCHDOG")) > told + 2)
+    served.end()
+    assert manager.named("STOPPING")
+
+
+def test_the_server_itself_inherits_none_of_it(serve, manager):
+    served = serve(env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"})
+    served.wait_for("the server answers")
+    (pid,) = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _is_server(p, served.port)]
+    assert not {b"NOTIFY_SOCKET", b"WATCHDOG_USEC", b"WATCHDOG_PID"} & {
+        entry.split(b"=", 1)[0] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    }
+    assert wait_for(lambda: manager.named("READY"))
+    assert not manager.named("WATCHDOG")  # it is asked of another process
+    served.process.send_signal(signal.SIGTERM)
+
+
+def _is_server(place: Path, port: int) -> bool:
+    try:
+        words = (place / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return len(words) > 2 and words[1].endswith(b"/vllm") and words[2] == b"serve" and str(port).encode() in words
+
+
+@pytest.mark.parametrize("value", ["", "vsock:2:1", "relative"])
+def test_an_address_that_is_no_socket_of_unix_is_nobody(value):
+    environ = {"NOTIFY_SOCKET": value, "WATCHDOG_USEC": "1"}
+    assert taken_from(environ) is None
+    assert environ == {}
+
+
+def test_a_manager_that_has_gone_harms_nothing():
+    Systemd("/no/such/socket").tell(READY=1)

@@ -1,0 +1,76 @@
+"""The table of metrics: named as Prometheus has it, each held by a figure, and the same as the page's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from oomguard.telemetry.attributes import table
+from oomguard.telemetry.exporter import Exporter, registry_of
+from oomguard.telemetry.metrics import Metric, metrics
+from oomguard.telemetry.sampled import sampled
+from oomguard.telemetry.tally import Tally
+
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+NAMES = pytest.mark.parametrize("metric", metrics(), ids=lambda metric: metric.name)
+
+
+def rows(first: str) -> list[list[str]]:
+    """The rows of the page's table whose first column has this title, without the backquotes."""
+    found = re.search(rf"^\| {first} \|.*?(?=\n\n|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return [
+        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in found[0].splitlines()[2:]
+    ]
+
+
+@NAMES
+def test_a_counter_ends_in_total_and_nothing_else_does(metric: Metric):
+    assert metric.name.endswith("_total") == (metric.type == "counter")
+
+
+@NAMES
+def test_a_name_ends_with_its_unit(metric: Metric):
+    unit = metric.name.removesuffix("_total").rpartition("_")[2]
+    assert unit in {"bytes", "seconds", "ratio", "info", "attempts", "incidents", "relaunches", "patches"}
+
+
+@NAMES
+def test_a_figure_is_counted_or_sampled(metric: Metric):
+    assert metric.figure in {**vars(Tally()), **sampled(None)}
+    assert (metric.figure in sampled(None)) == (metric.at == ("scrape",))
+
+
+def test_the_page_lists_every_metric_as_it_is_exported():
+    shown = [(name, kind, labels) for name, kind, labels, _ in rows("metric")]
+    assert shown == [(metric.name, metric.type, ", ".join(metric.labels)) for metric in metrics()]
+
+
+def test_the_page_lists_every_attribute_of_the_spans():
+    listed = [(name, tuple(on.split(", "))) for name, on, _ in rows("attribute")]
+    assert listed == [
+        (one["name"] + ("…" if one["name"].endswith(".") else ""), tuple(one["on"])) for one in table()["attribute"]
+    ]
+
+
+def test_promtool_finds_nothing_to_say_of_the_names():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool: it comes with Prometheus (Debian: prometheus)")
+    from prometheus_client import generate_latest
+
+    tally = Tally()
+    tally.incidents["cuda_oom", "batch_too_large"] = 1
+    tally.patches["batch_size", "output-preserving"] = 2
+    tally.prediction_errors[("peak_bytes",)] = -0.1
+    tally.began_at = 1.0
+    places = {"run", "scrape", "process"}
+    now = {"resident_bytes": 1, "device_total_bytes": {("0", "A"): 2}, "device_used_bytes": {("0", "A"): 1}}
+    text = generate_latest(registry_of(Exporter(tally, places, lambda: now)))
+    assert text.decode().count("# TYPE") == len(metrics())
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, timeout=60, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

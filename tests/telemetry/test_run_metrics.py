@@ -1,0 +1,25 @@
+"""What counts a run hears its events in any order that a run has, and an attempt that never began is none."""
+
+from __future__ import annotations
+
+from oomguard.incident import Attempt
+from oomguard.supervise.companions import Companions, Forewarned
+from oomguard.telemetry.run_metrics import RunMetrics
+from oomguard.telemetry.tally import Tally
+
+
+def test_an_attempt_that_a_stop_kept_from_starting_is_not_counted():
+    tally = Tally()
+    along = RunMetrics(tally, lambda: True)
+    assert isinstance(along, Forewarned)
+    Companions((along,)).begins(1, ())
+    Companions((along,)).ended(Attempt(1, {}, exit_status=143, error="exit status 143"))
+    assert (tally.attempts, tally.failed_attempts) == (0, 0)
+
+
+def test_the_command_is_known_while_it_runs_only():
+    along = RunMetrics(Tally(), lambda: False)
+    along.began(1, None, 7)
+    assert along.pid == 7
+    along.ended(Attempt(1, {}, exit_status=0))
+    assert along.pid is None
