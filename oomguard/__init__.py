@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         InputError,
         LaunchError,
         OomguardError,
+        PlacementError,
         RuleError,
         SettingError,
         StoreError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from oomguard.mapping.results import Results
     from oomguard.memory.generate.call import CallBudget
     from oomguard.memory.vllm.start import StartBudget
+    from oomguard.placement.place import PlacedDevices, place
     from oomguard.remedy.policy import Policy
     from oomguard.telemetry.enabling import enable_metrics
     from oomguard.timeline import MemoryUse, SeenCall, Timeline
@@ -53,6 +55,8 @@ __all__ = [
     "MemoryUse",
     "OomguardError",
     "Patch",
+    "PlacedDevices",
+    "PlacementError",
     "Policy",
     "Results",
     "RuleError",
@@ -74,6 +78,7 @@ __all__ = [
     "guard",
     "imap",
     "map",
+    "place",
     "plan",
     "watch",
 ]
@@ -88,6 +93,7 @@ _HOMES = {
         "InputError",
         "LaunchError",
         "OomguardError",
+        "PlacementError",
         "RuleError",
         "SettingError",
         "StoreError",
@@ -103,6 +109,7 @@ _HOMES = {
     "mapping.results": ("Results",),
     "memory.generate.call": ("CallBudget",),
     "memory.vllm.start": ("StartBudget",),
+    "placement.place": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
     "telemetry.enabling": ("enable_metrics",),
     "timeline": ("MemoryUse", "SeenCall", "Timeline"),

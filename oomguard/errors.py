@@ -7,6 +7,7 @@ OomguardError
 │   ├── SettingError       an unknown setting, or a value it cannot take
 │   ├── ConfigError        a model's configuration that lacks a number or has an absurd one: says file and field
 │   └── RuleError          a rule file that cannot be used: says file, key path and column
+├── PlacementError         no device for a command, or not enough for a mapping of names to devices (exit status 125)
 ├── WakeUpError            a sleeping engine whose memory is not free: it is not woken, and sleeps on
 └── LaunchError            a command that could not be started (exit status 126 or 127, as a shell)
 
@@ -27,6 +28,19 @@ class UsageError(OomguardError):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint is not None:
+            self.add_note(hint)
+
+
+class PlacementError(OomguardError):
+    """No device for a command, or not enough devices for what is to be placed; nothing was started. ``hint`` says what to do.
+
+    ``is_for_now`` says whether waiting would help: a device that would do is there, and somebody has it.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, is_for_now: bool = False) -> None:
+        super().__init__(message)
+        self.hint, self.is_for_now = hint, is_for_now
         if hint is not None:
             self.add_note(hint)
 

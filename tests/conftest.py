@@ -10,12 +10,16 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 from oomguard import log
+
+if TYPE_CHECKING:
+    from support.placing import Gpus
 
 ROOT = Path(__file__).parents[1]
 
@@ -184,3 +188,22 @@ class Stranger:
 def stranger(tmp_path: Path) -> Stranger:
     """A folder with a config.json to be added, and code that tells when it runs."""
     return Stranger(tmp_path / "stranger", tmp_path / "notes")
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C library of NVML that tells of simulated GPUs (examples/simulated_gpus.c)."""
+    from support.placing import simulated_gpus
+
+    if simulated_gpus.compiler() is None:
+        pytest.skip("no C compiler to build the simulated NVML with")
+    return simulated_gpus.build(tmp_path_factory.mktemp("nvml-library"))
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, nvml_library: Path) -> Gpus:
+    """Four simulated GPUs of 24 GiB, with an engine on PATH and a model for it."""
+    from support.placing import made
+
+    (tmp_path / "gpus").mkdir()
+    return made(tmp_path / "gpus", library=nvml_library)

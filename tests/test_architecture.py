@@ -39,6 +39,7 @@ ROOMS = (
     {"engines"},
     {"diagnosing"},
     {"budgeting", "comparing"},
+    {"placement"},
     {"report"},
     {"rule_testing", "journal"},
     {"attempting", "checking", "telemetry"},

@@ -39,6 +39,8 @@ def test_the_public_names_are_exactly_these():
         "MemoryUse",
         "OomguardError",
         "Patch",
+        "PlacedDevices",
+        "PlacementError",
         "Policy",
         "Results",
         "RuleError",
@@ -60,6 +62,7 @@ def test_the_public_names_are_exactly_these():
         "guard",
         "imap",
         "map",
+        "place",
         "plan",
         "watch",
     ]

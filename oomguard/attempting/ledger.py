@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
@@ -22,6 +22,9 @@ from oomguard.remedy.policy import Policy
 if TYPE_CHECKING:
     from oomguard.remedy.modelled import FailureModel
     from oomguard.rules.load import RuleSet
+
+
+DEVICE: Final = "device"
 
 
 class Ledger:
@@ -143,7 +146,9 @@ class Ledger:
         """Return the patches that the plan offers and ``carries`` accepts by setting, none of which has failed."""
         from oomguard.remedy.planner import next_patches
 
-        return next_patches(incident, carries, self.tried) if incident.kind in CURABLE_KINDS else ()
+        # No setting cures what is no shortage, such as a neighbour that freed memory while the engine profiled: another device may.
+        moves = any(patch.setting == DEVICE and patch.applicable for patch in incident.plan)
+        return next_patches(incident, carries, self.tried) if moves or incident.kind in CURABLE_KINDS else ()
 
     def choose(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
         """Choose the patches of the next attempt, after the last one has ended.

@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "diagnose": ("oomguard.cli.diagnose", "Say why memory ran out, from saved logs or standard input."),
     "diff": ("oomguard.cli.diff", "Say what changed between a start that worked and one that did not."),
     "plan": ("oomguard.cli.plan", "Say where the bytes of each GPU will go, before anything is started."),
+    "gpus": ("oomguard.cli.gpus", "Show each GPU: who holds what, who has a lease, what is hidden from here."),
     "report": ("oomguard.cli.report", "Write what a start measured as a record without names, to contribute."),
     "history": ("oomguard.cli.history", "List past runs: what failed, what was changed, predicted beside measured."),
     "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from oomguard.errors import UsageError
 
 if TYPE_CHECKING:
-    from oomguard.supervise.relaunch import Outcome
+    from oomguard.supervise.outcome import Outcome
 
 
 class AskedSnapshot:

@@ -16,7 +16,8 @@ from oomguard.log import get_logger
 
 if TYPE_CHECKING:
     from oomguard.supervise.companions import Companion
-    from oomguard.supervise.relaunch import Outcome, Supervision
+    from oomguard.supervise.outcome import Outcome
+    from oomguard.supervise.relaunch import Supervision
     from oomguard.supervise.signals import Signals
     from oomguard.telemetry.exporter import Exporter
     from oomguard.telemetry.run_metrics import Outlet

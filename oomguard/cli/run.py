@@ -24,6 +24,7 @@ from oomguard.cli.options import (
     read_rules,
     tell_configuration,
 )
+from oomguard.cli.placement_options import PlacementOptions, placement_options
 from oomguard.cli.reuse_option import reuse_option, reused
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
@@ -33,7 +34,7 @@ from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
     from oomguard.journal.store import Journal
-    from oomguard.supervise.relaunch import Outcome
+    from oomguard.supervise.outcome import Outcome
     from oomguard.supervise.signals import Signals
 
 
@@ -131,6 +132,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     show_default=True,
     help="Form of the events on standard error.",
 )
+@placement_options
 @serving_options
 @output_options
 @click.pass_context
@@ -154,6 +156,7 @@ def command(
     grace: float,
     pty: bool,
     log_format: str,
+    placement: PlacementOptions,
     restart: str,
     hang_after: float,
     termination_message: str | None,
@@ -225,6 +228,7 @@ def command(
             Companions(beside.companions),
             restarts=serving.restarts,
             ended_by_us=beside.ended_by_us,
+            placing=placement.placing(argv, pinned, outer),
         )
         supervision.begins_with = known
         outcome = run_told(supervision, signals, ctx, metrics, is_inner=outer is not None)

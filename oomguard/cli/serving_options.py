@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from oomguard.serving.systemd import Told
     from oomguard.supervise.companions import Companion
     from oomguard.supervise.ended_by_us import EndedByUs
-    from oomguard.supervise.relaunch import Outcome
+    from oomguard.supervise.outcome import Outcome
     from oomguard.supervise.signals import Signals
 
 F = TypeVar("F", bound=Callable[..., Any])

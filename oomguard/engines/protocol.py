@@ -4,6 +4,7 @@ An engine is a folder here, and what lies in it says what it can do:
 
 - ``settings.toml``: how it spells each setting, and its defaults (read by surfaces.py).
 - ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
+- ``placement.toml``: how it is given a device, and how it tells that it has started (read by placement.py); an engine may have none.
 - ``effects.toml``: its servers, caches, and how it tells of requests (read by effects.py); an engine may have none.
 - ``insight.py``: the functions of ``Insight``, for an engine that tells more of itself than its log does.
 - ``calls.py``: ``watch(handler, often, is_inside)``, for an engine that is called inside the process; a call of it answers to

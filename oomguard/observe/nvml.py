@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,69 @@ class Device:
     total_bytes: int | None
     free_bytes: int | None
     used_bytes_by_pid: dict[int, int | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One part of a GPU that is divided (MIG), by its number within that GPU; a field is None if the driver does not tell it."""
+
+    number: int
+    uuid: str | None
+    name: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+    used_bytes_by_pid: dict[int, int | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, and who it is.
+
+    Attributes:
+        device: its name and its memory.
+        uuid: as CUDA_VISIBLE_DEVICES names it.
+        is_divided: whether MIG is on, so that only its instances can be used; None where the driver does not tell.
+        instances: these, as they are now: an administrator may change them at any time.
+        failure: what the driver says of a GPU that does not answer ("GPU is lost"); None for one that does.
+    """
+
+    device: Device
+    uuid: str | None
+    is_divided: bool | None
+    instances: tuple[MigInstance, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All GPUs that NVML tells of; ``failure`` is why it tells of none, None where it answers."""
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    failure: str | None = None
+
+
+def survey() -> Survey:
+    """Look at every GPU: who it is, how it is divided, what it holds, and what is wrong with it."""
+    if not _has_library():
+        return Survey(
+            failure="libnvidia-ml.so.1 is not found: no NVIDIA driver, or a container that was not given its libraries"
+        )
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # noqa: BLE001 - whatever the binding raises, it is the answer
+        return Survey(failure=str(error) or type(error).__name__)
+    try:
+        driver = _text(_ask(pynvml.nvmlSystemGetDriverVersion))
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+        except Exception as error:  # noqa: BLE001 - as above
+            return Survey(driver=driver, failure=str(error) or type(error).__name__)
+        return Survey(tuple(_gpu(pynvml, index) for index in range(count)), driver)
+    finally:
+        _ask(pynvml.nvmlShutdown)
 
 
 def devices() -> tuple[Device, ...] | None:
@@ -118,6 +182,27 @@ def _device(pynvml: Any, index: int) -> Device:
     if handle is None:
         return Device(index, None, None, None, None)
     return replace(_memory_of(pynvml, index, handle), name=_text(_ask(pynvml.nvmlDeviceGetName, handle)))
+
+
+def _gpu(pynvml: Any, index: int) -> Gpu:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        pynvml.nvmlDeviceGetUUID(handle)
+    except Exception as error:  # noqa: BLE001 - what it says is what is wrong with this one
+        return Gpu(Device(index, None, None, None, None), None, None, failure=str(error) or type(error).__name__)
+    modes = _ask(pynvml.nvmlDeviceGetMigMode, handle)  # a GPU that cannot be divided does not support the question
+    is_divided = bool(modes[0]) if modes else False
+    device, uuid = _device(pynvml, index), _text(_ask(pynvml.nvmlDeviceGetUUID, handle))
+    return Gpu(device, uuid, is_divided, tuple(_instances(pynvml, handle)) if is_divided else ())
+
+
+def _instances(pynvml: Any, gpu: Any) -> Iterator[MigInstance]:
+    for number in range(_ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
+        handle = _ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
+        if handle is not None:  # the numbers have gaps
+            own, name = _memory_of(pynvml, number, handle), _text(_ask(pynvml.nvmlDeviceGetName, handle))
+            uuid = _text(_ask(pynvml.nvmlDeviceGetUUID, handle))
+            yield MigInstance(number, uuid, name, own.total_bytes, own.free_bytes, own.used_bytes_by_pid)
 
 
 def _memory_of(pynvml: Any, index: int, handle: Any) -> Device:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from oomguard.log import get_logger
 
 if TYPE_CHECKING:
-    from oomguard.supervise.relaunch import Outcome
+    from oomguard.supervise.outcome import Outcome
 
 # Kubernetes takes as much of a container's message: kubelet, MaxContainerTerminationMessageLength.
 MOST_BYTES: Final = 4096

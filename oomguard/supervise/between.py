@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +36,7 @@ class Between:
     Args:
         ledger: the attempts, and the patches that are next.
         engine: what the command starts.
-        stopped: whether a signal asked to stop: every wait ends then.
+        stopped: whether a signal asked to stop: every wait ends then; an attribute too.
         next_command: returns the command with the next patches, to paste.
         shared_memory: the folder where shared memory has its names.
     """
@@ -50,7 +50,7 @@ class Between:
         shared_memory: Path = left_memory.FOLDER,
     ) -> None:
         self._ledger, self._engine = ledger, engine
-        self._stopped, self._next_command, self._shared_memory = stopped, next_command, shared_memory
+        self.stopped, self._next_command, self._shared_memory = stopped, next_command, shared_memory
         self._budget = HourBudget(ledger.policy.max_per_hour)
         self._loop: CrashLoop | None = None
         # The machine as the attempt under way found it.
@@ -66,13 +66,14 @@ class Between:
         self._segments = left_memory.known(shared_memory_names(self._engine.NAME), self._shared_memory)
         self._devices, self._began_s = memory_wait.devices_by_index(), time.monotonic()
 
-    def leads_on(self, launch: Launch, attempt: Attempt, folder: Path) -> bool:
+    def leads_on(self, launch: Launch, attempt: Attempt, folder: Path, devices: Collection[int] | None = None) -> bool:
         """Wait for what the next attempt needs; return whether to make it (never after a stop), and tell why not.
 
         Args:
             launch: the command of the attempt that failed.
             attempt: how it failed.
             folder: of this run, where the engine tells which change it took.
+            devices: the GPUs of the next attempt by index; None: it may use any.
         """
         ended_s, pending = time.monotonic(), self._ledger.pending
         is_same = self._is_crash_loop(
@@ -80,9 +81,9 @@ class Between:
         )
         if not pending or is_same:
             return False
-        return self._waits(launch, ended_s, pause_s(quick_failures(self._ledger.attempts)))
+        return self._waits(launch, ended_s, pause_s(quick_failures(self._ledger.attempts)), devices)
 
-    def restarts(self, launch: Launch, attempt: Attempt) -> bool:
+    def restarts(self, launch: Launch, attempt: Attempt, devices: Collection[int] | None = None) -> bool:
         """Return whether to make the next attempt with the command as it was, as ``leads_on`` does, with a pause before each.
 
         ``STARTS_ALIKE`` in a row that ended alike, each sooner than ``QUICK_S``, end the run.
@@ -95,22 +96,22 @@ class Between:
             get_logger().warning("crash loop", what=what, ran_for=ran_for)
             self._refuse("another start would end alike")
             return False
-        return self._waits(launch, ended_s, pause_s(1 + quick_failures(self._ledger.attempts)))
+        return self._waits(launch, ended_s, pause_s(1 + quick_failures(self._ledger.attempts)), devices)
 
-    def _waits(self, launch: Launch, ended_s: float, planned_s: float) -> bool:
+    def _waits(self, launch: Launch, ended_s: float, planned_s: float, devices: Collection[int] | None) -> bool:
         """Wait for what the next attempt needs; return whether to make it."""
         if self._is_hour_spent():
             return False
         if planned_s > 0 and planned_s >= self._ledger.time_left_s():
             self._refuse("the deadline comes before the end of the pause", pause_s=round(planned_s, 1))
             return False
-        self._wait_for_memory()
+        self._wait_for_memory(devices)
         left_s = ended_s + planned_s - time.monotonic()
         if left_s > 0:
             failures = quick_failures(self._ledger.attempts)
             get_logger().info("waiting before the next attempt", seconds=round(left_s, 1), quick_failures=failures)
-            rest(left_s, self._stopped)
-        if not self._is_address_free(launch) or self._stopped():
+            rest(left_s, self.stopped)
+        if not self._is_address_free(launch) or self.stopped():
             return False
         self._budget.spend()
         return True
@@ -139,9 +140,10 @@ class Between:
         self._refuse("too many relaunches within an hour", **limits, next_allowed_at=_clock_time(wait_s))
         return True
 
-    def _wait_for_memory(self) -> None:
+    def _wait_for_memory(self, devices: Collection[int] | None) -> None:
         log, limit_s = get_logger(), min(memory_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
-        held = memory_wait.wait_until_free(self._devices, self._stopped, limit_s=limit_s)
+        before = {i: was for i, was in self._devices.items() if devices is None or i in devices}
+        held = memory_wait.wait_until_free(before, self.stopped, limit_s=limit_s)
         if held:
             log.warning("memory is still held after the failed attempt", held=held)
         names = shared_memory_names(self._engine.NAME)
@@ -159,7 +161,7 @@ class Between:
         if address.path is not None and not self._had_socket and port_wait.remove_left_socket(address.path):
             get_logger().info("removed the socket that the failed attempt left", path=address.path)
         limit_s = min(port_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
-        holder = port_wait.wait_until_free(address, self._stopped, limit_s=limit_s)
+        holder = port_wait.wait_until_free(address, self.stopped, limit_s=limit_s)
         if holder is not None:
             self._refuse("its address is taken", address=str(address), held_by=holder, waited_s=round(limit_s))
         return holder is None

@@ -1,4 +1,4 @@
-"""A setting that every program with torch in it reads from a variable: carried there, beside what the engine itself carries."""
+"""Settings that every program with torch in it reads from a variable: carried there, beside what the engine itself carries."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from oomguard.facts import FactValue
 from oomguard.observe.variables import CUDA, HIP, PLAIN
 
 ALLOCATOR: Final = "allocator_options"
+# Which devices it sees. Only who places a run has a value for it.
+DEVICE: Final = "device"
+BY_VARIABLE: Final = frozenset({ALLOCATOR, DEVICE})
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_BY_BUS: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 # torch reads the second for CUDA where both are set, and before 2.10 only that one; the third is of AMD's devices.
 _NAMES: Final = (PLAIN, CUDA)
 # vLLM's memory pools do not take expandable segments.
@@ -42,19 +47,20 @@ class WithVariables:
         """Return whether a launch can be changed by a setting."""
         if name == ALLOCATOR:
             return not self._is_refused and not any("expandable_segments" in value for value in _set().values())
-        return self._engine.carries(name)
+        return name == DEVICE or self._engine.carries(name)
 
     def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
-        """Return the launch with these settings, the allocator's options in its variables."""
+        """Return the launch with these settings, the allocator's options and the devices in its variables."""
         others = _others(settings)
         self._engine_changes = bool(others)
         changed = self._engine.apply(launch, others, session) if others else launch
-        return replace(changed, env={**changed.env, **_merged(settings)})
+        return replace(changed, env={**changed.env, **_merged(settings), **_devices(settings)})
 
     def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
         """Return a line to paste that runs the launch with these settings."""
         line = self._engine.shown(launch, _others(settings))
         variables = {name: value for name, value in _merged(settings).items() if name == PLAIN or name in _set()}
+        variables |= _devices(settings)
         return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), line])
 
     def took_effect(self, launch: Launch, session: Path) -> bool:
@@ -63,7 +69,11 @@ class WithVariables:
 
 
 def _others(settings: Mapping[str, FactValue]) -> dict[str, FactValue]:
-    return {name: value for name, value in settings.items() if name != ALLOCATOR}
+    return {name: value for name, value in settings.items() if name not in BY_VARIABLE}
+
+
+def _devices(settings: Mapping[str, FactValue]) -> dict[str, str]:
+    return {**_BY_BUS, _VISIBLE: str(settings[DEVICE])} if DEVICE in settings else {}
 
 
 def _set() -> dict[str, str]:

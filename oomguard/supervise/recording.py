@@ -226,6 +226,18 @@ class Recording:
         texts = (data.lower() for slot in ends for data in self.read(slot).values())
         return any(word in text for text in texts for word in wanted)
 
+    def new_since(self, place: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
+        """Return what came since a place, as far as it is kept, all streams together, and the place behind it; (0, 0) is the beginning."""
+        number, offset = place
+        parts: list[bytes] = []
+        for slot in self.kept():
+            if not isinstance(slot, Slot) or slot.number < number:
+                continue
+            begin, size = offset if slot.number == number else 0, slot.size
+            parts.append(os.pread(self._fd, size - begin, slot.at + begin))
+            place = slot.number, size
+        return b"".join(parts), place
+
     def printed_s(self, came: int) -> float:
         """Return when the byte came that ``came`` others came before, on the monotonic clock, to a second or a little more."""
         at = bisect_right(self._times, (came, math.inf)) - 1

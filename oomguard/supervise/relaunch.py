@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from logging import DEBUG
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.protocol import Insight
+from oomguard.errors import PlacementError
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
 from oomguard.observe.host import read_cgroup
 from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.wording import arrow
 from oomguard.supervise.between import Between, cannot_make
-from oomguard.supervise.by_variable import ALLOCATOR, WithVariables
+from oomguard.supervise.by_variable import BY_VARIABLE, WithVariables
 from oomguard.supervise.companions import Companions
 from oomguard.supervise.ended_by_us import EndedByUs
 from oomguard.supervise.explaining import Explained, Explainer
@@ -29,7 +30,9 @@ from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.learning import last_start, learn
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
+from oomguard.supervise.outcome import Outcome, error_of, outcome_of
 from oomguard.supervise.pasting import commands_to_paste, to_paste
+from oomguard.supervise.placing import AsGiven, Placing
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
@@ -38,18 +41,6 @@ from oomguard.supervise.standard_input import StandardInput
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
     from oomguard.rules.load import RuleSet
-
-# The run's own status where the command ends with 0 though its engine died, or its output did not arrive, as tee has it.
-FAILED_STATUS: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the whole run ended: the last exit status, every attempt, and the last diagnosis with an incident, else the first."""
-
-    status: int
-    attempts: tuple[Attempt, ...]
-    diagnosis: Diagnosis | None
 
 
 @dataclass(slots=True)
@@ -67,6 +58,7 @@ class Supervision:
         idempotent: run the command again also where it had written files or served requests.
         pty: whether the command has a terminal of its own where our output is one.
         companions: what is told of each attempt.
+        placing: which devices each attempt gets.
         begins_with: what is changed in the first attempt already, as an earlier run found it to work.
         restarts: run the command again as it was where it failed of something else than memory.
         ended_by_us: returns why we ended the last attempt; None where it ended by itself.
@@ -85,6 +77,7 @@ class Supervision:
     begins_with: tuple[Patch, ...] = ()
     restarts: bool = False
     ended_by_us: Callable[[], EndedByUs | None] = lambda: None
+    placing: Placing = field(default_factory=AsGiven)
     _first: Launch = field(init=False)
     _engine: WithVariables = field(init=False)
     _insight: Insight = field(init=False)
@@ -110,6 +103,7 @@ class Supervision:
 
         Raises:
             LaunchError: the command cannot be started at all.
+            PlacementError: it was to be placed, and no device is there for it.
         """
         ledger = self._ledger
         self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
@@ -121,16 +115,23 @@ class Supervision:
             for number in ledger.rounds():
                 if number > 1 or ledger.patches:
                     self._apply(folder)
+                if not self._place(number):
+                    break
                 self._attempt(number, signals, folder)
         if ledger.exhausted:
             tell_exhausted(len(ledger.attempts), self.policy)
-        last = ledger.attempts[-1]
-        status = last.exit_status if last.exit_status is not None else 125
-        if status == 0 and (self._is_cut or not last.succeeded):
-            status = FAILED_STATUS
-        if signals.stopped_between_runs and signals.stopped_by is not None:
-            status = 128 + signals.stopped_by
-        return Outcome(status, tuple(ledger.attempts), ledger.diagnosis)
+        return outcome_of(ledger, signals, is_cut=self._is_cut)
+
+    def _place(self, number: int) -> bool:
+        """Give the attempt that begins its devices; return whether it has them: a first one that has none is an error."""
+        try:
+            self.launch = self.placing.placed(self.launch, self._between.stopped)
+        except PlacementError as error:
+            if number == 1:
+                raise
+            get_logger().warning(f"not run again: {error}", command=self._shown())
+            return False
+        return True
 
     def _attempt(self, number: int, signals: Signals, folder: Path) -> None:
         log, ledger = get_logger(), self._ledger
@@ -146,7 +147,7 @@ class Supervision:
         self.companions.begins(number, ledger.patches)
         witness, marker, cgroup = self._witness, Marker(self._explainer.finder, self._witness.take), read_cgroup()
         try:
-            with witness.watching(self.launch, signals.watcher.pid):
+            with witness.watching(self.launch, signals.watcher.pid), self.placing.watching(marker.recording):
                 run = partial(run_once, grace_s=self.grace_s, on_started=begin, on_failing=witness.look, pty=self.pty)
                 ended = run(self.launch, marker.recording, signals, self._stdin)
         finally:
@@ -161,10 +162,10 @@ class Supervision:
         self._refused = "request refused" if explained.refused else ""
         if explained.refused:
             self._first = without_changes(self._first, explained.refused)
-        diagnosis = explained.diagnosis
+        diagnosis = self.placing.moved(explained.diagnosis)
         incident = diagnosis.first_cause
         error, measured = (
-            self._refused or (ours.why if ours is not None else _error(ended.status, incident)),
+            self._refused or (ours.why if ours is not None else error_of(ended.status, incident)),
             heard.comparable(ledger.patches) if heard is not None else {},
         )
         attempt = ledger.end(
@@ -183,9 +184,9 @@ class Supervision:
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder)
         if self._goes_on_as_it_was(attempt, signals, of_reader=ended.of_reader):
-            leads_on = self._between.restarts(self.launch, attempt)
+            leads_on = self._between.restarts(self.launch, attempt, self.placing.devices())
         else:
-            leads_on = incident is None or self._between.leads_on(self.launch, attempt, folder)
+            leads_on = incident is None or self._between.leads_on(self.launch, attempt, folder, self.placing.devices())
         if not leads_on:
             ledger.stop()
 
@@ -221,6 +222,8 @@ class Supervision:
         commands = commands_to_paste(self._first, self._engine, reached, incident, started)
         self.on_failure(diagnosis, commands)
         tell_places(self._first.argv, incident)
+        if heeded and not self.dry_run and self._ledger.leaves_another():
+            incident = self.placing.once_free(incident, self._between.stopped)
         wanted = self._ledger.wanted(incident, self._carries)
         if not heeded:
             self._ledger.stop()
@@ -236,12 +239,13 @@ class Supervision:
             log.warning("not run again: it needs a temporary folder", reason=missing)
         elif signals.stopped_by is None:
             chosen = self._ledger.choose(incident, self._carries)
-            if chosen and not self._witness.permits_another(incident, commands[chosen[0].setting]):
+            paste = commands.get(chosen[0].setting) or self._shown() if chosen else ""
+            if chosen and not self._witness.permits_another(incident, paste):
                 self._ledger.refuse(self._witness.refusal)
             self._first = with_change(self._first, incident, started, chosen)
 
     def _carries(self, name: str) -> bool:
-        return self._engine.carries(name) and (name == ALLOCATOR or self._insight.carries(self._first, name))
+        return self._engine.carries(name) and (name in BY_VARIABLE or self._insight.carries(self._first, name))
 
     def _shown(self) -> str:
         """Return the attempt, the next one where it is chosen, as a line to read and paste, without what only this run needs."""
@@ -262,9 +266,3 @@ class Supervision:
             log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
-
-
-def _error(status: int, incident: Incident | None) -> str:
-    """Return how an attempt failed, empty where it did not."""
-    dead = "" if incident is None else "the engine died, exit status 0"
-    return f"exit status {status}" if status else dead

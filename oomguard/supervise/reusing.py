@@ -18,7 +18,7 @@ from oomguard.log import get_logger
 from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.wording import arrow
 from oomguard.settings import SETTINGS, effect_of
-from oomguard.supervise.by_variable import ALLOCATOR, WithVariables
+from oomguard.supervise.by_variable import ALLOCATOR, DEVICE, WithVariables
 from oomguard.supervise.what_ran import device_words, names_a_place_here, started_as
 
 # A setting is a flag and a value, and either command may have another spelling of it.
@@ -100,7 +100,9 @@ class _Reuse:
         reason = f"known to work: run {run.number} of {_moment(run.began_at)}"
         patches = []
         for name, value in known.settings.items():
-            if name not in SETTINGS or given.get(name) == value:
+            if (
+                name not in SETTINGS or name == DEVICE or given.get(name) == value
+            ):  # which device had room then says nothing of now
                 continue
             was = run.patches.get(name)
             patch = was or Patch(name, None, value, effect_of(name, None, value), reason)

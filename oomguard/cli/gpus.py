@@ -1,0 +1,40 @@
+"""``oomguard gpus``: each device of this machine, who holds what of it, who has a lease, and what is hidden from here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import click
+
+from oomguard.cli.options import color_option, console, form_of, option
+from oomguard.cli.placement_options import lease_folder_option
+
+_FORMS: Final = ("terminal", "json")
+
+
+@click.command("gpus")
+@option("--format", "form", default="terminal", show_default=True, metavar="[terminal|json]", help="Output form.")
+@lease_folder_option
+@color_option
+@click.pass_context
+def command(ctx: click.Context, form: str, lease_folder: str | None, color: str) -> int:
+    """Show each GPU: its size, who holds what of it, its instances (MIG), its lease, and what is hidden from here.
+
+    Exit status: 0, also where NVML does not answer: the reason is shown.
+    """
+    from oomguard.placement.leases import LeaseFolder
+    from oomguard.placement.overview import look
+    from oomguard.report.gpus import gpus_record, print_gpus
+    from oomguard.report.json import json_line
+
+    form = form_of(ctx, form, _FORMS)
+    found = look(
+        LeaseFolder(None if lease_folder is None else Path(lease_folder).absolute(), makes=False), dict(os.environ)
+    )
+    if form == "json":
+        click.echo(json_line(gpus_record(found)))
+    else:
+        print_gpus(console(color), found)
+    return 0

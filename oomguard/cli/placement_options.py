@@ -1,0 +1,127 @@
+"""The options of ``oomguard run`` that place a command: which devices, how long to wait for them, and until when they are leased."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+import click
+
+from oomguard.cli.options import F, decorated, option
+from oomguard.errors import UsageError
+
+if TYPE_CHECKING:
+    from oomguard.supervise.placing import Placing
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+|\d+(?:\.\d+)?")
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A time such as ``30m``, ``1h30m`` or ``90``, which are seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return it in seconds."""
+        if isinstance(value, float):
+            return value
+        text = str(value).strip().lower()
+        if not _DURATION.fullmatch(text):
+            self.fail(f"{value!r} is no time such as 30m, 1h30m, or 90 (seconds)", param, ctx)
+        if text[-1] not in _UNITS_S:
+            return float(text)
+        return sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """What was given of them; a command without ``--gpus`` is not placed."""
+
+    gpus: str | None
+    wait_s: float | None
+    lease: Literal["start", "job"]
+    lease_folder: str | None
+
+    def placing(self, argv: Sequence[str], pinned: Sequence[str], outer_pid: int | None) -> Placing:
+        """Return what places the attempts of a run.
+
+        Raises:
+            UsageError: an option cannot be understood, or needs ``--gpus``.
+        """
+        if self.gpus is None:
+            if self.wait_s is not None:
+                raise UsageError(
+                    "--wait waits for a device, and no --gpus says which",
+                    hint="oomguard run --gpus auto --wait 30m -- …",
+                )
+            from oomguard.supervise.placing import AsGiven
+
+            return AsGiven()
+        from oomguard.placement.asked import read_gpus
+        from oomguard.placement.leases import LeaseFolder
+        from oomguard.placement.placer import Placer, command_in_words
+        from oomguard.report.mask import mask_command
+        from oomguard.supervise.by_variable import DEVICE
+        from oomguard.supervise.on_devices import OnDevices
+
+        folder = LeaseFolder(None if self.lease_folder is None else Path(self.lease_folder).absolute())
+        command = command_in_words(mask_command(argv, keep_homes=True))
+        placer = Placer(read_gpus(self.gpus), folder, dict(os.environ), command, self.lease, outer_pid)
+        return OnDevices(placer, self.lease, self.wait_s, DEVICE in pinned)
+
+
+def lease_folder_option(function: F) -> F:
+    """Add --lease-folder."""
+    return option(
+        "--lease-folder",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        help="Where leases of devices lie; the same for all who share them. [default: /tmp/oomguard-leases]",
+    )(function)
+
+
+def placement_options(function: F) -> F:
+    """Add --gpus, --wait, --lease and --lease-folder; the command gets them as ``placement``."""
+
+    @functools.wraps(function)
+    def with_placement(
+        *args: Any,
+        gpus: str | None,
+        wait: float | None,
+        lease: Literal["start", "job"],
+        lease_folder: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        return function(*args, placement=PlacementOptions(gpus, wait, lease, lease_folder), **kwargs)
+
+    return decorated(
+        cast("F", with_placement),
+        (
+            option(
+                "--gpus",
+                metavar="auto|N|LIST",
+                help="Choose the devices before the start: as many as the command needs, N of them, or these (0,1 or 1, or UUIDs).",
+            ),
+            option(
+                "--wait",
+                type=Duration(),
+                metavar="TIME",
+                help="With --gpus: wait so long for a device that others have, first come first served. [default: do not wait]",
+            ),
+            option(
+                "--lease",
+                type=click.Choice(["start", "job"]),
+                default="start",
+                show_default=True,
+                help="With --gpus: keep other starts off the devices until the engine has taken its memory, or until the job ends. A "
+                "command whose memory is not known keeps them until it ends.",
+            ),
+            lease_folder_option,
+        ),
+    )

@@ -1,0 +1,67 @@
+"""What ``--gpus`` asks for: as many as the command needs, a number of them, or these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oomguard.errors import UsageError
+from oomguard.placement.places import Place, named_by
+
+_HOW = "--gpus auto, a number such as 2, or a list: 0,1 or 1, (GPU 1 alone) or GPU-UUID,…"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``count`` devices, or the ``named`` ones; as many as the command needs where it is neither."""
+
+    count: int | None = None
+    named: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """How it is written."""
+        if self.named:
+            return f"{','.join(self.named)}{',' if len(self.named) == 1 and self.named[0].isdigit() else ''}"
+        return "auto" if self.count is None else str(self.count)
+
+    def among(self, places: Sequence[Place]) -> tuple[Place, ...]:
+        """Return the places that may be taken: those named, else all.
+
+        Raises:
+            UsageError: one that is named is not among them.
+        """
+        if not self.named:
+            return tuple(places)
+        found: list[Place] = []
+        for entry in self.named:
+            named = [place for place in named_by(entry, places) if place not in found]
+            if not named:
+                there = ", ".join(place.shown for place in places) or "none"
+                raise UsageError(
+                    f"--gpus names {entry}, which is not among the devices here ({there})", hint="oomguard gpus"
+                )
+            found += named
+        return tuple(found)
+
+
+def read_gpus(text: str) -> Asked:
+    """Read the value of ``--gpus``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = text.strip()
+    if text == "auto":
+        return Asked()
+    if re.fullmatch(r"\d{1,4}", text):
+        if int(text) == 0:
+            raise UsageError("--gpus 0: a command needs one device at least", hint=f"{_HOW}; GPU 0 alone is 0,")
+        return Asked(int(text))
+    entries = [entry.strip() for entry in text.removesuffix(",").split(",")]
+    if not all(re.fullmatch(r"\d{1,4}|(?:GPU|MIG)-[\w/-]+", entry) for entry in entries):
+        raise UsageError(f"--gpus {text!r}: not understood", hint=_HOW)
+    if len(set(entries)) < len(entries):
+        raise UsageError(f"--gpus {text}: a device is named twice", hint=_HOW)
+    return Asked(len(entries), tuple(entries))

@@ -1,0 +1,36 @@
+"""Whether variables that are set around a command reach the program that it runs in the end."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Final
+
+from oomguard.engines.inner_command import inner_commands
+from oomguard.errors import UsageError
+from oomguard.placement.places import VISIBLE
+
+# What starts the program elsewhere, with variables of its own.
+_ELSEWHERE: Final = frozenset({"docker", "podman", "nerdctl", "ssh", "kubectl"})
+
+
+def refuse_own_variable(argv: Sequence[str]) -> None:
+    """Raise UsageError where the command sets CUDA_VISIBLE_DEVICES by itself, over whatever is set around it."""
+    for inner in inner_commands(argv):
+        value = inner.variables.get(VISIBLE)
+        if value is not None:
+            raise UsageError(
+                f"the command sets {VISIBLE}={value} itself, over any device that it is given",
+                hint=f"leave it out there; as a limit it stands in front: {VISIBLE}={shlex.quote(value)} oomguard run --gpus auto -- …",
+            )
+
+
+def why_not_reached(argv: Sequence[str]) -> str | None:
+    """Return why the variables do not reach the program, None where they do as far as can be told."""
+    name = PurePath(argv[0]).name
+    if name in _ELSEWHERE:
+        return f"{name} hands no variable on: name the devices to it (docker run --gpus '\"device=UUID\"'), or run oomguard inside"
+    if any(inner.has_no_others for inner in inner_commands(argv)):
+        return "a wrapper in the command takes the inherited variables away"
+    return None

@@ -1,0 +1,39 @@
+"""How a whole run ended: its exit status, its attempts, and the diagnosis that counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from oomguard.attempting.ledger import Ledger
+from oomguard.incident import Attempt, Diagnosis, Incident
+from oomguard.supervise.signals import Signals
+
+# The run's own status where the command ends with 0 though its engine died, or its output did not arrive, as tee has it.
+FAILED_STATUS: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the whole run ended: the last exit status, every attempt, and the last diagnosis with an incident, else the first."""
+
+    status: int
+    attempts: tuple[Attempt, ...]
+    diagnosis: Diagnosis | None
+
+
+def outcome_of(ledger: Ledger, signals: Signals, *, is_cut: bool) -> Outcome:
+    """Return how a run ended whose attempts are made; ``is_cut`` says that some of its output is lost."""
+    last = ledger.attempts[-1]
+    status = last.exit_status if last.exit_status is not None else 125
+    if status == 0 and (is_cut or not last.succeeded):
+        status = FAILED_STATUS
+    if signals.stopped_between_runs and signals.stopped_by is not None:
+        status = 128 + signals.stopped_by
+    return Outcome(status, tuple(ledger.attempts), ledger.diagnosis)
+
+
+def error_of(status: int, incident: Incident | None) -> str:
+    """Return how an attempt failed, empty where it did not."""
+    dead = "" if incident is None else "the engine died, exit status 0"
+    return f"exit status {status}" if status else dead

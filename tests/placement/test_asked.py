@@ -1,0 +1,43 @@
+"""What --gpus asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.errors import UsageError
+from oomguard.placement.asked import Asked, read_gpus
+from oomguard.placement.places import Place
+
+THREE = tuple(Place(i, f"GPU-{i}aaa") for i in range(3))
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("auto", Asked()),
+        ("2", Asked(2)),
+        ("1,", Asked(1, ("1",))),
+        ("0,1", Asked(2, ("0", "1"))),
+        (" GPU-0aaa, 2 ", Asked(2, ("GPU-0aaa", "2"))),
+        ("MIG-1f-2", Asked(1, ("MIG-1f-2",))),
+    ],
+)
+def test_it_is_auto_a_number_or_a_list(text, asked):
+    assert read_gpus(text) == asked
+    assert read_gpus(asked.shown) == asked
+
+
+@pytest.mark.parametrize("text", ["", "all", "0", "-1", "0;1", "0,,1", "1,1", "GPU", "0,x"])
+def test_anything_else_is_a_mistake_with_what_is_understood(text):
+    with pytest.raises(UsageError) as error:
+        read_gpus(text)
+    assert "auto" in (error.value.hint or "")
+
+
+def test_a_list_takes_those_devices_and_no_others():
+    assert [place.index for place in read_gpus("2,GPU-0").among(THREE)] == [2, 0]
+
+
+def test_one_that_is_not_there_is_told_with_those_that_are():
+    with pytest.raises(UsageError, match=r"names 7, .*\(GPU 0, GPU 1, GPU 2\)"):
+        read_gpus("7,").among(THREE)
