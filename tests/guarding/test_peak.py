@@ -17,7 +17,7 @@ def extract(papers):
 
 
 def split(_folder):
-    oomguard.guard(batch="papers")(extract)([1] * 64)
+    oomguard.guard(batch="papers", max_attempts=30)(extract)([1] * 20)  # a cached block of 10 MiB takes 20
 
 
 def loop(_folder):
