@@ -57,13 +57,13 @@ def in_a_row(
     for i, (x, text) in enumerate(ordered):
         after = ordered[i + 1][0] if i + 1 < len(ordered) else ends[1]
         right, left = min(after, ends[1]) - x - 2 * gap, x - taken - 2 * gap
-        needed = width(text)
-        anchor: Anchor = "end" if needed > right and (left >= needed or left > right) else "start"
-        told = shortened(text, left if anchor == "end" else right)
+        is_left = width(text) > right and (left >= width(text) or not shortened(text, right))
+        anchor: Anchor = "end" if is_left else "start"
+        told = shortened(text, left if is_left else right)
         taken = x
         if told:
-            labels.append(Label(x - gap if anchor == "end" else x + gap, y, told, color, anchor, SIZE))
-            taken = x if anchor == "end" else x + gap + width(told)
+            labels.append(Label(x - gap if is_left else x + gap, y, told, color, anchor, SIZE))
+            taken = x if is_left else x + gap + width(told)
     return labels
 
 
