@@ -127,7 +127,8 @@ class Guard:
                 return
             diagnosis = assess_all(scanned, default_rules(), self.policy, given=seen_call(error))
         except Exception:
-            get_plain_logger().exception("the diagnosis failed")
+            logger = get_plain_logger()
+            logger.exception("the diagnosis failed")
             return
         if diagnosis.first_cause is not None:
             self._keep(diagnosis)
@@ -285,4 +286,5 @@ def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:
     try:
         callback(record)
     except Exception:
-        get_plain_logger().exception("a callback failed")
+        logger = get_plain_logger()
+        logger.exception("a callback failed")

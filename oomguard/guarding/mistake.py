@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from oomguard.guarding.failure import add_note
 from oomguard.log import get_plain_logger
 

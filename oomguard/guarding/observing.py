@@ -118,7 +118,8 @@ def without_mistake(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     try:
         return function(*args, **kwargs)
     except Exception:
-        get_plain_logger().exception("the watch failed")
+        logger = get_plain_logger()
+        logger.exception("the watch failed")
         return None
 
 

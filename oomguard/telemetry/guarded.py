@@ -60,7 +60,8 @@ def call_ended() -> None:
 
             tell(tried)
         except Exception:
-            get_plain_logger().exception("the span of a guarded call failed")
+            logger = get_plain_logger()
+            logger.exception("the span of a guarded call failed")
 
 
 def _trace(attempt: Attempt, seconds: float) -> None:
