@@ -16,7 +16,15 @@ from oomguard.memory.derive import budget_of_start, derive
 from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
 from oomguard.observe.failed_step import failed_step
-from oomguard.observe.no_log import HEAD_BYTES, is_other_pickle, refuse_archive
+from oomguard.observe.no_log import (
+    HEAD_BYTES,
+    is_foreign,
+    is_named_pickle,
+    is_other_pickle,
+    no_failure_in_text,
+    refuse_archive,
+    refuse_foreign,
+)
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
 from oomguard.observe.source import Line, damage_of, looked_into, open_log, read_lines
@@ -31,7 +39,7 @@ from oomguard.snapshots.pickled import is_pickle
 
 # What is told of an incident that the lexicon found.
 _NEW_WORDING = "its wording: no signature has it; {:.0%} sure that it tells a failure (a signature of yours makes it exact: --rules DIR)"
-PASSED_OVER = "passed over: a pickle, and no allocation snapshot"
+PASSED_OVER = "passed over: a pickle by its name or content, and no allocation snapshot"
 _NOT_ACTED_ON = "its wording is new: told, not acted on"
 
 
@@ -156,14 +164,15 @@ def diagnose_stream(
 
     Raises:
         InputError: a pickle that is no snapshot, is damaged, or wants to run something; a snapshot beside which the given size of
-            the device is too small; an archive that is named as a snapshot.
+            the device is too small; what is named as a pickle and is an archive, a page, damaged, or a text without a failure.
     """
     rules = rules or default_rules()
     head, whole = looked_into(stream, HEAD_BYTES)
-    if not is_named and is_other_pickle(head):
+    if not is_named and (is_other_pickle(head) or (is_named_pickle(source) and is_foreign(head))):
         return Diagnosis(source, notes=(PASSED_OVER,))
     if is_named:
         refuse_archive(head, source)
+        refuse_foreign(head, source)
     if is_pickle(head):
         from oomguard.observe.snapshot import read_snapshot  # only a snapshot waits for it
 
@@ -172,6 +181,8 @@ def diagnose_stream(
         )
     lines = skim(whole, lambda: finder(rules.anchors, rules.words))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)
+    if is_named and is_named_pickle(source) and not diagnosis.incidents:
+        raise no_failure_in_text(source)
     damage = damage_of(stream)
     return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))
 

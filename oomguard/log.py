@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 Write = Callable[[int, str, dict[str, Any]], None]
+# Entered around each event while something on the terminal would be written into, as the bar of a map is; the newest counts.
+pauses: Final[list[Callable[[], AbstractContextManager[object]]]] = []
 _writer: list[Write] = []
 _least: list[int] = []
 
@@ -42,6 +45,24 @@ class _Written:
         self._tell(logging.ERROR, event, fields)
 
 
+class _Pausing:
+    """A logger that enters a pause around each event."""
+
+    def __init__(self, logger: Any, pause: Callable[[], AbstractContextManager[object]]) -> None:
+        self._logger, self._pause = logger, pause
+
+    def __getattr__(self, name: str) -> Any:
+        write = getattr(self._logger, name)
+        if name not in {"debug", "info", "warning", "error", "exception"}:
+            return write
+
+        def paused(event: str, *args: Any, **fields: Any) -> None:
+            with self._pause():
+                write(event, *args, **fields)
+
+        return paused
+
+
 def write_events(write: Write, least: int) -> None:
     """Have all events of this process from this level on written by one function; for the command line only."""
     _writer[:], _least[:] = [write], [least]
@@ -49,6 +70,16 @@ def write_events(write: Write, least: int) -> None:
 
 def get_logger() -> Any:
     """A bound structlog logger; look it up when an event happens, so that a later configuration counts."""
+    return _Pausing(_logger(), pauses[-1]) if pauses else _logger()
+
+
+def get_plain_logger() -> Any:
+    """The standard library's logger, for what is told with a traceback and where structlog is not to be loaded."""
+    logger = logging.getLogger("oomguard")
+    return _Pausing(logger, pauses[-1]) if pauses else logger
+
+
+def _logger() -> Any:
     if _writer:
         return _Written(_writer[0], _least[0] if _least else logging.DEBUG)
     import structlog

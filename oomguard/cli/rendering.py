@@ -140,9 +140,8 @@ class InputRenderer:
                 damage = damage_of(stream)
             if damage is not None:
                 diagnosis = replace(diagnosis, notes=(*diagnosis.notes, damage))
-            if self.work.form != "json" and not self.work.verbose:
-                diagnosis = replace(diagnosis, notes=tuple(note for note in diagnosis.notes if note != PASSED_OVER))
-            text = self.render(diagnosis)
+            is_told = self.work.form == "json" or self.work.verbose or PASSED_OVER not in diagnosis.notes
+            text = self.render(diagnosis) if is_told else ""
         except InputError as error:
             return RenderedInput(error=str(error), hint=error.hint)
         except OSError as error:

@@ -6,7 +6,6 @@ innermost one's policy rules. What cannot be remedied is raised again as it was,
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from oomguard.guarding.observing import attempted
 from oomguard.guarding.snapshot import snapshot_path, take_at
 from oomguard.guarding.watching import entered, in_force, watch, watching
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
+from oomguard.log import get_plain_logger
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.partial import Partial
 from oomguard.remedy.policy import Policy, make_policy
@@ -127,7 +127,8 @@ class Guard:
                 return
             diagnosis = assess_all(scanned, default_rules(), self.policy, given=seen_call(error))
         except Exception:
-            logging.getLogger("oomguard").exception("the diagnosis failed")
+            logger = get_plain_logger()
+            logger.exception("the diagnosis failed")
             return
         if diagnosis.first_cause is not None:
             self._keep(diagnosis)
@@ -285,4 +286,5 @@ def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:
     try:
         callback(record)
     except Exception:
-        logging.getLogger("oomguard").exception("a callback failed")
+        logger = get_plain_logger()
+        logger.exception("a callback failed")

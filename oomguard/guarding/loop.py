@@ -36,17 +36,17 @@ class OpenAttempt:
         self.number = number
         self.settings: Mapping[str, FactValue] = MappingProxyType(dict(loop.ledger.settings))
         self._loop = loop
-        self._noting: contextlib.ExitStack | None = None
+        self._inside = contextlib.ExitStack()
+        self._peak = torch_memory.Peak()
         self._failed_calls: list[FailedCall] = []
 
     def __enter__(self) -> OpenAttempt:
         if not disabled():
-            self._noting = contextlib.ExitStack()
-            self._failed_calls = self._noting.enter_context(noting_failed_calls())
+            self._failed_calls = self._inside.enter_context(noting_failed_calls())
             if (recording := self._loop.recording) is not None:
                 recording.begin()
-                self._noting.callback(recording.end)
-        torch_memory.reset_peak()
+                self._inside.callback(recording.end)
+        self._inside.enter_context(self._peak)
         return self
 
     def __exit__(
@@ -54,10 +54,9 @@ class OpenAttempt:
     ) -> bool:
         if error is not None and not disabled():
             take_at(error, self._loop.recording)
-        if self._noting is not None:
-            self._noting.close()
+        self._inside.close()
         try:
-            return self._loop.ended(error, self._failed_calls)
+            return self._loop.ended(error, self._failed_calls, self._peak.bytes)
         finally:
             self._failed_calls.clear()
 
@@ -79,9 +78,9 @@ class _Loop:
         for number in self.ledger.rounds():
             yield OpenAttempt(self, number)
 
-    def ended(self, error: BaseException | None, calls: list[FailedCall]) -> bool:
+    def ended(self, error: BaseException | None, calls: list[FailedCall], peak: int | None) -> bool:
         """Record an attempt; return True, which swallows the exception, where another one follows."""
-        ledger, peak = self.ledger, torch_memory.peak_bytes()
+        ledger = self.ledger
         incident = None
         if isinstance(error, Exception) and not disabled():
             incident = self._diagnose(error, calls)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -15,6 +14,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.incident import Attempt
+from oomguard.log import get_plain_logger
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,7 +118,8 @@ def without_mistake(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     try:
         return function(*args, **kwargs)
     except Exception:
-        logging.getLogger("oomguard").exception("the watch failed")
+        logger = get_plain_logger()
+        logger.exception("the watch failed")
         return None
 
 

@@ -126,10 +126,9 @@ class SplitRun:
         error = self._first_error
         around: AbstractContextManager[object] = nullcontext() if error is None else self._call.around(0, self._rows)
         while error is None or make_room(error, self._gathered, self._call):
-            torch_memory.reset_peak()
-            with around:
+            with torch_memory.Peak() as measured, around:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
-            self._peak_bytes = torch_memory.peak_bytes()
+            self._peak_bytes = measured.bytes
             if error is None:
                 self._gathered = Gathered(self._rows)
                 if self._owner.known:
@@ -140,10 +139,9 @@ class SplitRun:
 
     def _run_changed(self) -> BaseException | None:
         """Run all rows another way; return the first failure where that shows that it cannot be done."""
-        torch_memory.reset_peak()
-        with self._call.around(0, self._rows):
+        with torch_memory.Peak() as measured, self._call.around(0, self._rows):
             self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
-        self._peak_bytes = torch_memory.peak_bytes()
+        self._peak_bytes = measured.bytes
         if error is not None and may_be_oom(error) and scan_error(error).first_cause is not None:
             return error
         why = f"{type(error).__name__}: {error}" if error is not None else self._call.problem(self._whole, self._rows)
@@ -158,10 +156,10 @@ class SplitRun:
         while self._next_row < self._rows:
             stop = min(self._rows, self._next_row + self._size)
             rows, before = stop - self._next_row, torch_memory.live_bytes(self._call.model)
-            torch_memory.reset_peak()
-            with refusing_gradients(really=self._call.may_train), self._call.around(self._next_row, stop):
+            refusing = refusing_gradients(really=self._call.may_train)
+            with torch_memory.Peak() as measured, refusing, self._call.around(self._next_row, stop):
                 part, error = run_guarded(self._wrapped, *self._call.part(self._next_row, stop))
-            peak = torch_memory.peak_bytes()
+            peak = measured.bytes
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             problem = None if error is not None else self._call.problem(part, rows)
             if error is None and problem is None:

@@ -137,14 +137,14 @@ def _whole(
     kwargs: dict[str, Any],
 ) -> tuple[Any, BaseException | None]:
     """Run a call as it was made, and in parts where that fails; a call that succeeds costs little more than itself."""
-    torch_memory.reset_peak()
     began_s = time.monotonic()
-    read, unread = run_guarded(begun, (read, args, kwargs), {})
-    result, error = run_guarded(wrapped, args, kwargs)
+    with torch_memory.Peak() as peak:
+        read, unread = run_guarded(begun, (read, args, kwargs), {})
+        result, error = run_guarded(wrapped, args, kwargs)
     if unread is not None or (error is not None and not may_be_oom(error)):
         return result, error
-    peak, took_s = torch_memory.peak_bytes(), time.monotonic() - began_s
-    measured = {} if peak is None else {"peak_bytes": peak}
+    took_s = time.monotonic() - began_s
+    measured = {} if peak.bytes is None else {"peak_bytes": peak.bytes}
     call = read_or_none(read, model, args, kwargs)
     if call is None:
         return result, error

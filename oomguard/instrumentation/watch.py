@@ -28,7 +28,7 @@ from oomguard.instrumentation.rows import Rows
 from oomguard.instrumentation.sampler import readings, sampler
 from oomguard.instrumentation.span import Span
 from oomguard.instrumentation.watched import Watched
-from oomguard.instrumentation.writing import write
+from oomguard.instrumentation.writing import refuse_other_format, write
 from oomguard.switch import disabled
 from oomguard.timeline import Mark, MemoryUse, SeenCall, Timeline
 
@@ -203,8 +203,9 @@ class Watch:
         """Write the timeline as a picture, drawn by matplotlib (``pip install 'oomguard[plots]'``).
 
         Raises:
-            UsageError: matplotlib is not installed, or the file cannot be written.
+            UsageError: matplotlib is not installed, the name is that of another format, or the file cannot be written.
         """
+        refuse_other_format(path, "png")
         from oomguard.report.picture_png import png
         from oomguard.report.timeline_picture import timeline_picture
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -158,6 +159,10 @@ class Items:
         if key is None or isinstance(key, (list, dict)):
             shown = "None" if key is None else f"a {type(key).__name__}"
             raise UsageError(f"the key of items[{index}] is {shown}", hint=_KEY_HINT)
+        if isinstance(key, float) and math.isnan(key):
+            raise UsageError(
+                f"the key of items[{index}] is NaN, which is like no other number, itself included", hint=_KEY_HINT
+            )
         return key
 
     def _same_key(self, index: int, item: Any) -> UsageError:

@@ -84,6 +84,8 @@ class Job:
         on_error = options.get("on_error", "raise")
         if on_error not in _ON_ERROR:
             raise SettingError(f"on_error={on_error!r}", hint='on_error="raise" or on_error="record"')
+        if not isinstance(shown := options.get("progress", True), bool):
+            raise SettingError(f"progress={shown!r}", hint="progress=True or progress=False")
         for name in ("encode", "decode"):
             way = options.get(name)
             if way is not None and not callable(way):

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+
+from oomguard.log import pauses
 
 
 class MapProgress:
@@ -13,6 +18,7 @@ class MapProgress:
         self.shown = wanted and sys.stderr is not None and sys.stderr.isatty()
         self._progress: Any = None
         self._task: Any = None
+        self._lock = threading.RLock()
 
     def __enter__(self) -> MapProgress:
         if self.shown:
@@ -31,11 +37,31 @@ class MapProgress:
             )
             self._task = self._progress.add_task("items", total=None, batch="")
             self._progress.start()
+            pauses.append(self.paused)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
+            with self._lock:
+                with suppress(ValueError):
+                    pauses.remove(self.paused)
+                self._progress.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the bar off the terminal while a line is written there, and draw it again below."""
+        live = self._progress.live
+        with self._lock:
+            if not live.is_started:
+                yield
+                return
+            live.transient = True  # what stops so is erased
             self._progress.stop()
+            try:
+                yield
+            finally:
+                live.transient = False
+                self._progress.start()
 
     def show(self, done: int, total: int | None, *, failed: int = 0, batch: int = 0) -> None:
         """Show how far it is."""

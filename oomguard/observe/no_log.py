@@ -1,4 +1,4 @@
-"""Inputs that are no log by their first bytes: archives and cut-off files that are named as snapshots, and other pickles in a folder."""
+"""Inputs that are no log by their first bytes: what is named as a snapshot and is none, and other pickles in a folder."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ _PICKLES: Final = (".pickle", ".pkl", ".pt", ".pth")
 _ENDLESS_NUMBER: Final = re.compile(rb"[IL]-?\d{100}")
 _TARS: Final = (".tar", ".tgz", ".txz", ".tbz2")
 _ZIP: Final = b"PK\x03\x04"
+# What no text has: control characters but for tabs, line ends, backspaces, form feeds and escapes.
+_BINARY: Final = re.compile(rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]")
+_WIDE_TEXT: Final = (b"\xff\xfe", b"\xfe\xff")
+_HTML: Final = re.compile(rb"(?i)\s*<(?:!doctype|html|head|\?xml)\b")
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
+_DUMP: Final = "a snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes"
 _TAR_BLOCK: Final = 512
 _PACKED: Final = (".gz", ".xz", ".bz2", ".zst", ".zstd")
 
@@ -27,6 +33,34 @@ _PACKED: Final = (".gz", ".xz", ".bz2", ".zst", ".zstd")
 def is_other_pickle(head: bytes) -> bool:
     """Return whether a file is a pickle that does not begin as a snapshot does: results, or weights."""
     return is_pickle(head) and not _BEGINS_AS_SNAPSHOT.match(head)
+
+
+def is_named_pickle(path: str) -> bool:
+    """Return whether a path has the name of a pickle, packed or not."""
+    return _unpacked_name(path).endswith(_PICKLES)
+
+
+def is_foreign(head: bytes) -> bool:
+    """Return whether what is named as a pickle is neither one nor a text that a log could be."""
+    return not is_pickle(head) and _foreign(head) is not None
+
+
+def refuse_foreign(head: bytes, path: str) -> None:
+    """Refuse what is named as a pickle and is neither one nor a text that a log could be.
+
+    Raises:
+        InputError: a page, a pointer of Git LFS, or bytes without a pickle's header, as of a damaged file.
+    """
+    if is_named_pickle(path) and not is_pickle(head) and (told := _foreign(head)) is not None:
+        raise InputError(f"{shown(path)}: {told[0]}", hint=told[1])
+
+
+def no_failure_in_text(path: str) -> InputError:
+    """Return the error for a text that is named as a pickle and tells no memory failure: the name promised a snapshot."""
+    return InputError(
+        f"{shown(path)}: is a text, no allocation snapshot, and no memory failure is in it",
+        hint=f"{_DUMP}; a log: oomguard diagnose - < {shown(path)}",
+    )
 
 
 def refuse_archive(head: bytes, path: str) -> None:
@@ -59,6 +93,21 @@ def refuse_archive(head: bytes, path: str) -> None:
                 f"{as_text}: is a tar archive that holds {shown(inner)}, and archives are not read",
                 hint=f"tar -xOf {as_text} {shown(inner)} | oomguard diagnose -",
             )
+
+
+def _foreign(head: bytes) -> tuple[str, str] | None:
+    """Return what a file without a pickle's header is, and what to do; None for a text."""
+    if head.startswith(_LFS):
+        return "is a pointer of Git LFS, not the file", "git lfs pull"
+    if _HTML.match(head):
+        return (
+            "is a page (HTML), no allocation snapshot: the download failed?",
+            "open it in a browser; download it again",
+        )
+    if not head.startswith(_WIDE_TEXT) and _BINARY.search(head):
+        begins = " ".join(f"{byte:02x}" for byte in head[:4])
+        return f"is no pickle: it begins with {begins}, a pickle with 80: damaged?", f"copy it again; {_DUMP}"
+    return None
 
 
 def _is_old_pickle(head: bytes) -> bool:

@@ -40,22 +40,34 @@ def live_bytes(model: Any = None) -> int | None:
     return None if cuda is None else int(cuda.memory_allocated())
 
 
-def peak_bytes() -> int | None:
-    """Return the largest number of live bytes since ``reset_peak``."""
-    if (device := _simulated()) is not None:
-        return int(device.peak_bytes)
-    cuda = _cuda()
-    return None if cuda is None else int(cuda.max_memory_allocated())
+class Peak:
+    """The largest number of live bytes while its ``with`` block runs, as ``bytes`` after it; None where no device is in use.
 
+    A simulated device counts it by itself and keeps the peak that its user reads. CUDA knows one peak: it is measured anew, also for
+    a user who reads ``torch.cuda.max_memory_allocated``, and there is no way to put the old one back.
+    """
 
-def reset_peak() -> None:
-    """Begin to measure the peak anew."""
-    if (device := _simulated()) is not None:
-        device.reset_peak()
-    elif (cuda := _cuda()) is not None:
-        for note in before_reset:
-            note()
-        cuda.reset_peak_memory_stats()
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        self._device: Any = None
+        self._meter: Any = None
+
+    def __enter__(self) -> Peak:
+        self._device = _simulated()
+        if self._device is not None:
+            self._meter = self._device.begin_meter()
+        elif (cuda := _cuda()) is not None:
+            for note in before_reset:
+                note()
+            cuda.reset_peak_memory_stats()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        if self._device is not None:
+            self._device.end_meter(self._meter)
+            self.bytes = int(self._meter.peak_bytes)
+        elif _simulated() is None and (cuda := _cuda()) is not None:
+            self.bytes = int(cuda.max_memory_allocated())
 
 
 def free_bytes() -> int | None:

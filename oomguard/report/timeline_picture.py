@@ -9,6 +9,7 @@ from typing import Final
 
 from oomguard.facts import format_gib
 from oomguard.report.picture import Label, Line, Picture, Rect
+from oomguard.report.picture_labels import SIZE, in_a_row, one_line, shortened
 from oomguard.report.presentable import drawn
 from oomguard.report.timeline_words import attempt_words, call_words, name
 from oomguard.timeline import ALLOCATED, Counter, SeenCall, TimedAttempt, Timeline
@@ -17,11 +18,11 @@ Shape = Rect | Line | Label
 WIDTH: Final = 960
 _LEFT, _RIGHT = 92, 20
 _PLOT: Final = WIDTH - _LEFT - _RIGHT
+_ENDS: Final = (float(_LEFT), float(WIDTH - _RIGHT))
 _LANE, _MOST_LANES = 22, 5
 _PANEL, _GAP = 170, 44
 _MOST_BANDS: Final = 400
 _UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_LETTER: Final = 6.4  # pixels of a letter of 11 px, on the safe side
 
 
 def timeline_picture(timeline: Timeline) -> Picture:
@@ -87,14 +88,12 @@ def _band(row: SeenCall, scale: _Scale, y: float) -> list[Shape]:
     color = "bad call" if row.error else "call" if row.kind == "call" else "span"
     words = drawn(call_words(row))
     shapes: list[Shape] = [Rect(x, y, max(1.0, end - x - 1), _LANE - 4, color, words)]
-    room = int((end - x - 8) / _LETTER)
     for timed in row.attempts:
         left, right = scale.x(timed.began_s), scale.x(timed.ended_s)
         ran = "allocated" if timed.attempt.succeeded else "failed"
         shapes.append(Rect(left, y + _LANE - 7, max(2.0, right - left - 1), 3, ran, drawn(attempt_words(timed))))
-    text = drawn(row.what)
-    if room >= 3:
-        shapes.append(Label(x + 4, y + 12, text if len(text) <= room else f"{text[: room - 1]}…", size=11))
+    if text := shortened(one_line(drawn(row.what)), end - x - 8):
+        shapes.append(Label(x + 4, y + 12, text, size=SIZE))
     return shapes
 
 
@@ -154,28 +153,20 @@ def _failed(rows: Iterable[SeenCall]) -> list[tuple[SeenCall, TimedAttempt]]:
 
 def _failures(rows: Iterable[SeenCall], scale: _Scale, top: float, panels: list[float]) -> list[Shape]:
     shapes: list[Shape] = []
+    told: list[tuple[float, str]] = []
     for row, timed in _failed(rows)[:_MOST_BANDS]:
         x, words = scale.x(timed.ended_s), drawn(f"{name(row)}: {attempt_words(timed)}")
         shapes += [Line(((x, y), (x, y + _PANEL)), "failed", 1, is_dashed=True, title=words) for y in panels]
         cross = (((x - 4, top), (x + 4, top + 8)), ((x - 4, top + 8), (x + 4, top)))
         shapes += [Line(points, "failed", 2, title=words) for points in cross]
-        text = drawn(attempt_words(timed))
-        fits = x + 8 + _LETTER * len(text) < WIDTH - _RIGHT
-        shapes.append(Label(x + 8 if fits else x - 8, top + 8, text, "failed", "start" if fits else "end", 11))
-    return shapes
+        told.append((x, one_line(drawn(attempt_words(timed)))))
+    return [*shapes, *in_a_row(told, top + 8, "failed", gap=8, ends=_ENDS)]
 
 
 def _marks(timeline: Timeline, scale: _Scale, panels: list[float]) -> list[Shape]:
-    shapes: list[Shape] = []
-    for mark in timeline.marks[:_MOST_BANDS]:
-        x = scale.x(mark.seconds)
-        text = drawn(mark.label)
-        fits = x + 4 + _LETTER * len(text) < WIDTH - _RIGHT
-        shapes += [Line(((x, y), (x, y + _PANEL)), "mark", 1) for y in panels]
-        shapes.append(
-            Label(x + 4 if fits else x - 4, panels[-1] + _PANEL - 6, text, "mark", "start" if fits else "end", 11)
-        )
-    return shapes
+    told = [(scale.x(mark.seconds), one_line(drawn(mark.label))) for mark in timeline.marks[:_MOST_BANDS]]
+    lines = [Line(((x, y), (x, y + _PANEL)), "mark", 1, title=text) for x, text in told for y in panels]
+    return [*lines, *in_a_row(told, panels[-1] + _PANEL - 6, "mark", gap=4, ends=_ENDS)]
 
 
 def _seconds(scale: _Scale, y: float) -> list[Shape]:

@@ -48,11 +48,11 @@ def summarize(raw: Any) -> Snapshot:
     for number, segment in enumerate(once.items(raw["segments"], "segments")):
         if not isinstance(segment, dict):
             raise RefusedError(f"its segment {number} is no dict")
-        once.take(segment, f"segment {number}")
         index = _size(segment.get("device", 0), f"segment {number} has the device")
-        blocks = once.items(segment.get("blocks"), f"blocks of segment {number}")
-        if odd.is_again(index, segment, number):
+        if odd.is_again(index, segment, number):  # a copy, or the same object: not walked again
             continue
+        once.take(segment, f"segment {number}")
+        blocks = once.items(segment.get("blocks"), f"blocks of segment {number}")
         odd.compare(segment, blocks, number)
         by_device.setdefault(index, _Device(index, stacks))
         rows.setdefault(index, []).append((segment, blocks))

@@ -5,7 +5,6 @@ A call that succeeds is not told of, and costs nothing. OpenTelemetry is never i
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from oomguard.incident import Attempt
+from oomguard.log import get_plain_logger
 from oomguard.telemetry.tally import Tally
 
 # Where the calls of this process are counted: one tally for each registry that was enabled.
@@ -60,7 +60,8 @@ def call_ended() -> None:
 
             tell(tried)
         except Exception:
-            logging.getLogger("oomguard").exception("the span of a guarded call failed")
+            logger = get_plain_logger()
+            logger.exception("the span of a guarded call failed")
 
 
 def _trace(attempt: Attempt, seconds: float) -> None:

@@ -107,6 +107,17 @@ def test_the_prediction_is_kept_beside_what_was_measured(model, batch):
     assert measured == pytest.approx(predicted, rel=0.25)
 
 
+def test_an_attempt_s_peak_is_its_own_and_the_user_s_on_the_device_stands(model, batch):
+    with limit_memory(CAPACITY) as device, oomguard.guard() as g:
+        held = torch.zeros(device.capacity_bytes // 4 - 1)
+        del held
+        generate(model, {name: rows[:4] for name, rows in batch.items()})
+        generate(model, batch)
+    alone, whole, split = (attempt.measured["peak_bytes"] for attempt in g.attempts)
+    assert alone < device.capacity_bytes // 2
+    assert max(whole, split) < device.peak_bytes == device.capacity_bytes - 4
+
+
 def test_rows_that_end_early_are_padded_as_in_one_batch(model, batch):
     with torch.no_grad():
         first = model(**batch).logits[:, -1].argmax(-1)

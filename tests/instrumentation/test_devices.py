@@ -50,11 +50,14 @@ def test_the_peak_of_an_outer_watch_stands_though_inner_ones_and_a_guard_measure
     with oomguard.watch(sample_every_s=60) as outer:
         cuda.allocate(4 * GIB)
         cuda.allocate(-4 * GIB)
-        torch_memory.reset_peak()
+        with torch_memory.Peak() as of_a_guard:
+            cuda.allocate(2 * GIB)
+            cuda.allocate(-2 * GIB)
         with oomguard.watch(sample_every_s=60) as inner, inner.span("small"):
             cuda.allocate(GIB)
     (row,) = inner.rows
 
+    assert of_a_guard.bytes == 2 * GIB
     assert by_name(outer.uses)["cuda:0 allocated"].peak_bytes == 4 * GIB
     assert by_name(inner.uses)["cuda:0 allocated"].peak_bytes == GIB
     assert (row.use.before_bytes, row.use.peak_bytes, row.use.limit_bytes) == (0, GIB, 4 * GIB)

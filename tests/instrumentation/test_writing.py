@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import oomguard
 from oomguard.errors import UsageError
 from oomguard.instrumentation.writing import write
 
@@ -60,3 +61,13 @@ def test_standard_output_is_written_to_after_what_stands_there(tmp_path, to_a_fi
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(UsageError, match="cannot be written: Is a directory"):
         write(tmp_path, b"x")
+
+
+@pytest.mark.parametrize("name", ["seen.pdf", "seen.svg", "seen.JPG"])
+def test_a_picture_is_not_written_under_the_name_of_another_format(tmp_path, name):
+    with oomguard.watch() as seen:
+        pass
+    with pytest.raises(oomguard.UsageError, match="is another format") as told:
+        seen.to_png(tmp_path / name)
+    assert "seen.png" in told.value.hint
+    assert not list(tmp_path.iterdir())

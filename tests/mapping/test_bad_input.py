@@ -179,7 +179,9 @@ def test_what_key_raises_names_the_item(store):
     assert "raised by key= for items[1]" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize(("key", "shown"), [(None, "None"), ([1], "a list"), ({"id": 1}, "a dict")])
+@pytest.mark.parametrize(
+    ("key", "shown"), [(None, "None"), ([1], "a list"), ({"id": 1}, "a dict"), (float("nan"), "NaN")]
+)
 def test_a_key_that_is_neither_text_nor_number_is_named_by_its_place(store, key, shown):
     with pytest.raises(oomguard.UsageError, match=rf"the key of items\[1\] is {shown}"):
         oomguard.map(same, ["a", "b"], store=store, key=lambda item: "a" if item == "a" else key)

@@ -64,3 +64,10 @@ def test_results_say_how_to_keep_them_elsewhere_and_how_many_there_are(store, up
     for index in (2, -3):
         with pytest.raises(IndexError, match=f"no result {index}: there are 2"):
             results[index]
+
+
+@pytest.mark.parametrize("progress", ["yes", "no", None, 1])
+def test_progress_that_is_neither_true_nor_false_is_named(store, upper, progress):
+    with pytest.raises(oomguard.SettingError, match=re.escape(f"progress={progress!r}")):
+        oomguard.map(upper, ["a"], store=store, identity={}, progress=progress)
+    assert (upper.batches, store.exists()) == ([], False)

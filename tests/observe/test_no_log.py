@@ -131,8 +131,51 @@ def test_a_pickle_of_protocol_0_that_is_named_as_a_snapshot_is_refused(content: 
         diagnose(path)
 
 
-@pytest.mark.parametrize("content", [LOG, b".\n" + LOG, b"Processing\n" + LOG, b"INFO 1\n" + LOG, b"1 2 3\n"])
+@pytest.mark.parametrize(
+    "content", [LOG, b".\n" + LOG, b"Processing\n" + LOG, b"INFO 1\n" + LOG, LOG.decode().encode("utf-16")]
+)
 def test_a_log_that_is_named_as_a_pickle_is_read(content: bytes, tmp_path: Path):
     path = tmp_path / "job.pickle"
     path.write_bytes(content)
-    assert bool(diagnose(path).incidents) == (LOG in content)
+    assert diagnose(path).incidents
+
+
+FOREIGN = {
+    "first byte zeroed": (b"\0" + SNAPSHOT[1:], "is no pickle: it begins with 00 "),
+    "zeros": (bytes(5000), "is no pickle: it begins with 00 00 00 00"),
+    "other bytes": (bytes(range(250, 0, -1)) * 9 + SNAPSHOT[500:], "is no pickle: it begins with fa"),
+    "page": (b"\n<!DOCTYPE html><html><body>404 not found</body></html>", r"is a page \(HTML\)"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1234\n", "is a pointer of Git LFS"),
+    "text": (b"1 2 3\n", "is a text, no allocation snapshot, and no memory failure is in it"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("suffix", ["pickle", "pkl", "pickle.gz"])
+def test_what_is_named_as_a_pickle_and_is_damaged_or_something_else_cannot_be_read(
+    name: str, suffix: str, tmp_path: Path
+):
+    content, reason = FOREIGN[name]
+    path = tmp_path / f"s.{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    with pytest.raises(InputError, match=reason) as told:
+        diagnose(path)
+    assert told.value.hint
+
+
+def test_in_a_folder_what_is_named_as_a_pickle_is_no_line_of_its_own(tmp_path: Path):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "a.log").write_bytes(LOG)
+    (folder / "results.pkl").write_bytes(pickle.dumps({"scores": [1, 2]}))
+    for name, (content, _reason) in FOREIGN.items():
+        if name != "text":
+            (folder / f"{name}.pickle").write_bytes(content)
+    command = [sys.executable, "-m", "oomguard", "diagnose", str(folder)]
+    plain = subprocess.run(command, capture_output=True, check=False, text=True)
+    verbose = subprocess.run([*command, "-v"], capture_output=True, check=False, text=True)
+
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert "no memory failure found" not in plain.stdout
+    assert ".pickle" not in plain.stdout
+    assert verbose.stdout.count(PASSED_OVER) == len(FOREIGN)

@@ -8,6 +8,7 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -121,6 +122,60 @@ def test_every_shape_lies_in_the_picture(timeline):
     for shape in picture.shapes:
         points = shape.points if isinstance(shape, Line) else [(shape.x, shape.y)]
         assert all(-1 <= x <= WIDTH + 1 and -1 <= y <= picture.height + 1 for x, y in points)
+
+
+LABELS = {
+    "12 of 13 letters": [f"layer {i} saved" for i in range(12)],
+    "30 long ones": [f"checkpoint number {i} written to disk" for i in range(30)],
+    "one of 500": ["first", "x" * 500, "last"],
+    "line breaks": ["line\nbreak"] * 4,
+    "wide letters": ["中文标签" * 3, "WWWMMM@@" * 2] * 8,
+    "a row's end": ["at the very end of the run"] * 3,
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("kind", ["marks", "failures"])
+def test_labels_of_marks_and_failures_lie_beside_one_another_and_within_the_axis(name, kind):
+    labels = LABELS[name]
+    times = [5.0 - 0.01 * i if "end" in name else 5.0 * (i + 1) / len(labels) for i in range(len(labels))]
+    if kind == "marks":
+        seen = replace(WATCHED, rows=(), marks=tuple(map(Mark, times, labels)))
+    else:
+        failed = (
+            TimedAttempt(Attempt(1, {label: 1}, error="OutOfMemoryError"), at - 0.1, at)
+            for at, label in zip(times, labels, strict=True)
+        )
+        seen = replace(WATCHED, marks=(), rows=(replace(CALL, attempts=tuple(failed)),))
+    color = kind.removesuffix("s").replace("failure", "failed")
+    drawn = [s for s in timeline_picture(seen).shapes if isinstance(s, Label) and s.color == color]
+    pixels = [drawn_pixels(label) for label in drawn]
+
+    assert drawn or name == "30 long ones"  # 28 pixels each
+    assert all("\n" not in label.text for label in drawn)
+    assert all(left >= 92 and right <= WIDTH - 20 for left, right in pixels)
+    assert all(before[1] <= after[0] for before, after in pairwise(sorted(pixels)))
+
+
+def drawn_pixels(label):
+    """Return from where to where a label reaches, by the outlines of the letters that matplotlib draws."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    text = "".join(
+        "M" if ord(letter) > 0x2E80 else letter for letter in label.text
+    )  # no glyph in its own font: a box, narrower
+    wide = TextPath((0, 0), text, size=label.size, prop=FontProperties(family="DejaVu Sans")).get_extents().width
+    return (label.x - wide, label.x) if label.anchor == "end" else (label.x, label.x + wide)
+
+
+def test_a_label_that_has_room_is_whole_and_one_without_is_where_a_reader_points():
+    few = timeline_picture(replace(WATCHED, marks=(Mark(1.0, "model loaded"), Mark(4.9, "papers done"))))
+    many = timeline_picture(replace(WATCHED, marks=tuple(Mark(i / 100, f"step {i}") for i in range(400))))
+
+    assert {"model loaded", "papers done"} <= set(texts(few))
+    assert "step 7" not in texts(many)
+    assert "step 7" in [s.title for s in many.shapes if isinstance(s, Line)]
 
 
 def test_an_empty_run_is_a_page_that_says_so():

@@ -202,9 +202,11 @@ def test_a_total_that_is_not_the_sum_of_the_blocks_is_told_and_the_blocks_count(
     assert f"segment 1 has the total_size {told}, and its blocks are 41,943,040 bytes" in seen.notes[0]
 
 
-def test_a_segment_that_stands_in_it_twice_counts_once():
+@pytest.mark.parametrize("is_same_object", [False, True], ids=["a copy", "the same object"])
+def test_a_segment_that_stands_in_it_twice_counts_once(is_same_object: bool):
     raw = recorded(*[[(30 * MIB, "active_allocated", STEP)]] * 2)
-    raw["segments"].append({**raw["segments"][0], "blocks": [*raw["segments"][0]["blocks"]]})
+    first = raw["segments"][0]
+    raw["segments"].append(first if is_same_object else {**first, "blocks": [*first["blocks"]]})
     seen = summarize(raw)
     assert (seen.devices[0].reserved_bytes, seen.devices[0].segments) == (60 * MIB, 2)
     assert "segment 2 is at the address of an earlier one" in seen.notes[0]
