@@ -60,7 +60,7 @@ def run_told(
 
     argv, along = supervision.launch.argv, list(supervision.companions.of_run)
     if metrics is not None and not (is_inner and _is_inherited(ctx)):
-        along.append(_counting(metrics, argv, stopped))
+        along.append(_counting(metrics, supervision, stopped))
     tracing = _tracing()
     if tracing is None:
         supervision.companions = Companions(tuple(along))
@@ -95,8 +95,8 @@ def _is_inherited(ctx: click.Context) -> bool:
     return ctx.get_parameter_source("metrics") is not click.core.ParameterSource.COMMANDLINE
 
 
-def _counting(text: str, argv: tuple[str, ...], stopped: Callable[[], bool]) -> Companion:
-    """Return what counts a run's attempts."""
+def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) -> Companion:
+    """Return what counts a run's attempts; the file that it writes is one of the run's own."""
     from oomguard.telemetry.exporter import Exporter, require_library
     from oomguard.telemetry.run_metrics import RunMetrics
     from oomguard.telemetry.sampled import sampled
@@ -108,9 +108,10 @@ def _counting(text: str, argv: tuple[str, ...], stopped: Callable[[], bool]) -> 
     require_library()
     counting = RunMetrics(tally, stopped)
     if isinstance(target, Path):
-        counting.outlet = TextFile(target, Exporter(tally, {"run"}))
+        counting.outlet = file = TextFile(target, Exporter(tally, {"run"}))
+        supervision.own_files.add(file.files)
     else:
-        _leave_the_commands_port(target, argv)
+        _leave_the_commands_port(target, supervision.launch.argv)
         counting.outlet = _serving(target, Exporter(tally, {"run", "scrape"}, lambda: sampled(counting.pid)))
     return counting
 

@@ -184,6 +184,7 @@ def command(
         from oomguard.log import get_logger
         from oomguard.supervise.companions import Companions
         from oomguard.supervise.keeping import Keeper
+        from oomguard.supervise.own_files import OwnFiles
         from oomguard.supervise.relaunch import Supervision
 
         configure_log(log_format, quiet=quiet, verbose=verbose)
@@ -229,7 +230,10 @@ def command(
             restarts=serving.restarts,
             ended_by_us=beside.ended_by_us,
             placing=placement.placing(argv, pinned, outer),
+            own_files=OwnFiles(report, termination_message),
         )
+        if asked is not None:
+            supervision.own_files.add(asked.files)
         supervision.begins_with = known
         outcome = run_told(supervision, signals, ctx, metrics, is_inner=outer is not None)
         beside.tell(outcome)
