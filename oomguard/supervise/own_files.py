@@ -18,11 +18,12 @@ class OwnFiles:
     """The one list of them for a run. Whoever writes a file adds it here; where a name is given late, it is asked for late.
 
     Args:
-        paths: those whose names are known.
+        paths: those whose names are known; None is passed over.
+        late: each returns some whose names are not known before they are written.
     """
 
-    def __init__(self, *paths: Path | str | None) -> None:
-        self._named: list[Callable[[], Iterable[Path]]] = []
+    def __init__(self, *paths: Path | str | None, late: Iterable[Callable[[], Iterable[Path]]] = ()) -> None:
+        self._named = list(late)
         known = [Path(path).absolute() for path in paths if path is not None]
         self.add(lambda: known)
 
