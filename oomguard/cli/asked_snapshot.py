@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,13 +41,17 @@ class AskedSnapshot:
                 other_programs=f"oomguard.guard(snapshot={str(self._path)!r})",
             )
 
+    def files(self) -> list[Path]:
+        """Return the files that a snapshot may have become: each engine writes one of its own."""
+        folder, stem, suffix = self._path.parent, self._path.stem, self._path.suffix
+        with contextlib.suppress(OSError):
+            return [file for file in folder.iterdir() if file.name.startswith(stem) and file.suffix == suffix]
+        return []
+
     def _files(self) -> set[tuple[str, int]]:
-        """Return the files that a snapshot may have become, with the time of their last change."""
-        stem, suffix = self._path.stem, self._path.suffix
-        try:
-            files = [
-                file for file in self._path.parent.iterdir() if file.name.startswith(stem) and file.suffix == suffix
-            ]
-            return {(file.name, file.stat().st_mtime_ns) for file in files}
-        except OSError:
-            return set()
+        """Return their names, with the time of their last change."""
+        found = set()
+        for file in self.files():
+            with contextlib.suppress(OSError):  # it is gone since
+                found.add((file.name, file.stat().st_mtime_ns))
+        return found

@@ -60,7 +60,7 @@ def run_told(
 
     argv, along = supervision.launch.argv, list(supervision.companions.of_run)
     if metrics is not None and not (is_inner and _is_inherited(ctx)):
-        along.append(_counting(metrics, argv, stopped))
+        along.append(_counting(metrics, supervision, stopped))
     tracing = _tracing()
     if tracing is None:
         supervision.companions = Companions(tuple(along))
@@ -95,8 +95,8 @@ def _is_inherited(ctx: click.Context) -> bool:
     return ctx.get_parameter_source("metrics") is not click.core.ParameterSource.COMMANDLINE
 
 
-def _counting(text: str, argv: tuple[str, ...], stopped: Callable[[], bool]) -> Companion:
-    """Return what counts a run's attempts."""
+def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) -> Companion:
+    """Return what counts a run's attempts; the file that it writes is one of the run's own."""
     from oomguard.telemetry.exporter import Exporter, require_library
     from oomguard.telemetry.run_metrics import RunMetrics
     from oomguard.telemetry.sampled import sampled
@@ -108,9 +108,10 @@ def _counting(text: str, argv: tuple[str, ...], stopped: Callable[[], bool]) -> 
     require_library()
     counting = RunMetrics(tally, stopped)
     if isinstance(target, Path):
-        counting.outlet = TextFile(target, Exporter(tally, {"run"}))
+        counting.outlet = file = TextFile(target, Exporter(tally, {"run"}))
+        supervision.own_files.add(file.files)
     else:
-        _leave_the_commands_port(target, argv)
+        _leave_the_commands_port(target, supervision.launch.argv)
         counting.outlet = _serving(target, Exporter(tally, {"run", "scrape"}, lambda: sampled(counting.pid)))
     return counting
 
@@ -120,12 +121,12 @@ def _leave_the_commands_port(address: Address, argv: tuple[str, ...]) -> None:
     from oomguard.engines.command import Launch
     from oomguard.engines.known import launcher_of
     from oomguard.engines.listening import address_of
-    from oomguard.supervise.nesting import innermost
+    from oomguard.supervise.nesting import unwrapped
 
-    own = address_of(innermost(argv), launcher_of(Launch(argv)).NAME)
-    if own is not None and own.port == address.port:
+    own = (address_of(words, launcher_of(Launch(words)).NAME) for words in unwrapped(argv))
+    if address.port and address.port in {one.port for one in own if one is not None}:
         raise UsageError(
-            f"--metrics {address}: the command itself listens on port {own.port}",
+            f"--metrics {address}: the command itself listens on port {address.port}",
             hint="--metrics 0 takes any that is free",
         )
 
@@ -139,7 +140,9 @@ def _serving(address: Address, exporter: Exporter) -> Outlet | None:
         endpoint = Endpoint(address, exporter)
     except OSError as error:
         taken = {"held_by": f"ss -ltnp 'sport = :{address.port}'"} if error.errno == errno.EADDRINUSE else {}
-        why = error.strerror or str(error)
+        # The system's words, without the address that Python adds to them; a name that is not found has a number below 0.
+        number = error.errno if error.errno in errno.errorcode else None
+        why = os.strerror(number) if number is not None else error.strerror or str(error)
         log.warning("no metrics are served: the run goes on without", address=str(address), reason=why, **taken)
         return None
     tell = log.info if address.port == 0 else log.debug

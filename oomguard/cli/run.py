@@ -30,6 +30,7 @@ from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_o
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
+from oomguard.supervise.own_files import OwnFiles
 from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
@@ -229,6 +230,7 @@ def command(
             restarts=serving.restarts,
             ended_by_us=beside.ended_by_us,
             placing=placement.placing(argv, pinned, outer),
+            own_files=OwnFiles(report, termination_message, late=[] if asked is None else [asked.files]),
         )
         supervision.begins_with = known
         outcome = run_told(supervision, signals, ctx, metrics, is_inner=outer is not None)

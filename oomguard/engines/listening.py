@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
+from oomguard.engines.shell_text import Unread
 from oomguard.surfaces import table_of
 
 _LARGEST_PORT: Final = 65535
@@ -40,6 +41,8 @@ def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
     # A file of settings may say the rest, and is not read here.
     if has_flag(rest, row["config_flags"]) and (host is None or port is None):
         return None
+    if port is None and any(isinstance(word, Unread) for word in rest):
+        return None  # what only the shell knows may hold it
     number = row["port"] if port is None else int(port) if port.isdecimal() and len(port) <= _DIGITS else 0
     return Address(host or "", number) if 0 < number <= _LARGEST_PORT else None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Final
 
+from oomguard.engines.inner_command import inner_commands
 from oomguard.log import get_logger
 from oomguard.remedy.policy import Policy
 from oomguard.supervise import tree
@@ -45,3 +47,11 @@ def innermost(argv: tuple[str, ...]) -> tuple[str, ...]:
         names[0].startswith("python") and names[1:] == ("-m", "oomguard", "run")
     )
     return innermost(argv[argv.index("--") + 1 :]) if is_run and "--" in argv[:-1] else argv
+
+
+def unwrapped(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the commands that run in the end, each as one that nothing is around: no run, wrapper or shell."""
+    for inner in inner_commands(innermost(argv)):
+        module = inner.program.removeprefix("module:")
+        begins = (inner.program,) if module == inner.program else ("python", "-m", module)
+        yield (*begins, *inner.args)

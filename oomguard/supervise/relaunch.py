@@ -31,6 +31,7 @@ from oomguard.supervise.learning import last_start, learn
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.outcome import Outcome, error_of, outcome_of
+from oomguard.supervise.own_files import OwnFiles, of_journal
 from oomguard.supervise.pasting import commands_to_paste, to_paste
 from oomguard.supervise.placing import AsGiven, Placing
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
@@ -62,6 +63,7 @@ class Supervision:
         begins_with: what is changed in the first attempt already, as an earlier run found it to work.
         restarts: run the command again as it was where it failed of something else than memory.
         ended_by_us: returns why we ended the last attempt; None where it ended by itself.
+        own_files: what oomguard itself writes; the journal is added.
     """
 
     launch: Launch
@@ -78,6 +80,7 @@ class Supervision:
     restarts: bool = False
     ended_by_us: Callable[[], EndedByUs | None] = lambda: None
     placing: Placing = field(default_factory=AsGiven)
+    own_files: OwnFiles = field(default_factory=OwnFiles)
     _first: Launch = field(init=False)
     _engine: WithVariables = field(init=False)
     _insight: Insight = field(init=False)
@@ -96,7 +99,8 @@ class Supervision:
         policy = with_needed(self.policy, self._insight.asked_length(self.launch))
         self._ledger = Ledger(policy)
         self._explainer = Explainer(self._engine, self._insight, self._ledger, self.load_rules)
-        self._witness = Witness(lambda: self.keeper.path, idempotent=self.idempotent)
+        self.own_files.add(lambda: of_journal(self.keeper.path))
+        self._witness = Witness(self.own_files, idempotent=self.idempotent)
 
     def run(self, signals: Signals) -> Outcome:
         """Run the command, and again after each choice of patches.

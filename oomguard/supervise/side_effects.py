@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.engines.command import Launch
 from oomguard.incident import Incident
 from oomguard.log import get_logger
+from oomguard.supervise.own_files import OwnFiles
 from oomguard.supervise.recording import Recording
-from oomguard.supervise.written_files import Identity, OpenFiles, identity, now_ns
+from oomguard.supervise.written_files import OpenFiles, now_ns
 
 # What finds and judges it is loaded when there is a failure: the command starts at once.
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _STARTING: Final = frozenset({"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"})
 _UP: Final = frozenset({"prefill", "decode", "sampling_logits", "prompt_logprobs", "generate", "training"})
 _MOST_NAMED: Final = 5
-_OF_A_JOURNAL: Final = ("", "-journal", "-wal", "-shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,17 @@ class Witness:
     """Gathers what an attempt does while it runs, and decides whether another one may follow.
 
     Args:
-        journal: returns what oomguard itself writes; None: no journal is kept.
+        own_files: what oomguard itself writes.
         idempotent: the user says that the command may be repeated in any case.
 
     Attributes:
         refusal: why the command was not run again, None where it was not refused.
     """
 
-    def __init__(self, journal: Callable[[], Path | None], *, idempotent: bool) -> None:
+    def __init__(self, own_files: OwnFiles, *, idempotent: bool) -> None:
         self.refusal: str | None = None
         self._idempotent = idempotent
-        self._journal = journal
+        self._own_files = own_files
         self._launch = Launch(())
         self._since_ns = 0
         self._files: OpenFiles | None = None
@@ -162,7 +162,7 @@ class Witness:
             folder = str(Path.cwd())
         launch = replace(self._launch, argv=innermost(self._launch.argv))
         server, places = is_server(launch), Places(self._launch.argv, self._environment(), folder)
-        own = self._own_identities()
+        own = self._own_files.identities()
         opened = {file: path for file, path in self._files.written(self._since_ns).items() if file not in own}
         known = {*own, *opened}
         # Beside a server its clients may work in the same folder.
@@ -176,17 +176,6 @@ class Witness:
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **self._launch.env}
-
-    def _own_identities(self) -> set[Identity]:
-        found: set[Identity] = set()
-        for number in (1, 2):
-            with contextlib.suppress(OSError):
-                found.add(identity(os.fstat(number)))
-        journal = self._journal()
-        for path in [] if journal is None else [Path(f"{journal}{suffix}") for suffix in _OF_A_JOURNAL]:
-            with contextlib.suppress(OSError):
-                found.add(identity(path.stat()))
-        return found
 
     def _requests(self) -> ServedRequests:
         if self._served is None:

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from oomguard.errors import SettingError
 from oomguard.telemetry import guarded
 from oomguard.telemetry.exporter import Exporter, require_library
 from oomguard.telemetry.tally import Tally
@@ -28,12 +29,18 @@ def enable_metrics(registry: CollectorRegistry | None = None) -> None:
 
     Raises:
         UsageError: prometheus-client is not installed.
+        SettingError: ``registry`` is no registry.
         ValueError: the registry has other metrics of these names.
     """
     require_library()
-    from prometheus_client import REGISTRY
+    from prometheus_client import REGISTRY, CollectorRegistry
 
     chosen = REGISTRY if registry is None else registry
+    if not isinstance(chosen, CollectorRegistry):
+        raise SettingError(
+            f"registry is a prometheus_client.CollectorRegistry, not {chosen!r}",
+            hint="enable_metrics() takes prometheus-client's own",
+        )
     with _lock:
         if chosen not in _enabled:
             tally = Tally()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oomguard.log import get_logger
 from oomguard.telemetry.exporter import Exporter, registry_of
@@ -13,6 +14,9 @@ from oomguard.telemetry.target import Address
 
 if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
+
+
+EVERYWHERE: Final = "::"
 
 
 class Endpoint:
@@ -31,7 +35,9 @@ class Endpoint:
 
     def __init__(self, address: Address, exporter: Exporter) -> None:
         family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        self._socket: socket.socket | None = socket.create_server(place[:2], family=family)
+        # "::" is all addresses of both families, as servers commonly have it, whatever the system's own default.
+        both = address.host == EVERYWHERE and socket.has_dualstack_ipv6()
+        self._socket: socket.socket | None = socket.create_server(place[:2], family=family, dualstack_ipv6=both)
         self.address = Address(address.host, self._socket.getsockname()[1])
         self._exporter = exporter
 
@@ -55,8 +61,18 @@ def _server(listening: socket.socket, address: Address, exporter: Exporter) -> T
             """Tell of a scrape that broke off as an event: standard error is the command's."""
             get_logger().debug("a scrape failed", of=str(client_address), reason=repr(sys.exception()))
 
-    handler = MetricsHandler.factory(registry_of(exporter))
-    server = Server((address.host, address.port), handler, bind_and_activate=False)
+    class Handler(MetricsHandler):
+        registry = registry_of(exporter)
+
+        def do_HEAD(self) -> None:  # noqa: N802 - the name that http.server calls
+            """Answer as to GET, without the body."""
+            answering, self.wfile = self.wfile, io.BytesIO()
+            self.do_GET()
+            answer, self.wfile = self.wfile.getvalue(), answering
+            head, end, _ = answer.partition(b"\r\n\r\n")
+            self.wfile.write(head + end)
+
+    server = Server((address.host, address.port), Handler, bind_and_activate=False)
     server.socket.close()
     server.socket = listening
     return server

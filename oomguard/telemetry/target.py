@@ -34,11 +34,15 @@ def parse_target(text: str) -> Address | Path:
         UsageError: it is neither, or the file's folder cannot be written.
     """
     if text.endswith(SUFFIX):
-        path = Path(text).absolute()
+        path = Path(os.path.realpath(text))  # of a link, its target is written anew: the link stays
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise UsageError(f"--metrics {text}: the folder cannot be written", hint="name a folder that exists")
         if path.is_dir():
             raise UsageError(f"--metrics {text}: it is a folder", hint=f"name a file in it: {text}/oomguard{SUFFIX}")
+        if path.is_symlink() or (
+            path.exists() and not path.is_file()
+        ):  # a loop of links; a device, which a file would replace
+            raise UsageError(f"--metrics {text}: it is no regular file", hint="name another file")
         return path
     found = _ADDRESS.fullmatch(text)
     port = int(found["port"]) if found else _LARGEST_PORT + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from pathlib import Path
 
 from oomguard.log import get_logger
@@ -19,6 +21,11 @@ class TextFile:
     def __init__(self, path: Path, exporter: Exporter) -> None:
         self._path, self._exporter = path, exporter
         self._failed = False
+
+    def files(self) -> list[Path]:
+        """Return the file, and what is there of a new one beside it, by the names that prometheus-client gives it."""
+        partial = f"{glob.escape(self._path.name)}.{os.getpid()}.*"
+        return [self._path, *self._path.parent.glob(partial)]
 
     def update(self) -> None:
         """Write what is new; say once where that cannot be done."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _EXPORTER: Final = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_OF_SDK: Final = "console"
 _GROUP: Final = "opentelemetry_traces_exporter"
 # A run ends no later than this for a collector that does not answer.
 DELIVER_S: Final = 3.0
@@ -52,7 +54,9 @@ class Tracing:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            get_logger().debug("no spans are sent: OpenTelemetry's SDK is not installed", install="oomguard[otel]")
+            # Who only names a collector speaks to all programs on the machine; who names an exporter expects spans.
+            tell = get_logger().warning if os.environ.get(_EXPORTER, "").strip() else get_logger().debug
+            tell("no spans are sent: OpenTelemetry's SDK is not installed", install=_install(_OF_SDK, *_names()))
             return None
         troubles = _Troubles()
         troubles.listen()
@@ -110,10 +114,18 @@ def _exporter(name: str) -> SpanExporter:
     found = {entry.name: entry for entry in entry_points(group=_GROUP)}
     entry = next((found[one] for one in wanted if one in found), None)
     if entry is None:
-        raise LookupError(f"no exporter {' or '.join(wanted)} is installed: pip install 'oomguard[otel]'")
+        raise LookupError(f"no exporter {' or '.join(wanted)} is installed: {_install(*wanted[-1:])}")
     make: Callable[[], Any] = entry.load()
     exporter: SpanExporter = make()
     return exporter
+
+
+def _install(*names: str) -> str:
+    """Return what brings these exporters; of one that nobody here knows, how its package is found."""
+    packages: dict[str, str] = table()["packages"]
+    known = dict.fromkeys(shlex.quote(packages[name]) for name in names if name in packages)
+    unknown = [f"a package whose {_GROUP} has {name}" for name in names if name not in packages]
+    return " and ".join([*([f"pip install {' '.join(known)}"] if known else []), *unknown])
 
 
 def _of_otlp() -> tuple[str, ...]:

@@ -138,3 +138,12 @@ def test_words_are_taken_out_of_a_shell_s_text_with_the_blank_before_them():
 )
 def test_a_command_line_that_runs_nothing_raises_nothing(argv):
     assert all(isinstance(one.program, str) for one in inner_commands(argv))
+
+
+def test_every_option_of_a_run_inside_a_run_is_known_so_that_its_command_is_found():
+    from oomguard.cli.run import command
+
+    for option in command.params:
+        for name in (name for name in (*option.opts, *option.secondary_opts) if name.startswith("-")):
+            value = "" if option.is_flag else "value"
+            assert inner(f"env A=1 oomguard run {name} {value} -- vllm serve m").program == "vllm", name

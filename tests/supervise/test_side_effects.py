@@ -268,3 +268,39 @@ def test_where_no_relaunch_is_left_nothing_is_said_of_one(work):
 
     assert "no relaunch is left" in ran.stderr
     assert "repeat" not in ran.stderr
+
+
+OWN = {
+    "metrics": ("--metrics", "a.prom"),
+    "metrics below": ("--metrics", "out/a.prom"),
+    "metrics through a link": ("--metrics", "link.prom"),
+    "journal": ("--journal", "a.sqlite3"),
+    "report": ("--report", "a.html"),
+    "termination message": ("--termination-message", "a.txt"),
+    "all": ("--metrics", "a.prom", "--journal", "a.sqlite3", "--report", "a.json", "--termination-message", "a.txt"),
+}
+
+
+@pytest.mark.parametrize("what", OWN)
+def test_what_oomguard_itself_writes_is_no_side_effect_of_the_command(what, work):
+    (work / "out").mkdir()
+    (work / "link.prom").symlink_to("target.prom")
+    ran = run(work, "", *OWN[what])
+
+    assert ran.returncode == 0, ran.stderr
+    assert "it had written nothing that was seen" in ran.stderr
+
+
+def test_beside_oomguards_own_files_the_commands_count_as_ever(work):
+    ran = run(work, "open('results.jsonl', 'a').write('one\\n')", *OWN["all"])
+
+    assert ran.returncode == 1
+    assert f"it wrote a file: path={work}/results.jsonl" in ran.stderr
+    assert "a.prom known=" not in ran.stderr
+
+
+def test_a_snapshot_that_an_engine_takes_for_oomguard_is_no_side_effect(work):
+    ran = run(work, "open('a.4711.pickle', 'w').write('1')", "--snapshot", "a.pickle")
+
+    assert ran.returncode == 0, ran.stderr
+    assert "it had written nothing that was seen" in ran.stderr

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import oomguard
+from oomguard.errors import SettingError
 from oomguard.incident import Attempt
 from oomguard.telemetry import guarded
 from support.counted import scraped
@@ -199,3 +200,10 @@ def test_without_the_library_the_extra_is_named():
 def test_a_remedied_call_loads_neither_library_where_the_program_has_not():
     ran = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=120, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_what_is_no_registry_is_refused_with_what_to_pass():
+    with pytest.raises(SettingError, match="not 'x'") as caught:
+        oomguard.enable_metrics(registry="x")
+    assert "CollectorRegistry" in str(caught.value)
+    assert "enable_metrics()" in (caught.value.hint or "")

@@ -197,10 +197,14 @@ def test_the_console_exporter_leaves_standard_output_to_the_command():
 @pytest.mark.parametrize(
     ("env", "why"),
     [
-        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "no exporter zipkin is installed"),
+        (
+            {"OTEL_TRACES_EXPORTER": "zipkin"},
+            "no exporter zipkin is installed: pip install opentelemetry-exporter-zipkin",
+        ),
+        ({"OTEL_TRACES_EXPORTER": "mine"}, "a package whose opentelemetry_traces_exporter has mine"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier-pigeon"}, "one of grpc, http/protobuf"),
     ],
-    ids=["exporter", "protocol"],
+    ids=["exporter", "exporter-of-nobody", "protocol"],
 )
 def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs(env, why):
     ran = run(command=("echo", "ran"), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", **env)

@@ -46,3 +46,16 @@ def test_a_folder_in_the_place_of_the_file_is_told(tmp_path: Path):
     (tmp_path / "x.prom").mkdir()
     with pytest.raises(UsageError, match="it is a folder"):
         parse_target(str(tmp_path / "x.prom"))
+
+
+def test_of_a_link_the_target_is_written_so_that_the_link_stays(tmp_path: Path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "x.prom").symlink_to("there/target.prom")
+    assert parse_target(str(tmp_path / "x.prom")) == tmp_path / "there" / "target.prom"
+
+
+@pytest.mark.parametrize("leads_to", ["/dev/null", "x.prom"])
+def test_a_link_to_what_no_file_may_replace_is_refused(tmp_path: Path, leads_to):
+    (tmp_path / "x.prom").symlink_to(leads_to)
+    with pytest.raises(UsageError, match=r"it is no regular file|the folder cannot be written"):
+        parse_target(str(tmp_path / "x.prom"))

@@ -1,0 +1,50 @@
+"""The files that oomguard itself writes while a command runs or after it: none of them is a side effect of the command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from oomguard.supervise.written_files import Identity, identity
+
+_OF_A_JOURNAL: Final = ("", "-journal", "-wal", "-shm")
+_STANDARD: Final = (1, 2)
+
+
+class OwnFiles:
+    """The one list of them for a run. Whoever writes a file adds it here; where a name is given late, it is asked for late.
+
+    Args:
+        paths: those whose names are known; None is passed over.
+        late: each returns some whose names are not known before they are written.
+    """
+
+    def __init__(self, *paths: Path | str | None, late: Iterable[Callable[[], Iterable[Path]]] = ()) -> None:
+        self._named = list(late)
+        known = [Path(path).absolute() for path in paths if path is not None]
+        self.add(lambda: known)
+
+    def add(self, named: Callable[[], Iterable[Path]]) -> None:
+        """Add files; ``named`` is called each time that the list is asked for."""
+        self._named.append(named)
+
+    def identities(self) -> set[Identity]:
+        """Return those that are there now, with the files that our own output goes to."""
+        found: set[Identity] = set()
+        for number in _STANDARD:
+            with contextlib.suppress(OSError):
+                found.add(identity(os.fstat(number)))
+        for named in self._named:
+            for path in named():
+                with contextlib.suppress(OSError):
+                    found.add(identity(path.stat()))
+        return found
+
+
+def of_journal(journal: Path | None) -> Iterator[Path]:
+    """Yield the journal and what SQLite keeps beside it; nothing where no journal is kept."""
+    if journal is not None:
+        yield from (Path(f"{journal}{suffix}") for suffix in _OF_A_JOURNAL)
