@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 FORMS: Final = ("table", "json")
 _DEFAULT_LIMIT: Final = 20
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+# What is asked for, the first that is given: by which options, and those that it heeds beside --journal and --color.
+_ALWAYS: Final = frozenset({"journal", "color"})
+_MODES: Final = {
+    "--forget": (("forget",), _ALWAYS | {"forget", "number", "everything", "model", "yes"}),
+    "--original": (("original",), _ALWAYS | {"original", "number"}),
+    "the number of a run": (("number",), _ALWAYS | {"number", "form"}),
+    "--html": (("page",), _ALWAYS | {"page", "words", "since", "failed", "limit"}),
+}
 
 
 class _Age(click.ParamType):  # type: ignore[type-arg] # click before 8.2 knows no argument
@@ -89,6 +97,7 @@ def command(
     Exit status: 0 ran, 2 bad usage, or a journal that cannot be read.
     """
     path = None if journal is None else Path(journal)
+    _refuse_together(ctx)
     if forget:
         from oomguard.cli.forgetting import forget_learned
 
@@ -106,6 +115,28 @@ def command(
         given = ctx.get_parameter_source("limit") is not click.core.ParameterSource.DEFAULT
         return _write_page(path, asked, limit if given else 0, page)
     return _list(path, asked, limit, form_of(ctx, form, FORMS), color)
+
+
+def _refuse_together(ctx: click.Context) -> None:
+    """Refuse an option that what is asked for does not heed, rather than leave it out.
+
+    Raises:
+        UsageError: one is given.
+    """
+    for mode, (is_of, heeded) in _MODES.items():
+        if not any(_is_given(ctx, name) for name in is_of):
+            continue
+        others = (
+            param.opts[0] for param in ctx.command.params if _is_given(ctx, param.name or "") and param.name not in heeded
+        )
+        if other := next(others, None):
+            raise UsageError(f"{other} does not go with {mode}", hint="oomguard history --help")
+        return
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    """Return whether an option was written on the command line; what the environment says may be for another mode."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE and ctx.params.get(name) is not False
 
 
 def _list(path: Path | None, asked: Asked, limit: int, form: str, color: str) -> int:

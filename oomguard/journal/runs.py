@@ -29,6 +29,7 @@ _SHORT_INCIDENT: Final = """
 CASE WHEN incident IS NOT NULL THEN json_object('kind', json_extract(incident, '$.kind'),
   'causes', json_array(json_object('id', json_extract(incident, '$.causes[0].id')))) END"""
 _AT_ONCE: Final = 500  # SQLite takes so many variables in any version
+_MOST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None =
     Raises:
         sqlite3.Error: the file is damaged or locked.
     """
+    if asked.number is not None and asked.number > _MOST:  # SQLite has no such number
+        return []
     where, values, since = list[str](), list[Any](), ""
     if asked.since is not None:
         since = " AND a.number = 1 AND a.started_at >= ?"
@@ -64,7 +67,7 @@ def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None =
         _RUNS.format(
             since=since,
             where="".join(f" AND {condition}" for condition in where),
-            limit="" if limit is None else f"LIMIT {int(limit)}",
+            limit="" if limit is None else f"LIMIT {min(limit, _MOST)}",
         ),
         values,
     ).fetchall()
