@@ -129,6 +129,7 @@ class Journal:
         measured: Mapping[str, Any],
         ran: Ran | None = None,
         set_by_user: Mapping[str, bool | None] | None = None,
+        seconds: float | None = None,
     ) -> None:
         """Complete a record.
 
@@ -139,14 +140,16 @@ class Journal:
             measured: facts and what this attempt showed of them.
             ran: what ran; what is known of it stays where a later attempt does not tell.
             set_by_user: of the settings that may be changed after it, whether the user had set them.
+            seconds: how long it ran; None: until now.
 
         Raises:
             sqlite3.Error: as ``begin`` does.
         """
         with self._open() as database:
             database.execute(
-                "UPDATE attempt SET ended_at = ?, exit_status = ?, incident = ?, measured = ?, set_by_user = ? WHERE id = ?",
+                "UPDATE attempt SET ended_at = coalesce(started_at + ?, ?), exit_status = ?, incident = ?, measured = ?, set_by_user = ? WHERE id = ?",
                 (
+                    seconds,
                     time.time(),
                     exit_status,
                     None if incident is None else json_line(plain_value(incident)),

@@ -27,7 +27,7 @@ PATCH = Patch("max_model_len", 32768, 1792, Effect.REDUCES_CAPACITY, "it fits", 
 OOM = Incident("cuda_oom", "CUDA out of memory", causes=(Cause("batch_too_large", "OG301", 0.9, (), "Too many."),))
 DAY = 86400.0
 BEGAN = 1_795_600_000.0
-COLORS = {"failed", "repaired", "bad call", "other runs"}
+COLORS = {"failed", "repaired", "bad call", "other runs", "span", "dim"}
 
 
 def attempt(number: int, status: int | None, incident: Incident | None = None, patches=(), measured=None, at=BEGAN):
@@ -152,9 +152,24 @@ def test_commands_are_counted_and_the_one_that_failed_most_is_first():
     ]
     headings, first, second = command_rows(runs)
 
-    assert headings == ("command", "runs", "failed", "repaired", "ran", "causes", "last")
-    assert first[:6] == ("b", "2", "2", "0", "0", "batch_too_large 1")
-    assert second[:6] == ("vllm serve m", "2", "0", "1", "1", "batch_too_large 1")
+    assert headings == ("command", "runs", "failed", "repaired", "ran", "stopped", "causes", "last")
+    assert first[:7] == ("b", "2", "2", "0", "0", "0", "batch_too_large 1")
+    assert second[:7] == ("vllm serve m", "2", "0", "1", "0", "1", "batch_too_large 1")
+
+
+def test_a_run_that_was_stopped_or_has_not_ended_did_not_run():
+    runs = [run(4, attempt(1, 0)), run(3, attempt(1, 143)), run(2, attempt(1, None)), repaired(1)]
+    (headings, row) = command_rows(runs)
+    assert dict(zip(headings[1:6], row[1:6], strict=True)) == {
+        "runs": "4", "failed": "0", "repaired": "1", "ran": "1", "stopped": "1",
+    }
+    assert (headings[6], row[6]) == ("not ended", "1")
+    titles = [shape.title for shape in history_picture(runs).shapes if isinstance(shape, Rect) and ", minute" in shape.title]
+    assert all(words in titles[0] for words in ("1 ran", "1 stopped", "1 not ended", "1 an incident, then it ran"))
+    (headings, row) = change_rows([run(1, attempt(1, 143, None, (PATCH,))), run(2, attempt(1, None, None, (PATCH,)))])
+    assert dict(zip(headings[3:], row[3:], strict=True)) == {
+        "made": "2", "then ran": "0", "then failed": "0", "then stopped": "1", "then not ended": "1",
+    }
 
 
 def test_a_change_is_counted_with_how_often_it_then_ran():
@@ -208,7 +223,7 @@ def test_the_picture_has_spans_of_time_that_suit_its_length(seconds, name):
 
 @given(
     ages=st.lists(st.floats(0, 4e8), min_size=1, max_size=40),
-    kinds=st.lists(st.sampled_from(["ran", "repaired", "failed", "other"]), min_size=40, max_size=40),
+    kinds=st.lists(st.sampled_from(["ran", "repaired", "failed", "other", "stopped", "not ended"]), min_size=40, max_size=40),
 )
 def test_bars_are_as_high_as_runs_are_many_and_all_shapes_lie_in_the_picture(ages, kinds):
     made = {
@@ -216,6 +231,8 @@ def test_bars_are_as_high_as_runs_are_many_and_all_shapes_lie_in_the_picture(age
         "repaired": lambda n, at: repaired(n, at=at),
         "failed": lambda n, at: run(n, attempt(1, 1, OOM, at=at)),
         "other": lambda n, at: run(n, attempt(1, 1, at=at)),
+        "stopped": lambda n, at: run(n, attempt(1, 143, at=at)),
+        "not ended": lambda n, at: run(n, attempt(1, None, at=at)),
     }
     pairs = list(zip(sorted(ages, reverse=True), kinds, strict=False))
     picture = history_picture([made[kind](n, BEGAN + age) for n, (age, kind) in enumerate(pairs)])
@@ -225,6 +242,7 @@ def test_bars_are_as_high_as_runs_are_many_and_all_shapes_lie_in_the_picture(age
     bars = [rect for rect in rects if ", " in rect.title and not rect.title.startswith("run ")]
     counted = {color: sum(bar.height for bar in bars if bar.color == color) for color in COLORS}
     present = {"ran": "other runs", "repaired": "repaired", "failed": "failed", "other": "bad call"}
+    present |= {"stopped": "span", "not ended": "dim"}
     of = {color: sum(1 for _age, kind in pairs if present[kind] == color) for color in COLORS}
     a_run = sum(counted.values()) / len(pairs)
     for color in COLORS:
