@@ -170,7 +170,7 @@ def _show_one(path: Path | None, number: int, form: str, color: str) -> int:
 
 
 def _print_original(path: Path | None, number: int | None) -> int:
-    from oomguard.report.history import to_paste
+    from oomguard.report.history_original import to_paste
 
     if number is None:
         raise UsageError("--original is of one run", hint="oomguard history --original 12; oomguard history lists them")

@@ -11,9 +11,7 @@ from oomguard.incident import Diagnosis, Incident
 from oomguard.past_runs import NOT_ENDED, RAN, REPAIRED, STOPPED, PastAttempt, PastRun
 from oomguard.report.attempts import attempt_dict, attempts_table, checked, reduced
 from oomguard.report.json import SCHEMA, incident_dict, json_line, plain_value
-from oomguard.report.mask import HOME, homes_kept
 from oomguard.report.presentable import drawn, masked
-from oomguard.report.secret_names import MASK
 from oomguard.report.terminal import print_diagnosis
 from oomguard.report.wording import arrow
 
@@ -76,27 +74,6 @@ def failure_words(incident: Incident) -> str:
 def shown_command(run: PastRun) -> str:
     """Return the command before any patch as one line, fit to show: secrets and home folders are masked."""
     return drawn(shlex.join(run.command)).replace("\n", "\\n")
-
-
-def to_paste(run: PastRun) -> tuple[str, list[str]]:
-    """Return the command before any patch as a line to paste, and what to know before it is pasted."""
-    with homes_kept():
-        words = drawn(list(run.command))
-    notes = []
-    if any(MASK in word for word in words):
-        notes.append(f"{MASK} stands for a secret or a prompt, which is not recorded: put it in")
-    if run.folder is not None:
-        with homes_kept():
-            notes.append(f"it was started in {drawn(run.folder)}")
-    elif any(word.startswith(f"{HOME}/") for word in words):
-        notes.append(f"{HOME} stands for the home folder that it named, which is not recorded")
-    return " ".join(map(_quoted, words)), notes
-
-
-def _quoted(word: str) -> str:
-    """Return a word for a shell, which reads a home folder outside quotes only."""
-    begin = f"{HOME}/"
-    return f"{begin}{shlex.quote(word[2:])}" if word.startswith(begin) and len(word) > len(begin) else shlex.quote(word)
 
 
 def learned_words(run: PastRun) -> str | None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from oomguard.incident import Attempt, Cause, Effect, Incident, Patch
 from oomguard.past_runs import PastAttempt, PastRun
-from oomguard.report.history import learned_words, print_run, print_runs, run_dict, run_json, to_paste
+from oomguard.report.history import learned_words, print_run, print_runs, run_dict, run_json
 from oomguard.report.history_html import MOST_ROWS, page
 from oomguard.report.history_picture import WIDTH, history_picture
 from oomguard.report.history_rows import change_rows, command_rows, prediction_rows
@@ -127,14 +127,6 @@ def test_no_secret_no_escape_and_no_markup_of_a_command_reaches_any_form(words):
     assert "<script" not in html
     assert "<b>" not in html
     json.loads(run_json(shown))
-
-
-def test_a_command_to_paste_keeps_home_folders_and_says_what_stands_for_secrets():
-    line, notes = to_paste(repaired(1, command=("sh", "/home/alice/my job.sh", "--key", "***"), folder="/home/alice"))
-
-    assert line == "sh '/home/alice/my job.sh' --key '***'"
-    assert [note[:4] for note in notes] == ["*** ", "it w"]
-    assert "/home/alice" in notes[1]
 
 
 def test_only_a_run_that_worked_with_changes_taught_something():
