@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -127,7 +130,9 @@ def _refuse_together(ctx: click.Context) -> None:
         if not any(_is_given(ctx, name) for name in is_of):
             continue
         others = (
-            param.opts[0] for param in ctx.command.params if _is_given(ctx, param.name or "") and param.name not in heeded
+            param.opts[0]
+            for param in ctx.command.params
+            if _is_given(ctx, param.name or "") and param.name not in heeded
         )
         if other := next(others, None):
             raise UsageError(f"{other} does not go with {mode}", hint="oomguard history --help")
@@ -136,22 +141,27 @@ def _refuse_together(ctx: click.Context) -> None:
 
 def _is_given(ctx: click.Context, name: str) -> bool:
     """Return whether an option was written on the command line; what the environment says may be for another mode."""
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE and ctx.params.get(name) is not False
+    return (
+        ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE and ctx.params.get(name) is not False
+    )
 
 
 def _list(path: Path | None, asked: Asked, limit: int, form: str, color: str) -> int:
     from oomguard.report.history import print_runs, run_json
 
-    runs = _runs(path, asked, limit + 1 if limit else None)
-    shown = runs[:limit] if limit else runs
+    runs = _each(path, asked, limit + 1 if limit else None)
+    first = next(runs, None)
+    if first is None:
+        if form != "json":
+            click.echo(_nothing(path, asked))
+        return 0
+    shown = islice(chain([first], runs), min(limit, sys.maxsize) or None)
     if form == "json":
         for run in shown:
             click.echo(run_json(run))
-    elif shown:
-        print_runs(console(color), shown)
     else:
-        click.echo(_nothing(path, asked))
-    if len(runs) > len(shown):
+        print_runs(console(color), shown)
+    if next(runs, None) is not None:
         click.echo(f"oomguard: the last {limit} runs; --limit 0 shows all", err=True)
     return 0
 
@@ -195,6 +205,15 @@ def _write_page(path: Path | None, asked: Asked, limit: int, target: str) -> int
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--html {target}: {reason}", hint="name a file in a folder that exists") from None
     return 0
+
+
+def _each(path: Path | None, asked: Asked, limit: int | None) -> Iterator[PastRun]:
+    from oomguard.journal.reading import reading
+    from oomguard.journal.runs import each_run
+
+    with reading(path) as database:
+        if database is not None:
+            yield from each_run(database, asked, limit=limit)
 
 
 def _runs(path: Path | None, asked: Asked, limit: int | None) -> list[PastRun]:

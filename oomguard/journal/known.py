@@ -30,7 +30,9 @@ FROM (SELECT a.id, a.settings, r.*, {held} AS held FROM attempt a JOIN run r ON 
   AND coalesce(r.hides_secrets_alone, instr(replace(r.original, '"***"', ''), '***') = 0)
   AND a.id > (SELECT max(id) FROM attempt) - ?)
 WHERE held IS NOT NULL
-GROUP BY original, folder, files, engine, engine_version, device, settings ORDER BY last DESC""".replace("{held}", _HELD)
+GROUP BY original, folder, files, engine, engine_version, device, settings ORDER BY last DESC""".replace(
+    "{held}", _HELD
+)
 _OF_RUN: Final = """
 SELECT r.number, a.session, a.number, a.started_at, a.measured FROM attempt a JOIN run r ON r.session = a.session WHERE a.id = ?"""
 _CHANGED: Final = "SELECT patches FROM attempt WHERE session = ? AND number <= ? ORDER BY number"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
 from oomguard.incident import Attempt
 from oomguard.journal.contract import incident_of, listed, mapped, numbers_of, patch_of, values_of
 from oomguard.past_runs import STOP_STATUSES, PastAttempt, PastRun
-from oomguard.report.json import json_line
 
 # The last attempt of each run decides how it ended.
 _FAILED: Final = """
@@ -34,12 +35,31 @@ _MOST: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which runs: those whose command holds ``command`` in any case, began after ``since`` (Unix seconds), or failed in the end."""
+    """Which runs: their command holds ``command`` in any case, they began after ``since`` (Unix seconds), failed in the end, are
+    of that ``number``, or of one ``before``.
+    """
 
     command: str | None = None
     since: float | None = None
     failed: bool = False
     number: int | None = None
+    before: int | None = None
+
+
+def each_run(database: sqlite3.Connection, asked: Asked, *, limit: int | None = None) -> Iterator[PastRun]:
+    """Yield the runs as ``past_runs`` returns them, read a page at a time: nobody is locked out while they are shown.
+
+    Raises:
+        sqlite3.Error: the file is damaged or locked.
+    """
+    left = _MOST if limit is None else limit
+    while left > 0:
+        runs = past_runs(database, asked, limit=min(left, _AT_ONCE))
+        yield from runs
+        left -= len(runs)
+        if len(runs) < _AT_ONCE:
+            return
+        asked = replace(asked, before=runs[-1].number)
 
 
 def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None = None) -> list[PastRun]:
@@ -55,14 +75,16 @@ def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None =
         since = " AND a.number = 1 AND a.started_at >= ?"
         values.append(asked.since)
     if asked.command is not None:
-        words = "".join(c.lower() if c.isascii() else c for c in json_line([asked.command])[2:-2])
-        where.append("""instr(lower(replace(original, '", "', ' ')), ?) > 0""")
-        values.append(words)
+        where.append("holds(original)")
+        database.create_function("holds", 1, partial(_holds, asked.command.casefold()), deterministic=True)
     if asked.failed:
         where.append(_FAILED.format(stops=", ".join(map(str, STOP_STATUSES))))
     if asked.number is not None:
         where.append("number = ?")
         values.append(asked.number)
+    if asked.before is not None:
+        where.append("number < ?")
+        values.append(asked.before)
     rows = database.execute(
         _RUNS.format(
             since=since,
@@ -73,6 +95,10 @@ def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None =
     ).fetchall()
     attempts = _attempts(database, [row[1] for row in rows], in_full=asked.number is not None)
     return [_run(row, attempts[row[1]]) for row in rows if row[1] in attempts]
+
+
+def _holds(folded: str, original: str) -> bool:
+    return folded in " ".join(words_of(original)).casefold()
 
 
 def _attempts(

@@ -24,7 +24,9 @@ def to_paste(run: PastRun) -> tuple[str, list[str]]:
     if any(MASK in word for word in words):
         notes.append(f"{MASK} stands for a secret or a prompt, which is not recorded: put it in")
     if any(map(_UNSEEN.search, words)):
-        notes.append("it holds characters that a terminal does not show, written as $'...', which bash, zsh and ksh read")
+        notes.append(
+            "it holds characters that a terminal does not show, written as $'...', which bash, zsh and ksh read"
+        )
     if run.folder is not None:
         with homes_kept():
             notes.append(f"it was started in {drawn(run.folder)}")

@@ -78,6 +78,34 @@ def test_the_table_has_when_how_it_ended_what_failed_and_predicted_beside_measur
         assert words in text
 
 
+@pytest.mark.parametrize("width", [20, 40, 59, 60, 80])
+def test_no_line_is_wider_than_the_screen_and_what_failed_has_half_of_it(width):
+    lines = printed(print_runs, [repaired(7), run(6, attempt(1, 143))], width=width).splitlines()
+
+    assert max(map(len, lines)) <= width
+    assert any("cuda_oom:" in line for line in lines)
+    assert sum("batch_too_large" in line for line in lines) == 1
+
+
+def test_the_first_runs_are_shown_before_the_last_are_read_and_all_in_the_same_columns():
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    seen: list[int] = []
+
+    def runs():
+        for number in range(1250, 950, -1):
+            seen.append(len(console.file.getvalue()))
+            yield run(number, attempt(1, 143 if number < 1000 else 0))
+
+    print_runs(console, runs())
+    lines = console.file.getvalue().splitlines()
+
+    assert seen[0] == 0 < seen[-1]
+    assert sum("began" in line for line in lines) == 1
+    assert {line.index("vllm serve m") for line in lines if "vllm" in line} == {lines[1].index("command")}
+    assert {re.search(r"\d{4}-\d\d", line).start() for line in lines if "vllm" in line} == {lines[1].index("began")}
+    assert sum(not line.strip() for line in lines) == 2
+
+
 def test_a_run_in_full_names_what_is_known_of_it_and_says_what_is_not():
     known = run(
         1, attempt(1, 0), folder="/work", engine="vllm", engine_version="0.33.0", model="m", device="H100, 79 GiB"
@@ -153,14 +181,24 @@ def test_a_run_that_was_stopped_or_has_not_ended_did_not_run():
     runs = [run(4, attempt(1, 0)), run(3, attempt(1, 143)), run(2, attempt(1, None)), repaired(1)]
     (headings, row) = command_rows(runs)
     assert dict(zip(headings[1:6], row[1:6], strict=True)) == {
-        "runs": "4", "failed": "0", "repaired": "1", "ran": "1", "stopped": "1",
+        "runs": "4",
+        "failed": "0",
+        "repaired": "1",
+        "ran": "1",
+        "stopped": "1",
     }
     assert (headings[6], row[6]) == ("not ended", "1")
-    titles = [shape.title for shape in history_picture(runs).shapes if isinstance(shape, Rect) and ", minute" in shape.title]
+    titles = [
+        shape.title for shape in history_picture(runs).shapes if isinstance(shape, Rect) and ", minute" in shape.title
+    ]
     assert all(words in titles[0] for words in ("1 ran", "1 stopped", "1 not ended", "1 an incident, then it ran"))
     (headings, row) = change_rows([run(1, attempt(1, 143, None, (PATCH,))), run(2, attempt(1, None, None, (PATCH,)))])
     assert dict(zip(headings[3:], row[3:], strict=True)) == {
-        "made": "2", "then ran": "0", "then failed": "0", "then stopped": "1", "then not ended": "1",
+        "made": "2",
+        "then ran": "0",
+        "then failed": "0",
+        "then stopped": "1",
+        "then not ended": "1",
     }
 
 
@@ -215,7 +253,9 @@ def test_the_picture_has_spans_of_time_that_suit_its_length(seconds, name):
 
 @given(
     ages=st.lists(st.floats(0, 4e8), min_size=1, max_size=40),
-    kinds=st.lists(st.sampled_from(["ran", "repaired", "failed", "other", "stopped", "not ended"]), min_size=40, max_size=40),
+    kinds=st.lists(
+        st.sampled_from(["ran", "repaired", "failed", "other", "stopped", "not ended"]), min_size=40, max_size=40
+    ),
 )
 def test_bars_are_as_high_as_runs_are_many_and_all_shapes_lie_in_the_picture(ages, kinds):
     made = {

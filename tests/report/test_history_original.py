@@ -31,7 +31,9 @@ def test_a_command_to_paste_keeps_home_folders_and_says_what_stands_for_secrets(
     assert "/home/alice" in notes[1]
 
 
-@pytest.mark.parametrize("word", ["a\rb", "\x1b[31mred", "\u202eabc", "\udcff\udc80a'b\\", "\x9b1", "a\nb\rc", "ä\x07 $HOME"])
+@pytest.mark.parametrize(
+    "word", ["a\rb", "\x1b[31mred", "\u202eabc", "\udcff\udc80a'b\\", "\x9b1", "a\nb\rc", "ä\x07 $HOME"]
+)
 def test_characters_that_a_terminal_does_not_show_stay_and_are_told(word: str):
     line, notes = to_paste(run("x", word))
 
