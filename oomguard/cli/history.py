@@ -23,6 +23,7 @@ _DEFAULT_LIMIT: Final = 20
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 # What is asked for, the first that is given: by which options, and those that it heeds beside --journal and --color.
 _ALWAYS: Final = frozenset({"journal", "color"})
+_FILTERS: Final = frozenset({"words", "since", "failed"})  # forgetting more than these name cannot be taken back
 _MODES: Final = {
     "--forget": (("forget",), _ALWAYS | {"forget", "number", "everything", "model", "yes"}),
     "--original": (("original",), _ALWAYS | {"original", "number"}),
@@ -140,10 +141,11 @@ def _refuse_together(ctx: click.Context) -> None:
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:
-    """Return whether an option was written on the command line; what the environment says may be for another mode."""
-    return (
-        ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE and ctx.params.get(name) is not False
-    )
+    """Return whether an option was written on the command line; what the environment says may be for another mode, but for a filter."""
+    source = ctx.get_parameter_source(name)
+    is_written = source is click.core.ParameterSource.COMMANDLINE
+    is_filter = name in _FILTERS and source is not click.core.ParameterSource.DEFAULT and ctx.params["forget"]
+    return (is_written or is_filter) and ctx.params.get(name) not in (False, None)
 
 
 def _list(path: Path | None, asked: Asked, limit: int, form: str, color: str) -> int:

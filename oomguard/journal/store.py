@@ -147,7 +147,8 @@ class Journal:
         """
         with self._open() as database:
             database.execute(
-                "UPDATE attempt SET ended_at = coalesce(started_at + ?, ?), exit_status = ?, incident = ?, measured = ?, set_by_user = ? WHERE id = ?",
+                "UPDATE attempt SET ended_at = coalesce(started_at + ?, ?),"
+                " exit_status = ?, incident = ?, measured = ?, set_by_user = ? WHERE id = ?",
                 (
                     seconds,
                     time.time(),

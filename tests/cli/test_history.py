@@ -102,6 +102,8 @@ def test_a_run_that_is_not_there_is_told_with_the_last_one():
 
 def test_what_is_forgotten_is_never_more_than_what_is_asked_for(old: Path):
     assert history("--forget", "--all", "--yes", "--command", "no such", journal=old).returncode == 2
+    by_variable = {**os.environ, "OOMGUARD_FAILED": "1"}
+    assert oomguard("history", "--forget", "--all", "--yes", "--journal", str(old), env=by_variable).returncode == 2
     rows = [json.loads(line) for line in history("--format", "json", journal=old).stdout.splitlines()]
     assert not any(row["forgotten"] for row in rows)
 
