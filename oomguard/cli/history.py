@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +21,15 @@ if TYPE_CHECKING:
 FORMS: Final = ("table", "json")
 _DEFAULT_LIMIT: Final = 20
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+# What is asked for, the first that is given: by which options, and those that it heeds beside --journal and --color.
+_ALWAYS: Final = frozenset({"journal", "color"})
+_FILTERS: Final = frozenset({"words", "since", "failed"})  # forgetting more than these name cannot be taken back
+_MODES: Final = {
+    "--forget": (("forget",), _ALWAYS | {"forget", "number", "everything", "model", "yes"}),
+    "--original": (("original",), _ALWAYS | {"original", "number"}),
+    "the number of a run": (("number",), _ALWAYS | {"number", "form"}),
+    "--html": (("page",), _ALWAYS | {"page", "words", "since", "failed", "limit"}),
+}
 
 
 class _Age(click.ParamType):  # type: ignore[type-arg] # click before 8.2 knows no argument
@@ -89,6 +101,7 @@ def command(
     Exit status: 0 ran, 2 bad usage, or a journal that cannot be read.
     """
     path = None if journal is None else Path(journal)
+    _refuse_together(ctx)
     if forget:
         from oomguard.cli.forgetting import forget_learned
 
@@ -108,19 +121,49 @@ def command(
     return _list(path, asked, limit, form_of(ctx, form, FORMS), color)
 
 
+def _refuse_together(ctx: click.Context) -> None:
+    """Refuse an option that what is asked for does not heed, rather than leave it out.
+
+    Raises:
+        UsageError: one is given.
+    """
+    for mode, (is_of, heeded) in _MODES.items():
+        if not any(_is_given(ctx, name) for name in is_of):
+            continue
+        others = (
+            param.opts[0]
+            for param in ctx.command.params
+            if _is_given(ctx, param.name or "") and param.name not in heeded
+        )
+        if other := next(others, None):
+            raise UsageError(f"{other} does not go with {mode}", hint="oomguard history --help")
+        return
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    """Return whether an option was written on the command line; what the environment says may be for another mode, but for a filter."""
+    source = ctx.get_parameter_source(name)
+    is_written = source is click.core.ParameterSource.COMMANDLINE
+    is_filter = name in _FILTERS and source is not click.core.ParameterSource.DEFAULT and ctx.params["forget"]
+    return (is_written or is_filter) and ctx.params.get(name) not in (False, None)
+
+
 def _list(path: Path | None, asked: Asked, limit: int, form: str, color: str) -> int:
     from oomguard.report.history import print_runs, run_json
 
-    runs = _runs(path, asked, limit + 1 if limit else None)
-    shown = runs[:limit] if limit else runs
+    runs = _each(path, asked, limit + 1 if limit else None)
+    first = next(runs, None)
+    if first is None:
+        if form != "json":
+            click.echo(_nothing(path, asked))
+        return 0
+    shown = islice(chain([first], runs), min(limit, sys.maxsize) or None)
     if form == "json":
         for run in shown:
             click.echo(run_json(run))
-    elif shown:
-        print_runs(console(color), shown)
     else:
-        click.echo(_nothing(path, asked))
-    if len(runs) > len(shown):
+        print_runs(console(color), shown)
+    if next(runs, None) is not None:
         click.echo(f"oomguard: the last {limit} runs; --limit 0 shows all", err=True)
     return 0
 
@@ -139,7 +182,7 @@ def _show_one(path: Path | None, number: int, form: str, color: str) -> int:
 
 
 def _print_original(path: Path | None, number: int | None) -> int:
-    from oomguard.report.history import to_paste
+    from oomguard.report.history_original import to_paste
 
     if number is None:
         raise UsageError("--original is of one run", hint="oomguard history --original 12; oomguard history lists them")
@@ -164,6 +207,15 @@ def _write_page(path: Path | None, asked: Asked, limit: int, target: str) -> int
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--html {target}: {reason}", hint="name a file in a folder that exists") from None
     return 0
+
+
+def _each(path: Path | None, asked: Asked, limit: int | None) -> Iterator[PastRun]:
+    from oomguard.journal.reading import reading
+    from oomguard.journal.runs import each_run
+
+    with reading(path) as database:
+        if database is not None:
+            yield from each_run(database, asked, limit=limit)
 
 
 def _runs(path: Path | None, asked: Asked, limit: int | None) -> list[PastRun]:

@@ -22,12 +22,15 @@ CASE WHEN a.ended_at IS NULL THEN NULL WHEN a.incident IS NOT NULL THEN 0 WHEN a
 WHEN a.exit_status IN ({stops}) AND a.measured <> '{}' THEN 1 END""".replace(
     "{stops}", ", ".join(map(str, STOP_STATUSES))
 )
+# Of a run that does not say so a mask within a word may stand for more than a secret: then other commands look like it.
 _KNOWN: Final = """
 SELECT original, folder, files, engine, engine_version, device, settings, max(CASE WHEN held THEN id END) AS last, sum(held), sum(NOT held),
   max(CASE WHEN NOT held THEN id END)
 FROM (SELECT a.id, a.settings, r.*, {held} AS held FROM attempt a JOIN run r ON r.session = a.session WHERE r.forgotten = 0
+  AND coalesce(r.hides_secrets_alone, instr(replace(r.original, '"***"', ''), '***') = 0)
   AND a.id > (SELECT max(id) FROM attempt) - ?)
-GROUP BY original, folder, files, engine, engine_version, device, settings HAVING last IS NOT NULL ORDER BY last DESC""".replace(
+WHERE held IS NOT NULL
+GROUP BY original, folder, files, engine, engine_version, device, settings ORDER BY last DESC""".replace(
     "{held}", _HELD
 )
 _OF_RUN: Final = """
@@ -81,8 +84,17 @@ class KnownRun:
 
 
 def known_to_work(database: sqlite3.Connection) -> list[Known]:
-    """Return all that is known to work by the last 20,000 attempts and not forgotten, what held last first."""
-    return [_known(row) for row in database.execute(_KNOWN, (_MOST_ATTEMPTS,))]
+    """Return all that is known to work by the last 20,000 attempts and not forgotten, what held last first.
+
+    A failure whose engine, version or device was not recorded counts for each that it may have been.
+    """
+    rows = database.execute(_KNOWN, (_MOST_ATTEMPTS,)).fetchall()
+    alike: dict[tuple[Any, ...], list[_Group]] = {}
+    groups = [_Group(row[:3] + row[6:7], row[3:6], *row[7:]) for row in rows]
+    for group in groups:
+        if group.last_failed is not None:
+            alike.setdefault(group.started, []).append(group)
+    return [_known(group, alike.get(group.started, [])) for group in groups if group.last is not None]
 
 
 def last_run(database: sqlite3.Connection, known: Known) -> KnownRun:
@@ -107,8 +119,27 @@ def _joined(first: Patch, then: Patch) -> Patch:
     return replace(then, old=first.old, effect=max(first.effect, then.effect))
 
 
-def _known(row: tuple[Any, ...]) -> Known:
-    original, folder, files, engine, version, device, settings, last, held, failed, last_failed = row
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Attempts started alike (command, folder, files, changes) on the same engine, version and device: how often they held and failed."""
+
+    started: tuple[Any, ...]
+    ran_on: tuple[str | None, ...]
+    last: int | None
+    held: int
+    failed: int
+    last_failed: int | None
+
+    def may_be(self, other: _Group) -> bool:
+        return all(a is None or b is None or a == b for a, b in zip(self.ran_on, other.ran_on, strict=True))
+
+
+def _known(group: _Group, failures: list[_Group]) -> Known:
+    original, folder, files, settings = group.started
+    engine, version, device = group.ran_on
+    same = [other for other in failures if group.may_be(other)]
+    last = group.last or 0
+    since = any(other.last_failed is not None and other.last_failed > last for other in same)
+    failed = sum(other.failed for other in same)
     changed = values_of(mapped(settings))
-    since = last_failed is not None and last_failed > last
-    return Known(words_of(original), folder, files, engine, version, device, changed, held, failed or 0, since, last)
+    return Known(words_of(original), folder, files, engine, version, device, changed, group.held, failed, since, last)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
 from oomguard.incident import Attempt
 from oomguard.journal.contract import incident_of, listed, mapped, numbers_of, patch_of, values_of
 from oomguard.past_runs import STOP_STATUSES, PastAttempt, PastRun
-from oomguard.report.json import json_line
 
 # The last attempt of each run decides how it ended.
 _FAILED: Final = """
@@ -29,16 +30,36 @@ _SHORT_INCIDENT: Final = """
 CASE WHEN incident IS NOT NULL THEN json_object('kind', json_extract(incident, '$.kind'),
   'causes', json_array(json_object('id', json_extract(incident, '$.causes[0].id')))) END"""
 _AT_ONCE: Final = 500  # SQLite takes so many variables in any version
+_MOST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which runs: those whose command holds ``command`` in any case, began after ``since`` (Unix seconds), or failed in the end."""
+    """Which runs: their command holds ``command`` in any case, they began after ``since`` (Unix seconds), failed in the end, are
+    of that ``number``, or of one ``before``.
+    """
 
     command: str | None = None
     since: float | None = None
     failed: bool = False
     number: int | None = None
+    before: int | None = None
+
+
+def each_run(database: sqlite3.Connection, asked: Asked, *, limit: int | None = None) -> Iterator[PastRun]:
+    """Yield the runs as ``past_runs`` returns them, read a page at a time: nobody is locked out while they are shown.
+
+    Raises:
+        sqlite3.Error: the file is damaged or locked.
+    """
+    left = _MOST if limit is None else limit
+    while left > 0:
+        runs = past_runs(database, asked, limit=min(left, _AT_ONCE))
+        yield from runs
+        left -= len(runs)
+        if len(runs) < _AT_ONCE:
+            return
+        asked = replace(asked, before=runs[-1].number)
 
 
 def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None = None) -> list[PastRun]:
@@ -47,29 +68,37 @@ def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None =
     Raises:
         sqlite3.Error: the file is damaged or locked.
     """
+    if asked.number is not None and asked.number > _MOST:  # SQLite has no such number
+        return []
     where, values, since = list[str](), list[Any](), ""
     if asked.since is not None:
         since = " AND a.number = 1 AND a.started_at >= ?"
         values.append(asked.since)
     if asked.command is not None:
-        words = "".join(c.lower() if c.isascii() else c for c in json_line([asked.command])[2:-2])
-        where.append("""instr(lower(replace(original, '", "', ' ')), ?) > 0""")
-        values.append(words)
+        where.append("holds(original)")
+        database.create_function("holds", 1, partial(_holds, asked.command.casefold()), deterministic=True)
     if asked.failed:
         where.append(_FAILED.format(stops=", ".join(map(str, STOP_STATUSES))))
     if asked.number is not None:
         where.append("number = ?")
         values.append(asked.number)
+    if asked.before is not None:
+        where.append("number < ?")
+        values.append(asked.before)
     rows = database.execute(
         _RUNS.format(
             since=since,
             where="".join(f" AND {condition}" for condition in where),
-            limit="" if limit is None else f"LIMIT {int(limit)}",
+            limit="" if limit is None else f"LIMIT {min(limit, _MOST)}",
         ),
         values,
     ).fetchall()
     attempts = _attempts(database, [row[1] for row in rows], in_full=asked.number is not None)
     return [_run(row, attempts[row[1]]) for row in rows if row[1] in attempts]
+
+
+def _holds(folded: str, original: str) -> bool:
+    return folded in " ".join(words_of(original)).casefold()
 
 
 def _attempts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _SCHEMA_1: Final = (
     """
 CREATE TABLE IF NOT EXISTS attempt (
@@ -51,7 +51,11 @@ CREATE TRIGGER attempt_of_no_run AFTER INSERT ON attempt
 WHEN NOT EXISTS (SELECT 1 FROM run WHERE session = NEW.session)
 BEGIN INSERT INTO run (session, original) VALUES (NEW.session, NEW.command); END""",
 )
-_STEPS: Final = (_SCHEMA_1, _SCHEMA_2)
+_SCHEMA_3: Final = (
+    # Whether masking hid secrets alone of the original, so that another command looks different; NULL where it was not recorded.
+    "ALTER TABLE run ADD COLUMN hides_secrets_alone INTEGER",
+)
+_STEPS: Final = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3)
 
 
 def version_of(database: sqlite3.Connection) -> int:

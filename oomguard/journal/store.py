@@ -27,7 +27,8 @@ class Record:
     """One attempt as the journal keeps it; times are Unix seconds, and the caller has masked every text.
 
     ``original`` is the command before any patch (empty: ``command``), ``folder`` where it was started, ``files`` the digest of the
-    files that it names: of the first attempt of a session they are kept for all of it.
+    files that it names, ``hides_secrets_alone`` whether masking hid nothing else of it (None: not known): of the first attempt of a
+    session they are kept for all of it.
     """
 
     session: str
@@ -44,6 +45,7 @@ class Record:
     original: Sequence[str] = ()
     folder: str | None = None
     files: str | None = None
+    hides_secrets_alone: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,9 @@ class Journal:
         with self._open() as database:
             original = json_line(list(record.original or record.command))
             database.execute(
-                "INSERT INTO run (session, original, folder, files) SELECT ?1, ?2, ?3, ?4"
+                "INSERT INTO run (session, original, folder, files, hides_secrets_alone) SELECT ?1, ?2, ?3, ?4, ?5"
                 " WHERE NOT EXISTS (SELECT 1 FROM run WHERE session = ?1)",  # one that is ignored would use up a number
-                (record.session, original, record.folder, record.files),
+                (record.session, original, record.folder, record.files, record.hides_secrets_alone),
             )
             row = database.execute(
                 "INSERT INTO attempt (session, number, started_at, command, settings, patches, predicted, measured)"
@@ -127,6 +129,7 @@ class Journal:
         measured: Mapping[str, Any],
         ran: Ran | None = None,
         set_by_user: Mapping[str, bool | None] | None = None,
+        seconds: float | None = None,
     ) -> None:
         """Complete a record.
 
@@ -137,14 +140,17 @@ class Journal:
             measured: facts and what this attempt showed of them.
             ran: what ran; what is known of it stays where a later attempt does not tell.
             set_by_user: of the settings that may be changed after it, whether the user had set them.
+            seconds: how long it ran; None: until now.
 
         Raises:
             sqlite3.Error: as ``begin`` does.
         """
         with self._open() as database:
             database.execute(
-                "UPDATE attempt SET ended_at = ?, exit_status = ?, incident = ?, measured = ?, set_by_user = ? WHERE id = ?",
+                "UPDATE attempt SET ended_at = coalesce(started_at + ?, ?),"
+                " exit_status = ?, incident = ?, measured = ?, set_by_user = ? WHERE id = ?",
                 (
+                    seconds,
                     time.time(),
                     exit_status,
                     None if incident is None else json_line(plain_value(incident)),

@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import datetime
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.incident import Diagnosis, Incident
-from oomguard.past_runs import NOT_ENDED, RAN, REPAIRED, STOPPED, PastAttempt, PastRun
+from oomguard.past_runs import RAN, REPAIRED, STOPPED, PastAttempt, PastRun
 from oomguard.report.attempts import attempt_dict, attempts_table, checked, reduced
 from oomguard.report.json import SCHEMA, incident_dict, json_line, plain_value
-from oomguard.report.mask import HOME, homes_kept
 from oomguard.report.presentable import drawn, masked
-from oomguard.report.secret_names import MASK
 from oomguard.report.terminal import print_diagnosis
 from oomguard.report.wording import arrow
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STYLES: Final = {"ran": "green", "repaired": "yellow", "failed": "bold red", "stopped": "dim", NOT_ENDED: "dim"}
+_NARROW_COLUMNS: Final = 60
 _NOT_RECORDED: Final = "not recorded"
 
 
-def print_runs(console: Console, runs: Sequence[PastRun]) -> None:
-    """Print a row a run, in the order given: when, how it ended, what failed, what was changed, predicted beside measured."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def print_runs(console: Console, runs: Iterable[PastRun]) -> None:
+    """Print a row a run, in the order given: when, how it ended, what failed, what was changed, predicted beside measured.
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("run", justify="right", no_wrap=True)
-    table.add_column("began", no_wrap=True)
-    table.add_column("result", no_wrap=True)
-    table.add_column("command, what failed, what was changed")
-    for run in runs:
-        lines = [Text(shown_command(run), style="bold"), *(Text(line) for line in happened(run))]
-        result = Text(run.result, style=_STYLES[run.result]).append(f"\n{status_words(run)}", style="not bold dim")
-        table.add_row(str(run.number), f"{moment(run.began_at)}\n{took(run)}", result, Text("\n").join(lines))
-    console.print(table)
+    A page at a time, so that the first are seen at once; on a narrow screen each run below its number instead of beside it.
+    """
+    from oomguard.report.history_table import PAGE_RUNS, print_below, print_table
+
+    rows = iter(runs)
+    pages = iter(lambda: list(islice(rows, PAGE_RUNS)), [])
+    (print_below if console.width < _NARROW_COLUMNS else print_table)(console, pages)
 
 
 def print_run(console: Console, run: PastRun) -> None:
@@ -76,27 +69,6 @@ def failure_words(incident: Incident) -> str:
 def shown_command(run: PastRun) -> str:
     """Return the command before any patch as one line, fit to show: secrets and home folders are masked."""
     return drawn(shlex.join(run.command)).replace("\n", "\\n")
-
-
-def to_paste(run: PastRun) -> tuple[str, list[str]]:
-    """Return the command before any patch as a line to paste, and what to know before it is pasted."""
-    with homes_kept():
-        words = drawn(list(run.command))
-    notes = []
-    if any(MASK in word for word in words):
-        notes.append(f"{MASK} stands for a secret or a prompt, which is not recorded: put it in")
-    if run.folder is not None:
-        with homes_kept():
-            notes.append(f"it was started in {drawn(run.folder)}")
-    elif any(word.startswith(f"{HOME}/") for word in words):
-        notes.append(f"{HOME} stands for the home folder that it named, which is not recorded")
-    return " ".join(map(_quoted, words)), notes
-
-
-def _quoted(word: str) -> str:
-    """Return a word for a shell, which reads a home folder outside quotes only."""
-    begin = f"{HOME}/"
-    return f"{begin}{shlex.quote(word[2:])}" if word.startswith(begin) and len(word) > len(begin) else shlex.quote(word)
 
 
 def learned_words(run: PastRun) -> str | None:

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.past_runs import FAILED, REPAIRED, PastRun
+from oomguard.past_runs import FAILED, NOT_ENDED, RAN, REPAIRED, STOPPED, PastRun
 from oomguard.report.history import failure_words, moment, shown_command
 from oomguard.report.picture import Label, Line, Picture, Rect
 from oomguard.report.presentable import drawn
 
 Shape = Rect | Line | Label
 WIDTH: Final = 960
-_LEFT, _RIGHT, _TOP = 250, 24, 44
+_LEFT, _RIGHT, _TOP = 250, 24, 60
 _PLOT: Final = WIDTH - _LEFT - _RIGHT
 _PANEL, _LANE, _GAP = 150, 26, 30
 _MOST_SPANS: Final = 48
@@ -30,7 +30,14 @@ _NAMES: Final = ("minute", "10 minutes", "hour", "6 hours", "day", "week", "4 we
 _ENDED: Final = "an incident ended it"
 _RECOVERED: Final = "an incident, then it ran"
 _OTHERWISE: Final = "failed of something else"
-_COLORS: Final = {_ENDED: "failed", _RECOVERED: "repaired", _OTHERWISE: "bad call", "ran": "other runs"}
+_COLORS: Final = {
+    _ENDED: "failed",
+    _RECOVERED: "repaired",
+    _OTHERWISE: "bad call",
+    RAN: "other runs",
+    STOPPED: "span",
+    NOT_ENDED: "dim",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ def history_picture(runs: Sequence[PastRun]) -> Picture:
 
 
 def _legend() -> Iterator[Shape]:
-    x = float(_LEFT)
+    x = float(_RIGHT)
     for words, color in _COLORS.items():
         yield Rect(x, 14, 12, 12, color)
         yield Label(x + 18, 24, words, "dim")
@@ -108,7 +115,7 @@ def _bars(runs: Sequence[PastRun], time: _Time) -> Iterator[Shape]:
 def _became(run: PastRun) -> str:
     if run.result == FAILED:
         return _ENDED if run.attempts[-1].attempt.incident is not None else _OTHERWISE
-    return _RECOVERED if run.result == REPAIRED else "ran"
+    return _RECOVERED if run.result == REPAIRED else run.result
 
 
 def _lanes(runs: Sequence[PastRun]) -> list[tuple[str, list[PastRun]]]:

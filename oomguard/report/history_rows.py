@@ -15,6 +15,9 @@ from oomguard.report.wording import arrow
 
 Rows = list[tuple[str, ...]]
 _MOST_CAUSES: Final = 3
+_ENDS: Final = (FAILED, REPAIRED, RAN, STOPPED, NOT_ENDED)
+_THEN: Final = (RAN, FAILED, STOPPED, NOT_ENDED)
+_SELDOM: Final = (STOPPED, NOT_ENDED)
 
 
 def command_rows(runs: Iterable[PastRun]) -> Rows:
@@ -27,14 +30,11 @@ def command_rows(runs: Iterable[PastRun]) -> Rows:
         counts = Counter(run.result for run in same)
         causes = Counter(i.causes[0].id if i.causes else "unknown" for run in same for i in run.incidents)
         most = "\n".join(f"{cause} {times}" for cause, times in causes.most_common(_MOST_CAUSES))
-        numbers = (len(same), counts[FAILED], counts[REPAIRED], counts[RAN] + counts[STOPPED], counts[NOT_ENDED])
+        numbers = (len(same), *(counts[result] for result in _ENDS))
         rows.append((numbers, (shown_command(same[0]), *(f"{n:,}" for n in numbers), most, moment(same[0].began_at))))
     rows.sort(key=lambda row: (-row[0][1], -row[0][2], -row[0][0], row[1][0]))
-    headings = ("command", "runs", "failed", "repaired", "ran", NOT_ENDED, "causes", "last")
-    columns = [
-        i for i, name in enumerate(headings) if name != NOT_ENDED or any(numbers[-1] for numbers, _texts in rows)
-    ]
-    return [tuple(texts[i] for i in columns) for texts in (headings, *(drawn(texts) for _numbers, texts in rows))]
+    headings = ("command", "runs", *_ENDS, "causes", "last")
+    return _without_zeros([headings, *(drawn(texts) for _numbers, texts in rows)])
 
 
 def change_rows(runs: Iterable[PastRun]) -> Rows:
@@ -46,8 +46,18 @@ def change_rows(runs: Iterable[PastRun]) -> Rows:
                 key = patch.setting, arrow(patch), str(patch.effect)
                 counts.setdefault(key, Counter())[past.result] += 1
     ordered = sorted(counts.items(), key=lambda item: (-item[1].total(), item[0]))
-    rows = [(*key, f"{n.total():,}", f"{n[RAN] + n[STOPPED]:,}", f"{n[FAILED]:,}") for key, n in ordered]
-    return [("setting", "change", "effect", "made", "then ran", "then failed"), *drawn(rows)]
+    rows = [(*key, f"{n.total():,}", *(f"{n[result]:,}" for result in _THEN)) for key, n in ordered]
+    headings = ("setting", "change", "effect", "made", *(f"then {result}" for result in _THEN))
+    return _without_zeros([headings, *drawn(rows)])
+
+
+def _without_zeros(rows: Rows) -> Rows:
+    """Leave out the columns of what seldom happens, where it did not."""
+    headings, texts = rows[0], rows[1:]
+    columns = [
+        i for i, name in enumerate(headings) if not name.endswith(_SELDOM) or any(row[i] != "0" for row in texts)
+    ]
+    return [tuple(row[i] for i in columns) for row in rows]
 
 
 def prediction_rows(runs: Iterable[PastRun], *, most: int) -> tuple[Rows, str]:

@@ -10,6 +10,7 @@ from typing import Final
 
 from oomguard.report.secret_commands import hide_in_text, kept_chars
 from oomguard.report.secret_names import MASK, NUMBER, PROMPT, PROMPT_IDS, looks_made, secrecy, tells
+from oomguard.report.secret_scripts import hide_in_script, is_script
 from oomguard.report.secret_shapes import hide_shapes
 from oomguard.report.values import ValueSpan, value_at
 
@@ -123,6 +124,9 @@ def _pass_words(words: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         if hide and _hides_next(hide, word):
             masked.append(MASK)
+        elif any(map(str.isspace, name)) or is_script(words, index):  # a secret in it ends before the word does
+            text = mask(hide_in_script(word[: by_program.get(index)]))
+            masked.append(f"{text}{MASK}" if index in by_program else text)
         elif equals and _hides_assigned(name) and tells(name, value):
             masked.append(f"{name}={MASK}")
         elif index in by_program:

@@ -73,6 +73,12 @@ def programs() -> dict[str, Program]:
 
 
 @functools.cache
+def interpreters() -> frozenset[str]:
+    """Return the programs to whose ``-c`` a word is a program, without the version at the end of their names."""
+    return frozenset(_data()["script"]["interpreters"])
+
+
+@functools.cache
 def token_rests() -> dict[str, str]:
     """Return what follows each prefix of a token, as a pattern."""
     return {prefix: row["rest"] for row in _data()["token"] for prefix in row["prefix"]}

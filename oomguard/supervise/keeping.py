@@ -98,7 +98,8 @@ class Keeper:
         status = attempt.exit_status if attempt.exit_status is not None else 125
         try:
             ran = what_ran(attempt.incident, start, self._device)
-            told: dict[str, Any] = {"ran": ran, "set_by_user": chosen_by_user(attempt.incident)}
+            chosen = chosen_by_user(attempt.incident)
+            told: dict[str, Any] = {"ran": ran, "set_by_user": chosen, "seconds": attempt.seconds}
             journal.end(row, exit_status=status, incident=incident, measured=attempt.measured, **told)
         except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
             self._give_up(error)

@@ -66,6 +66,8 @@ class _Reuse:
         policy = with_needed(self.policy, insight.asked_length(self.launch))
         version, device = insight.version(self.launch), device_words()
         reasons = []
+        if not started_as(self.launch.argv)["hides_secrets_alone"]:
+            return "the journal masks more of this command than its secrets, and other commands would look like it"
         for known in self._of_command(database, engine):
             differs = _differs(known, version, device)
             if differs is None and known.files != started_as(self.launch.argv)["files"]:

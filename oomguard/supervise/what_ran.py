@@ -16,6 +16,7 @@ from oomguard.observe.nvml import devices
 from oomguard.regular_file import read_regular
 from oomguard.remedy.policy import set_by_user
 from oomguard.report.mask import homes_kept, mask, mask_command
+from oomguard.report.secret_scripts import hides_secrets_alone
 from oomguard.settings import value_in_force
 
 # What decides what a command does: programs, and what they are configured by.
@@ -25,11 +26,13 @@ _MOST_FILES: Final = 16
 
 
 def started_as(argv: Sequence[str]) -> dict[str, Any]:
-    """Return how a run was started, as the journal keeps it: the command with its secrets masked, the folder, the files' digest."""
+    """Return how a run was started, as the journal keeps it: the command masked, and whether of secrets alone, folder, files' digest."""
     folder = None
     with homes_kept(), suppress(OSError):  # the working directory may be gone
         folder = mask(str(Path.cwd()))
-    return {"original": mask_command(argv, keep_homes=True), "folder": folder, "files": digest_of_files(argv)}
+    original = mask_command(argv, keep_homes=True)
+    is_exact = hides_secrets_alone(argv, original)
+    return {"original": original, "folder": folder, "files": digest_of_files(argv), "hides_secrets_alone": is_exact}
 
 
 def digest_of_files(argv: Sequence[str]) -> str | None:

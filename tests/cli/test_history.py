@@ -100,6 +100,19 @@ def test_a_run_that_is_not_there_is_told_with_the_last_one():
     assert "there is no run 9: the last one is 4" in ran.stderr
 
 
+def test_what_is_forgotten_is_never_more_than_what_is_asked_for(old: Path):
+    assert history("--forget", "--all", "--yes", "--command", "no such", journal=old).returncode == 2
+    by_variable = {**os.environ, "OOMGUARD_FAILED": "1"}
+    assert oomguard("history", "--forget", "--all", "--yes", "--journal", str(old), env=by_variable).returncode == 2
+    rows = [json.loads(line) for line in history("--format", "json", journal=old).stdout.splitlines()]
+    assert not any(row["forgotten"] for row in rows)
+
+
+def test_a_number_beyond_those_of_the_journal_is_no_run_and_no_bound():
+    assert "there is no run 99999999999999999999999: the last one is 4" in history("9" * 23).stderr
+    assert len(history("--limit", "9223372036854775808", "--format", "json").stdout.splitlines()) == 4
+
+
 def test_a_history_without_runs_says_where_they_would_be_and_makes_no_journal():
     ran = history(journal=None)
     assert (ran.returncode, ran.stdout) == (0, f"no run is recorded in {default_path()}: oomguard run writes there\n")
@@ -125,6 +138,19 @@ def test_what_is_no_journal_is_one_message(tmp_path: Path, arguments: tuple[str,
         ("--model", "m"),
         ("--forget",),
         ("--forget", "1", "--all"),
+        ("--forget", "--all", "--yes", "--command", "vllm"),
+        ("--forget", "--all", "--yes", "--since", "7d"),
+        ("--forget", "1", "--yes", "--failed"),
+        ("--forget", "1", "--yes", "--original"),
+        ("1", "--html", "-"),
+        ("1", "--command", "x"),
+        ("1", "--limit", "3"),
+        ("--original", "1", "--format", "json"),
+        ("--original", "1", "--failed"),
+        ("--html", "-", "--format", "json"),
+        ("99999999999999999999999",),
+        ("--original", "9223372036854775808"),
+        ("--forget", "9223372036854775808", "--yes"),
         ("--since", "yesterday"),
         ("--since", "nand"),
         ("--limit", "-1"),

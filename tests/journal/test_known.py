@@ -103,3 +103,35 @@ def test_the_last_run_tells_what_changed_from_the_value_before_any_change_at_the
     assert (run.number, run.began_at) == (1, 103.0)
     assert (changed.old, changed.new, str(changed.effect)) == (0.9, 0.85, "reduces-capacity")
     assert (run.measured, run.set_by_user) == ({"kv_cache_capacity_tokens": 1792}, {"gpu_memory_utilization": False})
+
+
+@pytest.mark.parametrize("ran", [Ran("vllm", None, None, "H100"), Ran(None, None, None, "H100"), None])
+def test_a_failure_since_of_which_no_engine_version_was_recorded_counts_for_each_version(journal: Journal, ran):
+    write(journal, "a", (0.8, 0, False))
+    write(journal, "b", (0.8, 1, True), ran=ran)
+
+    assert [(one.held, one.failed, one.has_failed_since) for one in known(journal)] == [(1, 1, True)]
+
+
+def test_a_failure_of_another_engine_version_does_not_count(journal: Journal):
+    write(journal, "a", (0.8, 0, False))
+    write(journal, "b", (0.8, 1, True), ran=Ran("vllm", "0.32.0", "m", "H100"))
+
+    assert [(one.failed, one.has_failed_since) for one in known(journal)] == [(0, False)]
+
+
+@pytest.mark.parametrize(
+    ("word", "told", "is_known"),
+    [
+        ("x", None, True),
+        ("***", None, True),
+        ("API_KEY=***", None, False),
+        ("API_KEY=***", False, False),
+        ("API_KEY=***", True, True),
+    ],
+)
+def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_known(journal, word, told, is_known):
+    row = journal.begin(Record("a", 1, ["sh", word], {}, [], hides_secrets_alone=told))
+    journal.end(row, exit_status=0, incident=None, measured={})
+
+    assert bool(known(journal)) == is_known

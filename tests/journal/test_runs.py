@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.journal.reading import reading
-from oomguard.journal.runs import Asked, past_runs
+from oomguard.journal.runs import Asked, each_run, past_runs
 from oomguard.journal.store import Journal, Record
 from oomguard.past_runs import PastRun
 
@@ -87,7 +87,7 @@ def test_a_command_is_found_by_words_of_it_in_any_case(journal: Journal):
     write(journal, "a", (0, False), command=("python", "my job.py", "--who", 'the "best"', "ä\\n"))
     write(journal, "b", (0, False))
 
-    for text in ("MY JOB", "python my", 'the "best" ä\\n', "--who"):
+    for text in ("MY JOB", "python my", 'the "best" ä\\n', 'THE "BEST" Ä\\N', "--who"):
         assert [run.session for run in runs(journal, command=text)] == ["a"]
     assert [run.session for run in runs(journal, command="vllm serve")] == ["b"]
     assert runs(journal, command="%") == runs(journal, command="_") == []
@@ -135,3 +135,19 @@ def test_any_text_that_is_searched_for_finds_the_command_that_is_that_text(tmp_p
     write(journal, "s", (0, False), command=("run", text))
 
     assert [run.command for run in runs(journal, command=text)] == [("run", text)]
+
+
+def test_runs_are_read_page_by_page_and_nobody_is_locked_out_meanwhile(journal: Journal, monkeypatch):
+    monkeypatch.setattr("oomguard.journal.runs._AT_ONCE", 2)
+    for i in range(5):
+        write(journal, f"s{i}", (0, False))
+    with reading(journal.path) as database:
+        assert database is not None
+        found = each_run(database, Asked(command="vllm"))
+        numbers = [next(found).number]
+        write(Journal(journal.path, busy_s=0.0), "meanwhile", (0, False))
+        numbers += [run.number for run in found]
+        limited = [run.number for run in each_run(database, Asked(), limit=3)]
+
+    assert numbers == [5, 4, 3, 2, 1]
+    assert limited == [6, 5, 4]

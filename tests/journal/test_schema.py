@@ -59,7 +59,7 @@ def test_an_old_journal_is_written_on(old: Path):
     journal.end(row, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0", "./m", "H100"))
 
     assert ask(old, "SELECT * FROM run WHERE number = 5") == [
-        (5, "new", '["vllm"]', "/work", "abc", "vllm", "0.33.0", "./m", "H100", 0)
+        (5, "new", '["vllm"]', "/work", "abc", "vllm", "0.33.0", "./m", "H100", 0, None)
     ]
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from oomguard.incident import Attempt, Cause, Effect, Incident, Patch
 from oomguard.past_runs import PastAttempt, PastRun
-from oomguard.report.history import learned_words, print_run, print_runs, run_dict, run_json, to_paste
+from oomguard.report.history import learned_words, print_run, print_runs, run_dict, run_json
 from oomguard.report.history_html import MOST_ROWS, page
 from oomguard.report.history_picture import WIDTH, history_picture
 from oomguard.report.history_rows import change_rows, command_rows, prediction_rows
@@ -27,7 +27,7 @@ PATCH = Patch("max_model_len", 32768, 1792, Effect.REDUCES_CAPACITY, "it fits", 
 OOM = Incident("cuda_oom", "CUDA out of memory", causes=(Cause("batch_too_large", "OG301", 0.9, (), "Too many."),))
 DAY = 86400.0
 BEGAN = 1_795_600_000.0
-COLORS = {"failed", "repaired", "bad call", "other runs"}
+COLORS = {"failed", "repaired", "bad call", "other runs", "span", "dim"}
 
 
 def attempt(number: int, status: int | None, incident: Incident | None = None, patches=(), measured=None, at=BEGAN):
@@ -76,6 +76,34 @@ def test_the_table_has_when_how_it_ended_what_failed_and_predicted_beside_measur
         "KV tokens 1,792 -> 1,808",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 59, 60, 80])
+def test_no_line_is_wider_than_the_screen_and_what_failed_has_half_of_it(width):
+    lines = printed(print_runs, [repaired(7), run(6, attempt(1, 143))], width=width).splitlines()
+
+    assert max(map(len, lines)) <= width
+    assert any("cuda_oom:" in line for line in lines)
+    assert sum("batch_too_large" in line for line in lines) == 1
+
+
+def test_the_first_runs_are_shown_before_the_last_are_read_and_all_in_the_same_columns():
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    seen: list[int] = []
+
+    def runs():
+        for number in range(1250, 950, -1):
+            seen.append(len(console.file.getvalue()))
+            yield run(number, attempt(1, 143 if number < 1000 else 0))
+
+    print_runs(console, runs())
+    lines = console.file.getvalue().splitlines()
+
+    assert seen[0] == 0 < seen[-1]
+    assert sum("began" in line for line in lines) == 1
+    assert {line.index("vllm serve m") for line in lines if "vllm" in line} == {lines[1].index("command")}
+    assert {re.search(r"\d{4}-\d\d", line).start() for line in lines if "vllm" in line} == {lines[1].index("began")}
+    assert sum(not line.strip() for line in lines) == 2
 
 
 def test_a_run_in_full_names_what_is_known_of_it_and_says_what_is_not():
@@ -129,14 +157,6 @@ def test_no_secret_no_escape_and_no_markup_of_a_command_reaches_any_form(words):
     json.loads(run_json(shown))
 
 
-def test_a_command_to_paste_keeps_home_folders_and_says_what_stands_for_secrets():
-    line, notes = to_paste(repaired(1, command=("sh", "/home/alice/my job.sh", "--key", "***"), folder="/home/alice"))
-
-    assert line == "sh '/home/alice/my job.sh' --key '***'"
-    assert [note[:4] for note in notes] == ["*** ", "it w"]
-    assert "/home/alice" in notes[1]
-
-
 def test_only_a_run_that_worked_with_changes_taught_something():
     assert "max_model_len = 1792" in (learned_words(repaired(3)) or "")
     assert learned_words(run(1, attempt(1, 0))) is None
@@ -152,9 +172,34 @@ def test_commands_are_counted_and_the_one_that_failed_most_is_first():
     ]
     headings, first, second = command_rows(runs)
 
-    assert headings == ("command", "runs", "failed", "repaired", "ran", "causes", "last")
-    assert first[:6] == ("b", "2", "2", "0", "0", "batch_too_large 1")
-    assert second[:6] == ("vllm serve m", "2", "0", "1", "1", "batch_too_large 1")
+    assert headings == ("command", "runs", "failed", "repaired", "ran", "stopped", "causes", "last")
+    assert first[:7] == ("b", "2", "2", "0", "0", "0", "batch_too_large 1")
+    assert second[:7] == ("vllm serve m", "2", "0", "1", "0", "1", "batch_too_large 1")
+
+
+def test_a_run_that_was_stopped_or_has_not_ended_did_not_run():
+    runs = [run(4, attempt(1, 0)), run(3, attempt(1, 143)), run(2, attempt(1, None)), repaired(1)]
+    (headings, row) = command_rows(runs)
+    assert dict(zip(headings[1:6], row[1:6], strict=True)) == {
+        "runs": "4",
+        "failed": "0",
+        "repaired": "1",
+        "ran": "1",
+        "stopped": "1",
+    }
+    assert (headings[6], row[6]) == ("not ended", "1")
+    titles = [
+        shape.title for shape in history_picture(runs).shapes if isinstance(shape, Rect) and ", minute" in shape.title
+    ]
+    assert all(words in titles[0] for words in ("1 ran", "1 stopped", "1 not ended", "1 an incident, then it ran"))
+    (headings, row) = change_rows([run(1, attempt(1, 143, None, (PATCH,))), run(2, attempt(1, None, None, (PATCH,)))])
+    assert dict(zip(headings[3:], row[3:], strict=True)) == {
+        "made": "2",
+        "then ran": "0",
+        "then failed": "0",
+        "then stopped": "1",
+        "then not ended": "1",
+    }
 
 
 def test_a_change_is_counted_with_how_often_it_then_ran():
@@ -208,7 +253,9 @@ def test_the_picture_has_spans_of_time_that_suit_its_length(seconds, name):
 
 @given(
     ages=st.lists(st.floats(0, 4e8), min_size=1, max_size=40),
-    kinds=st.lists(st.sampled_from(["ran", "repaired", "failed", "other"]), min_size=40, max_size=40),
+    kinds=st.lists(
+        st.sampled_from(["ran", "repaired", "failed", "other", "stopped", "not ended"]), min_size=40, max_size=40
+    ),
 )
 def test_bars_are_as_high_as_runs_are_many_and_all_shapes_lie_in_the_picture(ages, kinds):
     made = {
@@ -216,6 +263,8 @@ def test_bars_are_as_high_as_runs_are_many_and_all_shapes_lie_in_the_picture(age
         "repaired": lambda n, at: repaired(n, at=at),
         "failed": lambda n, at: run(n, attempt(1, 1, OOM, at=at)),
         "other": lambda n, at: run(n, attempt(1, 1, at=at)),
+        "stopped": lambda n, at: run(n, attempt(1, 143, at=at)),
+        "not ended": lambda n, at: run(n, attempt(1, None, at=at)),
     }
     pairs = list(zip(sorted(ages, reverse=True), kinds, strict=False))
     picture = history_picture([made[kind](n, BEGAN + age) for n, (age, kind) in enumerate(pairs)])
@@ -225,6 +274,7 @@ def test_bars_are_as_high_as_runs_are_many_and_all_shapes_lie_in_the_picture(age
     bars = [rect for rect in rects if ", " in rect.title and not rect.title.startswith("run ")]
     counted = {color: sum(bar.height for bar in bars if bar.color == color) for color in COLORS}
     present = {"ran": "other runs", "repaired": "repaired", "failed": "failed", "other": "bad call"}
+    present |= {"stopped": "span", "not ended": "dim"}
     of = {color: sum(1 for _age, kind in pairs if present[kind] == color) for color in COLORS}
     a_run = sum(counted.values()) / len(pairs)
     for color in COLORS:

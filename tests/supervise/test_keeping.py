@@ -66,3 +66,12 @@ def test_a_place_that_nobody_named_is_told_only_where_there_was_a_failure_to_kee
         keeper.begin(1, ["job"], {}, ())
         keeper.end(attempt)
     assert told == [("no journal is kept", "no place")]
+
+
+def test_an_attempt_took_as_long_as_it_ran_and_not_as_long_as_its_diagnosis(tmp_path):
+    keeper = Keeper(lambda: Journal(tmp_path / "journal"))
+    keeper.begin(1, ["job"], {}, ())
+    keeper.end(replace(FAILED, seconds=1234.5))
+    (record,) = Journal(tmp_path / "journal").records()
+
+    assert record.ended_at - record.started_at == pytest.approx(1234.5)

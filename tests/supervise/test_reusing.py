@@ -138,6 +138,31 @@ def test_another_secret_is_the_same_command(journal: Journal):
     assert taken(journal, (*SERVE, "--api-key", "Correct7horse")) == {"max_model_len": 1792}
 
 
+SCRIPT = "export HF_TOKEN={}; vllm bench latency --model ./m --max-model-len 32768"
+
+
+def test_a_shell_s_command_with_another_secret_is_the_same_command(journal: Journal):
+    write(journal, ("bash", "-c", SCRIPT.format("hf_abc")), by_user=False)
+
+    assert taken(journal, ("bash", "-c", SCRIPT.format("hf_other"))) == {"max_model_len": 1792}
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (("sh", "-c", "export API_KEY=aaa; sh job.sh"), ("sh", "-c", "export API_KEY=aaa; sh other.sh")),
+        (("sh", "-c", "API_KEY=aaa; sh job.sh"), ("sh", "-c", "API_KEY=aaa; sh other.sh")),
+        (("sh", "-c", "serve --api-key=aaa --n 1"), ("sh", "-c", "serve --api-key=aaa --n 2")),
+        (("ssh", "h", "API_KEY=aaa; sh job.sh"), ("ssh", "h", "API_KEY=aaa; sh other.sh")),
+        (("ssh", "h", "API_KEY=aaa; sh job.sh"), ("ssh", "h", "API_KEY=aaa")),
+    ],
+)
+def test_what_stands_behind_a_secret_in_its_word_makes_another_command(journal: Journal, then, now):
+    write(journal, then, by_user=False)
+
+    assert taken(journal, now) == {}
+
+
 def test_another_device_is_another_matter(journal: Journal):
     write(journal, device="NVIDIA H100 80GB HBM3, 79.65 GiB")
 

@@ -23,7 +23,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_is_kept_masked_with_home_folders_and_the_folder(folder: Path):
     kept = started_as(["sh", "/home/alice/job.sh", "--api-key", "Hunter2"])
 
-    assert kept == {"original": ["sh", "/home/alice/job.sh", "--api-key", "***"], "folder": str(folder), "files": None}
+    assert kept == {
+        "original": ["sh", "/home/alice/job.sh", "--api-key", "***"],
+        "folder": str(folder),
+        "files": None,
+        "hides_secrets_alone": True,
+    }
 
 
 def test_the_digest_is_that_of_programs_and_configurations_as_they_are(folder: Path):
