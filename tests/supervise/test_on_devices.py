@@ -68,10 +68,19 @@ def test_a_script_gets_a_device_that_nobody_uses_and_is_told_why(gpus):
     assert "what it needs is not known" in errors
 
 
-@pytest.mark.parametrize(("asked", "visible"), [("2", "0,1"), ("2,0", "2,0"), ("3,", "3")])
-def test_a_number_or_a_list_decides(gpus, asked, visible):
+@pytest.mark.parametrize(
+    ("asked", "visible"),
+    [("2", "0,1"), ("2,0", "2,0"), ("3,", "3"), (f"{simulated_gpus.uuid(3)},1", "3,1")],
+    ids=["number", "list", "one", "uuid"],
+)
+def test_a_number_or_a_list_decides_and_a_list_s_order_is_kept(gpus, asked, visible):
     _, out, errors = run(gpus, ("--gpus", asked), PRINT)
-    assert sorted(out.split()[0].removeprefix("visible=").split(",")) == sorted(visible.split(",")), errors
+    assert out.split()[0] == f"visible={visible}", errors
+
+
+def test_the_order_of_the_user_s_variable_is_kept(gpus):
+    _, out, errors = run(gpus, ("--gpus", "2"), PRINT, CUDA_VISIBLE_DEVICES="1,0")
+    assert out.split()[0] == "visible=1,0", errors
 
 
 def test_the_user_s_variable_is_a_limit(gpus):
@@ -80,7 +89,7 @@ def test_the_user_s_variable_is_a_limit(gpus):
     assert "hides GPU 0, GPU 1" in errors
     status, _, errors = run(gpus, ("--gpus", "0,"), PRINT, CUDA_VISIBLE_DEVICES="3,2")
     assert status == 2
-    assert "--gpus names 0, which is not among the devices here (GPU 3, GPU 2)" in errors
+    assert "--gpus names 0, which is not among the devices here (GPU 3, GPU 2; CUDA_VISIBLE_DEVICES=3,2 hides GPU 0, GPU 1)" in errors
 
 
 def test_a_variable_that_the_command_sets_itself_is_told_before_the_start(gpus):
