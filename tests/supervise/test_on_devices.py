@@ -89,7 +89,10 @@ def test_the_user_s_variable_is_a_limit(gpus):
     assert "hides GPU 0, GPU 1" in errors
     status, _, errors = run(gpus, ("--gpus", "0,"), PRINT, CUDA_VISIBLE_DEVICES="3,2")
     assert status == 2
-    assert "--gpus names 0, which is not among the devices here (GPU 3, GPU 2; CUDA_VISIBLE_DEVICES=3,2 hides GPU 0, GPU 1)" in errors
+    assert (
+        "--gpus names 0, which is not among the devices here (GPU 3, GPU 2; CUDA_VISIBLE_DEVICES=3,2 hides GPU 0, GPU 1)"
+        in errors
+    )
 
 
 def test_a_variable_that_the_command_sets_itself_is_told_before_the_start(gpus):
@@ -307,6 +310,12 @@ def test_a_lease_folder_that_cannot_be_used_is_told_and_the_command_runs(gpus, t
     assert "no leases: two starts at one moment may choose one device" in errors
 
 
+def test_a_run_inside_a_run_gets_what_the_command_in_it_needs(gpus):
+    ours = [sys.executable, "-m", "oomguard", "run", "--gpus", "auto", "--"]
+    status, _, errors = run(gpus, ("--gpus", "auto"), [*ours, *serve(gpus, "-tp", "2")])
+    assert (status, used(gpus)) == (0, [[simulated_gpus.uuid(0), simulated_gpus.uuid(1)]]), errors
+
+
 def test_a_run_inside_a_run_has_the_leases_of_the_outer_one(gpus):
     gpus.are_alike(1)
     inner = [sys.executable, "-m", "oomguard", "run", "--gpus", "auto", "--", *PRINT]
@@ -321,6 +330,7 @@ def test_a_run_inside_a_run_has_the_leases_of_the_outer_one(gpus):
         (("--gpus", "auto", "--wait", "soon"), "is no time such as 30m"),
         (("--gpus", "some"), "not understood"),
         (("--gpus", "9,"), "--gpus names 9"),
+        (("--gpus", "auto", "--lease-folder", ""), "--lease-folder '' names no folder"),
     ],
 )
 def test_an_option_that_cannot_be_understood_is_a_mistake(gpus, options, told):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +15,11 @@ OPTIONS = ("--gpus", "auto", "--restart", "on-failure", "--idempotent")
 
 def fails(gpus: Gpus) -> list[str]:
     """Return a server that ends with 3 until ``succeeds_from_now`` is called."""
-    (gpus.folder / "status").write_text("3")
-    return ["sh", "-c", f"{shlex.join(serve(gpus))}; exit $(cat {shlex.quote(str(gpus.folder / 'status'))})"]
+    status = gpus.folder / "status"
+    status.write_text("3")
+    with (gpus.folder / "bin" / "vllm").open("a") as program:
+        program.write(f"\nraise SystemExit(int(open({str(status)!r}).read()))\n")
+    return serve(gpus)
 
 
 def succeeds_from_now(gpus: Gpus) -> None:
