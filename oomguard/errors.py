@@ -111,3 +111,8 @@ class LaunchError(OomguardError):
     def __init__(self, message: str, *, exit_status: int) -> None:
         super().__init__(message)
         self.exit_status = exit_status
+
+
+def exit_status_of(error: OomguardError) -> int:
+    """Return the exit status of a command line that ends of this error."""
+    return int(getattr(error, "exit_status", 2 if isinstance(error, UsageError) else 125))

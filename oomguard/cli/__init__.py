@@ -14,7 +14,7 @@ import click
 from oomguard._version import __version__
 from oomguard.cli.config import read_configuration
 from oomguard.cli.own_output import GONE_STATUS, OutputLostError, pass_on, told_apart
-from oomguard.errors import OomguardError, UsageError
+from oomguard.errors import OomguardError, exit_status_of
 from oomguard.switch import disabled
 
 # Name -> (module, one line for --help): the help page needs no sub-command's imports.
@@ -103,7 +103,7 @@ def _status_of(words: list[str]) -> Any:
         return 2
     except OomguardError as error:
         show_error(error)
-        return getattr(error, "exit_status", 2 if isinstance(error, UsageError) else 125)
+        return exit_status_of(error)
     except Exception as error:  # noqa: BLE001 - a failure of oomguard's own has a status that no command has
         show_error(OomguardError(f"internal error: {type(error).__name__}: {error}"))
         if "-v" in words or "--verbose" in words:

@@ -76,11 +76,18 @@ class PlacementOptions:
         return OnDevices(placer, self.lease, self.wait_s, DEVICE in pinned)
 
 
+def _folder_named(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value == "":
+        raise UsageError("--lease-folder '' names no folder", hint="leave it out for /tmp/oomguard-leases")
+    return value
+
+
 def lease_folder_option(function: F) -> F:
     """Add --lease-folder."""
     return option(
         "--lease-folder",
         type=click.Path(file_okay=False),
+        callback=_folder_named,
         metavar="DIR",
         help="Where leases of devices lie; the same for all who share them. [default: /tmp/oomguard-leases]",
     )(function)

@@ -233,7 +233,7 @@ def command(
             own_files=OwnFiles(report, termination_message, late=[] if asked is None else [asked.files]),
         )
         supervision.begins_with = known
-        outcome = run_told(supervision, signals, ctx, metrics, is_inner=outer is not None)
+        outcome = beside.telling_errors()(run_told)(supervision, signals, ctx, metrics, is_inner=outer is not None)
         beside.tell(outcome)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from oomguard.cli.options import SECONDS, decorated, option
-from oomguard.errors import UsageError
+from oomguard.errors import OomguardError, UsageError, exit_status_of
 
 if TYPE_CHECKING:
     import threading
@@ -154,9 +155,29 @@ class BesideServer:
 
         place = last_words.message_place(self._options.termination_message, os.environ)
         if place is not None and not outcome.attempts[-1].succeeded:
-            last_words.leave_message(place, outcome)
+            last_words.leave_message(place, last_words.message_of(outcome))
         if self._options.slurm_comment:
             text = last_words.message_of(outcome) if outcome.status else "oomguard: ended"
+            last_words.set_job_comment(text, os.environ)
+
+    @contextlib.contextmanager
+    def telling_errors(self) -> Iterator[None]:
+        """Tell of a run that ends before its command could start, as of one that failed; the error goes on."""
+        try:
+            yield
+        except OomguardError as error:
+            self._tell_error(error)
+            raise
+
+    def _tell_error(self, error: OomguardError) -> None:
+        if self._told is not None:
+            self._told.close(exit_status_of(error))
+        from oomguard.serving import last_words
+
+        text = last_words.message_of_error(error)
+        if (place := last_words.message_place(self._options.termination_message, os.environ)) is not None:
+            last_words.leave_message(place, text)
+        if self._options.slurm_comment:
             last_words.set_job_comment(text, os.environ)
 
 

@@ -144,7 +144,10 @@ def _module(command: InnerCommand, at: int, name: str, deep: int) -> Iterator[In
     if wrapper is None:
         yield replace(_behind(command, at + 1), program=f"module:{name}")
         return
-    table = {**_tables()[wrapper.split()[0]], "subcommand": []}
+    command_of, *within = wrapper.split()
+    table = _tables()[command_of]
+    if within:  # the module is the subcommand
+        table = {**table, "subcommand": []}
     yield from _in_wrapper(command, at + 1, table, name, deep)
 
 

@@ -26,21 +26,26 @@ class Asked:
             return f"{','.join(self.named)}{',' if len(self.named) == 1 and self.named[0].isdigit() else ''}"
         return "auto" if self.count is None else str(self.count)
 
-    def among(self, places: Sequence[Place]) -> tuple[Place, ...]:
-        """Return the places that may be taken: those named, else all.
+    def among(self, places: Sequence[Place], *, hidden: str | None = None) -> tuple[Place, ...]:
+        """Return the places that may be taken: those named, else all; ``hidden`` says what hides others.
 
         Raises:
-            UsageError: one that is named is not among them.
+            UsageError: one that is named is not among them, or is named twice.
         """
         if not self.named:
             return tuple(places)
         found: list[Place] = []
         for entry in self.named:
-            named = [place for place in named_by(entry, places) if place not in found]
+            named = named_by(entry, places)
             if not named:
                 there = ", ".join(place.shown for place in places) or "none"
+                why = f"; {hidden}" if hidden else ""
                 raise UsageError(
-                    f"--gpus names {entry}, which is not among the devices here ({there})", hint="oomguard gpus"
+                    f"--gpus names {entry}, which is not among the devices here ({there}{why})", hint="oomguard gpus"
+                )
+            if again := [place for place in named if place in found]:
+                raise UsageError(
+                    f"--gpus {self.shown}: a device is named twice: {entry} is {again[0].shown}", hint=_HOW
                 )
             found += named
         return tuple(found)

@@ -30,6 +30,14 @@ def fitting(need: Need, places: Sequence[Place], accepts: Accepts, *, emptied: b
     return [place for place, _ in sorted(kept, key=order)]
 
 
+def chosen_of(usable: Sequence[Place], count: int, candidates: Sequence[Place]) -> tuple[Place, ...] | None:
+    """Return the ``count`` best of the places that can be taken, in the order of the candidates: that is the user's own where one
+    was given, and it numbers the devices that the program sees. None where there are fewer.
+    """
+    best = first_of_one_kind(usable, count)
+    return None if best is None else tuple(place for place in candidates if place in best)
+
+
 def first_of_one_kind(places: Sequence[Place], count: int) -> tuple[Place, ...] | None:
     """Return the first ``count`` places of one kind, else the first of any kind; None where there are fewer."""
     for one in places:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.errors import PlacementError, UsageError
+from oomguard.errors import PlacementError, SettingError, UsageError
 from oomguard.observe import nvml
 from oomguard.placement.places import BY_BUS, ORDER, VISIBLE, Place, limited, places_of
 from oomguard.records import Record
@@ -52,8 +52,11 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
 
     Raises:
         PlacementError: two programs name one device, there are fewer devices than are wanted, or NVML does not answer.
+        SettingError: what is wanted is not given by program.
         UsageError: a wanted value is no number of devices, and no list of them.
     """
+    if not isinstance(wanted, Mapping):
+        raise SettingError(f"devices are wanted by {wanted!r}, which names no program", hint=_HOW)
     named = {name: _numbers(name, value) for name, value in wanted.items() if not isinstance(value, int)}
     counts = {name: _count(name, value) for name, value in wanted.items() if isinstance(value, int)}
     _refuse_shared(named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from oomguard.errors import PlacementError
@@ -12,7 +12,7 @@ from oomguard.log import get_logger
 from oomguard.observe import nvml
 from oomguard.placement import refusing
 from oomguard.placement.asked import Asked
-from oomguard.placement.choosing import first_of_one_kind, fitting
+from oomguard.placement.choosing import chosen_of, first_of_one_kind, fitting
 from oomguard.placement.found import Now, Taken
 from oomguard.placement.leases import Lease, LeaseFolder
 from oomguard.placement.need import Fitness, Need
@@ -70,7 +70,7 @@ class Placer:
                     if survey.failure is not None and look == 0:
                         return self._blind(survey, need)
                     now, count = self._look(survey, need, ticket, avoid, is_first=look == 0)
-                    chosen = first_of_one_kind(now.open, count)
+                    chosen = chosen_of(now.open, count, now.candidates)
                     taken = None if chosen is None else self._lease(chosen, need)
                     if taken is not None:
                         return taken
@@ -89,24 +89,53 @@ class Placer:
             if ticket is not None:
                 ticket.close()
 
-    def again(self, taken: Taken, need: Need, stopped: Callable[[], bool], *, wait_s: float) -> Taken | None:
-        """Take the leases of the same places once more, whatever is free of them: what is changed was solved for them.
+    def again(
+        self, taken: Taken, need: Need, stopped: Callable[[], bool], *, wait_s: float, stays: bool = False
+    ) -> Taken | None:
+        """Take devices for a command that had some and gave their leases back; None where the user stopped the wait.
+
+        The same ones come first, before who waits: their job has begun. Then others with room, then the same whatever is free of them.
+
+        Args:
+            taken: what it had.
+            need: what the command needs.
+            stopped: asked while it waits.
+            wait_s: how long to wait at most.
+            stays: whether it is to have no others.
 
         Raises:
-            PlacementError: somebody else has one of them for longer than ``wait_s``.
+            PlacementError: others have them for longer than that.
         """
-        until_s = time.monotonic() + wait_s
-        while not stopped():
-            with self.folder.gate():
-                found = self._lease(taken.places, need)
-            if found is not None:
-                return found
-            if time.monotonic() > until_s:
-                held = self.folder.holders(taken.keys)
-                who = "; ".join(refusing.lease_in_words(lease) for lease in held.values())
-                raise PlacementError(f"{taken.shown} is not free again after {wait_s:.0f} s: {who}", is_for_now=True)
-            time.sleep(POLL_S)
-        return None
+        ticket: Ticket | None = None
+        began_s = time.monotonic()
+        try:
+            while not stopped():
+                with self.folder.gate():
+                    now, count = self._look_again(taken, need, ticket)
+                    for places in _choices(taken, now, count, stays=stays):
+                        if (found := self._lease(places, need)) is not None:
+                            return found
+                    because = refusing.rows(need, now)
+                    if (waited_s := time.monotonic() - began_s) >= wait_s:
+                        raise PlacementError(
+                            f"no device, also after {waited_s:.0f} s: {because}", hint="oomguard gpus", is_for_now=True
+                        )
+                    is_first, ticket = ticket is None, ticket or Ticket(self.folder)
+                    ticket.tell(count, [place.key for place in now.usable])
+                if is_first:
+                    told = {"devices": count, "at_most_s": round(wait_s), "because": because}
+                    get_logger().warning("waiting for a device to start again", **told)
+                time.sleep(POLL_S)
+            return None
+        finally:
+            if ticket is not None:
+                ticket.close()
+
+    def _look_again(self, taken: Taken, need: Need, ticket: Ticket | None) -> tuple[Now, int]:
+        survey = nvml.survey()
+        if survey.failure is None:
+            return self._look(survey, need, ticket, (), is_first=False)
+        return Now(taken.places, (), self._leased(taken.keys), ()), len(taken.places)
 
     def _look(
         self, survey: nvml.Survey, need: Need, ticket: Ticket | None, avoid: Collection[str], *, is_first: bool
@@ -117,7 +146,7 @@ class Placer:
         if need.devices is not None and count < need.devices:
             raise refusing.too_few_asked(self.asked, need, count)
         permitted = [refusing.judged(place, need, count, len(survey.gpus)) for place in limit.places]
-        candidates = [place for place in self.asked.among(permitted) if place.key not in avoid]
+        candidates = [place for place in self.asked.among(permitted, hidden=limit.hides) if place.key not in avoid]
         accepts = self._accepts
         if is_first and not avoid:
             self._tell_once(need, everywhere, limit.hides)
@@ -126,11 +155,15 @@ class Placer:
                 raise refusing.fits_nowhere(need, candidates, count, limit.hides, self.asked)
         usable = fitting(need, candidates, accepts)
         keys = [place.key for place in everywhere]
-        leased = {key: lease for key, lease in self.folder.holders(keys).items() if not self._is_ours(lease)}
+        leased = self._leased(keys)
         free = [key for key in keys if key not in leased]
         kept = kept_for(waiting_before(self.folder, ticket), free)
-        told = {key: refusing.lease_in_words(lease) for key, lease in leased.items()}
-        return Now(tuple(candidates), tuple(usable), told, tuple(kept)), count
+        return Now(tuple(candidates), tuple(usable), leased, tuple(kept)), count
+
+    def _leased(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return which of these somebody else has, with who that is in words."""
+        held = self.folder.holders(keys)
+        return {key: refusing.lease_in_words(lease) for key, lease in held.items() if not self._is_ours(lease)}
 
     def _blind(self, survey: nvml.Survey, need: Need) -> Taken:
         """Place a command where NVML does not answer: on the devices that are named by number, else as it is."""
@@ -173,6 +206,15 @@ class Placer:
             log.info("what it needs is not known: it gets a device that nobody uses", reason=need.unknown)
         if self.folder.why_off is not None:
             log.warning("no leases: two starts at one moment may choose one device", reason=self.folder.why_off)
+
+
+def _choices(taken: Taken, now: Now, count: int, *, stays: bool) -> Iterator[tuple[Place, ...]]:
+    """Yield what a command that had devices may have now, the best first; a lease says whether it can be had."""
+    if taken.keys <= {place.key for place in now.usable}:
+        yield taken.places
+    if not stays and (others := chosen_of(now.open, count, now.candidates)) is not None:
+        yield others
+    yield taken.places
 
 
 def command_in_words(argv: Sequence[str]) -> str:

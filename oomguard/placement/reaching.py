@@ -12,7 +12,14 @@ from oomguard.errors import UsageError
 from oomguard.placement.places import VISIBLE
 
 # What starts the program elsewhere, with variables of its own.
-_ELSEWHERE: Final = frozenset({"docker", "podman", "nerdctl", "ssh", "kubectl"})
+_ELSEWHERE: Final = {
+    **dict.fromkeys(
+        ("docker", "podman", "nerdctl"),
+        "name the devices to it (docker run --gpus '\"device=UUID\"'), or run oomguard inside",
+    ),
+    "ssh": "its devices are another machine's: run oomguard there (ssh HOST oomguard run --gpus auto -- …)",
+    "kubectl": "its devices are those of the pod: run oomguard inside",
+}
 
 
 def refuse_own_variable(argv: Sequence[str]) -> None:
@@ -30,7 +37,7 @@ def why_not_reached(argv: Sequence[str]) -> str | None:
     """Return why the variables do not reach the program, None where they do as far as can be told."""
     name = PurePath(argv[0]).name
     if name in _ELSEWHERE:
-        return f"{name} hands no variable on: name the devices to it (docker run --gpus '\"device=UUID\"'), or run oomguard inside"
+        return f"{name} hands no variable on: {_ELSEWHERE[name]}"
     if any(inner.has_no_others for inner in inner_commands(argv)):
         return "a wrapper in the command takes the inherited variables away"
     return None

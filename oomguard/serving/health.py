@@ -137,7 +137,7 @@ class Health:
         return acts
 
     def goes_on(self) -> None:
-        """Note that the server works, and say so where it was told otherwise."""
-        if self.wrong is not None:
+        """Note that the server works, and say so where it was told otherwise; one that is being stopped moves for that."""
+        if self.wrong is not None and not self.is_stopped():
             get_logger().info("the server goes on", after=self.wrong)
             self.wrong = None

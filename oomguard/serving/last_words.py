@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from oomguard.errors import OomguardError, exit_status_of
 from oomguard.log import get_logger
 
 if TYPE_CHECKING:
@@ -44,6 +45,15 @@ def message_of(outcome: Outcome) -> str:
     return cut("\n".join([*lines, *notes, f"  {end}"]), MOST_BYTES)
 
 
+def message_of_error(error: OomguardError) -> str:
+    """Return why nothing ran: what is wrong, and what to do; at most ``MOST_BYTES``."""
+    from oomguard.report.presentable import drawn
+
+    hint = getattr(error, "hint", None)
+    lines = [f"oomguard: {drawn(str(error))}", *([f"  {drawn(hint)}"] if hint else [])]
+    return cut("\n".join([*lines, f"  exit status {exit_status_of(error)}"]), MOST_BYTES)
+
+
 def cut(text: str, most_bytes: int) -> str:
     """Return a text of at most so many bytes of UTF-8, cut between characters."""
     data = text.encode("utf-8", "replace")
@@ -60,10 +70,10 @@ def message_place(asked: str | None, environ: Mapping[str, str]) -> Path | None:
     return DEFAULT_MESSAGE if in_a_pod else None
 
 
-def leave_message(place: Path, outcome: Outcome) -> None:
+def leave_message(place: Path, text: str) -> None:
     """Write how a run ended that failed; a place that cannot be written is told."""
     try:
-        place.write_text(message_of(outcome), encoding="utf-8")
+        place.write_text(text, encoding="utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
         get_logger().warning("the termination message could not be written", path=str(place), reason=reason)

@@ -27,8 +27,8 @@ from oomguard.surfaces import as_env
 _NEIGHBOUR: Final = "colocated_process"
 # What an engine says before it has taken anything.
 _CAME_SINCE: Final = ("startup_free_memory_below_utilization", "utilization_too_high")
-# An attempt after the first is a part of a job that has begun: a start that is on its device for the moment is waited for.
-RELAUNCH_WAIT_S: Final = 600.0
+# An attempt after the first is a part of a job that has begun: where others have every device it waits, though nobody asked, but not long.
+RELAUNCH_WAIT_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -63,8 +63,8 @@ class OnDevices:
         elif self._taken is None:
             self._taken = self.placer.take(need, stopped, wait_s=self.wait_s)
         elif not self._taken.holds_all:
-            wait_s = max(self.wait_s or 0.0, RELAUNCH_WAIT_S)
-            self._taken = self.placer.again(self._taken, need, stopped, wait_s=wait_s)
+            wait_s = RELAUNCH_WAIT_S if self.wait_s is None else self.wait_s
+            self._taken = self.placer.again(self._taken, need, stopped, wait_s=wait_s, stays=self.pinned)
         self._argv = launch.argv
         if self._taken is None:  # the user stopped the wait: nothing is started
             return launch

@@ -127,7 +127,7 @@ class Supervision:
         return outcome_of(ledger, signals, is_cut=self._is_cut)
 
     def _place(self, number: int) -> bool:
-        """Give the attempt that begins its devices; return whether it has them: a first one that has none is an error."""
+        """Give the attempt that begins its devices; return whether to make it: a first one that has none is an error."""
         try:
             self.launch = self.placing.placed(self.launch, self._between.stopped)
         except PlacementError as error:
@@ -135,7 +135,7 @@ class Supervision:
                 raise
             get_logger().warning(f"not run again: {error}", command=self._shown())
             return False
-        return True
+        return number == 1 or not self._between.stopped()  # it may have waited, and been stopped there
 
     def _attempt(self, number: int, signals: Signals, folder: Path) -> None:
         log, ledger = get_logger(), self._ledger

@@ -79,6 +79,13 @@ def test_what_is_no_number_of_devices_is_a_mistake(gpus, wanted):
     assert place(gpus, wanted)[0] == "UsageError"
 
 
+@pytest.mark.parametrize("wanted", [None, ["serve", 2], "serve", 2])
+def test_what_names_no_program_is_a_mistake_with_how_to_ask(gpus, wanted):
+    kind, _, hint = place(gpus, wanted)
+    assert kind == "SettingError"
+    assert '{"serve": 4}' in hint
+
+
 def test_a_named_device_that_fell_off_is_not_there(gpus):
     gpus.are(simulated_gpus.line(0), simulated_gpus.line(1, more="lost"))
     kind, text, _ = place(gpus, {"serve": [1]})

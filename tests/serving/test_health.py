@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from oomguard.serving.health import Health
+
 WATCHED = ("--hang-after", "2")
 RESTARTED = (*WATCHED, "--restart", "on-failure")
 
@@ -213,6 +215,18 @@ def test_a_stop_of_the_user_while_it_hangs_is_a_stop(serve):
     assert served.end() == 0
     assert served.starts() == 1
     assert not served.told("running again")
+
+
+def test_what_moves_while_the_server_is_being_stopped_is_no_server_that_goes_on(capsys):
+    stopped = []
+    health = Health("vllm", 2, lambda _over: None, {}, is_stopped=lambda: bool(stopped), wrong="the server hangs")
+    stopped.append("by the user")
+    health.goes_on()
+    assert "goes on" not in capsys.readouterr().err
+    assert health.wrong == "the server hangs"
+    stopped.clear()
+    health.goes_on()
+    assert health.wrong is None
 
 
 def test_a_file_that_may_hold_the_port_is_said_once(serve, tmp_path):

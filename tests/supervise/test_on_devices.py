@@ -68,10 +68,19 @@ def test_a_script_gets_a_device_that_nobody_uses_and_is_told_why(gpus):
     assert "what it needs is not known" in errors
 
 
-@pytest.mark.parametrize(("asked", "visible"), [("2", "0,1"), ("2,0", "2,0"), ("3,", "3")])
-def test_a_number_or_a_list_decides(gpus, asked, visible):
+@pytest.mark.parametrize(
+    ("asked", "visible"),
+    [("2", "0,1"), ("2,0", "2,0"), ("3,", "3"), (f"{simulated_gpus.uuid(3)},1", "3,1")],
+    ids=["number", "list", "one", "uuid"],
+)
+def test_a_number_or_a_list_decides_and_a_list_s_order_is_kept(gpus, asked, visible):
     _, out, errors = run(gpus, ("--gpus", asked), PRINT)
-    assert sorted(out.split()[0].removeprefix("visible=").split(",")) == sorted(visible.split(",")), errors
+    assert out.split()[0] == f"visible={visible}", errors
+
+
+def test_the_order_of_the_user_s_variable_is_kept(gpus):
+    _, out, errors = run(gpus, ("--gpus", "2"), PRINT, CUDA_VISIBLE_DEVICES="1,0")
+    assert out.split()[0] == "visible=1,0", errors
 
 
 def test_the_user_s_variable_is_a_limit(gpus):
@@ -80,7 +89,10 @@ def test_the_user_s_variable_is_a_limit(gpus):
     assert "hides GPU 0, GPU 1" in errors
     status, _, errors = run(gpus, ("--gpus", "0,"), PRINT, CUDA_VISIBLE_DEVICES="3,2")
     assert status == 2
-    assert "--gpus names 0, which is not among the devices here (GPU 3, GPU 2)" in errors
+    assert (
+        "--gpus names 0, which is not among the devices here (GPU 3, GPU 2; CUDA_VISIBLE_DEVICES=3,2 hides GPU 0, GPU 1)"
+        in errors
+    )
 
 
 def test_a_variable_that_the_command_sets_itself_is_told_before_the_start(gpus):
@@ -298,6 +310,12 @@ def test_a_lease_folder_that_cannot_be_used_is_told_and_the_command_runs(gpus, t
     assert "no leases: two starts at one moment may choose one device" in errors
 
 
+def test_a_run_inside_a_run_gets_what_the_command_in_it_needs(gpus):
+    ours = [sys.executable, "-m", "oomguard", "run", "--gpus", "auto", "--"]
+    status, _, errors = run(gpus, ("--gpus", "auto"), [*ours, *serve(gpus, "-tp", "2")])
+    assert (status, used(gpus)) == (0, [[simulated_gpus.uuid(0), simulated_gpus.uuid(1)]]), errors
+
+
 def test_a_run_inside_a_run_has_the_leases_of_the_outer_one(gpus):
     gpus.are_alike(1)
     inner = [sys.executable, "-m", "oomguard", "run", "--gpus", "auto", "--", *PRINT]
@@ -312,6 +330,7 @@ def test_a_run_inside_a_run_has_the_leases_of_the_outer_one(gpus):
         (("--gpus", "auto", "--wait", "soon"), "is no time such as 30m"),
         (("--gpus", "some"), "not understood"),
         (("--gpus", "9,"), "--gpus names 9"),
+        (("--gpus", "auto", "--lease-folder", ""), "--lease-folder '' names no folder"),
     ],
 )
 def test_an_option_that_cannot_be_understood_is_a_mistake(gpus, options, told):

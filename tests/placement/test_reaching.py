@@ -1,0 +1,19 @@
+"""Whether variables reach the program."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.placement.reaching import why_not_reached
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [("ssh host vllm serve m", "ssh HOST oomguard run"), ("kubectl exec p -- vllm serve m", "those of the pod")],
+)
+def test_docker_s_words_are_docker_s_alone(command, told):
+    reason = why_not_reached(command.split())
+    assert reason is not None
+    assert told in reason
+    assert "docker" not in reason
+    assert "docker run --gpus" in (why_not_reached(["docker", "run", "image"]) or "")
