@@ -61,33 +61,24 @@ class Placer:
             PlacementError: no place does, or none in time.
             UsageError: what is asked for is not there, or contradicts the command.
         """
-        ticket: Ticket | None = None
-        began_s, look = time.monotonic(), 0
-        try:
-            while not stopped():
-                with self.folder.gate():
-                    survey = nvml.survey()
-                    if survey.failure is not None and look == 0:
-                        return self._blind(survey, need)
-                    now, count = self._look(survey, need, ticket, avoid, is_first=look == 0)
-                    chosen = chosen_of(now.open, count, now.candidates)
-                    taken = None if chosen is None else self._lease(chosen, need)
-                    if taken is not None:
-                        return taken
-                    waited_s = time.monotonic() - began_s
-                    if wait_s is None or waited_s >= wait_s:
-                        again = f"oomguard run --gpus {self.asked.shown} --wait 30m -- {self.command}"
-                        raise refusing.no_place_now(need, now, count, None if wait_s is None else waited_s, again)
-                    ticket = ticket or Ticket(self.folder)
-                    ticket.tell(count, [place.key for place in now.usable])
-                look += 1
-                if look == 1:
-                    get_logger().info("waiting for a device", devices=count, because=refusing.rows(need, now))
-                time.sleep(POLL_S)
-            return None
-        finally:
-            if ticket is not None:
-                ticket.close()
+
+        def look(ticket: Ticket | None) -> Taken | tuple[Now, int]:
+            survey, is_first = nvml.survey(), ticket is None
+            if survey.failure is not None and is_first:
+                return self._blind(survey, need)
+            now, count = self._look(survey, need, ticket, avoid, is_first=is_first)
+            chosen = chosen_of(now.open, count, now.candidates)
+            taken = None if chosen is None else self._lease(chosen, need)
+            return (now, count) if taken is None else taken
+
+        def none_there(now: Now, count: int, waited_s: float) -> PlacementError:
+            again = f"oomguard run --gpus {self.asked.shown} --wait 30m -- {self.command}"
+            return refusing.no_place_now(need, now, count, None if wait_s is None else waited_s, again)
+
+        def tell(now: Now, count: int) -> None:
+            get_logger().info("waiting for a device", devices=count, because=refusing.rows(need, now))
+
+        return self._in_turn(look, none_there, tell, stopped, wait_s)
 
     def again(
         self, taken: Taken, need: Need, stopped: Callable[[], bool], *, wait_s: float, stays: bool = False
@@ -106,25 +97,57 @@ class Placer:
         Raises:
             PlacementError: others have them for longer than that.
         """
+
+        def look(ticket: Ticket | None) -> Taken | tuple[Now, int]:
+            now, count = self._look_again(taken, need, ticket)
+            had = (self._lease(places, need) for places in _choices(taken, now, count, stays=stays))
+            return next((found for found in had if found is not None), (now, count))
+
+        def none_there(now: Now, _count: int, waited_s: float) -> PlacementError:
+            because = refusing.rows(need, now)
+            return PlacementError(
+                f"no device, also after {waited_s:.0f} s: {because}", hint="oomguard gpus", is_for_now=True
+            )
+
+        def tell(now: Now, count: int) -> None:
+            told = {"devices": count, "at_most_s": round(wait_s), "because": refusing.rows(need, now)}
+            get_logger().warning("waiting for a device to start again", **told)
+
+        return self._in_turn(look, none_there, tell, stopped, wait_s)
+
+    def _in_turn(
+        self,
+        look: Callable[[Ticket | None], Taken | tuple[Now, int]],
+        none_there: Callable[[Now, int, float], PlacementError],
+        tell: Callable[[Now, int], None],
+        stopped: Callable[[], bool],
+        wait_s: float | None,
+    ) -> Taken | None:
+        """Look until places are had, first come first served; None where the user stopped the wait.
+
+        Args:
+            look: returns what it took, else what there is now and how many are needed; it gets the ticket of who waits.
+            none_there: returns the error that ends the wait, by that and the seconds it took.
+            tell: says, once, that it waits.
+            stopped: asked before each look.
+            wait_s: how long to wait at most; None: not at all.
+        """
         ticket: Ticket | None = None
         began_s = time.monotonic()
         try:
             while not stopped():
                 with self.folder.gate():
-                    now, count = self._look_again(taken, need, ticket)
-                    for places in _choices(taken, now, count, stays=stays):
-                        if (found := self._lease(places, need)) is not None:
-                            return found
-                    because = refusing.rows(need, now)
-                    if (waited_s := time.monotonic() - began_s) >= wait_s:
-                        raise PlacementError(
-                            f"no device, also after {waited_s:.0f} s: {because}", hint="oomguard gpus", is_for_now=True
-                        )
+                    found = look(ticket)
+                    if isinstance(found, Taken):
+                        return found
+                    now, count = found
+                    waited_s = time.monotonic() - began_s
+                    if wait_s is None or waited_s >= wait_s:
+                        raise none_there(now, count, waited_s)
                     is_first, ticket = ticket is None, ticket or Ticket(self.folder)
                     ticket.tell(count, [place.key for place in now.usable])
                 if is_first:
-                    told = {"devices": count, "at_most_s": round(wait_s), "because": because}
-                    get_logger().warning("waiting for a device to start again", **told)
+                    tell(now, count)
                 time.sleep(POLL_S)
             return None
         finally:
