@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from oomguard.engines.command import Launch
 from oomguard.engines.known import insight_of, launcher_of
@@ -65,12 +65,12 @@ class _Reuse:
         insight = insight_of(launcher_of(self.launch))
         policy = with_needed(self.policy, insight.asked_length(self.launch))
         version, device = insight.version(self.launch), device_words()
-        reasons = []
-        if not started_as(self.launch.argv)["hides_secrets_alone"]:
+        reasons, as_kept = [], started_as(self.launch.argv)
+        if not as_kept["hides_secrets_alone"]:
             return "the journal masks more of this command than its secrets, and other commands would look like it"
-        for known in self._of_command(database, engine):
+        for known in self._of_command(database, engine, as_kept):
             differs = _differs(known, version, device)
-            if differs is None and known.files != started_as(self.launch.argv)["files"]:
+            if differs is None and known.files != as_kept["files"]:
                 differs = "the files that the command names have changed"
             if differs is None and known.has_failed_since:
                 differs = "it has failed since"
@@ -84,9 +84,10 @@ class _Reuse:
             reasons.append(f"run {run.number}: {differs}")
         return reasons[0] if reasons else "no run of this command is known to have worked"
 
-    def _of_command(self, database: sqlite3.Connection, engine: WithVariables) -> Iterator[Known]:
+    def _of_command(
+        self, database: sqlite3.Connection, engine: WithVariables, as_kept: Mapping[str, Any]
+    ) -> Iterator[Known]:
         """Yield what is known of the command: the same words, but for settings that were changed, and the same files here."""
-        as_kept = started_as(self.launch.argv)
         asked, is_here = Launch(tuple(as_kept["original"])), names_a_place_here(self.launch.argv)
         for known in known_to_work(database):
             if is_here and known.folder != as_kept["folder"]:
@@ -102,9 +103,8 @@ class _Reuse:
         reason = f"known to work: run {run.number} of {_moment(run.began_at)}"
         patches = []
         for name, value in known.settings.items():
-            if (
-                name not in SETTINGS or name == DEVICE or given.get(name) == value
-            ):  # which device had room then says nothing of now
+            # Which device had room then says nothing of now.
+            if name not in SETTINGS or name == DEVICE or given.get(name) == value:
                 continue
             was = run.patches.get(name)
             patch = was or Patch(name, None, value, effect_of(name, None, value), reason)
