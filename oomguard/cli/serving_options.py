@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -151,14 +152,10 @@ class BesideServer:
         """Tell how the run ended, to all that were asked to hear."""
         if self._told is not None:
             self._told.close(outcome.status)
-        from oomguard.serving import last_words
+        from oomguard.serving.end_message import message_of
 
-        place = last_words.message_place(self._options.termination_message, os.environ)
-        if place is not None and not outcome.attempts[-1].succeeded:
-            last_words.leave_message(place, last_words.message_of(outcome))
-        if self._options.slurm_comment:
-            text = last_words.message_of(outcome) if outcome.status else "oomguard: ended"
-            last_words.set_job_comment(text, os.environ)
+        has_failed = not outcome.attempts[-1].succeeded
+        self._leave(partial(message_of, outcome), as_message=has_failed, as_comment=bool(outcome.status))
 
     @contextlib.contextmanager
     def telling_errors(self) -> Iterator[None]:
@@ -172,13 +169,19 @@ class BesideServer:
     def _tell_error(self, error: OomguardError) -> None:
         if self._told is not None:
             self._told.close(exit_status_of(error))
-        from oomguard.serving import last_words
+        from oomguard.serving.end_message import message_of_error
 
-        text = last_words.message_of_error(error)
-        if (place := last_words.message_place(self._options.termination_message, os.environ)) is not None:
-            last_words.leave_message(place, text)
+        self._leave(partial(message_of_error, error), as_message=True, as_comment=True)
+
+    def _leave(self, text: Callable[[], str], *, as_message: bool, as_comment: bool) -> None:
+        """Leave how the run ended where that is asked for; where it is no comment, the job's says that it ended."""
+        from oomguard.serving.end_message import leave_message, message_place, set_job_comment
+
+        place = message_place(self._options.termination_message, os.environ)
+        if place is not None and as_message:
+            leave_message(place, text())
         if self._options.slurm_comment:
-            last_words.set_job_comment(text, os.environ)
+            set_job_comment(text() if as_comment else "oomguard: ended", os.environ)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.serving.last_words import MOST_BYTES, cut, message_place
+from oomguard.serving.end_message import MOST_BYTES, cut, message_place
 from support.supervising import RUN
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
