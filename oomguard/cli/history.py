@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.options import color_option, console, form_of, option
+from oomguard.cli.options import UNITS_S, color_option, console, form_of, option
 from oomguard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 FORMS: Final = ("table", "json")
 _DEFAULT_LIMIT: Final = 20
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 # What is asked for, the first that is given: by which options, and those that it heeds beside --journal and --color.
 _ALWAYS: Final = frozenset({"journal", "color"})
 _FILTERS: Final = frozenset({"words", "since", "failed"})  # forgetting more than these name cannot be taken back
@@ -40,7 +39,7 @@ class _Age(click.ParamType):  # type: ignore[type-arg] # click before 8.2 knows 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip().lower()
         try:
-            seconds = float(text[:-1]) * _UNITS_S[text[-1:]]
+            seconds = float(text[:-1]) * UNITS_S[text[-1:]]
         except (ValueError, KeyError):
             seconds = -1.0
         if not 0 <= seconds < time.time():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 import click
 
@@ -33,6 +33,8 @@ class _Seconds(click.FloatRange):
 
 
 SECONDS = _Seconds(min=0, max=10**9)
+# What the units of a time are worth that a user writes, such as 90m or 7d.
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def option(*names: str, **kwargs: Any) -> Callable[[F], F]:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 
-from oomguard.cli.options import F, decorated, option
+from oomguard.cli.options import UNITS_S, F, decorated, option
 from oomguard.errors import UsageError
 
 if TYPE_CHECKING:
     from oomguard.supervise.placing import Placing
 
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+|\d+(?:\.\d+)?")
 
 
@@ -34,9 +33,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         text = str(value).strip().lower()
         if not _DURATION.fullmatch(text):
             self.fail(f"{value!r} is no time such as 30m, 1h30m, or 90 (seconds)", param, ctx)
-        if text[-1] not in _UNITS_S:
+        if text[-1] not in UNITS_S:
             return float(text)
-        return sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
+        return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
 
 
 @dataclass(frozen=True, slots=True)
