@@ -148,10 +148,9 @@ def equal_the_journal() -> int:
             run("-q", "--journal", str(journal), "--metrics", str(file), command=command)
             found = {key: value for key, value in scraped(file.read_text()).items() if key[0].endswith("_total")}
             del found[("oomguard_failed_attempts_seconds_total",)]
-            equal += found == counted(records(journal))
-            print(
-                f"{what}: {'the same' if found == counted(records(journal)) else f'{found}, {counted(records(journal))}'}"
-            )
+            kept = counted(records(journal))
+            equal += found == kept
+            print(f"{what}: {'the same' if found == kept else f'{found}, {kept}'}")
     return equal
 
 
