@@ -24,19 +24,7 @@ from simulated_gpus import Gpus, build
 FOUR = [0, 1, 2, 3]
 OOM = "CUDA out of memory"
 # Llama 3.1 8B, in place of the guide's own model.
-MODEL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-}
+MODEL = json.loads((Path(__file__).parent / "models" / "llama-3.1-8b.json").read_text())
 EXTRACT = [sys.executable, str(JOBS / "extract_activations.py")]
 PLACE = """
 import json, sys, oomguard

@@ -20,19 +20,7 @@ from oomguard.placement.turns import waiting_before
 from support.supervising import RUN
 
 # Llama 3.1 8B: 15 GiB in bfloat16, which fits on 24 GiB with requests of 8,192 tokens.
-LLAMA_8B = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-}
+LLAMA_8B = json.loads((Path(simulated_gpus.__file__).parent / "models" / "llama-3.1-8b.json").read_text())
 LIMIT_S = 180
 
 

@@ -11,21 +11,11 @@ import pytest
 
 LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+    **json.loads((Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text()),
     "_name_or_path": "/home/mary/secret-model",
     "auto_map": {"AutoModel": "mary/secret--modeling.Secret"},
     "hub token": "hf_abcdefghijklmnop",
     "note": "hf_abcdefghijklmnop",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
     "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
 }
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 
 import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from cuda_limit import limit_cuda  # noqa: E402
 from model_calls import VOCAB, assert_same, made  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
@@ -48,19 +47,8 @@ class Place:
         torch.cuda.reset_peak_memory_stats()
         return call(), torch.cuda.max_memory_allocated()
 
-    @contextlib.contextmanager
     def limit(self, capacity_bytes):
-        if self.kind == "cpu":
-            with limit_memory(capacity_bytes):
-                yield
-            return
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(capacity_bytes / torch.cuda.get_device_properties(0).total_memory)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-            torch.cuda.empty_cache()
+        return limit_memory(capacity_bytes) if self.kind == "cpu" else limit_cuda(capacity_bytes)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])

@@ -16,6 +16,7 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from cuda_limit import limit_cuda  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 NEEDS_ACCELERATE = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
@@ -62,17 +63,6 @@ def checkpoint(tmp_path_factory):
     return str(folder), sum(tensor.nbytes for tensor in model.parameters())
 
 
-@contextlib.contextmanager
-def limit(capacity_bytes):
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(capacity_bytes / torch.cuda.get_device_properties(0).total_memory)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        torch.cuda.empty_cache()
-
-
 def loaded(folder, **options):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
 
@@ -108,7 +98,7 @@ def test_one_failure_leads_to_nearly_the_largest_batch_that_fits(checkpoint, tol
 
     def fits(rows):
         try:
-            with limit(capacity):
+            with limit_cuda(capacity):
                 answer(model, rows=rows, tokens=1024)
         except torch.OutOfMemoryError:
             return False
@@ -120,7 +110,7 @@ def test_one_failure_leads_to_nearly_the_largest_batch_that_fits(checkpoint, tol
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    with limit(capacity), oomguard.guard() as g:
+    with limit_cuda(capacity), oomguard.guard() as g:
         answer(model, rows=48, tokens=1024)
 
     failed = sum(error != "" for error in errors(g))
@@ -134,7 +124,7 @@ def test_after_a_handled_failure_as_much_is_alive_as_before(checkpoint, told):
     model = loaded(checkpoint[0], device_map=0)
     whole, need = peak_of(lambda: answer(model, rows=32, tokens=1024))
     before = torch.cuda.memory_allocated()
-    with limit(int(0.5 * need)), oomguard.guard() as g:
+    with limit_cuda(int(0.5 * need)), oomguard.guard() as g:
         parts = answer(model, rows=32, tokens=1024)
     after = torch.cuda.memory_allocated()
 
@@ -180,7 +170,7 @@ def test_a_cache_that_waits_on_the_host_gives_the_same_tokens(checkpoint, told):
     kept, offloaded = peak_of(lambda: call(cache_implementation="offloaded"))
     weights = sum(tensor.nbytes for tensor in model.parameters())
     capacity = (need + offloaded) // 2
-    with limit(capacity), oomguard.guard(pin=["prefill_chunk_size"]) as g:
+    with limit_cuda(capacity), oomguard.guard(pin=["prefill_chunk_size"]) as g:
         guarded = call()
 
     told(
@@ -198,7 +188,7 @@ def test_a_cache_that_waits_on_the_host_gives_the_same_tokens(checkpoint, told):
 def test_weights_that_do_not_fit_are_loaded_with_layers_on_the_host(checkpoint, told, share):
     folder, size = checkpoint
     whole = answer(loaded(folder, device_map=0))
-    with limit(int(share * size) + 64 * MIB), oomguard.guard(allow="reduces-capacity") as g:
+    with limit_cuda(int(share * size) + 64 * MIB), oomguard.guard(allow="reduces-capacity") as g:
         model = loaded(folder, device_map={"": 0})
         held = torch.cuda.memory_allocated()
         parts = answer(model)
@@ -217,7 +207,7 @@ def test_weights_that_do_not_fit_are_loaded_with_layers_on_the_host(checkpoint, 
 @NEEDS_ACCELERATE
 def test_the_device_that_the_program_names_is_kept_without_permission(checkpoint, told):
     folder, size = checkpoint
-    with limit(size // 2), oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as raised:
+    with limit_cuda(size // 2), oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as raised:
         loaded(folder, device_map={"": 0})
     gc.collect()
 
@@ -230,7 +220,7 @@ def test_the_device_that_the_program_names_is_kept_without_permission(checkpoint
 def test_a_model_that_is_moved_to_the_device_keeps_layers_on_the_host(checkpoint, told):
     folder, size = checkpoint
     whole = answer(loaded(folder, device_map=0))
-    with limit(int(0.7 * size)), oomguard.guard(allow="reduces-capacity") as g:
+    with limit_cuda(int(0.7 * size)), oomguard.guard(allow="reduces-capacity") as g:
         parts = answer(loaded(folder).to("cuda"))
 
     told("a model moved to a device of 0.7 of its weights", f"{errors(g)} {changes(g)}", "one failure")
@@ -239,7 +229,7 @@ def test_a_model_that_is_moved_to_the_device_keeps_layers_on_the_host(checkpoint
 
 def test_sixteen_bits_are_taken_with_permission(checkpoint, told):
     folder, size = checkpoint
-    with limit(int(0.8 * size)), oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes"]) as g:
+    with limit_cuda(int(0.8 * size)), oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes"]) as g:
         model = loaded(folder, device_map=0)
 
     told("weights of float32 on 0.8 of their bytes", f"{errors(g)} {changes(g)}", "dtype bfloat16")
@@ -250,7 +240,7 @@ def test_sixteen_bits_are_taken_with_permission(checkpoint, told):
 @pytest.mark.parametrize(("share", "bits"), [(0.42, 8), (0.3, 4)])
 def test_eight_and_four_bits_are_taken_with_permission(checkpoint, told, share, bits):
     folder, size = checkpoint
-    with limit(int(share * size)), oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes"]) as g:
+    with limit_cuda(int(share * size)), oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes"]) as g:
         loaded(folder, device_map=0)
 
     told(f"weights of float32 on {share} of their bytes", f"{errors(g)} {changes(g)}", f"{bits} bits")

@@ -19,19 +19,7 @@ from oomguard.memory.vllm.calibration import Calibrations, calibrated, correctio
 from oomguard.memory.vllm.start_budget import budget_start
 
 LOG = Path(__file__).parents[3] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-}
+CONFIG = json.loads((Path(__file__).parents[3] / "examples" / "models" / "llama-3.1-8b.json").read_text())
 
 
 @pytest.fixture(scope="module")
