@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -81,6 +79,9 @@ def leave_message(place: Path, text: str) -> None:
 
 def set_job_comment(text: str, environ: Mapping[str, str]) -> None:
     """Make a line the comment of the SLURM job that this is, which ``squeue`` and ``sacct`` show; where that fails it is told."""
+    import shutil
+    import subprocess  # every run ends here, few in a job of SLURM that asks for a comment
+
     job, scontrol = environ.get(_JOB), shutil.which("scontrol", path=environ.get("PATH"))
     if job is None or scontrol is None:
         reason = f"{_JOB} is not set" if job is None else "no scontrol on PATH"
