@@ -19,7 +19,6 @@ import pynvml
 import pytest
 
 from support.commands import ROOT
-from support.counted import scraped
 from support.supervising import LIMIT_S, RUN, wait_for
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -157,6 +156,9 @@ def test_a_leased_device_is_told_with_who_has_it(unused, env, told):
 
 
 def test_the_live_figures_hold_the_devices_memory_as_nvml_tells_it(gpu, env, told):
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    from support.counted import scraped
+
     before = gpu.memory.used
     with started([*RUN, "--metrics", "0", "--", *holding(60)], env) as (_, said):
         url = re.search(r"http://\S+", said)[0]

@@ -49,7 +49,7 @@ def capped():
 def full():
     """A device that is full but for what the pieces take."""
     room, _ = torch.cuda.mem_get_info()
-    rest = empty((room - PIECES * SEGMENT_BYTES) // MIB * MIB - 64 * MIB)
+    rest = empty((room - PIECES * SEGMENT_BYTES) // MIB * MIB - 128 * MIB)
     yield
     del rest
 
@@ -138,9 +138,10 @@ def test_a_function_that_is_split_leaves_the_snapshot_of_its_failure(tmp_path, t
         parts = doubled(rows)
     (device,) = [one for one in oomguard.diagnose(path).snapshot.devices if one.reserved_bytes]
 
+    rows_at_a_time = [attempt.settings["batch_size"] for attempt in doubled.attempts]
     told(
-        "a function in parts",
-        f"{doubled.attempts[-1].patches}, {device.refusals} refused, {device.reserved_bytes // MIB} MiB held",
+        "a function in parts, rows at a time",
+        f"{rows_at_a_time}; its snapshot: {device.refusals} refused, {device.reserved_bytes // MIB} MiB held",
     )
     torch.testing.assert_close(parts, whole)
     assert device.refusals == 1

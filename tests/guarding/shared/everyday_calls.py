@@ -177,7 +177,7 @@ def images_beside_text(device, scale):
         patch_size=8,
         projection_dim=32,
     )
-    config = hf.LlavaConfig(vision_config=seen, text_config=hf.LlamaConfig(**text), image_token_id=IMAGE_TOKEN)
+    config = hf.LlavaConfig(vision_config=seen, text_config=hf.LlamaConfig(**text), image_token_index=IMAGE_TOKEN)
     config.pad_token_id = 0
     model, given = made(hf.LlavaForConditionalGeneration, config, device), batch(device)
     given["input_ids"][:, -80:-16] = IMAGE_TOKEN  # 64 patches an image
