@@ -2,8 +2,8 @@
 
 Live: models with random weights really run, once on the simulated device, once with the allocator's own events recorded by
 torch.profiler. Reserved: the allocations and frees of memory snapshots recorded on GPUs go through the simulated allocator;
-compared is what torch has taken from its device, at every allocation. --snapshots names the folder (data/public_snapshots.toml lists public
-ones); without it that half is not measured.
+compared is what torch has taken from its device, at every allocation. --snapshots names the folder (record_snapshots.py records one on a
+GPU, data/public_snapshots.toml lists public ones); without it that half is not measured.
 """
 
 import argparse

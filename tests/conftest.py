@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +126,20 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return "resource_tracker" in " ".join(process.cmdline())
     except psutil.Error:
         return False
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Print a figure with the name of the GPU it was measured on, also where pytest takes what is printed."""
+    from oomguard.observe import nvml
+
+    names = ", ".join(dict.fromkeys(device.name or "" for device in nvml.devices() or ())) or "GPU"
+
+    def tell(what: str, value: object, goal: str = "") -> None:
+        with capsys.disabled():
+            print(f"\n{names}: {what}: {value}{f' (goal {goal})' if goal else ''}")
+
+    return tell
 
 
 @pytest.fixture(scope="session")

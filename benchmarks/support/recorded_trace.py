@@ -62,7 +62,7 @@ def replay(trace: Trace) -> Replayed:
     allocations = taken = 0
     worst, before = 0.0, ""
     for event in trace.events:
-        action, address, size = event["action"], event["addr"], event["size"]
+        action, address, size = event["action"], event.get("addr"), event["size"]  # a refusal has no address
         if action == "segment_alloc":
             real, taken = real + size, taken + 1
             most = max(most, real)
@@ -97,7 +97,7 @@ def _from_its_beginning(segments: list[dict[str, Any]], events: list[dict[str, A
                 in_use[address], sizes[address] = block.get("requested_size", block["size"]), block["size"]
             address += block["size"]
     for event in reversed(events):
-        action, address = event["action"], event["addr"]
+        action, address = event["action"], event.get("addr")
         if action == "segment_alloc":
             del there[address]
         elif action == "segment_free":

@@ -35,17 +35,6 @@ SIZES = {
 }
 
 
-@pytest.fixture
-def told(capsys):
-    """Print a figure with the device's name, also where pytest takes what is printed."""
-
-    def tell(what, value, goal=""):
-        with capsys.disabled():
-            print(f"\n{torch.cuda.get_device_name()}: {what}: {value}{f' (goal {goal})' if goal else ''}")
-
-    return tell
-
-
 @pytest.fixture(autouse=True)
 def _nothing_left():
     yield

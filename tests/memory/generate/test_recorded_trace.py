@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+import record_snapshots
 from oomguard.facts import MIB
 from oomguard.memory.generate.caching_allocator import CachingAllocator
 from support.recorded_trace import replay, traces
@@ -91,3 +92,19 @@ def test_a_segment_is_taken_over_as_it_stands():
     assert allocator.largest_free_bytes == 20 * MIB
     allocator.empty_cache()
     assert allocator.reserved_bytes == 0
+
+
+def test_what_is_recorded_of_a_snapshot_replays_as_the_whole_does(tmp_path):
+    segments, events = RECORDED
+    refusal = {"action": "oom", "device_free": 1, "size": 30 * MIB, "stream": 0}
+    path = written(tmp_path / "whole.pickle", segments, [events[0], refusal, *events[1:]])
+    snapshot = pickle.loads(path.read_bytes())
+    for entry in (*snapshot["segments"], *snapshot["device_traces"][0]):
+        entry |= {"frames": [{"name": "f", "filename": "a.py", "line": 1}], "time_us": 12}
+    small = tmp_path / "small.pickle"
+    small.write_bytes(pickle.dumps(record_snapshots.small(snapshot)))
+
+    (whole,), (kept,) = traces(path), traces(small)
+    assert (kept.segments, kept.in_use) == (whole.segments, whole.in_use)
+    assert replay(kept) == replay(whole)
+    assert b"frames" not in small.read_bytes()
