@@ -1,7 +1,7 @@
 """The guard and its peers on one case: a call of rows on a device on which they do not all fit at once."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 
@@ -87,14 +87,19 @@ def _in_chunks(trial: Trial, batch_size: int, sizes: list[int]) -> list[Any]:
     return [trial.call(start, min(trial.rows, start + batch_size)) for start in range(0, trial.rows, batch_size)]
 
 
-TOOLS = {"oomguard": with_oomguard, "accelerate": with_accelerate, "torch-max-mem": with_torch_max_mem}
+Tool = Callable[[Any], tuple[int, int]]
+TOOLS: Mapping[str, Tool] = {
+    "oomguard": with_oomguard,
+    "accelerate": with_accelerate,
+    "torch-max-mem": with_torch_max_mem,
+}
 
 
-def tried(trial: Trial, feasible: int) -> dict[str, Any]:
+def tried(trial: Trial, feasible: int, tools: Mapping[str, Tool] = TOOLS) -> dict[str, Any]:
     """Return what each tool made of a case: failed attempts and rows, None where it gave up; empty where it is no case."""
     found: dict[str, Any] = {}
     if 1 <= feasible < trial.rows:
-        for name, tool in TOOLS.items():
+        for name, tool in tools.items():
             try:
                 found[name] = tool(trial)
             except Exception as error:  # noqa: BLE001 - the tool gave up: counted as such

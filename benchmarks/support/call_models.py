@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 FAMILIES = tomllib.loads((Path(__file__).parents[1] / "data" / "call_families.toml").read_text(encoding="utf-8"))
-LONGEST = 1024
-IMAGE, SAMPLES_A_TOKEN = 64, 80  # pixels of a side; conv_stride below
+LONGEST, HEADS = 1024, 4
+SAMPLES_A_TOKEN = 80  # conv_stride below
 
 
 def sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
     """Return what a family's configuration is given, by the names that it has for it."""
     import transformers as hf
 
-    hidden, layers, heads = case["hidden"], case["layers"], 4
+    hidden, layers, heads = case["hidden"], case["layers"], HEADS
     plain = {
         "vocab_size": case["vocab"],
         "hidden_size": hidden,
@@ -29,11 +29,12 @@ def sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
     }
     kind = type(hf.AutoConfig.for_model(family))
     known = set(kind().to_dict()) | set(kind.attribute_map)
-    return {name: value for name, value in plain.items() if name in known} | own_sizes(family, hidden, layers, heads)
+    return {name: value for name, value in plain.items() if name in known} | own_sizes(family, case)
 
 
-def own_sizes(family: str, hidden: int, layers: int, heads: int) -> dict[str, Any]:
+def own_sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
     """Return what a family names otherwise, or needs beside the rest."""
+    hidden, layers, heads = case["hidden"], case["layers"], HEADS
     bart = {
         "d_model": hidden,
         "encoder_layers": layers,
@@ -52,17 +53,17 @@ def own_sizes(family: str, hidden: int, layers: int, heads: int) -> dict[str, An
         "num_heads": heads,
         "decoder_start_token_id": 0,
     }
-    patches = {"image_size": IMAGE, "patch_size": 8}
+    patches = {"image_size": case["image"], "patch_size": 8}
     stages = {"hidden_sizes": [hidden // 4, hidden // 2, hidden // 2, hidden], "depths": [1, 1, 1, 1]}
     windows = {
-        "image_size": IMAGE,
+        "image_size": case["image"],
         "embed_dim": hidden // 2,
         "depths": [1, 1],
         "num_heads": [2, 4],
         "window_size": 4,
     }
     speech = {
-        "conv_dim": [16] * 3,
+        "conv_dim": [case["channels"]] * 3,
         "conv_stride": [5, 4, 4],
         "conv_kernel": [10, 8, 8],
         "num_feat_extract_layers": 3,
@@ -115,7 +116,7 @@ def make_model(case: dict[str, Any]) -> Any:
     kind = type(hf.AutoConfig.for_model(family))
     given = sizes(family, case)
     if family in {"convnext", "poolformer", "segformer", "resnet", "regnet", "swin", "swinv2"}:
-        given = own_sizes(family, case["hidden"], case["layers"], 4)
+        given = own_sizes(family, case)
     model = getattr(hf, case["head"]).from_config(kind(**given)).eval()
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.eos_token_id = None

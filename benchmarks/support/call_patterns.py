@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from support.call_models import FAMILIES, IMAGE, SAMPLES_A_TOKEN
+from support.call_models import FAMILIES, SAMPLES_A_TOKEN
 
 Inputs = dict[str, Any]
 Call = Callable[[Any, Inputs, dict[str, Any]], Any]
@@ -110,7 +110,7 @@ def make_inputs(kind: str, case: dict[str, Any]) -> Inputs:
     generator = torch.Generator().manual_seed(case["number"])
     rows, length = case["rows"], case["prompt"]
     if kind == "images":
-        return {"pixel_values": torch.randn(rows, 3, IMAGE, IMAGE, generator=generator)}
+        return {"pixel_values": torch.randn(rows, 3, case["image"], case["image"], generator=generator)}
     if kind == "sound":
         return {"input_values": torch.randn(rows, length * SAMPLES_A_TOKEN, generator=generator)}
     ids = torch.randint(3, case["vocab"], (rows, length), generator=generator)

@@ -1,29 +1,32 @@
-"""The command line and the loop of benchmarks over generated cases: each by its number and a seed, on two processes."""
+"""The command line and the loop of benchmarks over generated cases: each by its number and a seed, on several processes."""
 
 import argparse
+import functools
 import json
-import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from support.batch_tools import TOOLS, figures
+from support.case_workers import run_cases
 from support.figure import skip
 from support.resume import Results
 
 AT_ONCE_GOAL, KEPT_GOAL = 95, 97  # percent of the cases with at most one failed attempt; of the largest feasible batch
 _LEAST_RATIO = 0.97
+_GPU_CASE_LIMIT_S = 60
 
 
 def used_cases(
     purpose: str,
     cases: int,
-    run_case: Callable[[tuple[int, int]], dict[str, Any]],
+    run_case: Callable[..., dict[str, Any]],
     is_odd: Callable[[dict[str, Any]], bool] = lambda _: False,
     *,
-    load: Callable[[], object] | None = None,
+    load: Callable[..., object] | None = None,
     per_worker: int = 20,
+    devices: Sequence[str] = (),
 ) -> tuple[list[dict[str, Any]], int]:
     """Run the cases that the command line asks for; return those that fail when they run whole, and how many do not.
 
@@ -34,6 +37,7 @@ def used_cases(
         is_odd: whether a case is worth a line beside those that the guard gave up, or failed more than once, or kept less of.
         load: run by each process before its first case.
         per_worker: cases after which a process is replaced.
+        devices: what cases can run on, the usual first; ``run_case`` and ``load`` take its name as ``device``.
     """
     parser = argparse.ArgumentParser(description=purpose.splitlines()[0])
     parser.add_argument(
@@ -44,18 +48,38 @@ def used_cases(
     parser.add_argument(
         "--resume", type=Path, help="a file that keeps each case's result; cases in it are not run again"
     )
+    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="cases that run at once")
+    parser.add_argument("--case-limit-s", type=float, help="seconds after which a case counts as given up")
+    parser.add_argument("--minutes", type=float, help="begin no case after so many; conclude with those that ran")
+    if devices:
+        parser.add_argument("--device", choices=devices, default=devices[0])
     asked = parser.parse_args()
+    device, case_limit_s = getattr(asked, "device", None), asked.case_limit_s
+    if device == "cuda":
+        case_limit_s = case_limit_s or _GPU_CASE_LIMIT_S
+    if device is not None:
+        run_case = functools.partial(run_case, device=device)
+        load = load and functools.partial(load, device=device)
+    on = f"{device}/" if device == "cuda" else ""
     numbers = [asked.only] if asked.only is not None else range(asked.cases)
     known = Results(asked.resume)
-    results = [found for n in numbers if (found := known.get(f"{asked.seed}/{n}"))]
-    left = [(n, asked.seed) for n in numbers if known.get(f"{asked.seed}/{n}") is None]
-    workers = min(2, os.cpu_count() or 1)
-    with multiprocessing.get_context("spawn").Pool(workers, load, maxtasksperchild=per_worker) as pool:
-        for found in pool.imap_unordered(run_case, left):
-            results.append(found)
-            known.add(f"{asked.seed}/{found['number']}", found)
-            if "oomguard" in found and (_is_short(found) or is_odd(found)):
-                print(json.dumps({k: v for k, v in found.items() if k != "capacity"}), flush=True)
+    results = [found for n in numbers if (found := known.get(f"{on}{asked.seed}/{n}"))]
+    left = [(n, asked.seed) for n in numbers if known.get(f"{on}{asked.seed}/{n}") is None]
+    for found in run_cases(
+        run_case,
+        left,
+        workers=asked.workers,
+        load=load,
+        per_worker=per_worker,
+        case_limit_s=case_limit_s,
+        minutes=asked.minutes,
+    ):
+        results.append(found)
+        known.add(f"{on}{asked.seed}/{found['number']}", found)
+        if "oomguard" in found and (_is_short(found) or is_odd(found)):
+            print(json.dumps({k: v for k, v in found.items() if k != "capacity"}), flush=True)
+    if len(results) < len(numbers):
+        print(f"{len(numbers) - len(results)} cases were not begun: the {asked.minutes:g} minutes were over")
     used = [r for r in results if "oomguard" in r]
     if not used:
         skip("no case among these fails when it runs whole")

@@ -9,18 +9,30 @@ from typing import Any
 
 from support.commands import ROOT
 
+_MEASURED = ("oomguard", "rules", "benchmarks")
+
 
 def tree() -> str:
-    """Name what is measured: the commit, and a hash of what differs from it."""
+    """Name what is measured: the commit, and a hash of what differs from it; without git a hash of the sources."""
 
     def git(*command: str) -> bytes:
         return subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, check=True).stdout
 
-    commit, changed = (
-        git("rev-parse", "HEAD").decode().strip(),
-        git("diff", "HEAD", "--", "oomguard", "rules", "benchmarks"),
-    )
+    try:
+        commit = git("rev-parse", "HEAD").decode().strip()
+        changed = git("diff", "HEAD", "--", *_MEASURED)
+    except (OSError, subprocess.CalledProcessError):  # a copy of the files, as on a machine that is lent
+        return f"sources+{_hash_of_sources()}"
     return f"{commit}+{hashlib.sha256(changed).hexdigest()[:12]}" if changed else commit
+
+
+def _hash_of_sources() -> str:
+    found = hashlib.sha256()
+    for path in sorted(path for folder in _MEASURED for path in (ROOT / folder).rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            found.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 class Results:

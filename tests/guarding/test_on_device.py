@@ -8,10 +8,10 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from cuda_limit import limit_cuda  # noqa: E402
 from model_calls import VOCAB, assert_same, made  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
+from support.cuda_limit import limit_cuda  # noqa: E402
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 # A caching allocator takes segments of megabytes: a real device needs tensors that are larger than they are.
