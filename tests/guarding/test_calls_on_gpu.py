@@ -11,8 +11,9 @@ import oomguard
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
-from cuda_limit import limit_cuda  # noqa: E402
 from everyday_calls import CALLS  # noqa: E402
+
+from support.cuda_limit import limit_cuda  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,7 @@ from oomguard.engines.transformers import cache_kept, lighter
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from cuda_limit import limit_cuda  # noqa: E402
+from support.cuda_limit import limit_cuda  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

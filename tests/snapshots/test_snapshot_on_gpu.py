@@ -13,7 +13,7 @@ import pytest
 import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from cuda_limit import limit_cuda  # noqa: E402
+from support.cuda_limit import limit_cuda  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 MIB = 1 << 20
