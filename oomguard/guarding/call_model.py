@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.failure import row_bytes_at_failure
@@ -11,6 +12,11 @@ from oomguard.incident import Incident
 from oomguard.observe import torch_memory
 from oomguard.remedy.modelled_call import CallModel
 from oomguard.remedy.variant import Variant
+
+# Kernels' scratch memory, and pieces that no block fits in, are a small part of what a call takes: after a traced size that
+# failed this share of the room is filled.
+_TRUSTED_FAILURES: Final = 1
+_ROOM_AFTER_FAILURE_RATIO: Final = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +26,15 @@ class FailedRows:
     Attributes:
         rows: how many.
         not_splittable: why they cannot be run apart; None where they can.
-        is_first: whether the call has failed for the first time: where a size that a trace gave has failed, the trace is wrong
-            for this call, and what is measured counts.
+        failures: how often the call has failed before. A size that a trace gave and that failed is taken for nearly right
+            once; after that the trace is wrong for this call, and what is measured counts.
         others_ran: whether rows of the same call ran.
         attempts_left: how often the rest may be run again.
     """
 
     rows: int
     not_splittable: str | None
-    is_first: bool
+    failures: int
     others_ran: bool
     attempts_left: int
 
@@ -40,7 +46,8 @@ def model_of(call: WatchedCall, failure: Incident, failed: FailedRows, variants:
         failed.rows,
         base,
         seen_row_bytes=row_bytes_at_failure(failure, base, failed.rows),
-        trace=call.traced() if failed.is_first and failed.not_splittable is None else None,
+        trace=call.traced() if failed.failures <= _TRUSTED_FAILURES and failed.not_splittable is None else None,
+        room_ratio=_ROOM_AFTER_FAILURE_RATIO if failed.failures else 1.0,
         total_rows=call.rows,
         beside_row_bytes=call.beside_row_bytes,
         is_cached=torch_memory.is_cached(),

@@ -155,6 +155,8 @@ class SplitRun:
     def _run_parts(self) -> BaseException | None:
         while self._next_row < self._rows:
             stop = min(self._rows, self._next_row + self._size)
+            if self._next_row:
+                torch_memory.empty_cache()  # blocks of parts of another size hold no whole tensor of this one's
             rows, before = stop - self._next_row, torch_memory.live_bytes(self._call.model)
             refusing = refusing_gradients(really=self._call.may_train)
             with torch_memory.Peak() as measured, refusing, self._call.around(self._next_row, stop):
@@ -246,7 +248,7 @@ class SplitRun:
         refused, attempts = self._not_splittable, self._ledger.attempts
         left = self._owner.policy.max_relaunches - len(attempts)
         rows = self._rows if refused is not None else min(self._size, self._rows - self._next_row)
-        failed = FailedRows(rows, refused, not attempts, others_ran=self._next_row > 0, attempts_left=left)
+        failed = FailedRows(rows, refused, len(attempts), others_ran=self._next_row > 0, attempts_left=left)
         return model_of(self._call, failure, failed, self._way.variants())
 
     def _apply(self, patch: Patch) -> None:

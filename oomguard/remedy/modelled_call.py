@@ -10,7 +10,7 @@ from typing import Final
 from oomguard.facts import FactValue, format_gib
 from oomguard.incident import Alternative, Effect, Incident, Patch
 from oomguard.memory.constants import reserved_ratio
-from oomguard.memory.generate.rows import CallTrace, largest_rows
+from oomguard.memory.generate.rows import CallTrace, largest_rows, most_rows
 from oomguard.remedy.cache_elsewhere import CACHE, both
 from oomguard.remedy.call_variants import VARIED, solved
 from oomguard.remedy.device_room import device_room_bytes
@@ -28,6 +28,9 @@ BATCH_MARGIN_RATIO: Final = 0.01
 TRACED_MARGIN_RATIO: Final = 0.002
 # Of the rows that failed, the part that is run to be measured: what they would still have asked for is not known.
 MEASURING_SHARE: Final = 8
+# Of rows that failed after others of the same call had run; where few attempts are left, fewer are tried.
+_AFTER_OTHERS_RATIO: Final = 0.75
+_LAST_ATTEMPTS: Final = 2
 _SEVERAL: Final = 2
 # A setting, its value now, another one, and why that one.
 _Change = tuple[str, FactValue | None, FactValue, str]
@@ -50,6 +53,7 @@ class CallModel:
         others_ran: whether rows of the same call ran, so that one of these may be heavier than the rest.
         attempts_left: how often the rest may be run again; None where the rows are only to be told.
         variants: what of the call may be done another way, by setting.
+        room_ratio: the part of the room that a trace may fill.
     """
 
     rows: int
@@ -64,6 +68,7 @@ class CallModel:
     others_ran: bool = False
     attempts_left: int | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    room_ratio: float = 1.0
     _whole: dict[float, list[_Change]] = field(init=False, default_factory=dict)
     _asked: dict[int, tuple[int, int] | None] = field(init=False, default_factory=dict)
 
@@ -163,7 +168,8 @@ class CallModel:
         """
         allocator = reserved_ratio() if self.is_cached else 0.0
         margin_ratio = TRACED_MARGIN_RATIO if traced else BATCH_MARGIN_RATIO + allocator
-        return device_room_bytes(incident, self.base_bytes, margin_ratio)
+        room = device_room_bytes(incident, self.base_bytes, margin_ratio)
+        return room * self.room_ratio if traced and room is not None else room
 
     def results_wait(self, incident: Incident) -> bool:
         """Return whether the rows that fit by a trace leave no room for the results of all: those then wait on the host."""
@@ -175,16 +181,24 @@ class CallModel:
         room = self.room_bytes(incident, traced=True)
         if self.trace is None or room is None:
             return None
-        trace, free = self.trace, round(room)
+        trace, free, beside = self.trace, round(room), self.total_rows * self.beside_row_bytes
 
         def need(number: int) -> int | None:
-            beside = self.total_rows * self.beside_row_bytes
-            own = trace.need_bytes(number, free - beside)
-            return None if own is None else own + beside
+            return _plus(trace.need_bytes(number, free - beside), beside)
+
+        def estimate(number: int) -> int | None:
+            return _plus(trace.estimated_bytes(number, free - beside), beside)
 
         if free not in self._asked:
-            self._asked[free] = largest_rows(need, free, self.rows)
+            is_line = not self.is_cached  # an allocator's blocks follow no line
+            self._asked[free] = (
+                largest_rows(need, free, self.rows) if is_line else most_rows(need, estimate, free, self.rows)
+            )
         return self._asked[free]
+
+
+def _plus(need_bytes: int | None, beside_bytes: int) -> int | None:
+    return None if need_bytes is None else need_bytes + beside_bytes
 
 
 def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
@@ -239,6 +253,9 @@ def _measuring(call: CallModel, seen_row_bytes: float, room: float) -> Solution:
         if call.others_ran and call.attempts_left and rows > 1:
             return _fewer(rows, call.attempts_left, f"{why}, but others ran")
         return Solution(None, why)
+    if call.others_ran and (call.attempts_left or 0) > _LAST_ATTEMPTS:
+        value = max(1, int(rows * _AFTER_OTHERS_RATIO))
+        return Solution(value, f"{rows} rows failed where other rows of the call ran: {_rows(value)} at a time")
     value = max(1, min(rows - 1, at_most) // MEASURING_SHARE)
     held = f"{rows} rows failed holding {format_gib(rows * seen_row_bytes)}, and would have gone on to more"
     return Solution(value, f"{held}: {_rows(value)} first, then as many as what they take allows")

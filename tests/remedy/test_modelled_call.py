@@ -39,6 +39,9 @@ class LineTrace:
         self.asked.append(number)
         return self.start_bytes + number * self.row_bytes
 
+    def estimated_bytes(self, number: int, room_bytes: int) -> int | None:
+        return self.start_bytes + number * self.row_bytes
+
     def results_bytes(self) -> int:
         return self.kept_bytes
 
@@ -47,6 +50,9 @@ class NoTrace:
     """A call that cannot be traced after all."""
 
     def need_bytes(self, number: int, room_bytes: int | None = None) -> int | None:
+        return None
+
+    def estimated_bytes(self, number: int, room_bytes: int) -> int | None:
         return None
 
     def results_bytes(self) -> int:

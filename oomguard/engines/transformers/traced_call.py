@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from oomguard.facts import MIB
+from oomguard.engines.transformers.allocator_need import hands_out_blocks, need_in_blocks
 from oomguard.log import get_logger
-from oomguard.observe import torch_memory
+from oomguard.memory.generate.traced_steps import TracedSteps, between
 
 # After this no further number of rows is tried: the answer so far is known to fit.
 _LIMIT_S: Final = 120.0
-# Kernels' own memory, which no trace sees: cuBLAS takes up to 32 MiB of workspace a handle (torch's default on Hopper).
-_SCRATCH_BYTES: Final = 64 * MIB
 
 
 class TracedCall:
@@ -44,6 +42,7 @@ class TracedCall:
         self._record_rows, self._results_bytes, self._around = record_rows, 0, around
         self._mask_is_full = False
         self._twin: Any = None
+        self._traces: dict[int, TracedSteps] = {}
         self._started_s = time.monotonic()
         self._failed = False
 
@@ -65,6 +64,14 @@ class TracedCall:
             self._failed = True
             get_logger().debug("the call cannot be traced", error=f"{type(error).__name__}: {error}")
             return None
+
+    def estimated_bytes(self, rows: int, room_bytes: int) -> int | None:
+        """Return the same on the line through the two largest numbers of rows that were traced; None where they did not do the same."""
+        if len(self._traces) < 2:
+            return None
+        one, other = sorted(self._traces)[-2:]
+        found = between(self._traces[one], self._traces[other], (rows - one) / (other - one))
+        return None if found is None else self._need(found, room_bytes)
 
     def results_bytes(self) -> int:
         """Return the bytes of the results of all rows, as the last trace tells them; 0 for tokens: they wait on the host."""
@@ -97,25 +104,21 @@ class TracedCall:
                 self._mask_is_full = False
         arguments = {name: rows_like(self._twin, value, rows) for name, value in self._row_arguments.items()}
         weights = next(iter(self._model.parameters()))
-        on_cuda = weights.device.type == "cuda"
-        is_cached = on_cuda or (torch_memory.is_cached() and torch_memory.counts(weights))
         with self._around(self._twin.model):
             traced = trace_call(
                 self._twin,
                 {**self._others, **arguments},
                 self._steps,
                 mask_is_full=self._mask_is_full,
-                keep_events=is_cached,
+                keep_events=hands_out_blocks(weights),
                 keeps_steps=self._record_rows is not None,
             )
         if self._record_rows is not None:
             held = traced.end_held_bytes(self._steps) - traced.start_bytes
             self._results_bytes = -(-held * self._record_rows // rows)
-        need = traced.peak_bytes(self._steps) - traced.start_bytes + (_SCRATCH_BYTES if on_cuda else 0)
-        if is_cached and room_bytes is not None and need <= room_bytes:
-            from oomguard.memory.generate.caching_allocator import replay
+        self._traces[rows] = traced
+        return self._need(traced, room_bytes)
 
-            if replay(traced.all_events(self._steps), traced.start_bytes + room_bytes) is None:
-                # What it takes of a larger device tells by how much: with one byte too many the search would go down row by row.
-                return max(room_bytes + 1, (replay(traced.all_events(self._steps)) or 0) - traced.start_bytes)
-        return need
+    def _need(self, traced: TracedSteps, room_bytes: int | None) -> int:
+        need, weights = traced.peak_bytes(self._steps) - traced.start_bytes, next(iter(self._model.parameters()))
+        return need_in_blocks(need, lambda: traced.own_events(self._steps), weights, room_bytes)

@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from oomguard.facts import MIB
+from oomguard.engines.transformers.allocator_need import hands_out_blocks, need_in_blocks
 from oomguard.log import get_logger
-from oomguard.observe import torch_memory
+from oomguard.memory.generate.traced_steps import events_between
 
 # After this no further number of rows is tried: the answer so far is known to fit.
 _LIMIT_S: Final = 60.0
-# Kernels' own memory, which no trace sees: cuBLAS takes up to 32 MiB of workspace a handle (torch's default on Hopper).
-_SCRATCH_BYTES: Final = 64 * MIB
 
 # Returns the arguments of a call, with what a function makes of each tensor in them that holds rows.
 WithRows = Callable[[Callable[[Any], Any]], dict[str, Any]]
@@ -44,6 +42,7 @@ class TracedForward:
         self._refuse, self._around = refuse, around
         self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
         self._twin: Any = None
+        self._traces: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
         self._mask_is_full = False
         self._started_s = time.monotonic()
         self._failed = False
@@ -68,6 +67,22 @@ class TracedForward:
             get_logger().debug("the call cannot be traced", error=f"{type(error).__name__}: {error}")
             return None
 
+    def estimated_bytes(self, rows: int, room_bytes: int) -> int | None:
+        """Return the same on the line through the two largest numbers of rows that were traced; None where they did not do the same."""
+        if len(self._traces) < 2:
+            return None
+        one, other = sorted(self._traces)[-2:]
+        (need, events), (other_need, other_events), share = (
+            self._traces[one],
+            self._traces[other],
+            (rows - one) / (other - one),
+        )
+        mixed = events_between(events, other_events, share)
+        if mixed is None:
+            return None
+        weights = next(iter(self._model.parameters()))
+        return need_in_blocks(round(need + share * (other_need - need)), lambda: mixed, weights, room_bytes)
+
     def results_bytes(self) -> int:
         """Return the bytes of the results of all rows, as the last trace tells them."""
         return self._results_bytes
@@ -83,23 +98,17 @@ class TracedForward:
                 return None
             self._twin, self._mask_is_full = twin_of(self._model), is_full(self._mask)
         weights = next(iter(self._model.parameters()))
-        on_cuda = weights.device.type == "cuda"
-        is_cached = on_cuda or (torch_memory.is_cached() and torch_memory.counts(weights))
         arguments: Mapping[str, Any] = self._arguments(lambda tensor: rows_like(self._twin, tensor, rows))
         with self._around(self._twin.model):
-            traced = trace_forward(self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=is_cached)
+            traced = trace_forward(
+                self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=hands_out_blocks(weights)
+            )
         self._look_at(traced.shapes, rows)
-        need = traced.need_bytes + (_SCRATCH_BYTES if on_cuda else 0)
         self._results_bytes = -(
             -traced.result_bytes * self._total_rows // rows
         )  # they stand in places made for all rows
-        if is_cached and room_bytes is not None and need <= room_bytes:
-            from oomguard.memory.generate.caching_allocator import replay
-
-            if replay(traced.events, traced.start_bytes + room_bytes) is None:
-                # What it takes of a larger device tells by how much: with one byte too many the search would go down row by row.
-                return max(room_bytes + 1, (replay(traced.events) or 0) - traced.start_bytes)
-        return need
+        self._traces[rows] = traced.need_bytes, traced.events
+        return need_in_blocks(traced.need_bytes, lambda: traced.events, weights, room_bytes)
 
     def _look_at(self, shapes: tuple[tuple[int, ...], ...], rows: int) -> None:
         """Refuse results whose first axis is not their rows, or another axis with them."""

@@ -9,7 +9,7 @@ Other streams, private pools and what libraries take past the allocator are not 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,13 +25,35 @@ _OWN_SEGMENT_STEP_BYTES: Final = 2 * MIB
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Part of a segment; ``before`` and ``after`` are its neighbours there."""
+    """Part of a segment; ``before`` and ``after`` are its neighbours there. ``small`` ones hold up to 1 MiB."""
 
     size: int
     order: int
+    small: bool
     before: Block | None = None
     after: Block | None = None
     free: bool = False
+
+
+def _from(first: Block) -> Iterator[Block]:
+    """Yield a block and those behind it in its segment."""
+    block: Block | None = first
+    while block is not None:
+        yield block
+        block = block.after
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """What the allocator holds in one piece: (bytes, whether in use) of its blocks, in order; ``small`` for those of up to 1 MiB."""
+
+    small: bool
+    pieces: tuple[tuple[int, bool], ...]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of its blocks in use."""
+        return sum(size for size, in_use in self.pieces if in_use)
 
 
 def segment_bytes(size: int) -> int:
@@ -68,7 +90,7 @@ class CachingAllocator:
             return None
         left = block.size - rounded
         if left >= (_ALIGNMENT_BYTES if small else _SMALL_BYTES + 1):
-            rest = self._block(left)
+            rest = self._block(left, small=block.small)
             rest.before, rest.after = block, block.after
             if block.after is not None:
                 block.after.before = rest
@@ -85,9 +107,9 @@ class CachingAllocator:
                 block = self._joined(block, neighbour)
         self._put(block, small=small)
 
-    def _block(self, size: int) -> Block:
+    def _block(self, size: int, *, small: bool) -> Block:
         self._orders += 1
-        block = Block(size, self._orders)
+        block = Block(size, self._orders, small)
         self._by_order[block.order] = block
         return block
 
@@ -109,7 +131,15 @@ class CachingAllocator:
                 return None
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return self._block(size)
+        return self._block(size, small=rounded <= _SMALL_BYTES)
+
+    def segments(self) -> list[Segment]:
+        """Return the segments as they are now."""
+        return [
+            Segment(first.small, tuple((block.size, not block.free) for block in _from(first)))
+            for first in self._by_order.values()
+            if first.before is None
+        ]
 
     def take_over(self, pieces: Iterable[tuple[int, bool]], *, small: bool) -> list[Block]:
         """Hold a segment as a snapshot shows it; return the blocks in use.
@@ -120,7 +150,7 @@ class CachingAllocator:
         """
         used, before = [], None
         for size, in_use in pieces:
-            block = self._block(size)
+            block = self._block(size, small=small)
             block.before = before
             if before is not None:
                 before.after = block
@@ -162,14 +192,19 @@ class CachingAllocator:
         block.free = False
 
 
-def replay(events: Iterable[tuple[int, int]], capacity_bytes: int | None = None) -> int | None:
+def replay(
+    events: Iterable[tuple[int, int]], capacity_bytes: int | None = None, segments: Iterable[Segment] = ()
+) -> int | None:
     """Return the most bytes that the allocator holds over ``events``; None where the device runs out.
 
     Args:
-        events: (storage number, bytes, or 0 for its end), in order.
+        events: (storage number, bytes, or 0 for its end), in order; the end of one that is not among them is passed over.
         capacity_bytes: the device's size; None for one without an end.
+        segments: what the allocator holds before them.
     """
     allocator = CachingAllocator(capacity_bytes)
+    for segment in segments:
+        allocator.take_over(segment.pieces, small=segment.small)
     held: dict[int, tuple[Block, int]] = {}
     for number, size in events:
         if number in held:

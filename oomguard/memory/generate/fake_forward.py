@@ -25,14 +25,13 @@ class TracedForward:
     Attributes:
         need_bytes: bytes at its peak beyond its arguments.
         result_bytes: bytes of what it gives.
-        events: allocations and ends, for a replay.
+        events: allocations and ends beyond the arguments, for a replay.
         shapes: of the tensors that it gives, as far as they are seen.
     """
 
     need_bytes: int
     result_bytes: int
-    start_bytes: int
-    events: tuple[Any, ...]
+    events: tuple[tuple[int, int], ...]
     shapes: tuple[tuple[int, ...], ...]
 
 
@@ -51,10 +50,10 @@ def trace_forward(twin: Twin, arguments: Mapping[str, Any], *, mask_is_full: boo
         for value in faked.values():
             storages.adopt(value)
         storages.reset_peak()
-        start_bytes = storages.bytes
+        start_bytes, begun = storages.bytes, len(storages.events or ())
         with watch:
             result = twin.model(**faked)
         need_bytes, result_bytes = storages.peak_bytes - start_bytes, storages.bytes - start_bytes
         shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         del result
-    return TracedForward(need_bytes, result_bytes, start_bytes, tuple(storages.events or ()), shapes)
+    return TracedForward(need_bytes, result_bytes, tuple(storages.events or ())[begun:], shapes)

@@ -133,7 +133,7 @@ def trace_steps(
         for value in faked.values():
             storages.adopt(value)
         storages.reset_peak()
-        start_bytes, ends = storages.bytes, _Steps(storages, steps)
+        start_bytes, begun, ends = storages.bytes, len(storages.events or ()), _Steps(storages, steps)
         with watch:
             try:
                 twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
@@ -151,6 +151,7 @@ def trace_steps(
         events,
         tuple(ends.events_seen),
         held_bytes=tuple(ends.held_bytes),
+        events_before=begun,
     )
 
 

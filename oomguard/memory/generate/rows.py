@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol
 
 # Questions to a trace: each costs about as long as a few steps of the call on a CPU. An affine need takes two.
 _MOST_QUESTIONS: Final = 10
+# Numbers that are looked at by estimates above one that fits, and those of them that are traced until one does.
+_MOST_ESTIMATES, _MOST_CONFIRMED = 24, 2
 _MOST_GROWTH: Final = 8
 
 
@@ -19,6 +22,9 @@ class CallTrace(Protocol):
 
         Where they do not fit in ``room_bytes`` only for the allocator's rules, the need is above it.
         """
+
+    def estimated_bytes(self, rows: int, room_bytes: int) -> int | None:
+        """Return the same from what other numbers of rows were traced with, at once; None where that does not tell."""
 
     def results_bytes(self) -> int:
         """Return the bytes of the results of all rows, which may wait on the host; 0 where they do."""
@@ -61,6 +67,51 @@ def largest_rows(need_bytes: Callable[[int], int | None], room_bytes: int, too_m
         else:
             high, high_need = guess, need
     return low, low_need
+
+
+def most_rows(
+    need_bytes: Callable[[int], int | None],
+    estimated_bytes: Callable[[int], int | None],
+    room_bytes: int,
+    too_many: int,
+) -> tuple[int, int] | None:
+    """Return what ``largest_rows`` does where the need does not rise with every row: an allocator takes whole segments.
+
+    Estimates find the number, also above one that does not fit; a trace tells whether it does.
+
+    Args:
+        need_bytes: as there; it costs seconds.
+        estimated_bytes: the same from the traces so far, at once; None where they do not tell.
+        room_bytes: what there is.
+        too_many: rows that are known not to fit.
+    """
+
+    def quick(rows: int) -> int | None:
+        told = estimated_bytes(rows)
+        return need_bytes(rows) if told is None else told
+
+    found = largest_rows(quick, room_bytes, too_many)
+    if found is None:
+        return None
+    above = islice(_rows_above(found[0], estimated_bytes, room_bytes, too_many), _MOST_CONFIRMED)
+    for rows in (*above, *([found[0]] if found[0] else [])):
+        need = need_bytes(rows)
+        if need is not None and need <= room_bytes:
+            return rows, need
+    return largest_rows(need_bytes, room_bytes, too_many) if found[0] else found
+
+
+def _rows_above(
+    rows: int, estimated_bytes: Callable[[int], int | None], room_bytes: int, too_many: int
+) -> Iterator[int]:
+    """Yield numbers of rows above ``rows`` that fit by an estimate, the largest first."""
+    step = max(1, (too_many - 1 - rows) // _MOST_ESTIMATES)
+    for number in range(too_many - 1, rows, -step):
+        estimate = estimated_bytes(number)
+        if estimate is None:
+            return
+        if estimate <= room_bytes:
+            yield number
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.facts import MIB
-from oomguard.memory.generate.caching_allocator import CachingAllocator, least_capacity, replay
+from oomguard.memory.generate.caching_allocator import CachingAllocator, Segment, least_capacity, replay
 
 SIZES = st.integers(1, 60 * MIB) | st.integers(1, 4096) | st.sampled_from([512, MIB, MIB + 1, 10 * MIB, 20 * MIB])
 
@@ -100,3 +100,29 @@ def test_the_least_capacity_runs_the_history(events):
     least = least_capacity(events, peak_in_use(events))
     assert replay(events, least) is not None
     assert least <= replay(events)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30 * MIB)), max_size=80))
+def test_segments_taken_over_are_those_that_were_there(steps):
+    allocator, held = CachingAllocator(), {}
+    for number, size in steps:
+        if number in held:
+            allocator.release(*held.pop(number))
+        else:
+            held[number] = (allocator.allocate(size), size)
+    segments = allocator.segments()
+    twin = CachingAllocator()
+    for segment in segments:
+        twin.take_over(segment.pieces, small=segment.small)
+
+    assert sorted(twin.segments()) == sorted(segments)
+    assert (twin.reserved_bytes, twin.largest_free_bytes) == (allocator.reserved_bytes, allocator.largest_free_bytes)
+    assert sum(segment.used_bytes for segment in segments) == sum(block.size for block, _ in held.values())
+
+
+def test_what_is_alive_leaves_less_than_its_bytes_say():
+    held = Segment(small=False, pieces=((12 * MIB, True), (8 * MIB, False)))
+
+    assert replay([(1, 9 * MIB)], 40 * MIB, [held]) == 40 * MIB
+    assert replay([(1, 9 * MIB)], 39 * MIB, [held]) is None
+    assert replay([(1, 7 * MIB)], 20 * MIB, [held]) == 20 * MIB

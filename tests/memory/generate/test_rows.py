@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.memory.generate.rows import RowsThatRan, largest_rows
+from oomguard.memory.generate.rows import RowsThatRan, largest_rows, most_rows
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**8), st.integers(2, 500), st.integers(1, 10**11))
@@ -45,6 +45,28 @@ def test_one_row_cannot_be_split():
 
 def test_where_the_need_cannot_be_told_nothing_is_said():
     assert largest_rows(lambda n: None if n == 7 else n, 10, 8) is None
+
+
+def segments_of(number):
+    """As an allocator takes them: 32 to 34 rows leave larger pieces unused than 35 to 37."""
+    return number * 10 + (150 if number in (32, 33, 34) or number > 37 else 0)
+
+
+def test_where_fewer_rows_do_not_fit_more_may_and_they_are_found_in_a_few_traces():
+    asked = []
+
+    def need(number):
+        asked.append(number)
+        return segments_of(number)
+
+    assert most_rows(need, lambda number: segments_of(number) if len(asked) > 1 else None, 400, 49) == (37, 370)
+    assert len(asked) <= 3
+
+
+def test_an_estimate_that_a_trace_does_not_bear_out_is_left():
+    assert most_rows(lambda number: number * 10, lambda number: number * 5, 100, 49) == (10, 100)
+    assert most_rows(lambda number: number * 10, lambda _: None, 100, 49) == (10, 100)
+    assert most_rows(lambda number: number * 1000, lambda _: None, 100, 49) == (0, 1000)
 
 
 def test_one_part_is_taken_in_proportion_two_as_a_line():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from oomguard.memory.generate.traced_steps import TracedSteps
+from oomguard.memory.generate.traced_steps import TracedSteps, between
 
 # A prefill with weights (1) and a cache (2), then steps that each make a larger cache, a scratch, and end both predecessors.
 EVENTS = (
@@ -68,3 +70,26 @@ def test_the_last_step_is_the_end_s_where_that_was_traced():
     assert on_a_line.peak_bytes(14) == 180
     assert TracedSteps(10, 20, (100, 60, 70, 80), end_bytes=140).peak_bytes(14) == 140
     assert TracedSteps(10, 20, (100,)).peak_bytes(1) == 100
+
+
+def with_rows(rows):
+    """A call whose cache and scratch follow its rows; the weights do not."""
+    events = tuple((number, size if number == 1 else size * rows) for number, size in EVENTS)
+    return TracedSteps(1000, 1000 + rows, tuple(1000 + rows * n for n in (100, 260, 280, 300)), events, SEEN)
+
+
+def test_between_two_numbers_of_rows_a_call_does_what_it_does_with_that_number():
+    assert between(with_rows(2), with_rows(10), 5 / 8) == with_rows(7)
+    assert between(with_rows(2), with_rows(10), 2) == with_rows(18)
+
+
+def test_of_calls_that_do_not_do_the_same_nothing_is_told_between_them():
+    other = with_rows(10)
+    assert between(with_rows(2), replace(other, events=other.events[:-1]), 0.5) is None
+    assert between(with_rows(2), replace(other, events=((9, 1), *other.events[1:])), 0.5) is None
+
+
+def test_weights_and_inputs_are_there_before_a_call_takes_anything():
+    traced = replace(with_rows(2), events_before=1)
+
+    assert list(traced.own_events(4)) == list(traced.all_events(4))[1:]
