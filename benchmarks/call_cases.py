@@ -140,11 +140,12 @@ def compared(trial: Trial) -> dict[str, Any]:
         took_s, beside_bytes = time.monotonic() - began_s, trial.beside(result, before_bytes)
     parts = Kept.of(result)
     rows = trial.seen_a_row
-    settings = dict(g.attempts[-1].settings)
+    # The allocator may find room where it had none when the largest number was looked for: then nothing failed.
+    settings = dict(g.attempts[-1].settings) if g.attempts else {}
     found = {
         "differs": difference(trial.whole, parts),
         "on_host": parts.on_host,
-        "sizes": [attempt.settings.get("batch_size") for attempt in g.attempts],
+        "sizes": [attempt.settings.get("batch_size") for attempt in g.attempts] or [trial.rows],
         "seen": sum(seen) / rows if rows else None,
         "guard_s": round(took_s, 2),
     }

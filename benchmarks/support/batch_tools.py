@@ -2,6 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Protocol
 
 
@@ -104,7 +106,10 @@ def tried(trial: Trial, feasible: int, tools: Mapping[str, Tool] = TOOLS) -> dic
                 found[name] = tool(trial)
             except Exception as error:  # noqa: BLE001 - the tool gave up: counted as such
                 found[name] = None
-                found[f"{name}_error"] = f"{type(error).__name__}: {str(error)[:200]}"
+                where = [
+                    f"{Path(frame.filename).name}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-6:]
+                ]
+                found[f"{name}_error"] = f"{type(error).__name__}: {str(error)[:200]} ({', '.join(where)})"
     return found
 
 
