@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TextIO, cast
 
 import click
 
+from oomguard.cli.after_dashes import CommandAfterDashes
 from oomguard.cli.asked_snapshot import AskedSnapshot
 from oomguard.cli.events import Errors, configure_log
 from oomguard.cli.metrics_option import metrics_option, run_told
@@ -43,29 +43,7 @@ if TYPE_CHECKING:
 JOURNAL_BUSY_S: Final = 1.0
 
 
-class _CommandAfterDashes(click.Command):
-    """A command whose own options end at ``--``: what follows belongs to the user's command, whatever it looks like."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = args[: args.index("--")] if "--" in args else args
-        if "--" not in args and not {"-h", "--help"} & set(args):
-            first = next(
-                (i for i, word in enumerate(own) if not word.startswith("-") and not _is_value(self, ctx, own, i)), None
-            )
-            if first is not None:
-                fixed = shlex.join(["oomguard", "run", *own[:first], "--", *own[first:]])
-                raise UsageError("-- is missing before the command", hint=fixed)
-            raise UsageError("no command to run", hint="oomguard run -- python script.py")
-        return super().parse_args(ctx, args)
-
-
-def _is_value(command: click.Command, ctx: click.Context, args: list[str], index: int) -> bool:
-    """Whether the word at ``index`` is the value of the option before it."""
-    before = args[index - 1] if index else ""
-    return any(before in p.opts and isinstance(p, click.Option) and not p.is_flag for p in command.get_params(ctx))
-
-
-@click.command("run", cls=_CommandAfterDashes)
+@click.command("run", cls=CommandAfterDashes)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD …")
 @policy_options
 @option(

@@ -13,7 +13,7 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.protocol import Insight
-from oomguard.errors import PlacementError
+from oomguard.errors import DeadlineError, PlacementError, UsageError
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
 from oomguard.observe.host import read_cgroup
@@ -108,6 +108,7 @@ class Supervision:
         Raises:
             LaunchError: the command cannot be started at all.
             PlacementError: it was to be placed, and no device is there for it.
+            DeadlineError: the time was over before the first attempt.
         """
         ledger = self._ledger
         self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
@@ -127,10 +128,14 @@ class Supervision:
         return outcome_of(ledger, signals, is_cut=self._is_cut)
 
     def _place(self, number: int) -> bool:
-        """Give the attempt that begins its devices; return whether to make it: a first one that has none is an error."""
+        """Give the attempt that begins its devices; return whether to make it: a first one that has none, or no time, is an error."""
         try:
-            self.launch = self.placing.placed(self.launch, self._between.stopped)
-        except PlacementError as error:
+            left_s = self._ledger.time_left_s()
+            if number > 1 or left_s > 0:
+                self.launch = self.placing.placed(self.launch, self._between.stopped, left_s)
+            if not self._between.stopped():
+                self._ledger.require_time()  # looking and waiting took some
+        except (DeadlineError, PlacementError, UsageError) as error:
             if number == 1:
                 raise
             get_logger().warning(f"not run again: {error}", command=self._shown())
@@ -227,7 +232,7 @@ class Supervision:
         self.on_failure(diagnosis, commands)
         tell_places(self._first.argv, incident)
         if heeded and not self.dry_run and self._ledger.leaves_another():
-            incident = self.placing.once_free(incident, self._between.stopped)
+            incident = self.placing.once_free(incident, self._between.stopped, self._ledger.time_left_s())
         wanted = self._ledger.wanted(incident, self._carries)
         if not heeded:
             self._ledger.stop()
