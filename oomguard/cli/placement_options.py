@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
 from oomguard.cli.after_dashes import words_before_dashes
-from oomguard.cli.options import UNITS_S, F, decorated, option
+from oomguard.cli.durations import Duration
+from oomguard.cli.options import F, decorated, option
 from oomguard.errors import UsageError
 
 if TYPE_CHECKING:
     from oomguard.supervise.placing import Placing
-
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+|\d+(?:\.\d+)?")
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A time such as ``30m``, ``1h30m`` or ``90``, which are seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return it in seconds."""
-        if isinstance(value, float):
-            return value
-        text = str(value).strip().lower()
-        if not _DURATION.fullmatch(text):
-            self.fail(f"{value!r} is no time such as 30m, 1h30m, or 90 (seconds)", param, ctx)
-        if text[-1] not in UNITS_S:
-            return float(text)
-        return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
 
 
 @dataclass(frozen=True, slots=True)

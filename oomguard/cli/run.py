@@ -12,10 +12,10 @@ import click
 
 from oomguard.cli.after_dashes import CommandAfterDashes
 from oomguard.cli.asked_snapshot import AskedSnapshot
+from oomguard.cli.durations import Duration
 from oomguard.cli.events import Errors, configure_log
 from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
-    SECONDS,
     console,
     option,
     output_options,
@@ -60,7 +60,12 @@ JOURNAL_BUSY_S: Final = 1.0
     show_default=True,
     help="Of these within any hour, at most.",
 )
-@option("--deadline", type=SECONDS, metavar="SECONDS", help="Start no attempt after this many seconds.")
+@option(
+    "--deadline",
+    type=Duration(),
+    metavar="TIME",
+    help="Start no attempt, the first one included, after this time; no wait goes beyond.",
+)
 @option(
     "--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again."
 )
@@ -92,10 +97,10 @@ JOURNAL_BUSY_S: Final = 1.0
 @reuse_option
 @option(
     "--grace",
-    type=SECONDS,
+    type=Duration(),
     default=DEFAULT_GRACE_S,
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="After a stop signal, time before the command is killed.",
 )
 @option(

@@ -93,7 +93,7 @@ def loses(gpus: Gpus, index: int, *, count: int) -> list[str]:
     """Return a script whose first attempt loses a GPU and fails; a next one says what it sees."""
     lines = [simulated_gpus.line(i, more="lost" if i == index else "") for i in range(count)]
     (gpus.folder / "lost").write_text("".join(f"{line}\n" for line in lines))
-    script = f"""
+    script = """
 echo on $CUDA_VISIBLE_DEVICES
 [ -e "$0/once" ] && exit 0
 touch "$0/once"; cp "$0/lost" "$0/devices"
