@@ -10,9 +10,9 @@ import click
 
 # What the units are worth.
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_PARTS: Final = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
-_PART: Final = re.compile(r"([\d.]+)([smhdw])")
-_NUMBER: Final = re.compile(r"\d+(?:\.\d*)?(?:e[+-]?\d{1,3})?|\.\d+")
+_PARTS: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[smhdw])+")
+_PART: Final = re.compile(r"([0-9.]+)([smhdw])")
+_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]{1,3})?|\.[0-9]+")
 _LONGEST_S: Final = 10**9
 
 

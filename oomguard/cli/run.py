@@ -64,7 +64,7 @@ JOURNAL_BUSY_S: Final = 1.0
     "--deadline",
     type=Duration(),
     metavar="TIME",
-    help="Start no attempt, the first one included, after this time; no wait goes beyond.",
+    help="Start no attempt, the first one included, after this time, such as 1h30m or 90 (seconds); no wait goes beyond it.",
 )
 @option(
     "--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again."

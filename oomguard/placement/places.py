@@ -15,8 +15,9 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BY_BUS: Final = "PCI_BUS_ID"
 _NONE: Final = frozenset({"", "-1", "none", "void", "NoDevFiles"})
-# What no process owns of an empty device is the driver's own: less than the larger of the two.
-_DRIVER_RATIO: Final = 0.05
+# What no process owns of an empty device is the driver's own: less than the larger of the two. A share of 5 % would take a neighbour
+# of 4 GiB that a container hides for the driver.
+_DRIVER_RATIO: Final = 0.01
 _DRIVER_BYTES: Final = GIB
 
 

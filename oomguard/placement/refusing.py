@@ -146,7 +146,12 @@ def _why_not_now(place: Place, need: Need, now: Now) -> str:
         f"pid {pid}{'' if size is None else f' {format_gib(size)}'}"
         for pid, size in (place.used_bytes_by_pid or {}).items()
     )
-    return f"{need.on(place).reason}; held by {users or 'processes that are not told'}"
+    reason = need.on(place).reason
+    if (
+        need.start is not None and place.free_bytes is not None
+    ):  # what the engine's own context takes is no longer free at its start
+        reason = f"{reason} once its own context is there ({place.room} before)"
+    return f"{reason}; held by {users or 'processes that are not told'}"
 
 
 def lease_in_words(lease: Lease) -> str:
