@@ -31,7 +31,7 @@ from oomguard.supervise.learning import last_start, learn
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.outcome import Outcome, error_of, outcome_of
-from oomguard.supervise.own_files import OwnFiles, of_journal
+from oomguard.supervise.own_files import OwnFiles, of_inner_runs, of_journal
 from oomguard.supervise.pasting import commands_to_paste, to_paste
 from oomguard.supervise.placing import AsGiven, Placing
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
@@ -100,6 +100,7 @@ class Supervision:
         self._ledger = Ledger(policy)
         self._explainer = Explainer(self._engine, self._insight, self._ledger, self.load_rules)
         self.own_files.add(lambda: of_journal(self.keeper.path))
+        self.own_files.add(lambda: of_inner_runs(self._first.argv))
         self._witness = Witness(self.own_files, idempotent=self.idempotent)
 
     def run(self, signals: Signals) -> Outcome:

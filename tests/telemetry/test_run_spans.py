@@ -232,9 +232,7 @@ def test_the_environment_asks_for_spans_by_an_exporter_or_an_endpoint(env, asked
 
 
 def test_the_seconds_that_were_waited_for_a_collector_are_those_that_were():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        free = probe.getsockname()[1]
-    for endpoint in ("not-a-url", f"http://127.0.0.1:{free}"):
-        ran = run(command=("true",), OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
-        waited_s = float(re.search(r"waited_s=([\d.]+) ", ran.stderr)[1])
-        assert waited_s < 3, endpoint
+    ran = run(command=("true",), OTEL_EXPORTER_OTLP_ENDPOINT="not-a-url")
+    found = re.search(r"waited_s=([\d.]+) ", ran.stderr)
+    assert found
+    assert float(found[1]) < DELIVER_S  # what cannot be sent is given up at once
