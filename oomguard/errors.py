@@ -8,6 +8,7 @@ OomguardError
 │   ├── ConfigError        a model's configuration that lacks a number or has an absurd one: says file and field
 │   └── RuleError          a rule file that cannot be used: says file, key path and column
 ├── PlacementError         no device for a command, or not enough for a mapping of names to devices (exit status 125)
+├── DeadlineError          the time of a run was over before its first attempt (exit status 125)
 ├── WakeUpError            a sleeping engine whose memory is not free: it is not woken, and sleeps on
 └── LaunchError            a command that could not be started (exit status 126 or 127, as a shell)
 
@@ -43,6 +44,10 @@ class PlacementError(OomguardError):
         self.hint, self.is_for_now = hint, is_for_now
         if hint is not None:
             self.add_note(hint)
+
+
+class DeadlineError(OomguardError):
+    """The deadline of a run came before the attempt that was to begin: nothing is started after it."""
 
 
 class WakeUpError(OomguardError):

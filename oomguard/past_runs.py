@@ -32,6 +32,7 @@ class PastAttempt(Record):
         began_at: when it began.
         ended_at: when it ended; None while it runs, and where the run was killed.
         predicted: facts and what the changes were predicted to make of them.
+        is_followed: whether another attempt came after it: then it failed, whatever its status, as one that hung and was ended.
     """
 
     attempt: Attempt
@@ -39,12 +40,15 @@ class PastAttempt(Record):
     began_at: float
     ended_at: float | None = None
     predicted: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    is_followed: bool = False
 
     @property
     def result(self) -> str:
         """How it ended: ``ran``, ``failed``, ``stopped`` or ``not ended``."""
         if self.ended_at is None:
             return NOT_ENDED
+        if self.is_followed:
+            return FAILED
         if self.attempt.succeeded:
             return RAN
         return STOPPED if self.attempt.incident is None and self.attempt.exit_status in STOP_STATUSES else FAILED
@@ -103,4 +107,4 @@ class PastRun(Record):
     def result(self) -> str:
         """How it ended, one of ``RESULTS``."""
         result = self.attempts[-1].result
-        return REPAIRED if result in {RAN, STOPPED} and self.incidents else result
+        return REPAIRED if result in {RAN, STOPPED} and len(self.attempts) > 1 else result

@@ -18,6 +18,7 @@ ROOMS = (
         "clean_start",
         "errors",
         "escapes",
+        "exit_status",
         "fact_registry",
         "records",
         "switch",

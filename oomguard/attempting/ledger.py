@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from oomguard.errors import DeadlineError
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.kinds import CURABLE_KINDS
@@ -181,6 +182,11 @@ class Ledger:
         """Return the seconds until the policy's deadline: infinite without one, none or fewer after it."""
         limit_s = math.inf if self.policy.deadline_s is None else self.policy.deadline_s
         return limit_s - (time.monotonic() - self._began_s)
+
+    def require_time(self) -> None:
+        """Raise DeadlineError where the deadline has passed."""
+        if self.time_left_s() <= 0:
+            raise DeadlineError(f"the deadline of {self.policy.deadline_s:g} s came before the attempt could begin")
 
     def leaves_another(self) -> bool:
         """Return whether the policy leaves another attempt: relaunches and time."""

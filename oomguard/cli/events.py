@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import sys
+import threading
 from typing import Any, Final
 
 # What is pasted into the user's own terminal: in quotes, a shell leaves ``~`` as it is.
@@ -57,6 +58,16 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
         errors.flush()
 
     write_events(write, least)
+    threading.excepthook = _tell_of_thread
+
+
+def _tell_of_thread(failed: threading.ExceptHookArgs) -> None:
+    """Tell in one line that a thread of our own failed: standard error is the command's, and no place for a traceback of ours."""
+    from oomguard.log import get_logger
+
+    name = "" if failed.thread is None else failed.thread.name
+    reason = f"{failed.exc_type.__name__}: {failed.exc_value}"
+    get_logger().warning("a part of oomguard failed: the run goes on without", part=name, reason=reason)
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.options import UNITS_S, color_option, console, form_of, option
+from oomguard.cli.durations import Age
+from oomguard.cli.options import color_option, console, form_of, option
 from oomguard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,27 +32,11 @@ _MODES: Final = {
 }
 
 
-class _Age(click.ParamType):  # type: ignore[type-arg] # click before 8.2 knows no argument
-    """A time before now: a number and s, m, h, d or w."""
-
-    name = "age"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip().lower()
-        try:
-            seconds = float(text[:-1]) * UNITS_S[text[-1:]]
-        except (ValueError, KeyError):
-            seconds = -1.0
-        if not 0 <= seconds < time.time():
-            self.fail(f"{value!r} is no time before now: write 90m, 12h, 7d or 2w", param, ctx)
-        return seconds
-
-
 @click.command("history")
 @click.argument("number", metavar="[N]", required=False, type=click.IntRange(min=1))
 @option("--journal", type=click.Path(), metavar="PATH", help="Which journal. [default: the user's state folder]")
 @option("--command", "words", metavar="TEXT", help="Only runs whose command holds TEXT, in any case.")
-@option("--since", type=_Age(), metavar="AGE", help="Only runs that began so long ago at most: 90m, 12h, 7d, 2w.")
+@option("--since", type=Age(), metavar="AGE", help="Only runs that began so long ago at most: 90m, 12h, 7d, 1d12h.")
 @option("--failed", is_flag=True, help="Only runs that failed in the end.")
 @option(
     "--limit",
@@ -163,7 +148,8 @@ def _list(path: Path | None, asked: Asked, limit: int, form: str, color: str) ->
     else:
         print_runs(console(color), shown)
     if next(runs, None) is not None:
-        click.echo(f"oomguard: the last {limit} runs; --limit 0 shows all", err=True)
+        last = "the last run" if limit == 1 else f"the last {limit} runs"
+        click.echo(f"oomguard: {last}; --limit 0 shows all", err=True)
     return 0
 
 

@@ -146,5 +146,5 @@ def _serving(address: Address, exporter: Exporter) -> Outlet | None:
         log.warning("no metrics are served: the run goes on without", address=str(address), reason=why, **taken)
         return None
     tell = log.info if address.port == 0 else log.debug
-    tell("metrics are served", url=f"http://{endpoint.address}/metrics")
+    tell("metrics are served", url=endpoint.url)
     return endpoint

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -20,21 +19,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 EFFECTS = click.Choice([str(effect) for effect in Effect])
-
-
-class _Seconds(click.FloatRange):
-    """A number of seconds; nan, which compares with nothing, is refused too."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return seconds
-
-
-SECONDS = _Seconds(min=0, max=10**9)
-# What the units of a time are worth that a user writes, such as 90m or 7d.
-UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def option(*names: str, **kwargs: Any) -> Callable[[F], F]:

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from oomguard.cli.options import UNITS_S, F, decorated, option
+from oomguard.cli.after_dashes import words_before_dashes
+from oomguard.cli.durations import Duration
+from oomguard.cli.options import F, decorated, option
 from oomguard.errors import UsageError
 
 if TYPE_CHECKING:
     from oomguard.supervise.placing import Placing
-
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+|\d+(?:\.\d+)?")
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A time such as ``30m``, ``1h30m`` or ``90``, which are seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return it in seconds."""
-        if isinstance(value, float):
-            return value
-        text = str(value).strip().lower()
-        if not _DURATION.fullmatch(text):
-            self.fail(f"{value!r} is no time such as 30m, 1h30m, or 90 (seconds)", param, ctx)
-        if text[-1] not in UNITS_S:
-            return float(text)
-        return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +29,7 @@ class PlacementOptions:
     wait_s: float | None
     lease: Literal["start", "job"]
     lease_folder: str | None
+    own: tuple[str, ...] = ()
 
     def placing(self, argv: Sequence[str], pinned: Sequence[str], outer_pid: int | None) -> Placing:
         """Return what places the attempts of a run.
@@ -63,15 +47,18 @@ class PlacementOptions:
 
             return AsGiven()
         from oomguard.placement.asked import read_gpus
+        from oomguard.placement.invocation import Invocation
         from oomguard.placement.leases import LeaseFolder
-        from oomguard.placement.placer import Placer, command_in_words
+        from oomguard.placement.placer import Placer
         from oomguard.report.mask import mask_command
         from oomguard.supervise.by_variable import DEVICE
         from oomguard.supervise.on_devices import OnDevices
 
         folder = LeaseFolder(None if self.lease_folder is None else Path(self.lease_folder).absolute())
-        command = command_in_words(mask_command(argv, keep_homes=True))
-        placer = Placer(read_gpus(self.gpus), folder, dict(os.environ), command, self.lease, outer_pid)
+        command, own = (tuple(mask_command(words, keep_homes=True)) for words in (argv, self.own))
+        asked = read_gpus(self.gpus)
+        invocation = Invocation(asked.shown, shlex.join(command), own)
+        placer = Placer(asked, folder, dict(os.environ), invocation, self.lease, outer_pid)
         return OnDevices(placer, self.lease, self.wait_s, DEVICE in pinned)
 
 
@@ -104,7 +91,9 @@ def placement_options(function: F) -> F:
         lease_folder: str | None,
         **kwargs: Any,
     ) -> Any:
-        return function(*args, placement=PlacementOptions(gpus, wait, lease, lease_folder), **kwargs)
+        return function(
+            *args, placement=PlacementOptions(gpus, wait, lease, lease_folder, words_before_dashes()), **kwargs
+        )
 
     return decorated(
         cast("F", with_placement),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Final, TextIO, cast
 
 import click
 
+from oomguard.cli.after_dashes import CommandAfterDashes
 from oomguard.cli.asked_snapshot import AskedSnapshot
+from oomguard.cli.durations import Duration
 from oomguard.cli.events import Errors, configure_log
 from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
-    SECONDS,
     console,
     option,
     output_options,
@@ -43,29 +43,7 @@ if TYPE_CHECKING:
 JOURNAL_BUSY_S: Final = 1.0
 
 
-class _CommandAfterDashes(click.Command):
-    """A command whose own options end at ``--``: what follows belongs to the user's command, whatever it looks like."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = args[: args.index("--")] if "--" in args else args
-        if "--" not in args and not {"-h", "--help"} & set(args):
-            first = next(
-                (i for i, word in enumerate(own) if not word.startswith("-") and not _is_value(self, ctx, own, i)), None
-            )
-            if first is not None:
-                fixed = shlex.join(["oomguard", "run", *own[:first], "--", *own[first:]])
-                raise UsageError("-- is missing before the command", hint=fixed)
-            raise UsageError("no command to run", hint="oomguard run -- python script.py")
-        return super().parse_args(ctx, args)
-
-
-def _is_value(command: click.Command, ctx: click.Context, args: list[str], index: int) -> bool:
-    """Whether the word at ``index`` is the value of the option before it."""
-    before = args[index - 1] if index else ""
-    return any(before in p.opts and isinstance(p, click.Option) and not p.is_flag for p in command.get_params(ctx))
-
-
-@click.command("run", cls=_CommandAfterDashes)
+@click.command("run", cls=CommandAfterDashes)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD …")
 @policy_options
 @option(
@@ -82,7 +60,12 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
     show_default=True,
     help="Of these within any hour, at most.",
 )
-@option("--deadline", type=SECONDS, metavar="SECONDS", help="Start no attempt after this many seconds.")
+@option(
+    "--deadline",
+    type=Duration(),
+    metavar="TIME",
+    help="Start no attempt, the first one included, after this time, such as 1h30m or 90 (seconds); no wait goes beyond it.",
+)
 @option(
     "--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again."
 )
@@ -114,10 +97,10 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
 @reuse_option
 @option(
     "--grace",
-    type=SECONDS,
+    type=Duration(),
     default=DEFAULT_GRACE_S,
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="After a stop signal, time before the command is killed.",
 )
 @option(

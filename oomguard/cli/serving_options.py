@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from oomguard.cli.options import SECONDS, decorated, option
+from oomguard.cli.durations import Duration
+from oomguard.cli.options import decorated, option
 from oomguard.errors import OomguardError, UsageError, exit_status_of
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ def serving_options(function: F) -> F:
             ),
             option(
                 "--hang-after",
-                type=SECONDS,
+                type=Duration(),
                 default=DEFAULT_HANG_AFTER_S,
                 show_default=True,
-                metavar="SECONDS",
+                metavar="TIME",
                 help="A server whose requests wait for so long while its engine takes no step hangs: it is told, and ended with "
                 "--restart on-failure. 0: do not look.",
             ),
@@ -137,7 +138,9 @@ class BesideServer:
             from oomguard.serving.systemd import Told, taken_from
 
             systemd = taken_from(os.environ)
-            self._told = None if systemd is None else Told(systemd, self._health, end.is_stopped)
+            if systemd is not None:
+                self._told = Told(systemd, self._health, end.is_stopped)
+                signals.on_stop = self._told.stopping
 
     @property
     def companions(self) -> tuple[Companion, ...]:
@@ -152,10 +155,10 @@ class BesideServer:
         """Tell how the run ended, to all that were asked to hear."""
         if self._told is not None:
             self._told.close(outcome.status)
-        from oomguard.serving.end_message import message_of
+        from oomguard.serving.end_message import comment_of, message_of
 
-        has_failed = not outcome.attempts[-1].succeeded
-        self._leave(partial(message_of, outcome), as_message=has_failed, as_comment=bool(outcome.status))
+        message = None if outcome.attempts[-1].succeeded else partial(message_of, outcome)
+        self._leave(message, partial(comment_of, outcome) if outcome.status else None)
 
     @contextlib.contextmanager
     def telling_errors(self) -> Iterator[None]:
@@ -171,17 +174,17 @@ class BesideServer:
             self._told.close(exit_status_of(error))
         from oomguard.serving.end_message import message_of_error
 
-        self._leave(partial(message_of_error, error), as_message=True, as_comment=True)
+        self._leave(*[partial(message_of_error, error)] * 2)
 
-    def _leave(self, text: Callable[[], str], *, as_message: bool, as_comment: bool) -> None:
-        """Leave how the run ended where that is asked for; where it is no comment, the job's says that it ended."""
+    def _leave(self, message: Callable[[], str] | None, comment: Callable[[], str] | None) -> None:
+        """Leave how the run ended where that is asked for; without a comment of its own the job's says that it ended."""
         from oomguard.serving.end_message import leave_message, message_place, set_job_comment
 
         place = message_place(self._options.termination_message, os.environ)
-        if place is not None and as_message:
-            leave_message(place, text())
+        if place is not None and message is not None:
+            leave_message(place, message())
         if self._options.slurm_comment:
-            set_job_comment(text() if as_comment else "oomguard: ended", os.environ)
+            set_job_comment("oomguard: ended" if comment is None else comment(), os.environ)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
+from oomguard.exit_status import status_in_words
 from oomguard.incident import Attempt
 from oomguard.journal.contract import incident_of, listed, mapped, numbers_of, patch_of, values_of
 from oomguard.past_runs import STOP_STATUSES, PastAttempt, PastRun
@@ -110,7 +111,8 @@ def _attempts(
             incident="incident" if in_full else _SHORT_INCIDENT, sessions=", ".join("?" for _ in part)
         )
         for session, rows in groupby(database.execute(query, part), key=lambda row: row[0]):
-            found[session] = tuple(map(_attempt, rows))
+            alike = tuple(map(_attempt, rows))
+            found[session] = (*(replace(past, is_followed=True) for past in alike[:-1]), *alike[-1:])
     return found
 
 
@@ -129,7 +131,7 @@ def _attempt(row: tuple[Any, ...]) -> PastAttempt:
         tuple(patch_of(each) for each in listed(patches) if isinstance(each, dict)),
         incident_of(said) if said else None,
         status,
-        "" if said or status in {0, None} else f"exit status {status}",
+        "" if said or status in {0, None} else status_in_words(status),
         0.0 if ended_at is None else max(0.0, ended_at - began_at),
         numbers_of(mapped(measured)),
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from oomguard.errors import UsageError
 from oomguard.placement.places import Place, named_by
@@ -26,8 +26,15 @@ class Asked:
             return f"{','.join(self.named)}{',' if len(self.named) == 1 and self.named[0].isdigit() else ''}"
         return "auto" if self.count is None else str(self.count)
 
-    def among(self, places: Sequence[Place], *, hidden: str | None = None) -> tuple[Place, ...]:
-        """Return the places that may be taken: those named, else all; ``hidden`` says what hides others.
+    def among(
+        self, places: Sequence[Place], *, hidden: str | None = None, meant: Mapping[str, Sequence[Place]] | None = None
+    ) -> tuple[Place, ...]:
+        """Return the places that may be taken: those named, else all.
+
+        Args:
+            places: those that are there.
+            hidden: what hides others, in words.
+            meant: what each name meant when it was there; one that is there no longer cannot be used.
 
         Raises:
             UsageError: one that is named is not among them, or is named twice.
@@ -36,7 +43,7 @@ class Asked:
             return tuple(places)
         found: list[Place] = []
         for entry in self.named:
-            named = named_by(entry, places)
+            named = named_by(entry, places) or [_gone(one, places) for one in (meant or {}).get(entry, ())]
             if not named:
                 there = ", ".join(place.shown for place in places) or "none"
                 why = f"; {hidden}" if hidden else ""
@@ -49,6 +56,12 @@ class Asked:
                 )
             found += named
         return tuple(found)
+
+
+def _gone(place: Place, now: Sequence[Place]) -> Place:
+    """Return a place that was there, with why it is not any more: a GPU that fell off keeps its number, and tells no UUID."""
+    why = next((one.cannot for one in now if one.index == place.index and one.cannot is not None), None)
+    return replace(place, free_bytes=None, cannot=why or "it is not there any more")
 
 
 def read_gpus(text: str) -> Asked:

@@ -16,18 +16,18 @@ Accepts = Callable[[Fitness], bool]
 
 
 def fitting(need: Need, places: Sequence[Place], accepts: Accepts, *, emptied: bool = False) -> list[Place]:
-    """Return the places on which a command would start, the best first."""
+    """Return the places on which a command would start, the best first; of equally good ones in their own order, the user's."""
     judged = [(place, need.on(place, emptied=emptied)) for place in places if place.cannot is None]
     kept = [(place, fitness) for place, fitness in judged if accepts(fitness)]
     # Of one that nothing is known about, all that is known is that it may be large.
     largest_first = -1 if need.start is None else 1
 
-    def order(pair: tuple[Place, Fitness]) -> tuple[bool, bool, int, int]:
+    def order(pair: tuple[Place, Fitness]) -> tuple[bool, bool, int]:
         place, fitness = pair
         size = largest_first * (place.total_bytes or 0) if place.is_empty else -(place.free_bytes or 0)
-        return not fitness.has_margin, not place.is_empty, size, place.index
+        return not fitness.has_margin, not place.is_empty, size
 
-    return [place for place, _ in sorted(kept, key=order)]
+    return [place for place, _ in sorted(kept, key=order)]  # sorted() leaves what serves equally well as it came
 
 
 def chosen_of(usable: Sequence[Place], count: int, candidates: Sequence[Place]) -> tuple[Place, ...] | None:

@@ -49,12 +49,14 @@ class Now:
         usable: those on which the command would start now, leased or not, the best first.
         leased: which of all places somebody else has, with who that is in words.
         kept: which free ones are kept for who came before.
+        hides: what is hidden from the run, in words; None where nothing is.
     """
 
     candidates: tuple[Place, ...]
     usable: tuple[Place, ...]
     leased: Mapping[str, str]
     kept: Collection[str]
+    hides: str | None = None
 
     @property
     def open(self) -> list[Place]:

@@ -41,8 +41,9 @@ class PlacedDevices(Record):
 def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]:
     """Give each program devices of its own.
 
-    Devices that nobody uses are given first, then the others, each in the order of the bus; what CUDA_VISIBLE_DEVICES hides is given to
-    nobody. Nothing is leased: start the programs with ``oomguard run --gpus`` where other people start theirs too.
+    Devices that nobody uses are given first, then the others, each in the order of CUDA_VISIBLE_DEVICES, else of the bus; what that
+    variable hides is given to nobody. Nothing is leased: start the programs with ``oomguard run --gpus`` where other people start theirs
+    too.
 
     Args:
         wanted: for each program by its name, how many devices it gets, or the numbers of those that it is to get.
@@ -73,14 +74,13 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
                 hint="oomguard gpus",
             )
     taken = {number: name for name, numbers in named.items() for number in numbers}
-    left = sorted(
-        (place for index, place in usable.items() if index not in taken), key=lambda p: (not p.is_empty, p.index)
-    )
+    left = sorted((place for index, place in usable.items() if index not in taken), key=lambda p: not p.is_empty)
+    order = list(usable)
     if (lacking := sum(counts.values()) - len(left)) > 0:
         raise _too_few(counts, named, left, usable, hidden, lacking)
     found = {name: tuple(usable[number] for number in numbers) for name, numbers in named.items()}
     for name, count in counts.items():
-        found[name], left = tuple(sorted(left[:count], key=lambda place: place.index)), left[count:]
+        found[name], left = tuple(sorted(left[:count], key=lambda place: order.index(place.index))), left[count:]
     return {name: _placed(found[name]) for name in wanted}
 
 

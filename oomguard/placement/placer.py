@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from oomguard.errors import PlacementError
 from oomguard.log import get_logger
@@ -14,11 +14,15 @@ from oomguard.placement import refusing
 from oomguard.placement.asked import Asked
 from oomguard.placement.choosing import chosen_of, first_of_one_kind, fitting
 from oomguard.placement.found import Now, Taken
+from oomguard.placement.invocation import Invocation
 from oomguard.placement.leases import Lease, LeaseFolder
 from oomguard.placement.need import Fitness, Need
-from oomguard.placement.places import Place, limited, places_of
+from oomguard.placement.places import Place, limited, named_by, places_of
 from oomguard.placement.turns import POLL_S, Ticket, kept_for, waiting_before
+from oomguard.placement.unseen import named_unseen
 from oomguard.placement.variables import variables_for
+
+_GETS_EMPTY: Final = "it gets what nobody uses"
 
 
 @dataclass(slots=True)
@@ -29,7 +33,7 @@ class Placer:
         asked: what ``--gpus`` asks for.
         folder: where leases are held.
         environ: the user's variables.
-        command: the user's own, masked, as others are told of it.
+        own: the call itself, to be told and pasted, and its command, as others are told of it.
         until: what ends a lease, ``start`` or ``job``.
         outer_pid: the run around this one, whose leases are ours.
     """
@@ -37,9 +41,10 @@ class Placer:
     asked: Asked
     folder: LeaseFolder
     environ: Mapping[str, str]
-    command: str
+    own: Invocation
     until: str
     outer_pid: int | None = None
+    _meant: dict[str, list[Place]] = field(init=False, default_factory=dict)
 
     def take(
         self,
@@ -69,11 +74,13 @@ class Placer:
             now, count = self._look(survey, need, ticket, avoid, is_first=is_first)
             chosen = chosen_of(now.open, count, now.candidates)
             taken = None if chosen is None else self._lease(chosen, need)
+            if is_first and not avoid and (taken is not None or wait_s is not None):
+                self._tell_unknown(need)
             return (now, count) if taken is None else taken
 
         def none_there(now: Now, count: int, waited_s: float) -> PlacementError:
-            again = f"oomguard run --gpus {self.asked.shown} --wait 30m -- {self.command}"
-            return refusing.no_place_now(need, now, count, None if wait_s is None else waited_s, again)
+            waited = None if wait_s is None else waited_s
+            return refusing.no_place_now(need, now, count, waited, self.own.line(wait="30m"))
 
         def tell(now: Now, count: int) -> None:
             get_logger().info("waiting for a device", devices=count, because=refusing.rows(need, now))
@@ -83,9 +90,10 @@ class Placer:
     def again(
         self, taken: Taken, need: Need, stopped: Callable[[], bool], *, wait_s: float, stays: bool = False
     ) -> Taken | None:
-        """Take devices for a command that had some and gave their leases back; None where the user stopped the wait.
+        """Take devices for a command that had some; None where the user stopped the wait.
 
-        The same ones come first, before who waits: their job has begun. Then others with room, then the same whatever is free of them.
+        The same ones come first, before who waits: their job has begun. Those that it has still stay its own while they answer. Else come
+        others with room, then the same whatever is free of them. One that fell off is never given again.
 
         Args:
             taken: what it had.
@@ -95,8 +103,12 @@ class Placer:
             stays: whether it is to have no others.
 
         Raises:
-            PlacementError: others have them for longer than that.
+            PlacementError: others have them for longer than that, or none is there any more.
         """
+        if taken.holds_all:
+            if self._is_there(taken, need):
+                return taken
+            taken.release()
 
         def look(ticket: Ticket | None) -> Taken | tuple[Now, int]:
             now, count = self._look_again(taken, need, ticket)
@@ -167,21 +179,23 @@ class Placer:
         limit = limited(everywhere, self.environ)
         count = self.asked.count or need.devices or 1
         if need.devices is not None and count < need.devices:
-            raise refusing.too_few_asked(self.asked, need, count)
+            raise refusing.too_few_asked(self.asked, need, count, self.own)
         permitted = [refusing.judged(place, need, count, len(survey.gpus)) for place in limit.places]
-        candidates = [place for place in self.asked.among(permitted, hidden=limit.hides) if place.key not in avoid]
+        named = self.asked.among(permitted, hidden=limit.hides, meant=self._meant)
+        self._meant = self._meant or {entry: named_by(entry, permitted) for entry in self.asked.named}
+        candidates = [place for place in named if place.key not in avoid]
         accepts = self._accepts
         if is_first and not avoid:
-            self._tell_once(need, everywhere, limit.hides)
+            self._tell_once(everywhere, limit.hides)
             possible = fitting(need, candidates, accepts, emptied=True)
             if first_of_one_kind(possible, count) is None:
-                raise refusing.fits_nowhere(need, candidates, count, limit.hides, self.asked)
+                raise refusing.fits_nowhere(need, candidates, count, limit.hides, self.asked, self.own)
         usable = fitting(need, candidates, accepts)
         keys = [place.key for place in everywhere]
         leased = self._leased(keys)
         free = [key for key in keys if key not in leased]
         kept = kept_for(waiting_before(self.folder, ticket), free)
-        return Now(tuple(candidates), tuple(usable), leased, tuple(kept)), count
+        return Now(tuple(candidates), tuple(usable), leased, tuple(kept), limit.hides), count
 
     def _leased(self, keys: Iterable[str]) -> dict[str, str]:
         """Return which of these somebody else has, with who that is in words."""
@@ -190,17 +204,14 @@ class Placer:
 
     def _blind(self, survey: nvml.Survey, need: Need) -> Taken:
         """Place a command where NVML does not answer: on the devices that are named by number, else as it is."""
-        log, told = get_logger(), {"reason": survey.failure, "driver": survey.driver}
-        if not self.asked.named or not all(name.isdigit() for name in self.asked.named):
+        log, told = get_logger(), {"reason": survey.failure, **({"driver": survey.driver} if survey.driver else {})}
+        places = named_unseen(self.asked, self.environ)
+        if places is None:
             log.warning("not placed: which devices there are is not known; the command runs as it is", **told)
             return Taken((), {})
-        places = tuple(Place(int(name), None) for name in self.asked.named)
         log.warning("the devices that --gpus names are taken as they are: NVML does not answer", **told)
-        return Taken(
-            places,
-            variables_for(places, need),
-            self.folder.take([p.key for p in places], self.command, self.until) or {},
-        )
+        leased = self.folder.take([place.key for place in places], self.own.command, self.until)
+        return Taken(places, variables_for(places, need), leased or {})
 
     def _accepts(self, fitness: Fitness) -> bool:
         """Judge a place: one that the user names may be beyond the plan by what that is uncertain by."""
@@ -210,7 +221,7 @@ class Placer:
         held = self.folder.holders([place.key for place in places])
         ours = {key for key, lease in held.items() if self._is_ours(lease)}
         until = self.until if need.tells_start else "job"
-        locks = self.folder.take([p.key for p in places if p.key not in ours], self.command, until)
+        locks = self.folder.take([p.key for p in places if p.key not in ours], self.own.command, until)
         if locks is None:
             return None
         return Taken(tuple(places), variables_for(places, need), locks)
@@ -218,28 +229,47 @@ class Placer:
     def _is_ours(self, lease: Lease) -> bool:
         return self.outer_pid is not None and lease.pid == self.outer_pid
 
-    def _tell_once(self, need: Need, everywhere: Sequence[Place], hides: str | None) -> None:
+    def _is_there(self, taken: Taken, need: Need) -> bool:
+        """Return whether devices that a command has still answer; what their numbers are now goes into its variables."""
+        survey = nvml.survey()
+        if survey.failure is not None:
+            return True
+        everywhere = places_of(survey)
+        now = {place.key: place for place in everywhere if place.cannot is None}
+        for place in taken.places:
+            if place.key not in now:
+                why = next((one.cannot for one in everywhere if one.index == place.index and one.cannot), "it is gone")
+                get_logger().warning(f"{place.shown} is left", reason=why)
+                return False
+        places = tuple(now[place.key] for place in taken.places)
+        if places and [place.index for place in places] != [place.index for place in taken.places]:
+            taken.places, taken.env = places, variables_for(places, need)
+        return True
+
+    def _tell_unknown(self, need: Need) -> None:
+        if need.unknown is not None:
+            gets = "those that --gpus names are taken, whoever uses them" if self.asked.named else _GETS_EMPTY
+            get_logger().info(f"what it needs is not known: {gets}", reason=need.unknown)
+
+    def _tell_once(self, everywhere: Sequence[Place], hides: str | None) -> None:
         log = get_logger()
         if hides is not None:
-            log.info("a limit", what=hides)
+            log.info(f"a limit: {hides}")
         for place in everywhere:
             if place.cannot is not None:
                 log.warning(f"{place.shown} is left out", reason=place.cannot)
-        if need.unknown is not None:
-            log.info("what it needs is not known: it gets a device that nobody uses", reason=need.unknown)
         if self.folder.why_off is not None:
             log.warning("no leases: two starts at one moment may choose one device", reason=self.folder.why_off)
 
 
 def _choices(taken: Taken, now: Now, count: int, *, stays: bool) -> Iterator[tuple[Place, ...]]:
     """Yield what a command that had devices may have now, the best first; a lease says whether it can be had."""
-    if taken.keys <= {place.key for place in now.usable}:
-        yield taken.places
+    there = {place.key: place for place in now.candidates if place.cannot is None}
+    had = tuple(there[place.key] for place in taken.places if place.key in there)
+    is_there = len(had) == len(taken.places)
+    if is_there and taken.keys <= {place.key for place in now.usable}:
+        yield had
     if not stays and (others := chosen_of(now.open, count, now.candidates)) is not None:
         yield others
-    yield taken.places
-
-
-def command_in_words(argv: Sequence[str]) -> str:
-    """Return a masked command as others are told of it."""
-    return shlex.join(argv)
+    if is_there:
+        yield had

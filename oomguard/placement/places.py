@@ -15,8 +15,9 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BY_BUS: Final = "PCI_BUS_ID"
 _NONE: Final = frozenset({"", "-1", "none", "void", "NoDevFiles"})
-# What no process owns of an empty device is the driver's own: less than the larger of the two.
-_DRIVER_RATIO: Final = 0.05
+# What no process owns of an empty device is the driver's own: less than the larger of the two. A share of 5 % would take a neighbour
+# of 4 GiB that a container hides for the driver.
+_DRIVER_RATIO: Final = 0.01
 _DRIVER_BYTES: Final = GIB
 
 
@@ -121,7 +122,7 @@ def limited(places: Sequence[Place], environ: Mapping[str, str]) -> Limit:
             return Limit((), f"{VISIBLE}={value} names {named[0].shown} twice, and then none is visible")
         found += named
     numbers = any(re.fullmatch(r"\d+", text.strip()) for text in value.split(","))
-    if numbers and environ.get(ORDER) != BY_BUS and len({place.name for place in places if place.instance is None}) > 1:
+    if numbers and environ.get(ORDER) != BY_BUS and _differ(places):
         raise UsageError(
             f"{VISIBLE}={value} counts the fastest device first, and the devices here differ: which one is meant cannot be told",
             hint=f"export {ORDER}={BY_BUS}   # to count as nvidia-smi does; or name devices by UUID (oomguard gpus)",
@@ -130,6 +131,11 @@ def limited(places: Sequence[Place], environ: Mapping[str, str]) -> Limit:
     if not hidden and not behind:
         return Limit(tuple(found))
     return Limit(tuple(found), f"{VISIBLE}={value} hides {', '.join(hidden) or 'nothing'}{behind}")
+
+
+def _differ(places: Sequence[Place]) -> bool:
+    """Return whether the GPUs are of several kinds; one that does not answer tells no kind."""
+    return len({place.name for place in places if place.instance is None and place.name is not None}) > 1
 
 
 def named_by(entry: str, places: Sequence[Place]) -> list[Place]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from oomguard.engines.inner_command import inner_commands
 from oomguard.errors import UsageError
+from oomguard.placement.invocation import Invocation
 from oomguard.placement.places import VISIBLE
 
 # What starts the program elsewhere, with variables of its own.
@@ -22,14 +23,14 @@ _ELSEWHERE: Final = {
 }
 
 
-def refuse_own_variable(argv: Sequence[str]) -> None:
+def refuse_own_variable(argv: Sequence[str], own: Invocation) -> None:
     """Raise UsageError where the command sets CUDA_VISIBLE_DEVICES by itself, over whatever is set around it."""
     for inner in inner_commands(argv):
         value = inner.variables.get(VISIBLE)
         if value is not None:
             raise UsageError(
                 f"the command sets {VISIBLE}={value} itself, over any device that it is given",
-                hint=f"leave it out there; as a limit it stands in front: {VISIBLE}={shlex.quote(value)} oomguard run --gpus auto -- …",
+                hint=f"leave it out there; as a limit it stands in front: {VISIBLE}={shlex.quote(value)} {own.line(command='…')}",
             )
 
 

@@ -14,11 +14,11 @@ from oomguard.facts import format_gib
 from oomguard.memory.vllm.start import StartBudget
 from oomguard.placement.asked import Asked
 from oomguard.placement.found import Now
+from oomguard.placement.invocation import Invocation
 from oomguard.placement.leases import Lease
 from oomguard.placement.need import Need
 from oomguard.placement.places import Place
 
-_AUTO = "oomguard run --gpus auto"
 _HOUR_S = 3600
 
 
@@ -44,16 +44,16 @@ def judged(place: Place, need: Need, count: int, gpus: int) -> Place:
     return place
 
 
-def too_few_asked(asked: Asked, need: Need, count: int) -> UsageError:
+def too_few_asked(asked: Asked, need: Need, count: int, own: Invocation) -> UsageError:
     """Return the error for a command that needs more devices than ``--gpus`` gives."""
     given = f"{count} of them" if not asked.named else ",".join(asked.named)
     return UsageError(
-        f"the command's own flags need {need.devices} devices, and --gpus gives {given}", hint=f"{_AUTO} -- …"
+        f"the command's own flags need {need.devices} devices, and --gpus gives {given}", hint=own.line(gpus="auto")
     )
 
 
 def fits_nowhere(
-    need: Need, candidates: Sequence[Place], count: int, hides: str | None, asked: Asked
+    need: Need, candidates: Sequence[Place], count: int, hides: str | None, asked: Asked, own: Invocation
 ) -> PlacementError:
     """Return the error for a command that would start on no device, whoever left it."""
     usable = [place for place in candidates if place.cannot is None]
@@ -61,7 +61,7 @@ def fits_nowhere(
     if len(usable) < count:
         why = "".join(f"; {place.shown}: {place.cannot}" for place in candidates if place.cannot is not None)
         return PlacementError(
-            f"{_devices(count)} needed, {len(usable)} can be used{hidden}{why}", hint=_over_fewer(need, usable)
+            f"{_devices(count)} needed, {len(usable)} can be used{hidden}{why}", hint=_over_fewer(need, usable, own)
         )
     largest = max(usable, key=lambda place: place.total_bytes or 0)
     reason, plan = need.on(largest, emptied=True).reason, need.plan_on(largest)
@@ -72,8 +72,8 @@ def fits_nowhere(
     has = f"{largest.shown}, {largest_of}, has {format_gib(largest.total_bytes or 0)}"
     what = f"it fits on no device{hidden}: {takes}, and {has}: {reason}"
     if plan.changes:
-        return PlacementError(what, hint=f"oomguard run --gpus {asked.shown} -- {need.start.changed(plan)}")
-    return PlacementError(what, hint=_otherwise(need.start, plan.needed, largest, len(usable)))
+        return PlacementError(what, hint=own.line(command=need.start.changed(plan)))
+    return PlacementError(what, hint=_otherwise(need.start, plan.needed, largest, len(usable), own))
 
 
 def _least(budget: StartBudget) -> str:
@@ -81,13 +81,13 @@ def _least(budget: StartBudget) -> str:
     return format_gib(max(stage.used_bytes - max(0, stage.pool_bytes) + stage.needed_bytes for stage in budget.stages))
 
 
-def _otherwise(start: CommandStart, needed: Needed | None, largest: Place, usable: int) -> str:
+def _otherwise(start: CommandStart, needed: Needed | None, largest: Place, usable: int, own: Invocation) -> str:
     """Return what would help where no setting does: more devices for the model, or a larger one."""
     if needed is None:
         return "nothing that was tried would do"
     ranks, texts = needed.tensor_parallel_size, []
     if ranks is not None and ranks <= usable:
-        return f"{_AUTO} -- {start.changed(start.over(ranks, _memory(largest)))}"
+        return own.line(gpus="auto", command=start.changed(start.over(ranks, _memory(largest))))
     if ranks is not None:
         texts.append(f"over {ranks} devices of this size it would fit ({usable} can be used here)")
     if needed.gpu_total_bytes is not None:
@@ -97,7 +97,7 @@ def _otherwise(start: CommandStart, needed: Needed | None, largest: Place, usabl
     return "; ".join(texts) or "no setting, number of devices or size of device that was tried would do"
 
 
-def _over_fewer(need: Need, usable: Sequence[Place]) -> str:
+def _over_fewer(need: Need, usable: Sequence[Place], own: Invocation) -> str:
     """Return the command over as many devices as there are, where it would start so."""
     start = need.start
     if start is None or not usable or need.devices != start.asked.settings.tensor_parallel_size:
@@ -107,7 +107,7 @@ def _over_fewer(need: Need, usable: Sequence[Place]) -> str:
         with contextlib.suppress(UsageError):  # heads that do not divide so
             plan = start.over(ranks, _memory(smallest))
             if plan.fits or plan.changes:
-                return f"{_AUTO} -- {start.changed(plan)}"
+                return own.line(gpus="auto", command=start.changed(plan))
     return "oomguard gpus"
 
 
@@ -126,7 +126,8 @@ def no_place_now(need: Need, now: Now, count: int, waited_s: float | None, again
 
 def rows(need: Need, now: Now) -> str:
     """Return of each place that may be taken why it is not."""
-    return "; ".join(f"{place.shown}: {_why_not_now(place, need, now)}" for place in now.candidates)
+    why = [f"{place.shown}: {_why_not_now(place, need, now)}" for place in now.candidates]
+    return "; ".join(why) or now.hides or "none is there"
 
 
 def _why_not_now(place: Place, need: Need, now: Now) -> str:
@@ -145,7 +146,12 @@ def _why_not_now(place: Place, need: Need, now: Now) -> str:
         f"pid {pid}{'' if size is None else f' {format_gib(size)}'}"
         for pid, size in (place.used_bytes_by_pid or {}).items()
     )
-    return f"{need.on(place).reason}; held by {users or 'processes that are not told'}"
+    reason = need.on(place).reason
+    if (
+        need.start is not None and place.free_bytes is not None
+    ):  # what the engine's own context takes is no longer free at its start
+        reason = f"{reason} once its own context is there ({place.room} before)"
+    return f"{reason}; held by {users or 'processes that are not told'}"
 
 
 def lease_in_words(lease: Lease) -> str:

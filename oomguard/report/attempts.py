@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.facts import REGISTRY, format_gib
@@ -27,13 +27,13 @@ LABELS: Final = {
 }
 
 
-def attempts_table(attempts: Sequence[Attempt], *, columns: int = 80) -> Table:
-    """Return the table for a terminal of so many columns, one row an attempt, in order."""
+def attempts_table(attempts: Sequence[Attempt], *, columns: int = 80, not_ended: Collection[int] = ()) -> Table:
+    """Return the table for a terminal of so many columns, one row an attempt, in order; those ``not_ended`` by number have no result."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    headings, *rows = attempt_rows(attempts)
+    headings, *rows = attempt_rows(attempts, not_ended)
     table = Table(box=box.SIMPLE_HEAD, title="What oomguard did", title_justify="left", padding=(0, 1))
     widths = {"time": max((len(row[-1]) for row in rows), default=0)}
     if columns >= NARROW_COLUMNS:
@@ -51,9 +51,12 @@ def attempts_table(attempts: Sequence[Attempt], *, columns: int = 80) -> Table:
     return table
 
 
-def attempt_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+def attempt_rows(attempts: Sequence[Attempt], not_ended: Collection[int] = ()) -> list[tuple[str, ...]]:
     """Return the table as texts fit to show, its headings first."""
-    rows = [(str(a.number), _changed(a), _result(a), checked(a), f"{a.seconds:.1f} s") for a in drawn(tuple(attempts))]
+    rows = []
+    for a in drawn(tuple(attempts)):
+        ended = ("not ended", "") if a.number in not_ended else (_result(a), f"{a.seconds:.1f} s")
+        rows.append((str(a.number), _changed(a), ended[0], checked(a), ended[1]))
     return [("attempt", "changed", "result", "predicted -> measured", "time"), *rows]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -42,8 +43,9 @@ def print_run(console: Console, run: PastRun) -> None:
     for name, text in _heading(run):
         console.print(f"  {name:<9}{text}", markup=False, soft_wrap=True)
     attempts = [past.attempt for past in run.attempts]
-    console.print(attempts_table(attempts, columns=console.width))
-    if sentence := reduced(attempts):
+    not_ended = {past.attempt.number for past in run.attempts if past.ended_at is None}
+    console.print(attempts_table(attempts, columns=console.width, not_ended=not_ended))
+    if not not_ended and (sentence := reduced(attempts)):
         console.print(drawn(sentence), markup=False)
     for incident in run.incidents:
         print_diagnosis(console, Diagnosis("", (incident,)))
@@ -57,7 +59,13 @@ def happened(run: PastRun) -> list[str]:
         lines += checked(past.attempt).splitlines() if past.attempt.patches else ()
         if past.attempt.incident is not None:
             lines.append(failure_words(past.attempt.incident))
+    others = Counter(past.attempt.error for past in run.attempts if past.is_followed and past.attempt.incident is None)
+    lines += [f"{_times(count)} failed: {error or 'exit status 0'}" for error, count in others.items()]
     return drawn(lines)
+
+
+def _times(count: int) -> str:
+    return "1 attempt" if count == 1 else f"{count:,} attempts"
 
 
 def failure_words(incident: Incident) -> str:
@@ -134,6 +142,8 @@ def _attempt_dict(past: PastAttempt, *, in_full: bool) -> dict[str, Any]:
         "cause": incident.causes[0].id if incident is not None and incident.causes else None,
         "predicted": plain_value(past.predicted),
     }
+    if past.ended_at is None:
+        row["seconds"] = None
     return row | ({"incident": incident and incident_dict(incident)} if in_full else {})
 
 

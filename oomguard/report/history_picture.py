@@ -20,6 +20,7 @@ _LEFT, _RIGHT, _TOP = 250, 24, 60
 _PLOT: Final = WIDTH - _LEFT - _RIGHT
 _PANEL, _LANE, _GAP = 150, 26, 30
 _MOST_SPANS: Final = 48
+_FEWEST_SPANS: Final = 12
 _MOST_LANES: Final = 10
 _MARK: Final = 3  # pixels; the runs of as many are one mark
 _NAME_CHARS: Final = 36
@@ -28,7 +29,7 @@ _SPANS_S: Final = (60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 28 * 86400, 364 * 
 _NAMES: Final = ("minute", "10 minutes", "hour", "6 hours", "day", "week", "4 weeks", "year")
 # What became of a run, with its colour, from below.
 _ENDED: Final = "an incident ended it"
-_RECOVERED: Final = "an incident, then it ran"
+_RECOVERED: Final = "it failed, then it ran"
 _OTHERWISE: Final = "failed of something else"
 _COLORS: Final = {
     _ENDED: "failed",
@@ -58,7 +59,10 @@ class _Time:
         offset = datetime.datetime.fromtimestamp(first).astimezone().utcoffset() or datetime.timedelta()
         shift = offset.total_seconds()  # days begin at midnight here
         begin = math.floor((first + shift) / span) * span - shift
-        return cls(begin, span, max(1, math.floor((last - begin) / span) + 1), _NAMES[i])
+        count = math.floor((last - begin) / span) + 1
+        # Of a few runs the spans before them stand there too: bars as narrow as of many, and marks below their own.
+        before = max(0, _FEWEST_SPANS - count)
+        return cls(begin - before * span, span, before + count, _NAMES[i])
 
     def x(self, unix_s: float) -> float:
         return _LEFT + _PLOT * (unix_s - self.begin_s) / (self.span_s * self.count)

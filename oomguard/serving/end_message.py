@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomguard.errors import OomguardError, exit_status_of
+from oomguard.exit_status import status_in_words
 from oomguard.log import get_logger
 
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ def message_of(outcome: Outcome) -> str:
     last = outcome.attempts[-1]
     diagnosis = outcome.diagnosis
     incident = diagnosis.first_cause if diagnosis is not None else None
-    end = (
-        f"exit status {outcome.status} after {len(outcome.attempts)} attempt{'s' if len(outcome.attempts) > 1 else ''}"
-    )
     if last.incident is not None and incident is not None:
         lines = [note(incident, outcome.attempts, of_command=True)]
     else:
@@ -40,7 +38,24 @@ def message_of(outcome: Outcome) -> str:
     notes = [
         f"  note: {drawn(text)}" for text in (diagnosis.notes if diagnosis is not None else ()) if text != last.error
     ]
-    return cut("\n".join([*lines, *notes, f"  {end}"]), MOST_BYTES)
+    return cut("\n".join([*lines, *notes, f"  {_end(outcome)}"]), MOST_BYTES)
+
+
+def comment_of(outcome: Outcome) -> str:
+    """Return how the run ended in one line of at most ``_MOST_COMMENT`` bytes: what first, and the status in any case."""
+    from oomguard.report.presentable import drawn
+
+    last, end = outcome.attempts[-1], _end(outcome)
+    why = last.incident.headline if last.incident is not None else last.error
+    if not why or end.startswith(why):
+        return f"oomguard: {end}"
+    left = _MOST_COMMENT - len(f"oomguard: ; {end}".encode())
+    return f"oomguard: {cut(' '.join(drawn(why).split()), left)}; {end}"
+
+
+def _end(outcome: Outcome) -> str:
+    count = len(outcome.attempts)
+    return f"{status_in_words(outcome.status)} after {count} attempt{'s' if count > 1 else ''}"
 
 
 def message_of_error(error: OomguardError) -> str:
@@ -49,7 +64,7 @@ def message_of_error(error: OomguardError) -> str:
 
     hint = getattr(error, "hint", None)
     lines = [f"oomguard: {drawn(str(error))}", *([f"  {drawn(hint)}"] if hint else [])]
-    return cut("\n".join([*lines, f"  exit status {exit_status_of(error)}"]), MOST_BYTES)
+    return cut("\n".join([*lines, f"  {status_in_words(exit_status_of(error))}"]), MOST_BYTES)
 
 
 def cut(text: str, most_bytes: int) -> str:
@@ -91,8 +106,13 @@ def set_job_comment(text: str, environ: Mapping[str, str]) -> None:
     command = [scontrol, "update", f"JobId={job}", f"Comment={line}"]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        get_logger().warning("the job's comment is not set", reason=f"scontrol did not end within {_SCONTROL_S:.0f} s")
+        return
+    except (OSError, ValueError) as error:
         get_logger().warning("the job's comment is not set", reason=str(error))
         return
     if ran.returncode:
-        get_logger().warning("the job's comment is not set", reason=(ran.stderr or ran.stdout).strip()[:200])
+        said = " ".join((ran.stderr or ran.stdout).split())[:200]
+        ended = f"scontrol ended with {status_in_words(ran.returncode)}"
+        get_logger().warning("the job's comment is not set", reason=f"{ended}: {said}" if said else ended)

@@ -33,6 +33,13 @@ def answer_limit_s(limit_s: float) -> float:
     return min(30.0, max(2.0, limit_s / 4))
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The front answered and the engine was not asked: ``why`` says what came instead."""
+
+    why: str
+
+
 @dataclass(slots=True)
 class LookedAt:
     """One server that answers, and how it is looked at."""
@@ -89,9 +96,11 @@ class LookedAt:
         """Return whether the finding stands: nothing else explains it, or a request through the engine gets no answer."""
         if finding.is_sure or self.health.wrong is not None or not finding.may_be_asked:
             return True
-        answers: list[Answer | str] = []
+        answers: list[Answer | Elsewhere | str] = []
         limit_s = answer_limit_s(self.health.limit_s) if finding.has_counters else self.health.limit_s
-        asking = threading.Thread(target=lambda: answers.append(self._ask(limit_s)), name="oomguard-asks", daemon=True)
+        asking = threading.Thread(
+            target=lambda: answers.append(self._asked(limit_s)), name="oomguard-asks", daemon=True
+        )
         asking.start()
         moved = False
         while asking.is_alive() and not moved:
@@ -103,17 +112,47 @@ class LookedAt:
             get_logger().debug("the engine goes on", though=finding.what)
             progress.forget(time.monotonic())
             return False
+        if isinstance(answer, Elsewhere):
+            self.health.cannot_see("it takes no request that tells", reason=answer.why)
+            return finding.is_counted
         if isinstance(answer, Answer) and answer.status < _SERVER_ERROR:  # the front's own word
             self.health.cannot_see("it takes no request that tells", status=answer.status)
             return finding.is_counted
         return True
 
-    def _ask(self, limit_s: float) -> Answer | str:
-        """Ask for one token."""
+    def _asked(self, limit_s: float) -> Answer | Elsewhere | str:
+        """Ask for one token; whatever a server answers, and whatever goes wrong with that, is an answer."""
+        try:
+            return self._ask(limit_s)
+        except Exception as error:  # noqa: BLE001 - a thread of our own: what it raises would stand on the command's standard error
+            return Elsewhere(f"{type(error).__name__}: {error}")
+
+    def _ask(self, limit_s: float) -> Answer | Elsewhere | str:
         if self._model is None:
-            told = self.server.ask(self.names.http["models"], limit_s=ANSWER_S)
+            path = self.names.http["models"]
+            told = self.server.ask(path, limit_s=ANSWER_S)
             if not isinstance(told, Answer) or told.status != OK:
                 return told
-            self._model = str(json.loads(told.text)["data"][0]["id"])
-        body = {"model": self._model, **self.names.http["body"]}
-        return self.server.ask(self.names.http["ask"], limit_s=limit_s, body=body)
+            self._model = _first_model(told.text)
+            if self._model is None:
+                return Elsewhere(f"{path} names no model")
+        path, body = self.names.http["ask"], {"model": self._model, **self.names.http["body"]}
+        answer = self.server.ask(path, limit_s=limit_s, body=body)
+        if isinstance(answer, Answer) and answer.status == OK and not isinstance(_parsed(answer.text), dict):
+            return Elsewhere(f"{path} answers something else than an engine does")
+        return answer
+
+
+def _first_model(text: str) -> str | None:
+    """Return the first model of a list as OpenAI's API has it; None where the text is none."""
+    match _parsed(text):
+        case {"data": [{"id": str(name)}, *_]}:
+            return name
+    return None
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

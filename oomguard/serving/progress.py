@@ -141,7 +141,7 @@ class Progress:
                 continue
             whose = f" of engine {label}" if len(self._quiet_s) > 1 else ""
             what = f"{engine.running:g} requests{whose} in a step, and no counter moved for {look.at_s - since_s:.0f} s"
-            return Finding(f"{what}; {self._cpu(look)}", is_counted=True, may_be_asked=len(self._quiet_s) == 1)
+            return Finding(f"{what}{self._cpu(look)}", is_counted=True, may_be_asked=len(self._quiet_s) == 1)
         return None
 
     def _silent(self, look: Look) -> Finding | None:
@@ -163,14 +163,12 @@ class Progress:
         what = "no counter moved" if look.engines else "nothing is counted"
         waited = f"a request has waited for {longest_s:.0f} s"
         told = f"{waited} and {what} for {still_s:.0f} s" if look.engines else f"{waited} and {what}"
-        return Finding(f"{told}; {self._cpu(look)}", has_counters=bool(look.engines))
+        return Finding(f"{told}{self._cpu(look)}", has_counters=bool(look.engines))
 
     def _cpu(self, look: Look) -> str:
+        """Return what is known of its processes' CPU time, to be put behind a finding; empty where that is nothing."""
         if not look.processes.cores:
-            return "CPU time of its processes: not told"
+            return ""
         idle_s = look.at_s - self._idle_s
-        return (
-            f"its processes are idle for {idle_s:.0f} s"
-            if idle_s >= self._limit_s / 2
-            else "its processes take CPU time"
-        )
+        is_idle = idle_s >= self._limit_s / 2
+        return f"; its processes are idle for {idle_s:.0f} s" if is_idle else "; its processes take CPU time"

@@ -17,6 +17,7 @@ from typing import Final
 
 from oomguard.engines.command import Launch
 from oomguard.incident import Attempt
+from oomguard.log import get_logger
 from oomguard.serving.engine_processes import cpu_of
 from oomguard.serving.health import Health
 from oomguard.supervise import tree
@@ -75,7 +76,8 @@ class Told:
         self._over = threading.Event()
         self._pid: int | None = None
         self._did, self._did_s = (0.0, 0), 0.0
-        self._was_ready = self._was_stopped = False
+        self._was_ready = self._was_stopped = self._has_failed = False
+        self._lock = threading.Lock()
         self._status = ""
         self._thread: threading.Thread | None = None
 
@@ -88,10 +90,17 @@ class Told:
             self._thread.start()
 
     def ended(self, attempt: Attempt) -> None:
-        """Tell how an attempt ended."""
+        """Tell how an attempt ended; of one that a stop ended nothing failed."""
         self._pid = None
-        if not attempt.succeeded:
+        if not attempt.succeeded and not self._was_stopped:
             self._say(f"attempt {attempt.number} failed: {attempt.error or 'out of memory'}")
+
+    def stopping(self) -> None:
+        """Tell, once and at once, that the user asked to stop: the server may take its time. Called from any thread."""
+        with self._lock:
+            is_first, self._was_stopped = not self._was_stopped, True
+            if is_first:
+                self._systemd.tell(STOPPING=1, STATUS="stopping")
 
     def close(self, status: int) -> None:
         """Tell that the run ends."""
@@ -100,13 +109,17 @@ class Told:
 
     def _run(self) -> None:
         while not self._over.wait(self._every_s if self._was_ready else min(1.0, self._every_s)):
-            self._tick()
+            try:
+                self._tick()
+            except Exception as error:  # noqa: BLE001 - nothing is known to be wrong with the server, and silence would end it
+                if not self._has_failed:
+                    get_logger().warning("systemd is told less", reason=f"{type(error).__name__}: {error}")
+                self._has_failed = True
+                self._pulse()
 
     def _tick(self) -> None:
         if self._stopped():
-            if not self._was_stopped:
-                self._was_stopped = True
-                self._systemd.tell(STOPPING=1, STATUS="stopping")
+            self.stopping()
             self._pulse()
             return
         health = self._health
@@ -129,9 +142,10 @@ class Told:
             self._systemd.tell(WATCHDOG=1)
 
     def _say(self, status: str) -> None:
-        if status != self._status:
-            self._status = status
-            self._systemd.tell(STATUS=status)
+        with self._lock:
+            if status != self._status and not self._was_stopped:
+                self._status = status
+                self._systemd.tell(STATUS=status)
 
     def _goes_on(self) -> bool:
         """Return whether a start does anything: its processes take CPU time or read, or there is none yet to do so."""

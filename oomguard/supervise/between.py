@@ -160,10 +160,11 @@ class Between:
 
         if address.path is not None and not self._had_socket and port_wait.remove_left_socket(address.path):
             get_logger().info("removed the socket that the failed attempt left", path=address.path)
-        limit_s = min(port_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
+        limit_s, began_s = min(port_wait.LIMIT_S, max(0.0, self._ledger.time_left_s())), time.monotonic()
         holder = port_wait.wait_until_free(address, self.stopped, limit_s=limit_s)
         if holder is not None:
-            self._refuse("its address is taken", address=str(address), held_by=holder, waited_s=round(limit_s))
+            waited_s = round(time.monotonic() - began_s)
+            self._refuse("its address is taken", address=str(address), held_by=holder, waited_s=waited_s)
         return holder is None
 
     def _refuse(self, why: str, **told: Any) -> None:

@@ -42,11 +42,21 @@ def tell_exhausted(attempts: int, policy: Policy) -> None:
 
 def innermost(argv: tuple[str, ...]) -> tuple[str, ...]:
     """Return the command that a run inside a run starts in the end; any other command as it is."""
+    return innermost(argv[argv.index("--") + 1 :]) if _is_run(argv) else argv
+
+
+def options_of_inner_runs(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the words before ``--`` of each run that a command is, from the outside."""
+    while _is_run(argv):
+        at = argv.index("--")
+        yield argv[:at]
+        argv = argv[at + 1 :]
+
+
+def _is_run(argv: tuple[str, ...]) -> bool:
     names = tuple(PurePath(word).name for word in argv[:4])
-    is_run = names[:2] == ("oomguard", "run") or (
-        names[0].startswith("python") and names[1:] == ("-m", "oomguard", "run")
-    )
-    return innermost(argv[argv.index("--") + 1 :]) if is_run and "--" in argv[:-1] else argv
+    by_python = len(names) == 4 and names[0].startswith("python") and names[1:] == ("-m", "oomguard", "run")
+    return "--" in argv[:-1] and (names[:2] == ("oomguard", "run") or by_python)
 
 
 def unwrapped(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

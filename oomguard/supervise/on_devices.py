@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Literal
 
 from oomguard.engines.command import Launch
 from oomguard.engines.known import launcher_of
 from oomguard.engines.placement import started_words
-from oomguard.errors import PlacementError
+from oomguard.errors import PlacementError, UsageError
 from oomguard.incident import Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
 from oomguard.placement.found import Taken
@@ -53,18 +54,22 @@ class OnDevices:
     _had_taken_nothing: bool = field(init=False, default=False)
     _left: set[str] = field(init=False, default_factory=set)
 
-    def placed(self, launch: Launch, stopped: Callable[[], bool]) -> Launch:
+    def placed(self, launch: Launch, stopped: Callable[[], bool], left_s: float) -> Launch:
         """Return the launch with its devices in its variables, their leases taken."""
-        refuse_own_variable(launch.argv)
+        refuse_own_variable(launch.argv, self.placer.own)
         need = self._need(launch)
         if self._next is not None:
             self._release()
             self._taken, self._next = self._next, None
         elif self._taken is None:
-            self._taken = self.placer.take(need, stopped, wait_s=self.wait_s)
-        elif not self._taken.holds_all:
+            with _naming_the_deadline(self.wait_s, left_s):
+                wait_s = None if self.wait_s is None else min(self.wait_s, left_s)
+                self._taken = self.placer.take(need, stopped, wait_s=wait_s)
+        else:
             wait_s = RELAUNCH_WAIT_S if self.wait_s is None else self.wait_s
-            self._taken = self.placer.again(self._taken, need, stopped, wait_s=wait_s, stays=self.pinned)
+            with _naming_the_deadline(wait_s, left_s):
+                again = partial(self.placer.again, wait_s=min(wait_s, left_s), stays=self.pinned)
+                self._taken = again(self._taken, need, stopped)
         self._argv = launch.argv
         if self._taken is None:  # the user stopped the wait: nothing is started
             return launch
@@ -97,7 +102,7 @@ class OnDevices:
         try:
             self._left |= self._taken.keys
             self._next = self.placer.take(self._needs[self._argv], avoid=self._left)
-        except PlacementError as error:
+        except (PlacementError, UsageError) as error:
             get_logger().debug("no other device", reason=str(error))
             return diagnosis
         if self._next is None:
@@ -106,15 +111,15 @@ class OnDevices:
         moved = self._with_device(incident, self._next, reason)
         return replace(diagnosis, incidents=tuple(moved if one is incident else one for one in diagnosis.incidents))
 
-    def once_free(self, incident: Incident, stopped: Callable[[], bool]) -> Incident:
+    def once_free(self, incident: Incident, stopped: Callable[[], bool], left_s: float) -> Incident:
         """Wait for room where a neighbour is the cause, nothing else has room, and ``--wait`` was asked for."""
         if self._next is not None or self.wait_s is None or self._taken is None or not self._is_of_neighbour(incident):
             return incident
         began_s = time.monotonic()
         self._release()  # whoever takes its turn now is before us
         try:
-            self._next = self.placer.take(self._needs[self._argv], stopped, wait_s=self.wait_s)
-        except PlacementError as error:
+            self._next = self.placer.take(self._needs[self._argv], stopped, wait_s=min(self.wait_s, left_s))
+        except (PlacementError, UsageError) as error:
             get_logger().warning("no device became free", reason=str(error))
             return incident
         if self._next is None:
@@ -153,3 +158,15 @@ class OnDevices:
     def _release(self) -> None:
         if self._taken is not None:
             self._taken.release()
+
+
+@contextmanager
+def _naming_the_deadline(wait_s: float | None, left_s: float) -> Iterator[None]:
+    """Say of a wait that was in vain that it was the deadline which ended it, where it was."""
+    try:
+        yield
+    except PlacementError as error:
+        if wait_s is None or wait_s <= left_s or not error.is_for_now:
+            raise
+        hint = "a later --deadline, or look who has them: oomguard gpus"
+        raise PlacementError(f"{error}; the deadline permits no longer wait", hint=hint, is_for_now=True) from None

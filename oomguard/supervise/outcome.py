@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oomguard.attempting.ledger import Ledger
+from oomguard.exit_status import status_in_words
 from oomguard.incident import Attempt, Diagnosis, Incident
 from oomguard.supervise.signals import Signals
 
@@ -36,4 +37,4 @@ def outcome_of(ledger: Ledger, signals: Signals, *, is_cut: bool) -> Outcome:
 def error_of(status: int, incident: Incident | None) -> str:
     """Return how an attempt failed, empty where it did not."""
     dead = "" if incident is None else "the engine died, exit status 0"
-    return f"exit status {status}" if status else dead
+    return status_in_words(status) if status else dead

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from oomguard.supervise.nesting import options_of_inner_runs
 from oomguard.supervise.written_files import Identity, identity
 
 _OF_A_JOURNAL: Final = ("", "-journal", "-wal", "-shm")
 _STANDARD: Final = (1, 2)
+# The options of a run that name files which it writes.
+_OPTIONS: Final = frozenset({"--journal", "--metrics", "--report", "--snapshot", "--termination-message"})
 
 
 class OwnFiles:
@@ -42,6 +45,20 @@ class OwnFiles:
                 with contextlib.suppress(OSError):
                     found.add(identity(path.stat()))
         return found
+
+
+def of_inner_runs(argv: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files that the options of runs inside this one name: they write them as we do ours, and repeat nothing by it."""
+    for words in options_of_inner_runs(argv):
+        for name, value in _values(words):
+            yield from of_journal(Path(value)) if name == "--journal" else (Path(value),)
+
+
+def _values(words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for word, behind in zip(words, (*words[1:], ""), strict=True):
+        name, is_joined, value = word.partition("=")
+        if name in _OPTIONS:
+            yield name, value if is_joined else behind
 
 
 def of_journal(journal: Path | None) -> Iterator[Path]:

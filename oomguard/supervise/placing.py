@@ -14,8 +14,10 @@ from oomguard.supervise.recording import Recording
 class Placing(Protocol):
     """Decides about the devices of one run, attempt by attempt."""
 
-    def placed(self, launch: Launch, stopped: Callable[[], bool]) -> Launch:
-        """Return the launch of the attempt that begins with its devices in its variables; it may wait until ``stopped``.
+    def placed(self, launch: Launch, stopped: Callable[[], bool], left_s: float) -> Launch:
+        """Return the launch of the attempt that begins with its devices in its variables.
+
+        It may wait, until ``stopped`` and for ``left_s`` seconds at most.
 
         Raises:
             OomguardError: there is no device for it.
@@ -27,8 +29,11 @@ class Placing(Protocol):
     def moved(self, diagnosis: Diagnosis) -> Diagnosis:
         """Return the diagnosis of a failure with another device as its first remedy, where a neighbour is the cause and one has room."""
 
-    def once_free(self, incident: Incident, stopped: Callable[[], bool]) -> Incident:
-        """Wait until such a failure's neighbours leave room, where that was asked for; return it with the device in its plan then."""
+    def once_free(self, incident: Incident, stopped: Callable[[], bool], left_s: float) -> Incident:
+        """Wait as ``placed`` may until such a failure's neighbours leave room, where that was asked for.
+
+        Return it with the device in its plan then.
+        """
 
     def devices(self) -> Collection[int] | None:
         """Return the GPUs of the attempt that is next, by index; None where it may use any."""
@@ -37,7 +42,7 @@ class Placing(Protocol):
 class AsGiven:
     """Leaves all of it to the user's variables."""
 
-    def placed(self, launch: Launch, _stopped: Callable[[], bool]) -> Launch:
+    def placed(self, launch: Launch, _stopped: Callable[[], bool], _left_s: float) -> Launch:
         """Return the launch as it is."""
         return launch
 
@@ -53,6 +58,6 @@ class AsGiven:
         """Return None."""
         return
 
-    def once_free(self, incident: Incident, _stopped: Callable[[], bool]) -> Incident:
+    def once_free(self, incident: Incident, _stopped: Callable[[], bool], _left_s: float) -> Incident:
         """Return the incident as it is."""
         return incident

@@ -13,7 +13,7 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.protocol import Insight
-from oomguard.errors import PlacementError
+from oomguard.errors import DeadlineError, PlacementError, UsageError
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
 from oomguard.observe.host import read_cgroup
@@ -31,7 +31,7 @@ from oomguard.supervise.learning import last_start, learn
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.outcome import Outcome, error_of, outcome_of
-from oomguard.supervise.own_files import OwnFiles, of_journal
+from oomguard.supervise.own_files import OwnFiles, of_inner_runs, of_journal
 from oomguard.supervise.pasting import commands_to_paste, to_paste
 from oomguard.supervise.placing import AsGiven, Placing
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
@@ -100,6 +100,7 @@ class Supervision:
         self._ledger = Ledger(policy)
         self._explainer = Explainer(self._engine, self._insight, self._ledger, self.load_rules)
         self.own_files.add(lambda: of_journal(self.keeper.path))
+        self.own_files.add(lambda: of_inner_runs(self._first.argv))
         self._witness = Witness(self.own_files, idempotent=self.idempotent)
 
     def run(self, signals: Signals) -> Outcome:
@@ -108,6 +109,7 @@ class Supervision:
         Raises:
             LaunchError: the command cannot be started at all.
             PlacementError: it was to be placed, and no device is there for it.
+            DeadlineError: the time was over before the first attempt.
         """
         ledger = self._ledger
         self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
@@ -127,10 +129,14 @@ class Supervision:
         return outcome_of(ledger, signals, is_cut=self._is_cut)
 
     def _place(self, number: int) -> bool:
-        """Give the attempt that begins its devices; return whether to make it: a first one that has none is an error."""
+        """Give the attempt that begins its devices; return whether to make it: a first one that has none, or no time, is an error."""
         try:
-            self.launch = self.placing.placed(self.launch, self._between.stopped)
-        except PlacementError as error:
+            left_s = self._ledger.time_left_s()
+            if number > 1 or left_s > 0:
+                self.launch = self.placing.placed(self.launch, self._between.stopped, left_s)
+            if not self._between.stopped():
+                self._ledger.require_time()  # looking and waiting took some
+        except (DeadlineError, PlacementError, UsageError) as error:
             if number == 1:
                 raise
             get_logger().warning(f"not run again: {error}", command=self._shown())
@@ -227,7 +233,7 @@ class Supervision:
         self.on_failure(diagnosis, commands)
         tell_places(self._first.argv, incident)
         if heeded and not self.dry_run and self._ledger.leaves_another():
-            incident = self.placing.once_free(incident, self._between.stopped)
+            incident = self.placing.once_free(incident, self._between.stopped, self._ledger.time_left_s())
         wanted = self._ledger.wanted(incident, self._carries)
         if not heeded:
             self._ledger.stop()

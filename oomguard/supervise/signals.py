@@ -40,6 +40,7 @@ class Signals:
         stopped_between_runs: whether it came while no command was there to end of it.
         was_typed: whether a stop came from a key of the terminal.
         lasting: what the command sets on its terminal stays; set when all is told.
+        on_stop: is called with the first of these stops, by the thread that reads it, so it must not wait.
         watcher: starts the command, and ends it where oomguard is killed; there while entered.
     """
 
@@ -51,6 +52,7 @@ class Signals:
         self.count = 0
         self.stopped_between_runs = False
         self.was_typed = False
+        self.on_stop: Callable[[], None] = lambda: None
         self.lasting = Lasting()
         self._keys = Keys()
         self._closed = closed
@@ -201,6 +203,7 @@ class Signals:
         if self.stopped_by is None:
             self.stopped_by = signal.Signals(number)
             self.stopped_between_runs = not self._runs
+            self.on_stop()
 
     def _send(self, number: int, code: int | None, sender: int | None, *, is_stop: bool) -> None:
         if is_stop and self._grace_s == 0:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 EVERYWHERE: Final = "::"
+# An address to listen at that is none to open.
+_OPENED: Final = {"0.0.0.0": "127.0.0.1", EVERYWHERE: "::1"}  # noqa: S104
 
 
 class Endpoint:
@@ -47,8 +49,20 @@ class Endpoint:
             listening, self._socket = self._socket, None
             threading.Thread(target=self._serve, args=(listening,), name="oomguard-metrics", daemon=True).start()
 
+    @property
+    def url(self) -> str:
+        """Where this machine opens it."""
+        opened = Address(_OPENED.get(self.address.host, self.address.host), self.address.port)
+        return f"http://{opened}/metrics"
+
     def _serve(self, listening: socket.socket) -> None:
-        _server(listening, self.address, self._exporter).serve_forever()
+        try:
+            _server(listening, self.address, self._exporter).serve_forever()
+        except Exception as error:  # noqa: BLE001 - an installation of the library that is broken raises anything
+            listening.close()
+            get_logger().warning(
+                "no metrics are served: the run goes on without", reason=f"{type(error).__name__}: {error}"
+            )
 
 
 def _server(listening: socket.socket, address: Address, exporter: Exporter) -> ThreadingHTTPServer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,4 +52,6 @@ def parse_target(text: str) -> Address | Path:
             f"--metrics {text}: neither a port, nor an address, nor a file whose name ends in {SUFFIX}",
             hint=f"--metrics 9400, --metrics 0.0.0.0:9400, --metrics /var/lib/node_exporter/oomguard{SUFFIX}",
         )
-    return Address(found["v6"] or found["host"] or LOCAL, port)
+    host = found["v6"] or found["host"] or LOCAL
+    # getaddrinfo(3) takes "*" for this machine alone, where its writer means every address of it.
+    return Address(("::" if socket.has_dualstack_ipv6() else "0.0.0.0") if host == "*" else host, port)  # noqa: S104

@@ -29,14 +29,13 @@ class TextFile:
 
     def update(self) -> None:
         """Write what is new; say once where that cannot be done."""
-        from prometheus_client import write_to_textfile
-
         try:
+            from prometheus_client import write_to_textfile
+
             write_to_textfile(str(self._path), registry_of(self._exporter))
             self._failed = False
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - a full disk, or an installation of the library that is broken
             if not self._failed:
-                get_logger().warning(
-                    "the metrics cannot be written", path=str(self._path), reason=error.strerror or str(error)
-                )
+                reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+                get_logger().warning("the metrics cannot be written", path=str(self._path), reason=reason)
             self._failed = True

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,11 +74,12 @@ class Tracing:
     def deliver(self) -> None:
         """Send what is left, and say where it did not arrive in time."""
         sending = threading.Thread(target=self.provider.shutdown, name="oomguard-spans", daemon=True)
+        began_s = time.monotonic()
         sending.start()
         sending.join(DELIVER_S)
         if sending.is_alive() or self._troubles.are_lost:
-            why = self._troubles.last or "no answer"
-            get_logger().warning("spans are lost: the collector did not take them", waited_s=DELIVER_S, reason=why)
+            why, waited_s = self._troubles.last or "no answer", round(time.monotonic() - began_s, 1)
+            get_logger().warning("spans are lost: the collector did not take them", waited_s=waited_s, reason=why)
 
 
 class _Troubles(logging.Handler):

@@ -78,7 +78,7 @@ def test_what_the_limit_leaves_out_is_told_beside_the_table():
     ran = history("--limit", "1", "--format", "json")
 
     assert len(ran.stdout.splitlines()) == 1
-    assert ran.stderr == "oomguard: the last 1 runs; --limit 0 shows all\n"
+    assert ran.stderr == "oomguard: the last run; --limit 0 shows all\n"
     assert len(history("--limit", "0", "--format", "json").stdout.splitlines()) == 4
 
 

@@ -231,3 +231,30 @@ def test_a_run_that_asks_for_nothing_loads_nothing_of_it():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "*"])
+def test_the_address_that_is_told_can_be_opened_wherever_it_listens(host):
+    with running("--metrics", f"{host}:0") as (_, url):
+        assert re.match(r"http://(127\.0\.0\.1|\[::1\]):\d+/metrics$", url)
+        assert get(url)[("oomguard_attempts_total",)] == 2
+
+
+@pytest.mark.parametrize("target", ["0", "job.prom"])
+def test_a_library_that_breaks_when_it_is_loaded_is_told_once_and_the_command_runs(tmp_path, target):
+    (tmp_path / "prometheus_client").mkdir()
+    (tmp_path / "prometheus_client" / "__init__.py").write_text("raise RuntimeError('broken')")
+    words = [sys.executable, "-m", "oomguard", "run", "--metrics", target, "--", "sh", "-c", "echo ran; sleep 1"]
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", str(Path(__file__).parents[2])))))
+    ran = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (ran.returncode, ran.stdout) == (0, "ran\n")
+    assert ran.stderr.count("RuntimeError: broken") == 1
+    assert "Traceback" not in ran.stderr

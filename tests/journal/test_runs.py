@@ -67,6 +67,9 @@ def test_the_newest_run_is_first_and_the_limit_leaves_older_ones_out(journal: Jo
         ([(0, False)], "ran", False),
         ([(1, True), (0, False)], "repaired", False),
         ([(1, True), (143, False)], "repaired", False),
+        ([(3, False), (139, False), (0, False)], "repaired", False),
+        ([(0, False), (0, False)], "repaired", False),
+        ([(143, False), (143, False)], "repaired", False),
         ([(1, True), (1, True)], "failed", True),
         ([(1, False)], "failed", True),
         ([(0, True)], "failed", True),
@@ -151,3 +154,9 @@ def test_runs_are_read_page_by_page_and_nobody_is_locked_out_meanwhile(journal: 
 
     assert numbers == [5, 4, 3, 2, 1]
     assert limited == [6, 5, 4]
+
+
+def test_an_attempt_that_another_one_followed_has_failed_whatever_its_status(journal: Journal):
+    """One that hung and was ended says 0 or 143."""
+    write(journal, "s", (0, False), (143, False), (137, False), (0, False))
+    assert [past.result for past in runs(journal)[0].attempts] == ["failed", "failed", "failed", "ran"]

@@ -52,3 +52,12 @@ def test_one_that_is_hidden_is_told_with_what_hides_it():
 def test_one_that_is_named_in_two_ways_is_named_twice(text):
     with pytest.raises(UsageError, match=r"a device is named twice: \S+ is GPU 0"):
         read_gpus(text).among(THREE)
+
+
+def test_a_device_that_was_named_and_fell_off_cannot_be_used_and_says_why():
+    lost = Place(1, None, cannot="it does not answer: GPU is lost")
+    for entry in ("1", "GPU-1a"):
+        (place,) = read_gpus(f"{entry},").among((THREE[0], lost), meant={entry: [THREE[1]]})
+        assert place.cannot == "it does not answer: GPU is lost"
+    (place,) = read_gpus("GPU-1a,").among((THREE[0],), meant={"GPU-1a": [THREE[1]]})
+    assert (place.key, place.cannot) == ("GPU-1aaa", "it is not there any more")

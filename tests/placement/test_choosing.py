@@ -93,3 +93,7 @@ def test_what_lacks_free_memory_is_sure_and_a_small_lack_of_cache_is_not(need):
     assert need.on(device(0, 24, 9)).surely_not
     assert need.on(device(0, 12)).surely_not
     assert need.on(device(0, 24)) == Fitness(fits=True, has_margin=True)
+
+
+def test_devices_that_serve_equally_well_keep_their_order(need):
+    assert chosen(need, device(2, 24), device(0, 24), device(1, 24)) == [2, 0, 1]

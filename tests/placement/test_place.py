@@ -97,3 +97,8 @@ def test_nobody_is_placed_where_nvml_does_not_answer(gpus):
     kind, text, _ = place(gpus, {"serve": 1})
     assert kind == "PlacementError"
     assert "NVML does not answer" in text
+
+
+def test_the_order_of_the_user_s_variable_is_kept(gpus):
+    found = place(gpus, {"serve": 1, "extract": 2}, CUDA_VISIBLE_DEVICES="3,0,1")
+    assert (found["serve"][1], found["extract"][1]) == ("3", "0,1")

@@ -60,7 +60,7 @@ def gpu():
 @pytest.fixture
 def unused(gpu):
     """The first GPU, which nobody uses: what is placed here takes no other."""
-    if torch.cuda.is_initialized() or gpu.processes or gpu.memory.used > max(GIB, 0.05 * gpu.memory.total):
+    if torch.cuda.is_initialized() or gpu.processes or gpu.memory.used > max(GIB, 0.01 * gpu.memory.total):
         pytest.skip(f"somebody uses the GPU ({gpu.memory.used // MIB} MiB): run this file by itself")
     return gpu
 

@@ -87,3 +87,14 @@ def test_a_divided_gpu_without_instances_and_a_lost_one_can_be_given_to_nobody()
 )
 def test_a_device_is_empty_where_no_more_than_the_driver_s_own_is_held(free_gib, by_pid, is_empty):
     assert Place(0, "GPU-0", "A", 24 * GIB, round(free_gib * GIB), by_pid).is_empty is is_empty
+
+
+def test_a_gpu_that_does_not_answer_makes_no_difference_of_kind():
+    places = [Place(0, None, cannot="it does not answer: GPU is lost"), Place(1, "GPU-1", "A")]
+    assert [place.index for place in limited(places, {"CUDA_VISIBLE_DEVICES": "1,0"}).places] == [1, 0]
+
+
+def test_a_neighbour_that_a_container_hides_is_not_taken_for_the_driver_on_a_large_device():
+    hidden, idle = 80 * GIB - 2 * GIB, 80 * GIB - GIB // 2
+    assert not Place(0, "GPU-0", "H100", 80 * GIB, hidden, {}).is_empty
+    assert Place(0, "GPU-0", "H100", 80 * GIB, idle, {}).is_empty

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -191,7 +192,7 @@ def test_a_run_that_was_stopped_or_has_not_ended_did_not_run():
     titles = [
         shape.title for shape in history_picture(runs).shapes if isinstance(shape, Rect) and ", minute" in shape.title
     ]
-    assert all(words in titles[0] for words in ("1 ran", "1 stopped", "1 not ended", "1 an incident, then it ran"))
+    assert all(words in titles[-1] for words in ("1 ran", "1 stopped", "1 not ended", "1 it failed, then it ran"))
     (headings, row) = change_rows([run(1, attempt(1, 143, None, (PATCH,))), run(2, attempt(1, None, None, (PATCH,)))])
     assert dict(zip(headings[3:], row[3:], strict=True)) == {
         "made": "2",
@@ -288,3 +289,32 @@ def test_a_picture_of_very_many_incidents_has_a_bounded_number_of_shapes():
     runs = [run(n, attempt(1, 1, OOM, at=BEGAN + 60 * n)) for n in range(20_000, 0, -1)]
 
     assert len(history_picture(runs).shapes) < 1000
+
+
+def test_an_attempt_that_has_not_ended_has_no_result_no_time_and_reduced_nothing_yet():
+    going = run(1, attempt(1, 1, OOM), attempt(2, None, None, (PATCH,)))
+    text = printed(print_run, going)
+    assert text.splitlines()[0] == "run 1: not ended"
+    (line,) = [line for line in text.splitlines() if line.strip().startswith("2 ")]
+    assert "not ended" in line
+    assert " s" not in line.split("not ended")[1]
+    assert "Ran with reduced settings" not in text
+    assert json.loads(run_json(going))["attempts"][1]["seconds"] is None
+
+
+def test_failures_of_something_else_than_memory_stand_in_the_list_too():
+    first = [replace(attempt(number, status), is_followed=True) for number, status in ((1, 3), (2, 3), (3, 7))]
+    text = " ".join(printed(print_runs, [run(1, *first, attempt(4, 0))]).split())
+    assert "repaired" in text
+    assert "2 attempts failed: exit status 3 1 attempt failed: exit status 7" in text
+
+
+def test_in_a_picture_of_one_span_the_marks_lie_below_its_bar():
+    shapes = [
+        shape
+        for shape in history_picture([repaired(1, at=BEGAN + 7)]).shapes
+        if isinstance(shape, Rect) and shape.title
+    ]
+    bar, mark = shapes
+    assert bar.x <= mark.x + mark.width / 2 <= bar.x + bar.width + 2
+    assert bar.width < 60

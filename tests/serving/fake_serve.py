@@ -35,6 +35,9 @@ parser.add_argument("--mode", default="")
 parser.add_argument("--starts", type=Path, help="gets a line a start")
 parser.add_argument("--fails", type=int, default=0, help="so many starts end with status 3")
 parser.add_argument("--disable-log-stats", action="store_true")
+parser.add_argument("--models", default=json.dumps({"data": [{"id": "./tiny"}]}), help="what /v1/models answers")
+parser.add_argument("--completion", default="{}", help="what a request is answered with")
+parser.add_argument("--stop-s", type=float, default=0.0, help="so long it takes to stop")
 args = parser.parse_args()
 if args.starts:
     with args.starts.open("a") as file:
@@ -106,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             counted = "" if args.disable_log_stats else engine.metrics()
             self.answer(200, "other_total 1\n" if args.mode == "other metrics" else f"python_gc_total 1\n{counted}")
         elif self.path == "/v1/models" and self.has_key():
-            self.answer(200, json.dumps({"data": [{"id": "./tiny"}]}))
+            self.answer(200, args.models)
         else:
             self.answer(404, "")
 
@@ -118,12 +121,15 @@ class Handler(BaseHTTPRequestHandler):
         if not self.has_key():
             self.answer(401, "")
             return
+        if args.completion != "{}":  # something before the engine answers
+            self.answer(200, args.completion)
+            return
         done = threading.Event()
         engine.new.append(done)
         done.wait(120)
         print('INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK', flush=True)
         with contextlib.suppress(OSError):  # who asked has given up
-            self.answer(200, "{}")
+            self.answer(200, args.completion)
 
 
 class Server(ThreadingHTTPServer):
@@ -149,7 +155,7 @@ if args.ssl_certfile:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-signal.signal(signal.SIGTERM, lambda *_: (core.kill(), os._exit(0)))
+signal.signal(signal.SIGTERM, lambda *_: (core.kill(), time.sleep(args.stop_s), os._exit(0)))
 threading.Thread(target=server.serve_forever, daemon=True).start()
 print("(APIServer pid=1) INFO 11-22 04:20:27 [launcher.py:1] vllm INFO: Application startup complete.", flush=True)
 while True:

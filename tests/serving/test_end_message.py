@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.serving.end_message import MOST_BYTES, cut, message_place
+from oomguard.incident import Attempt
+from oomguard.serving import end_message
+from oomguard.serving.end_message import MOST_BYTES, comment_of, cut, message_place
+from oomguard.supervise.outcome import Outcome
 from support.supervising import RUN
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
@@ -110,6 +114,7 @@ def test_the_comment_of_the_slurm_job_says_how_it_ended(tmp_path, scontrol):
     assert (update, job) == ("update", "JobId=4711")
     assert comment.startswith("Comment=oomguard: ")
     assert "One request needs about 0.02 GiB of KV cache" in comment
+    assert comment.endswith("; exit status 1 after 1 attempt")
     assert len(comment.encode()) <= 258
     assert "\n" not in comment
 
@@ -123,3 +128,52 @@ def test_outside_a_job_it_is_said_and_the_status_stays():
     ran = run("--slurm-comment", command=("sh", "-c", "exit 3"))
     assert ran.returncode == 3
     assert "the job's comment is not set: reason=SLURM_JOB_ID is not set" in ran.stderr
+
+
+def test_a_comment_says_a_status_once_and_names_the_signal(tmp_path, scontrol):
+    for status, words in (
+        ("4", "exit status 4 after 1 attempt"),
+        ("137", "exit status 137, signal 9 (KILL) after 1 attempt"),
+    ):
+        run("--slurm-comment", command=("sh", "-c", f"exit {status}"), env=scontrol)
+        assert json.loads((tmp_path / "words").read_text())[2] == f"Comment=oomguard: {words}"
+
+
+def test_a_comment_of_a_long_cause_keeps_the_status():
+    outcome = Outcome(3, (Attempt(1, {}, (), None, 3, "ü" * 400),), None)
+    assert comment_of(outcome).endswith("…; exit status 3 after 1 attempt")
+    assert len(comment_of(outcome).encode()) <= 250
+
+
+def test_a_message_names_the_signal_that_ended_the_command(tmp_path):
+    place = tmp_path / "message"
+    run("--termination-message", str(place), command=("sh", "-c", "kill -9 $$"))
+    assert place.read_text().startswith("oomguard: exit status 137, signal 9 (KILL)\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 1", "reason=scontrol ended with exit status 1\n"),
+        ("echo 'Invalid job' >&2; exit 1", "reason=scontrol ended with exit status 1: Invalid job\n"),
+    ],
+    ids=["silent", "said"],
+)
+def test_a_comment_that_slurm_refuses_is_told_with_what_it_said(tmp_path, scontrol, script, reason):
+    (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
+    ran = run("--slurm-comment", command=("sh", "-c", "exit 3"), env=scontrol)
+    assert ran.returncode == 3
+    assert ran.stderr.endswith(f"the job's comment is not set: {reason}")
+
+
+def test_an_scontrol_that_hangs_is_told_in_words(tmp_path, monkeypatch):
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(end_message, "_SCONTROL_S", 0.2)
+    told: list[str] = []
+    monkeypatch.setattr(
+        end_message, "get_logger", lambda: SimpleNamespace(warning=lambda _event, reason: told.append(reason))
+    )
+    end_message.set_job_comment("x", {"SLURM_JOB_ID": "1", "PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert told == ["scontrol did not end within 0 s"]

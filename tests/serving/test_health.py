@@ -14,8 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from oomguard.engines.listening import Address
+from oomguard.engines.serving import serving_names
+from oomguard.serving.asking import Server
 from oomguard.serving.health import Health
+from oomguard.serving.looking import Elsewhere, LookedAt
 
+VLLM = serving_names("vllm")
 WATCHED = ("--hang-after", "2")
 RESTARTED = (*WATCHED, "--restart", "on-failure")
 
@@ -235,3 +240,55 @@ def test_a_file_that_may_hold_the_port_is_said_once(serve, tmp_path):
     assert told["event"].endswith("its address is not known from its command")
     assert told["hint"] == "give --host and --port"
     served.end()
+
+
+OTHER_ANSWERS = ["", "{}", "<html>", '{"data": []}', '{"data": [1]}', '{"data": {"id": 1}}', "[" * 100_000]
+
+
+@pytest.mark.parametrize(
+    "answer", OTHER_ANSWERS, ids=["empty", "object", "html", "no model", "number", "no list", "deep"]
+)
+def test_a_list_of_models_that_is_none_is_said_in_one_line_and_the_counters_decide(serve, answer):
+    served = serve(*WATCHED, flags=("--models", answer))
+    served.wait_for("the server answers")
+    served.order("chunks")
+    served.request()
+    time.sleep(0.3)
+    served.order("stuck")
+    assert "no counter moved" in served.wait_for("the server hangs")["event"]
+    (said,) = served.told("it takes no request that tells")
+    assert said["reason"] == "/v1/models names no model"
+    assert "Traceback" not in (served.folder / "errors").read_text()
+    served.end()
+
+
+def test_an_answer_that_no_engine_gives_does_not_say_that_the_engine_goes_on(serve):
+    served = serve(*RESTARTED, flags=("--completion", "<html>busy</html>"))
+    served.wait_for("the server answers")
+    served.order("stuck")
+    looked = LookedAt(
+        Health("vllm", 2.0, lambda _: None, {}),
+        Server(Address("127.0.0.1", served.port)),
+        VLLM,
+        0,
+        threading.Event(),
+        counts_nothing=False,
+    )
+    assert looked._asked(5.0) == Elsewhere("/v1/completions answers something else than an engine does")
+    served.end()
+
+
+def test_whatever_goes_wrong_with_a_question_is_an_answer(monkeypatch):
+    def breaks(*_args: object, **_kwargs: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Server, "ask", breaks)
+    looked = LookedAt(
+        Health("vllm", 2.0, lambda _: None, {}),
+        Server(Address("127.0.0.1", 1)),
+        VLLM,
+        0,
+        threading.Event(),
+        counts_nothing=False,
+    )
+    assert looked._asked(5.0) == Elsewhere("RuntimeError: broken")

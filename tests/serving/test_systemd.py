@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.serving.systemd import Systemd, taken_from
+from oomguard.engines.command import Launch
+from oomguard.serving.health import Health
+from oomguard.serving.systemd import Systemd, Told, taken_from
 from support.supervising import wait_for
 
 
@@ -98,3 +100,30 @@ def test_an_address_that_is_no_socket_of_unix_is_nobody(value):
 
 def test_a_manager_that_has_gone_harms_nothing():
     Systemd("/no/such/socket").tell(READY=1)
+
+
+def test_a_stop_is_told_when_it_comes_not_when_the_server_has_ended(serve, manager):
+    served = serve(flags=("--stop-s", "4"), env={"NOTIFY_SOCKET": manager.address})
+    assert wait_for(lambda: "serving" in manager.named("STATUS"))
+    served.process.send_signal(signal.SIGTERM)
+    began_s = time.monotonic()
+    assert wait_for(lambda: manager.named("STOPPING"), 3)
+    assert time.monotonic() - began_s < 3
+    assert served.process.poll() is None
+    assert manager.named("STATUS")[-1] == "stopping"
+    served.process.wait(60)
+    assert manager.named("STATUS")[-1].startswith("ended")
+
+
+def test_a_look_that_fails_keeps_the_watchdog_of_a_server_of_which_nothing_is_wrong(manager, monkeypatch):
+    health = Health("vllm", 0.0, lambda _: None, {}, is_ready=True)
+    told = Told(
+        Systemd(f"\0{manager.address[1:]}" if manager.address.startswith("@") else manager.address, 0.1),
+        health,
+        lambda: False,
+    )
+    monkeypatch.setattr(told, "_tick", lambda: 1 / 0)
+    told.began(1, Launch(("vllm", "serve", "m")), None)
+    assert wait_for(lambda: len(manager.named("WATCHDOG")) > 3)
+    told.close(0)
+    assert manager.named("STOPPING") == ["1"]

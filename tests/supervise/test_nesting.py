@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.supervise.nesting import OUTER, innermost, outer_run
+from oomguard.supervise.nesting import OUTER, innermost, options_of_inner_runs, outer_run
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 OURS = (sys.executable, "-m", "oomguard", "run")
@@ -54,3 +54,29 @@ def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
 )
 def test_the_command_that_a_run_inside_a_run_starts_in_the_end(command, inner):
     assert innermost(tuple(command.split())) == tuple(inner.split())
+
+
+def test_what_an_inner_run_writes_for_itself_is_no_side_effect_of_the_command(tmp_path):
+    inner = ["--journal", "inner.sqlite3", f"--report={tmp_path / 'inner.md'}", "--metrics", "inner.prom"]
+    command = [*OURS, "--", *OURS, *inner, "--", sys.executable, str(ENGINE)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert (tmp_path / "inner.sqlite3").exists()
+    assert (ran.returncode, "it wrote a file" in ran.stderr) == (0, False), ran.stderr
+    assert "RESULT 1792" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (("true",), []),
+        (("oomguard", "run", "-q", "--", "true"), [("oomguard", "run", "-q")]),
+        (
+            ("oomguard", "run", "--", "oomguard", "run", "-v", "--", "x"),
+            [("oomguard", "run"), ("oomguard", "run", "-v")],
+        ),
+        (("oomguard", "run", "--"), []),
+    ],
+)
+def test_the_options_of_the_runs_that_a_command_is_are_told_from_its_own(command, options):
+    assert list(options_of_inner_runs(command)) == options

@@ -107,7 +107,7 @@ def test_what_fits_nowhere_is_said_before_any_start_with_both_numbers_and_a_comm
 
     assert (status, gpus.happened()) == (125, [])
     assert re.search(r"it takes 3\d\.\d\d GiB of a device at least, and GPU 0, the largest, has 24\.00 GiB", errors)
-    assert re.search(r"oomguard run --gpus auto -- vllm serve \S+ --max-model-len \d+\n", errors)
+    assert re.search(r"oomguard run --gpus auto --wait 1h -- vllm serve \S+ --max-model-len \d+\n", errors)
 
 
 def test_more_ranks_than_devices_are_said_with_the_command_over_those_there_are(gpus):
@@ -357,3 +357,52 @@ def test_what_a_wrapper_keeps_from_the_program_is_told(gpus, tmp_path):
     )
     assert ran.returncode == 0
     assert "docker hands no variable on" in ran.stderr
+
+
+def test_the_deadline_ends_the_wait_for_a_device_and_nothing_starts(gpus):
+    gpus.are_alike(1)
+    simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 9 * GIB})
+    status, out, errors = run(gpus, ("--gpus", "auto", "--wait", "1h", "--deadline", "3"), PRINT)
+    assert (status, out) == (125, "")
+    assert re.search(
+        r"0 free now, also after [23] s: .*; the deadline permits no longer wait\n  a later --deadline", errors
+    )
+
+
+def test_the_line_to_paste_keeps_the_run_s_other_options(gpus, tmp_path):
+    journal = tmp_path / "a journal"
+    command = [word for word in serve(gpus) if word not in ("--max-model-len", "8192")]
+    options = ("--restart", "on-failure", f"--gpus={simulated_gpus.uuid(0)},", "--journal", str(journal))
+    _, _, errors = run(gpus, options, command)
+    kept = shlex.join(["--restart", "on-failure", "--gpus", simulated_gpus.uuid(0), "--journal", str(journal)])
+    assert f"\n  oomguard run {kept} -- vllm serve" in errors
+
+
+def test_before_a_refusal_nothing_is_said_of_a_device_that_it_gets(gpus):
+    gpus.are_alike(1)
+    simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 9 * GIB})
+    for options in (("--gpus", "auto"), ("--gpus", "2")):
+        status, _, errors = run(gpus, options, PRINT)
+        assert (status, "it gets" in errors) == (125, False)
+
+
+def test_a_script_on_a_device_that_is_named_is_told_that_it_is_taken_whoever_uses_it(gpus):
+    simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 9 * GIB})
+    status, out, errors = run(gpus, ("--gpus", "0,"), PRINT)
+    assert (status, out.split()[0]) == (0, "visible=0")
+    assert "what it needs is not known: those that --gpus names are taken, whoever uses them" in errors
+    assert "nobody" not in errors
+
+
+def test_of_devices_that_serve_equally_well_the_first_of_the_user_s_variable_is_taken(gpus):
+    for command, visible in ((PRINT, "2"), (serve(gpus), simulated_gpus.uuid(2))):
+        _, _, errors = run(gpus, ("--gpus", "auto"), command, CUDA_VISIBLE_DEVICES="2,0")
+        assert f"placed: on=GPU 2 CUDA_VISIBLE_DEVICES={visible} " in errors
+
+
+@pytest.mark.parametrize(("asked", "status"), [("0,", 2), ("3,", 0)], ids=["hidden", "visible"])
+def test_without_nvml_a_list_is_held_against_the_user_s_variable_too(gpus, asked, status):
+    gpus.are("fails init 18")
+    ended, out, errors = run(gpus, ("--gpus", asked), PRINT, CUDA_VISIBLE_DEVICES="3")
+    assert (ended, out) == (status, "" if status else "visible=3 order=PCI_BUS_ID\n"), errors
+    assert "driver=None" not in errors

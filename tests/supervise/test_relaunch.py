@@ -120,8 +120,19 @@ def test_each_better_estimate_is_followed(tmp_path):
 
 def test_after_the_deadline_nothing_is_run_again(tmp_path):
     count = tmp_path / "count.log"
-    assert run("--deadline", "0.01", engine=("--count", str(count))).returncode == 1
+    slowly = ["sh", "-c", 'sleep 3; exec "$@"', "sh", sys.executable, str(ENGINE), "--count", str(count)]
+    command = [sys.executable, "-m", "oomguard", "run", "--deadline", "2", "--", *slowly]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 1
+    assert "no relaunch is left: attempts=1 max_relaunches=3 deadline_s=2.0" in ran.stderr
     assert len(count.read_text().split()) == 1
+
+
+def test_a_first_attempt_is_not_started_after_the_deadline_either(tmp_path):
+    count = tmp_path / "count.log"
+    ran = run("--deadline", "0", engine=("--count", str(count)))
+    assert (ran.returncode, ran.stdout, count.exists()) == (125, "", False)
+    assert "oomguard: the deadline of 0 s came before the attempt could begin\n" in ran.stderr
 
 
 def test_the_journal_holds_one_record_of_each_attempt(tmp_path):

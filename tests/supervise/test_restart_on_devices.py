@@ -6,6 +6,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from oomguard.placement.leases import LeaseFolder
 from support.placing import Gpus, serve, simulated_gpus, start
 from support.supervising import wait_for
@@ -85,3 +87,77 @@ def test_a_wait_that_is_over_ends_the_run_with_no_device(gpus):
         errors = job.communicate(timeout=100)[1]
     assert job.returncode == 3
     assert "not run again: no device, also after 1 s: GPU 0: leased by" in errors
+
+
+def loses(gpus: Gpus, index: int, *, count: int) -> list[str]:
+    """Return a script whose first attempt loses a GPU and fails; a next one says what it sees."""
+    lines = [simulated_gpus.line(i, more="lost" if i == index else "") for i in range(count)]
+    (gpus.folder / "lost").write_text("".join(f"{line}\n" for line in lines))
+    script = """
+echo on $CUDA_VISIBLE_DEVICES
+[ -e "$0/once" ] && exit 0
+touch "$0/once"; cp "$0/lost" "$0/devices"
+exit 3"""
+    return ["sh", "-c", script, str(gpus.folder)]
+
+
+@pytest.mark.parametrize("lease", ["start", "job"])
+def test_a_device_that_fell_off_is_left_for_another_one_also_where_it_is_leased_still(gpus, lease):
+    gpus.are_alike(2)
+    options = ("--gpus", "1", "--restart", "on-failure", "--idempotent", "--lease", lease)
+    with start(gpus, options, loses(gpus, 0, count=2)) as job:
+        out, errors = job.communicate(timeout=100)
+    assert (job.returncode, out) == (0, "on 0\non 1\n"), errors
+    assert "GPU 0 is left: reason=it does not answer: GPU is lost" in errors
+
+
+def test_a_placed_server_whose_device_fell_off_after_its_start_gets_another_one(gpus):
+    command = fails(gpus)
+    with start(gpus, OPTIONS, command, SIMULATED_RUN_S="2") as job:
+        assert wait_for(lambda: any(what == "started" for _, _, what, _ in gpus.happened()))
+        gpus.are(*(simulated_gpus.line(i, more="lost" if i == 0 else "") for i in range(2)))
+        succeeds_from_now(gpus)
+        errors = job.communicate(timeout=100)[1]
+    assert job.returncode == 0, errors
+    assert [uuids for _, _, what, uuids in gpus.happened() if what == "starts"] == [
+        [simulated_gpus.uuid(0)],
+        [simulated_gpus.uuid(1)],
+    ]
+
+
+@pytest.mark.parametrize("named", ["0,", simulated_gpus.uuid(0)], ids=["number", "uuid"])
+def test_without_another_device_one_that_fell_off_is_waited_for_and_the_run_ends(gpus, named):
+    options = ("--gpus", named, "--wait", "1s", "--restart", "on-failure", "--idempotent")
+    with start(gpus, options, loses(gpus, 0, count=2)) as job:
+        out, errors = job.communicate(timeout=100)
+    assert (job.returncode, out) == (3, "on 0\n"), errors
+    assert "not run again: no device, also after 1 s: GPU 0: it does not answer: GPU is lost" in errors
+
+
+def test_a_device_that_comes_back_is_taken_again(gpus):
+    gpus.are_alike(1)
+    options = ("--gpus", simulated_gpus.uuid(0), "--wait", "1m", "--restart", "on-failure", "--idempotent")
+    with start(gpus, options, loses(gpus, 0, count=1)) as job:
+        assert job.stderr is not None
+        assert any("waiting for a device to start again" in line for line in job.stderr)
+        gpus.are_alike(1)
+        out, errors = job.communicate(timeout=100)
+    assert (job.returncode, out) == (0, "on 0\non 0\n"), errors
+
+
+def test_a_device_whose_number_changed_is_given_by_its_new_one(gpus):
+    command = loses(gpus, 0, count=2)
+    (gpus.folder / "lost").write_text(f"{simulated_gpus.line(1)}\n")  # GPU 0 is gone from the bus
+    options = ("--gpus", simulated_gpus.uuid(1), "--restart", "on-failure", "--idempotent")
+    with start(gpus, options, command) as job:
+        out, errors = job.communicate(timeout=100)
+    assert (job.returncode, out) == (0, "on 1\non 0\n"), errors
+
+
+def test_the_deadline_bounds_the_wait_before_a_restart(gpus):
+    gpus.are_alike(1)
+    options = ("--gpus", "auto", "--wait", "1h", "--deadline", "6", "--restart", "on-failure", "--idempotent")
+    with start(gpus, options, loses(gpus, 0, count=1)) as job:
+        out, errors = job.communicate(timeout=100)
+    assert (job.returncode, out) == (3, "on 0\n"), errors
+    assert "the deadline permits no longer wait" in errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 import threading
@@ -228,3 +229,10 @@ def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs(env, why)
 )
 def test_the_environment_asks_for_spans_by_an_exporter_or_an_endpoint(env, asked):
     assert is_asked(env) is asked
+
+
+def test_the_seconds_that_were_waited_for_a_collector_are_those_that_were():
+    ran = run(command=("true",), OTEL_EXPORTER_OTLP_ENDPOINT="not-a-url")
+    found = re.search(r"waited_s=([\d.]+) ", ran.stderr)
+    assert found
+    assert float(found[1]) < DELIVER_S  # what cannot be sent is given up at once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from oomguard.telemetry.target import Address, parse_target
         ("0.0.0.0:9400", Address("0.0.0.0", 9400)),
         ("gpu-3.example.org:9400", Address("gpu-3.example.org", 9400)),
         ("[::1]:9400", Address("::1", 9400)),
+        ("*:9400", Address("::" if socket.has_dualstack_ipv6() else "0.0.0.0", 9400)),
     ],
 )
 def test_an_address_is_read_and_a_port_alone_is_of_this_machine(text, address):

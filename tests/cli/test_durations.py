@@ -1,0 +1,63 @@
+"""Times as the user writes them: one form for every option that takes one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oomguard.cli.durations import seconds_of
+
+OLD = Path(__file__).parents[1] / "journal" / "schema_1.sqlite3"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("0", 0),
+        ("0.5", 0.5),
+        ("1e3", 1000),
+        ("90s", 90),
+        ("30m", 1800),
+        ("1h30m", 5400),
+        ("1d2h", 93600),
+        ("2W", 1209600),
+        (" 1.5h ", 5400),
+    ],
+)
+def test_a_time_has_units_or_is_in_seconds(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf", "1h30", "h", "1x", "1 h", "٣"])
+def test_anything_else_is_no_time(text):
+    assert seconds_of(text) is None
+
+
+@pytest.mark.parametrize("option", ["--deadline", "--grace", "--hang-after"])
+def test_every_option_of_a_run_that_takes_a_time_takes_the_same_form(option):
+    for text, status in (("1h30m", 0), ("90", 0), ("soon", 2), ("nan", 2), ("9999999999", 2)):
+        ran = subprocess.run(
+            [sys.executable, "-m", "oomguard", "run", option, text, "--", "true"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode == status, (text, ran.stderr)
+        assert ("is no time such as 30m, 1h30m, or 90 (seconds)" in ran.stderr) == bool(status)
+
+
+@pytest.mark.parametrize(("age", "status"), [("1d2h", 0), ("90m", 0), ("7", 2), ("9999w", 2), ("", 2)])
+def test_a_time_before_now_has_a_unit(age, status):
+    ran = subprocess.run(
+        [sys.executable, "-m", "oomguard", "history", "--since", age, "--journal", str(OLD)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, "is no time before now" in ran.stderr) == (status, bool(status))
