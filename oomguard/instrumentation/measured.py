@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from oomguard.instrumentation.readings import Bytes
-from oomguard.instrumentation.rows import uses_of
 from oomguard.instrumentation.sampler import readings
 from oomguard.instrumentation.samples import Samples
+from oomguard.instrumentation.uses import uses_of
 from oomguard.observe.resident import peak_resident_bytes
 from oomguard.observe.torch_counters import Peaks
 from oomguard.timeline import HOST, RESIDENT, Counter, MemoryUse
@@ -29,6 +29,7 @@ class Measured:
         self._most: Bytes = {}
         self._after: Bytes = {}
         self._peaks: Peaks | None = None
+        self._limits_asked_of: set[Counter] = {_RESIDENT}
         self._resident_before: int | None = None
         self._is_resident_exact = False
 
@@ -38,6 +39,7 @@ class Measured:
         if self.ended_s is None:
             self._before, self.began_s = values, now_s
         self.limits |= readings.limits()
+        self._limits_asked_of.update(values)
         self._resident_before = peak_resident_bytes()
         self._peaks = Peaks()
         self.take(values, now_s)
@@ -59,9 +61,10 @@ class Measured:
         """Take what the counters showed at this moment of ``time.monotonic``."""
         self._rise_to(values)
         if self._peaks is not None:
-            self._peaks.take(values)
+            self._peaks.follow()
         self.samples.add(now_s - self.began_s, values)
-        if any(key not in self.limits and key != _RESIDENT for key in values):
+        if not self._limits_asked_of.issuperset(values):  # once for each counter: some have none
+            self._limits_asked_of.update(values)
             self.limits |= readings.limits()
 
     def uses(self) -> tuple[MemoryUse, ...]:
@@ -77,5 +80,7 @@ class Measured:
         )
 
     def _rise_to(self, values: Bytes) -> None:
+        most = self._most
         for key, value in values.items():
-            self._most[key] = max(value, self._most.get(key, 0))
+            if value > most.get(key, -1):
+                most[key] = value

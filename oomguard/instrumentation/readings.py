@@ -39,28 +39,37 @@ class Readings:
 
     def now(self) -> Bytes:
         """Return what every counter shows."""
-        found = torch_counters.now()
-        found |= self._of_nvml(found)
-        if (resident := resident_bytes()) is not None:
-            found[_RESIDENT] = resident
-        return found
+        return self._with_others(torch_counters.now())
 
     def of_call(self) -> Bytes:
         """Return what a call's use is told by: torch's counters, and where it has none here NVML's and the host's."""
-        return torch_counters.now() or self.now()
+        found = torch_counters.now()
+        return found or self._with_others(found)
 
     def limits_of_call(self) -> Bytes:
         """Return what the devices have that a call's use is told by."""
-        return torch_counters.limits() or self.limits()
+        found = torch_counters.limits()
+        return found or self._with_nvmls(found)
 
     def limits(self) -> Bytes:
         """Return what each device has."""
-        found = torch_counters.limits()
+        return self._with_nvmls(torch_counters.limits())
+
+    def _with_nvmls(self, found: Bytes) -> Bytes:
+        """Add what NVML tells that each device has."""
         if self._nvml is not None:
             names = self._names(found)
             for device in self._nvml.devices():
                 if device.total_bytes is not None and device.index in names:
                     found[Counter(names[device.index], IN_USE)] = device.total_bytes
+        return found
+
+    def _with_others(self, found: Bytes) -> Bytes:
+        """Add NVML's counters and the host's to torch's."""
+        if self._nvml is not None:
+            found |= self._of_nvml(found)
+        if (resident := resident_bytes()) is not None:
+            found[_RESIDENT] = resident
         return found
 
     def _of_nvml(self, of_torch: Bytes) -> Bytes:

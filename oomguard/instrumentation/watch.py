@@ -22,6 +22,7 @@ from oomguard.errors import SettingError
 from oomguard.guarding.observing import NO_SIZE, Told, observers, observing, shown, without_mistake
 from oomguard.guarding.watching import watch as watch_calls
 from oomguard.instrumentation.decorating import decorate
+from oomguard.instrumentation.ended_call import EndedCall
 from oomguard.instrumentation.measured import Measured
 from oomguard.instrumentation.readings import Bytes
 from oomguard.instrumentation.rows import Rows
@@ -232,11 +233,11 @@ class Watch:
         with self._lock:
             self._measured.take(values, time.monotonic())
 
-    def keep(self, watched: Watched, row: SeenCall) -> None:
-        """Take the row of a call that ended."""
+    def keep(self, watched: Watched, ended: EndedCall) -> None:
+        """Take a call that ended."""
         with self._lock:
             self._under_way.remove(watched)
-            self._rows.add(row)
+            self._rows.add(ended)
 
     def _open(self, what: str, kind: str, model: str, size: SizeOfCall) -> Watched:
         watched = Watched(self, what, kind, model, size)

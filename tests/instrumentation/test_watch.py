@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 import oomguard
 from oomguard.errors import SettingError, UsageError
+from oomguard.instrumentation.ended_call import EndedCall
 from oomguard.instrumentation.rows import MOST_ROWS, Rows
 from oomguard.instrumentation.samples import MOST_SAMPLES, Samples
-from oomguard.timeline import Counter, MemoryUse, SeenCall
+from oomguard.timeline import Counter, MemoryUse
 
 MIB = 2**20
-HOST = Counter("host", "resident")
+HOST, CUDA = Counter("host", "resident"), Counter("cuda:0", "allocated")
 
 
 def threads() -> list[str]:
@@ -295,12 +296,26 @@ def test_however_samples_are_thinned_their_peak_their_end_and_their_order_stay(v
     assert len(kept) <= most + max(2, 2 * len(values) // most)
 
 
+def ended(began_s, before=(), peaks=(), after=(), error=""):
+    sizes = dict(before), dict(peaks), dict(after), {}
+    return EndedCall("forward", "call", began_s, 0.5, "", (2, None, None), *sizes, (), error)
+
+
+def test_rows_are_the_same_whenever_they_are_asked_for():
+    once, often = Rows(), Rows()
+    for i in range(150):
+        for rows in (once, often):
+            rows.add(ended(float(i), {HOST: i}, {HOST: 2 * i}, {HOST: i + 1}))
+        assert len(often.all()) == i + 1
+    assert once.all() == often.all()
+    assert once.all()[7].uses == (MemoryUse("host", "resident", 7, 14, 8, sampled=True),)
+
+
 def test_calls_beyond_a_number_are_added_up_but_those_that_failed():
     rows = Rows()
     for i in range(MOST_ROWS + 5):
-        use = MemoryUse("cuda:0", "allocated", 10, 100 + i, i)
-        rows.add(SeenCall("forward", "call", float(i), 0.5, rows=2, uses=(use,)))
-    rows.add(SeenCall("forward", "call", 1e6, 0.5, error="OutOfMemoryError"))
+        rows.add(ended(float(i), {CUDA: 10}, {CUDA: 100 + i}, {CUDA: i}))
+    rows.add(ended(1e6, error="OutOfMemoryError"))
     kept = rows.all()
     last = kept[-1]
 
