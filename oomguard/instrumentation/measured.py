@@ -38,8 +38,7 @@ class Measured:
         values, now_s = readings.now(), time.monotonic()
         if self.ended_s is None:
             self._before, self.began_s = values, now_s
-        self.limits |= readings.limits()
-        self._limits_asked_of.update(values)
+        self._ask_limits_of(values)
         self._resident_before = peak_resident_bytes()
         self._peaks = Peaks()
         self.take(values, now_s)
@@ -64,8 +63,7 @@ class Measured:
             self._peaks.follow()
         self.samples.add(now_s - self.began_s, values)
         if not self._limits_asked_of.issuperset(values):  # once for each counter: some have none
-            self._limits_asked_of.update(values)
-            self.limits |= readings.limits()
+            self._ask_limits_of(values)
 
     def uses(self) -> tuple[MemoryUse, ...]:
         """Return every counter's use, up to now while the watch goes on."""
@@ -78,6 +76,10 @@ class Measured:
             replace(use, sampled=use.sampled and not (use.what == RESIDENT and self._is_resident_exact))
             for use in found
         )
+
+    def _ask_limits_of(self, values: Bytes) -> None:
+        self._limits_asked_of.update(values)
+        self.limits = self.limits | readings.limits()  # another dict: rows keep the one that was there when they ended
 
     def _rise_to(self, values: Bytes) -> None:
         most = self._most

@@ -116,6 +116,7 @@ def _renew() -> None:
     """In a fork of this process."""
     for sampled in sampler.everyone():
         sampled.renew_lock()
+    readings.forget_files()
     sampler.begin_anew()
 
 

@@ -127,6 +127,11 @@ class Watch:
         return self._measured.began_s
 
     @property
+    def limits(self) -> Bytes:
+        """What each device has, as far as it was seen."""
+        return self._measured.limits
+
+    @property
     def timeline(self) -> Timeline:
         """All that was seen so far, as one record."""
         with self._lock:

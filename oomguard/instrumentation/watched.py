@@ -10,6 +10,7 @@ from oomguard.incident import Attempt
 from oomguard.instrumentation.ended_call import EndedCall
 from oomguard.instrumentation.readings import Bytes
 from oomguard.instrumentation.sampler import readings
+from oomguard.observe import torch_counters
 from oomguard.observe.torch_counters import Peaks
 from oomguard.timeline import TimedAttempt
 
@@ -20,6 +21,10 @@ class Keeper(Protocol):
     @property
     def began_s(self) -> float:
         """When it began, on the clock of ``time.monotonic``."""
+
+    @property
+    def limits(self) -> Bytes:
+        """What each device has, as far as it was seen."""
 
     def read(self, values: Bytes) -> None:
         """Take what the counters show at an edge of the call."""
@@ -65,7 +70,7 @@ class Watched:
             self._before,
             self._peaks.end(),
             after,
-            readings.limits_of_call(),
+            torch_counters.simulated_limits() or self._keeper.limits,
             tuple(self._attempts),
             "" if error is None else type(error).__name__,
         )

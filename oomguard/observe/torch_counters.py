@@ -59,11 +59,16 @@ def now() -> dict[Counter, int]:
     return {} if cuda is None else {key: current for key, current, _ in _cuda_counters(cuda)}
 
 
+def simulated_limits() -> dict[Counter, int]:
+    """Return what the simulated device has; empty without one."""
+    device = _simulated()
+    return {} if device is None else {_OF_SIMULATED: int(device.capacity_bytes)}
+
+
 def limits() -> dict[Counter, int]:
     """Return what each device has for torch."""
-    if (device := _simulated()) is not None:
-        return {_OF_SIMULATED: int(device.capacity_bytes)}
-    found: dict[Counter, int] = {}
+    if found := simulated_limits():
+        return found
     cuda = _cuda()
     for index, _ in () if cuda is None else _cuda_stats(cuda):
         total = int(cuda.get_device_properties(index).total_memory)
