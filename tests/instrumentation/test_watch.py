@@ -89,14 +89,6 @@ def test_a_span_is_a_row_and_a_mark_a_moment():
     assert mark.label == "loaded"
 
 
-def test_spans_and_marks_of_a_watch_that_was_left_are_no_rows():
-    with oomguard.watch() as seen:
-        pass
-    with seen.span("later"):
-        seen.mark("too")
-    assert (seen.rows, seen.timeline.marks) == ((), ())
-
-
 def test_a_decorated_function_has_a_row_for_each_call_and_keeps_what_it_gives():
     @oomguard.watch
     def double(x: int) -> int:
