@@ -13,18 +13,13 @@ import threading
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import oomguard
 from oomguard.errors import SettingError, UsageError
-from oomguard.instrumentation.ended_call import EndedCall
-from oomguard.instrumentation.rows import MOST_ROWS, Rows
-from oomguard.instrumentation.samples import MOST_SAMPLES, Samples
-from oomguard.timeline import Counter, MemoryUse
+from oomguard.timeline import Counter
 
 MIB = 2**20
-HOST, CUDA = Counter("host", "resident"), Counter("cuda:0", "allocated")
+HOST = Counter("host", "resident")
 
 
 def threads() -> list[str]:
@@ -238,16 +233,17 @@ def test_a_fork_inside_a_watch_watches_for_itself():
     assert outer.uses
 
 
-def test_a_long_night_keeps_a_bounded_number_of_samples_and_every_peak():
-    samples = Samples()
-    for i in range(40_000):
-        samples.add(float(i), {HOST: 10**6 if i in {7, 33_333} else i})
-    kept = samples.all()
-
-    assert MOST_SAMPLES / 2 <= len(kept) <= MOST_SAMPLES + 64
-    assert sum(sample.bytes[HOST] == 10**6 for sample in kept) == 2
-    assert [sample.seconds for sample in kept] == sorted(sample.seconds for sample in kept)
-    assert kept[-1].seconds == 39_999.0
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_inside_a_watch_sees_its_own_memory_not_that_of_its_parent():
+    with oomguard.watch(sample_every_s=60) as seen:
+        child = os.fork()
+        if child == 0:
+            with mmap.mmap(-1, 64 * MIB) as block:
+                block.write(b"x" * (64 * MIB))
+                seen.mark("full")
+                last = seen.timeline.samples[-1].bytes[HOST]
+            os._exit(0 if last - seen.timeline.samples[0].bytes[HOST] > 32 * MIB else 1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -273,45 +269,3 @@ def test_a_fork_while_the_sampler_has_a_watchs_lock_does_not_hang():
         thread.join()
         assert os.waitpid(child, 0)[1] == 0
     assert seen.rows == ()
-
-
-@given(values=st.lists(st.integers(0, 2**40), min_size=1, max_size=200), most=st.integers(2, 16))
-def test_however_samples_are_thinned_their_peak_their_end_and_their_order_stay(values, most):
-    samples = Samples(most=most)
-    for i, value in enumerate(values):
-        samples.add(float(i), {HOST: value})
-    kept = samples.all()
-
-    assert max(sample.bytes[HOST] for sample in kept) == max(values)
-    assert kept[-1].seconds == len(values) - 1
-    assert [sample.seconds for sample in kept] == sorted({sample.seconds for sample in kept})
-    assert len(kept) <= most + max(2, 2 * len(values) // most)
-
-
-def ended(began_s, before=(), peaks=(), after=(), error=""):
-    sizes = dict(before), dict(peaks), dict(after), {}
-    return EndedCall("forward", "call", began_s, 0.5, "", (2, None, None), *sizes, (), error)
-
-
-def test_rows_are_the_same_whenever_they_are_asked_for():
-    once, often = Rows(), Rows()
-    for i in range(150):
-        for rows in (once, often):
-            rows.add(ended(float(i), {HOST: i}, {HOST: 2 * i}, {HOST: i + 1}))
-        assert len(often.all()) == i + 1
-    assert once.all() == often.all()
-    assert once.all()[7].uses == (MemoryUse("host", "resident", 7, 14, 8, sampled=True),)
-
-
-def test_calls_beyond_a_number_are_added_up_but_those_that_failed():
-    rows = Rows()
-    for i in range(MOST_ROWS + 5):
-        rows.add(ended(float(i), {CUDA: 10}, {CUDA: 100 + i}, {CUDA: i}))
-    rows.add(ended(1e6, error="OutOfMemoryError"))
-    kept = rows.all()
-    last = kept[-1]
-
-    assert len(kept) == MOST_ROWS + 2
-    assert (last.calls, last.seconds, last.rows) == (5, 2.5, 10)
-    assert (last.use.before_bytes, last.use.peak_bytes, last.use.after_bytes) == (10, MOST_ROWS + 104, MOST_ROWS + 4)
-    assert kept[-2].error == "OutOfMemoryError"
