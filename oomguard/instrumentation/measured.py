@@ -78,8 +78,8 @@ class Measured:
         )
 
     def _ask_limits_of(self, values: Bytes) -> None:
-        self._limits_asked_of.update(values)
         self.limits = self.limits | readings.limits()  # another dict: rows keep the one that was there when they ended
+        self._limits_asked_of.update(values)
 
     def _rise_to(self, values: Bytes) -> None:
         most = self._most
