@@ -39,14 +39,15 @@ class Observer(Protocol):
 
 
 observers: ContextVar[tuple[Observer, ...]] = ContextVar("oomguard_observers", default=())
-_inside: ContextVar[tuple[LookedOn, ...] | None] = ContextVar("oomguard_looked_on", default=None)
+# The calls that run here with those who look on told of them; None outside any.
+inside_told: ContextVar[tuple[LookedOn, ...] | None] = ContextVar("oomguard_looked_on", default=None)
 # One entry for each observer, whichever thread it is in: while it is empty a call asks for no more than this.
 observing: Final[list[None]] = []
 
 
 def looking_on() -> tuple[Observer, ...]:
     """Return who is to be told of a call that begins now: nobody inside another call."""
-    return () if _inside.get() is not None else observers.get()
+    return () if inside_told.get() is not None else observers.get()
 
 
 class Told:
@@ -84,12 +85,12 @@ class ToldCall:
         self._told = Told(*(functools.partial(observer.began, what, model, told) for observer in looking_on()))
 
     def __enter__(self) -> None:
-        self._token: Token[tuple[LookedOn, ...] | None] = _inside.set(self._told.__enter__())
+        self._token: Token[tuple[LookedOn, ...] | None] = inside_told.set(self._told.__enter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _inside.reset(self._token)
+        inside_told.reset(self._token)
         self._told.__exit__(kind, error, trace)
 
 
@@ -109,7 +110,7 @@ def shown(
 
 def attempted(attempt: Attempt) -> None:
     """Tell those who look on of an attempt inside the call that runs here."""
-    for call in _inside.get() or ():
+    for call in inside_told.get() or ():
         without_mistake(call.attempted, attempt)
 
 

@@ -18,7 +18,7 @@ from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, Watched
 from oomguard.guarding import neighbours
 from oomguard.guarding.failure import add_note, run_guarded
 from oomguard.guarding.in_parts import in_parts, may_split, read_or_none
-from oomguard.guarding.observing import ToldCall, looking_on, observing, size_of_tensors
+from oomguard.guarding.observing import ToldCall, inside_told, looking_on, observing, size_of_tensors
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.training import WHY_NOT
 from oomguard.incident import Attempt
@@ -159,7 +159,8 @@ def _watched_often(
     read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run a watched call of a kind that is made often: read and noted only where one under this guard has failed."""
-    if observing and looking_on():
+    # Each forward pass of a generation comes here: of a watch it asks for no more than whether the generation is told.
+    if observing and inside_told.get() is None and looking_on():
         with ToldCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
             return _watched_often(read, wrapped, model, args, kwargs)
     guards = entered.get()

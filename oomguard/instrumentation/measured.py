@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from oomguard.instrumentation.readings import Bytes
-from oomguard.instrumentation.rows import uses_of
 from oomguard.instrumentation.sampler import readings
 from oomguard.instrumentation.samples import Samples
+from oomguard.instrumentation.uses import uses_of
 from oomguard.observe.resident import peak_resident_bytes
 from oomguard.observe.torch_counters import Peaks
 from oomguard.timeline import HOST, RESIDENT, Counter, MemoryUse
@@ -29,6 +29,7 @@ class Measured:
         self._most: Bytes = {}
         self._after: Bytes = {}
         self._peaks: Peaks | None = None
+        self._limits_asked_of: set[Counter] = {_RESIDENT}
         self._resident_before: int | None = None
         self._is_resident_exact = False
 
@@ -37,7 +38,7 @@ class Measured:
         values, now_s = readings.now(), time.monotonic()
         if self.ended_s is None:
             self._before, self.began_s = values, now_s
-        self.limits |= readings.limits()
+        self._ask_limits_of(values)
         self._resident_before = peak_resident_bytes()
         self._peaks = Peaks()
         self.take(values, now_s)
@@ -59,10 +60,10 @@ class Measured:
         """Take what the counters showed at this moment of ``time.monotonic``."""
         self._rise_to(values)
         if self._peaks is not None:
-            self._peaks.take(values)
+            self._peaks.follow()
         self.samples.add(now_s - self.began_s, values)
-        if any(key not in self.limits and key != _RESIDENT for key in values):
-            self.limits |= readings.limits()
+        if not self._limits_asked_of.issuperset(values):  # once for each counter: some have none
+            self._ask_limits_of(values)
 
     def uses(self) -> tuple[MemoryUse, ...]:
         """Return every counter's use, up to now while the watch goes on."""
@@ -76,6 +77,12 @@ class Measured:
             for use in found
         )
 
+    def _ask_limits_of(self, values: Bytes) -> None:
+        self.limits = self.limits | readings.limits()  # another dict: rows keep the one that was there when they ended
+        self._limits_asked_of.update(values)
+
     def _rise_to(self, values: Bytes) -> None:
+        most = self._most
         for key, value in values.items():
-            self._most[key] = max(value, self._most.get(key, 0))
+            if value > most.get(key, -1):
+                most[key] = value

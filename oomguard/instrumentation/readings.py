@@ -10,7 +10,7 @@ from typing import Final
 from oomguard.observe import torch_counters
 from oomguard.observe.nvml import Device, Session
 from oomguard.observe.processes import sees_the_host_s_pids
-from oomguard.observe.resident import resident_bytes
+from oomguard.observe.resident import Resident, resident_bytes
 from oomguard.timeline import ALLOCATED, HOST, IN_USE, OTHERS, OWN, RESIDENT, Counter
 
 Bytes = dict[Counter, int]
@@ -18,40 +18,42 @@ _RESIDENT: Final = Counter(HOST, RESIDENT)
 
 
 class Readings:
-    """The counters, with NVML kept open between ``begin`` and ``end``."""
+    """The counters, with NVML and the kernel's file kept open between ``begin`` and ``end``."""
 
     def __init__(self) -> None:
         self._nvml: Session | None = None
+        self._resident: Resident | None = None
         self._knows_pids = False
         self._is_own: dict[int, bool] = {}
 
     def begin(self) -> None:
-        """Open NVML, where there is one."""
+        """Open them, where they are."""
+        self._resident = Resident()
         self._nvml = Session.begin()
         # NVML tells the host's process ids: in a container they are other processes' here.
         self._knows_pids = self._nvml is not None and bool(sees_the_host_s_pids())
 
     def end(self) -> None:
-        """Close it."""
+        """Close them."""
+        self.forget_files()
         if self._nvml is not None:
             self._nvml.end()
             self._nvml = None
 
+    def forget_files(self) -> None:
+        """Close the kernel's file: in a fork of this process it tells of the parent."""
+        resident, self._resident = self._resident, None
+        if resident is not None:
+            resident.end()
+
     def now(self) -> Bytes:
         """Return what every counter shows."""
-        found = torch_counters.now()
-        found |= self._of_nvml(found)
-        if (resident := resident_bytes()) is not None:
-            found[_RESIDENT] = resident
-        return found
+        return self._with_others(torch_counters.now())
 
     def of_call(self) -> Bytes:
         """Return what a call's use is told by: torch's counters, and where it has none here NVML's and the host's."""
-        return torch_counters.now() or self.now()
-
-    def limits_of_call(self) -> Bytes:
-        """Return what the devices have that a call's use is told by."""
-        return torch_counters.limits() or self.limits()
+        found = torch_counters.now()
+        return found or self._with_others(found)
 
     def limits(self) -> Bytes:
         """Return what each device has."""
@@ -61,6 +63,16 @@ class Readings:
             for device in self._nvml.devices():
                 if device.total_bytes is not None and device.index in names:
                     found[Counter(names[device.index], IN_USE)] = device.total_bytes
+        return found
+
+    def _with_others(self, found: Bytes) -> Bytes:
+        """Add NVML's counters and the host's to torch's."""
+        if self._nvml is not None:
+            found |= self._of_nvml(found)
+        kept = self._resident
+        resident = resident_bytes() if kept is None else kept.bytes()
+        if resident is not None:
+            found[_RESIDENT] = resident
         return found
 
     def _of_nvml(self, of_torch: Bytes) -> Bytes:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from oomguard.timeline import ALLOCATED, RESERVED, Counter, MemoryUse, SeenCall
+from oomguard.instrumentation.ended_call import EndedCall
+from oomguard.instrumentation.uses import most
+from oomguard.timeline import SeenCall
 
 MOST_ROWS: Final = 10_000
+_MADE_AT_ONCE: Final = 64
 
 
 class Rows:
@@ -16,10 +18,21 @@ class Rows:
 
     def __init__(self) -> None:
         self._rows: list[SeenCall] = []
+        self._ended: list[EndedCall] = []
         self._added_up: dict[tuple[str, str, str], SeenCall] = {}
 
-    def add(self, row: SeenCall) -> None:
+    def add(self, call: EndedCall) -> None:
         """Take a call that ended."""
+        self._ended.append(call)
+        if len(self._ended) >= _MADE_AT_ONCE:
+            self._make()
+
+    def _make(self) -> None:
+        for call in self._ended:
+            self._take(call.row())
+        self._ended.clear()
+
+    def _take(self, row: SeenCall) -> None:
         if len(self._rows) < MOST_ROWS or row.error or len(row.attempts) > 1:
             self._rows.append(row)
             return
@@ -28,6 +41,7 @@ class Rows:
 
     def all(self) -> tuple[SeenCall, ...]:
         """Return them, those that are added up at the end."""
+        self._make()
         return (*sorted(self._rows, key=lambda row: row.began_s), *self._added_up.values())
 
 
@@ -57,29 +71,3 @@ def _sum(sum_of_rows: SeenCall, row: SeenCall) -> SeenCall:
 
 def _plus(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
-
-
-def most(*sizes: int | None) -> int | None:
-    """Return the largest of the sizes that are known; None where none is."""
-    return max((size for size in sizes if size is not None), default=None)
-
-
-def uses_of(
-    before: Mapping[Counter, int],
-    peaks: Mapping[Counter, int],
-    after: Mapping[Counter, int],
-    limits: Mapping[Counter, int],
-) -> tuple[MemoryUse, ...]:
-    """Return the use of every counter that was read at any time; only torch keeps the exact peak of its own."""
-    return tuple(
-        MemoryUse(
-            key.device,
-            key.what,
-            before.get(key),
-            most(before.get(key), peaks.get(key), after.get(key)),
-            after.get(key),
-            limits.get(key),
-            sampled=key.what not in {ALLOCATED, RESERVED},
-        )
-        for key in dict.fromkeys([*before, *peaks, *after])
-    )

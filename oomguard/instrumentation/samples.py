@@ -21,13 +21,20 @@ class Samples:
 
     def add(self, seconds: float, values: Bytes) -> None:
         """Take a sample."""
-        self._waiting.append(Sample(seconds, values))
-        if len(self._waiting) >= self._together:
-            self._samples.append(_most(self._waiting))
-            self._waiting.clear()
+        sample = Sample(seconds, values)
+        if self._together == 1:
+            self._samples.append(sample)
+        else:
+            self._wait(sample)
         if len(self._samples) > self._most:
             self._samples = [_most(self._samples[i : i + 2]) for i in range(0, len(self._samples), 2)]
             self._together *= 2
+
+    def _wait(self, sample: Sample) -> None:
+        self._waiting.append(sample)
+        if len(self._waiting) >= self._together:
+            self._samples.append(_most(self._waiting))
+            self._waiting.clear()
 
     def all(self) -> tuple[Sample, ...]:
         """Return them."""

@@ -22,7 +22,9 @@ from oomguard.errors import SettingError
 from oomguard.guarding.observing import NO_SIZE, Told, observers, observing, shown, without_mistake
 from oomguard.guarding.watching import watch as watch_calls
 from oomguard.instrumentation.decorating import decorate
+from oomguard.instrumentation.ended_call import EndedCall
 from oomguard.instrumentation.measured import Measured
+from oomguard.instrumentation.outside import Outside
 from oomguard.instrumentation.readings import Bytes
 from oomguard.instrumentation.rows import Rows
 from oomguard.instrumentation.sampler import readings, sampler
@@ -53,6 +55,7 @@ class Watch:
         self._measured, self._rows = Measured(), Rows()
         self._marks: list[Mark] = []
         self._under_way: list[Watched] = []
+        self._outside = Outside()
 
     def __enter__(self) -> Watch:
         if disabled():
@@ -126,6 +129,11 @@ class Watch:
         return self._measured.began_s
 
     @property
+    def limits(self) -> Bytes:
+        """What each device has, as far as it was seen."""
+        return self._measured.limits
+
+    @property
     def timeline(self) -> Timeline:
         """All that was seen so far, as one record."""
         with self._lock:
@@ -156,13 +164,14 @@ class Watch:
             return self._measured.uses()
 
     def mark(self, label: object) -> None:
-        """Note this moment under a label, with what the counters show; a label is taken as text."""
-        if not self._entered:
-            return
-        without_mistake(self._mark, str(label))
+        """Note this moment under a label, taken as text, with what the counters show; outside the watch warn that it is not noted."""
+        if self._entered:
+            without_mistake(self._mark, str(label))
+        else:
+            without_mistake(self._outside.tell, "mark", label)
 
     def span(self, label: object) -> Span:
-        """Give a phase of your own a row, with what memory was before it, at most during it, and after it.
+        """Give a phase of your own a row: memory before it, at most, and after; outside the watch warn that it has none.
 
         Args:
             label: any value, taken as text.
@@ -232,11 +241,11 @@ class Watch:
         with self._lock:
             self._measured.take(values, time.monotonic())
 
-    def keep(self, watched: Watched, row: SeenCall) -> None:
-        """Take the row of a call that ended."""
+    def keep(self, watched: Watched, ended: EndedCall) -> None:
+        """Take a call that ended."""
         with self._lock:
             self._under_way.remove(watched)
-            self._rows.add(row)
+            self._rows.add(ended)
 
     def _open(self, what: str, kind: str, model: str, size: SizeOfCall) -> Watched:
         watched = Watched(self, what, kind, model, size)
@@ -245,8 +254,9 @@ class Watch:
         return watched
 
     def row(self, what: object, kind: str) -> AbstractContextManager[object]:
-        """Return what gives a row to the block that it is entered for; nothing, once the watch has been left."""
+        """Return what gives a row to the block that it is entered for; outside the watch, nothing."""
         if not self._entered:
+            without_mistake(self._outside.tell, kind, what)
             return contextlib.nullcontext()
         return Told(functools.partial(self._open, str(what), kind, "", NO_SIZE))
 

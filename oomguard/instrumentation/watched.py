@@ -7,11 +7,12 @@ from typing import Protocol
 
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.incident import Attempt
+from oomguard.instrumentation.ended_call import EndedCall
 from oomguard.instrumentation.readings import Bytes
-from oomguard.instrumentation.rows import uses_of
 from oomguard.instrumentation.sampler import readings
+from oomguard.observe import torch_counters
 from oomguard.observe.torch_counters import Peaks
-from oomguard.timeline import SeenCall, TimedAttempt
+from oomguard.timeline import TimedAttempt
 
 
 class Keeper(Protocol):
@@ -21,11 +22,15 @@ class Keeper(Protocol):
     def began_s(self) -> float:
         """When it began, on the clock of ``time.monotonic``."""
 
+    @property
+    def limits(self) -> Bytes:
+        """What each device has, as far as it was seen."""
+
     def read(self, values: Bytes) -> None:
         """Take what the counters show at an edge of the call."""
 
-    def keep(self, watched: Watched, row: SeenCall) -> None:
-        """Take the row of a call that ended."""
+    def keep(self, watched: Watched, ended: EndedCall) -> None:
+        """Take a call that ended."""
 
 
 class Watched:
@@ -55,15 +60,18 @@ class Watched:
         after = readings.of_call()
         self._peaks.take(after)
         self._keeper.read(after)
-        row = SeenCall(
+        ended = EndedCall(
             self._what,
             self._kind,
             self._began_s - self._keeper.began_s,
             seconds,
             self._model,
-            *self._size,
-            uses=uses_of(self._before, self._peaks.end(), after, readings.limits_of_call()),
-            attempts=tuple(self._attempts),
-            error="" if error is None else type(error).__name__,
+            self._size,
+            self._before,
+            self._peaks.end(),
+            after,
+            torch_counters.simulated_limits() or self._keeper.limits,
+            tuple(self._attempts),
+            "" if error is None else type(error).__name__,
         )
-        self._keeper.keep(self, row)
+        self._keeper.keep(self, ended)

@@ -43,3 +43,68 @@ def test_a_span_as_a_decorator_has_a_row_for_each_call_and_raises_what_the_funct
         with pytest.raises(ZeroDivisionError):
             half(0)
     assert [(row.what, row.error) for row in seen.rows] == [("half", ""), ("half", ""), ("half", "ZeroDivisionError")]
+
+
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "oomguard"]
+
+
+def test_spans_and_marks_after_the_watch_has_ended_run_and_the_first_of_each_is_a_warning(caplog):
+    with oomguard.watch() as seen:
+        pass
+    ran = []
+    for label in ("later", "last"):
+        with seen.span(label):
+            ran.append(label)
+        seen.mark(f"{label} mark")
+
+    assert (ran, seen.rows, seen.timeline.marks) == (["later", "last"], (), ())
+    span, mark = warnings_of(caplog)
+    assert span.startswith("oomguard: a span is not noted: its watch has ended or has not begun: label later, hint ")
+    assert mark.startswith(
+        "oomguard: a mark is not noted: its watch has ended or has not begun: label later mark, hint "
+    )
+
+
+def test_a_mark_before_the_watch_begins_is_a_warning_and_one_in_a_watch_that_is_entered_again_is_noted(caplog):
+    seen = oomguard.watch()
+    seen.mark("early")
+    with seen:
+        pass
+    with seen:
+        seen.mark("in time")
+
+    assert [mark.label for mark in seen.timeline.marks] == ["in time"]
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_function_that_a_span_decorates_gives_its_result_after_the_watch_and_raises_what_it_raises(caplog):
+    with oomguard.watch() as seen:
+
+        @seen.span("half")
+        def half(number: int) -> float:
+            return 1 / number
+
+    assert half(2) == 0.5
+    with pytest.raises(ZeroDivisionError):
+        half(0)
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_nothing_is_told_of_spans_and_marks_while_oomguard_is_turned_off(monkeypatch, caplog):
+    monkeypatch.setenv("OOMGUARD_DISABLE", "1")
+    with oomguard.watch() as seen, seen.span("work"):
+        seen.mark("moment")
+    assert warnings_of(caplog) == []
+
+
+def test_a_label_that_cannot_be_text_takes_the_place_of_nothing_after_the_watch():
+    class Mute:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    with oomguard.watch() as seen:
+        pass
+    with seen.span(Mute()):
+        ran = True
+    assert ran
