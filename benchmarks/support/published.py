@@ -80,6 +80,8 @@ def planned(row: dict[str, Any]) -> dict[str, Any] | str:
         Path(folder, "config.json").write_text(json.dumps(row["config"]))
         given = ["--device", "cuda", "--engine-version", row["vllm_version"], "--no-calibration", "--format", "json"]
         size = ["--gpu-memory", str(round(row["gpu_total_gib"] * GIB))]
+        if "--gpu-name" not in row["flags"]:
+            size += ["--gpu-name", row["gpu"]]
         if row.get("unified"):
             size += ["--memory-kind", "unified"]
         try:

@@ -211,6 +211,7 @@ class AllocationModel:
                 rows=settings.max_num_seqs or 0,
                 step_tokens=tokens,
                 tensor_parallel_size=settings.tensor_parallel_size,
+                eager=settings.enforce_eager,
             ).bytes
             for tokens in (now, value)
         ]

@@ -107,7 +107,7 @@ def rank_weights(
             share *= 2
         if mtp:
             stage = pipeline_parallel_size - 1
-        elif layer and not _outside(parameter.name):
+        elif layer and not of_encoder(parameter.name):
             stage = next(i for i, part in enumerate(stages) if int(layer.group(1)) in part)
         elif _EMBEDDING.search(parameter.name):
             stage, share = 0, _padded(parameter, share)
@@ -153,10 +153,10 @@ def stage_of(name: str, layers: int, stages: int) -> int:
 
 
 def _behind_the_last(layer: re.Match[str], parameter: Parameter, shape: ModelShape) -> bool:
-    return int(layer.group(1)) >= shape.layers and not _outside(parameter.name)
+    return int(layer.group(1)) >= shape.layers and not of_encoder(parameter.name)
 
 
-def _outside(name: str) -> bool:
+def of_encoder(name: str) -> bool:
     """Whether a numbered layer belongs to an encoder of images or audio, not to the language model."""
     return any(part in name for part in ("vision", "visual", "audio", "encoder.", "multi_modal", "mm_projector"))
 
@@ -170,7 +170,7 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
         return expert_ranks
     if len(parameter.shape) < 2 or _REPLICATED.search(parameter.name):
         return 1
-    if _outside(parameter.name) and ".attn." in parameter.name and _encoder_heads(shape) % ranks:
+    if of_encoder(parameter.name) and ".attn." in parameter.name and _encoder_heads(shape) % ranks:
         return 1  # heads that the ranks do not divide: each has the whole attention (vllm/model_executor/models/intern_vit.py)
     heads = min(ranks, shape.kv_heads)
     if _KEYS_VALUES.search(parameter.name):

@@ -153,6 +153,7 @@ def _peak(parts: _Parts, number: int) -> Peak:
         last_stage=number == settings.pipeline_parallel_size - 1,
         longest_tokens=settings.max_model_len or 0,
         whole_experts=settings.enable_expert_parallel,
+        eager=settings.enforce_eager,
     )
     if encoder is not None and number == 0:
         larger = max(encoder.peak_bytes, peak.bytes + encoder.outputs_bytes)

@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 
 from oomguard.memory.vllm.known_gpu import (
-    expert_padding,
+    mxfp4_padding,
     fused_allreduce_bytes,
     has_nvlink,
     is_rocm,
@@ -74,9 +74,9 @@ def test_the_fused_all_reduce_takes_buffers_where_the_version_has_it(settings, g
 
 
 def test_experts_of_four_bits_are_padded_to_what_the_kernels_take():
-    assert expert_padding(on(79.25, "A100"), 2880, 2880) == pytest.approx(3072 / 2880 * 2944 / 2880)
-    assert expert_padding(on(44.42), 2880, 1440) == pytest.approx(3072 / 2880 * 1536 / 1440)
-    assert expert_padding(replace(SETTINGS, device="cpu"), 2880, 2880) == 1
+    assert mxfp4_padding(on(79.25, "A100"), 2880, 2880) == pytest.approx(3072 / 2880 * 2944 / 2880)
+    assert mxfp4_padding(on(44.42), 2880, 1440) == pytest.approx(3072 / 2880 * 1536 / 1440)
+    assert mxfp4_padding(replace(SETTINGS, device="cpu"), 2880, 2880) == 1
 
 
 def test_amds_are_told_from_others():

@@ -17,7 +17,6 @@ from oomguard.memory.vllm.sharded_weights import (
     first_of_fullest,
     fused_name,
     rank_weights,
-    rotary_bytes,
     stage_layers,
     unsplit_bytes,
 )
