@@ -18,7 +18,7 @@ from oomguard.facts import GIB
 from oomguard.memory import constants
 from support.figure import conclude
 from support.fit_parts import Row, fit_graphs, fit_non_torch
-from support.published import PARTS, graphs_gib, part_gib, planned, pool_gib, published
+from support.published import PARTS, graphs_gib, of_stage, part_gib, planned, pool_gib, published
 
 FITTED = Path(oomguard.memory.__file__).with_name("fitted.toml")
 # What is added to the parts' own spread, as a share of the device: what other programs and libraries take.
@@ -71,7 +71,7 @@ ORIGINAL = constants.tables
 
 def with_counts(row: Row) -> Row | None:
     """Return a row with its ranks, its stages and how many bytes one byte a layer and graph comes to; None where there is no plan."""
-    from oomguard.memory.vllm import cuda_graphs, fixed_parts, known_gpu
+    from oomguard.memory.vllm import cuda_graphs, first_engine, fixed_parts, known_gpu
     from oomguard.memory.vllm.pool_range import kind_of_start
 
     seen: dict[str, Any] = {}
@@ -101,6 +101,7 @@ def with_counts(row: Row) -> Row | None:
         "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
         "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
         "hidden": shape.hidden / settings.pipeline_parallel_size,
+        "by_engine": str(first_engine.by_engine(settings)),
         "doublings": math.log2(settings.tensor_parallel_size) / settings.pipeline_parallel_size,
         "left_gib": left_gib(row, plan, settings.gpu_total_bytes * settings.gpu_memory_utilization / GIB),
         "kind": kind_of_start(shape, settings),
@@ -130,7 +131,7 @@ def held_out(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def record_of(row: Row) -> dict[str, Any]:
-    plan, printed = planned(row), row["printed"]
+    plan, printed = of_stage(planned(row), row.get("stage")), row["printed"]
     found = {"row": row, "pool": None, "graphs": None}
     pool, graphs = pool_gib(row, plan), graphs_gib(row)
     if pool and pool > 0:

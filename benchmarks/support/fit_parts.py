@@ -83,7 +83,7 @@ def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
     ratio, _ = center(_estimates(measured), None)
     tables = []
     for versions in GRAPH_VERSIONS:
-        of_these = of_versions(measured, versions)
+        of_these = [row for row in measured if Version(row["by_engine"]).base_version in SpecifierSet(versions)]
         own = [residual for row, residual in zip(measured, residuals, strict=True) if row in of_these]
         factor, around = center(own, 0.0)
         base, per_hidden, per_doubling = (math.exp(factor) * value * GIB for value in constants)

@@ -92,6 +92,12 @@ def planned(row: dict[str, Any]) -> dict[str, Any] | str:
     return found
 
 
+def of_stage(plan: dict[str, Any], stage: int | None) -> dict[str, Any]:
+    """Return a plan with the bytes of one pipeline stage, where a row printed those of another stage than the fullest."""
+    own = {} if stage is None else {name: size for name, size in plan["stages"][stage].items() if name != "stage"}
+    return {**plan, **own}
+
+
 def pool_gib(row: dict[str, Any], plan: dict[str, Any]) -> float | None:
     """Return the printed pool; from the printed tokens, which are linear in it, where it was not printed."""
     printed = row["printed"]

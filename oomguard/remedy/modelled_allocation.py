@@ -14,6 +14,7 @@ from typing import Any, Final
 from oomguard.facts import GIB, format_gib
 from oomguard.incident import PATCHED, Alternative, Effect, Incident, Patch
 from oomguard.memory.vllm.activations import peak_activation
+from oomguard.memory.vllm.first_engine import is_first_engine
 from oomguard.memory.vllm.encoder_profile import profile_encoder, uncut_tokens
 from oomguard.memory.vllm.exact_kv import exact_kv
 from oomguard.memory.vllm.failed_allocation import FailedAllocation
@@ -211,7 +212,7 @@ class AllocationModel:
                 rows=settings.max_num_seqs or 0,
                 step_tokens=tokens,
                 tensor_parallel_size=settings.tensor_parallel_size,
-                eager=settings.enforce_eager,
+                eager=settings.enforce_eager or is_first_engine(settings),
             ).bytes
             for tokens in (now, value)
         ]

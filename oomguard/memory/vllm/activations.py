@@ -16,7 +16,7 @@ from oomguard.memory.constants import constant, since, tables
 from oomguard.memory.model.quantized import is_repacked
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.model_runner import model_runner
-from oomguard.memory.vllm.workspaces import workspace_bytes
+from oomguard.memory.vllm.workspaces import has_indexer, workspace_bytes
 
 # prompt_logprobs: in the first model runner logits, the fp32 copy of those in half precision, and their log-softmax in fp32 (10
 # bytes a logit in bf16; 8 in fp32, and 4 more for a prompt before it in the step: 2.98 GiB measured on the CPU, 2.93 by this);
@@ -84,6 +84,9 @@ def peak_activation(
     step = step_tokens * _step_elements(shape, version, width, tensor_parallel_size, eager=eager) * element
     step += row["step_base_bytes"]
     step = max(step, _attention(shape, version, rows, step_tokens, longest_tokens, tensor_parallel_size))
+    if has_indexer(shape):
+        held = 2 * step_tokens * shape.hidden * element
+        step = max(step, constant("indexer_logits", version)["bytes"] + held)
     if not (first_stage and last_stage):
         step += constant("pipeline", version)["tensors"] * step_tokens * shape.hidden * element
     workspace = workspace_bytes(

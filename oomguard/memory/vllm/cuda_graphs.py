@@ -12,6 +12,7 @@ from typing import Final
 
 from oomguard.memory.constants import constant
 from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.vllm.first_engine import by_engine
 from oomguard.memory.vllm.start import VllmSettings
 
 # Sizes go by one step up to here and by the version's own beyond.
@@ -42,7 +43,7 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
     if settings.enforce_eager or settings.device == "cpu":
         return NO_GRAPHS
     count = captured_graphs(settings)
-    prior = constant("cudagraphs", settings.version)
+    prior = constant("cudagraphs", by_engine(settings))
     doublings = math.log2(settings.tensor_parallel_size)
     share = 1 / settings.pipeline_parallel_size
     each = prior["bytes"] + share * (shape.hidden * prior["bytes_per_hidden"] + doublings * prior["bytes_per_doubling"])
@@ -52,7 +53,7 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
 
 def captured_graphs(settings: VllmSettings) -> int:
     """Return how many graphs a start captures: one for each size, and where the version has both modes another for each decode size."""
-    rule = constant("captured_sizes", settings.version)
+    rule = constant("captured_sizes", by_engine(settings))
     rows = settings.max_num_seqs or 1
     most = min(rule["most_tokens"], rows * rule["tokens_per_row"])
     sizes = captured_sizes(most, rule["coarse_step_tokens"])

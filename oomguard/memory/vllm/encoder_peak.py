@@ -21,8 +21,9 @@ _HELD_WIDTHS: Final = 2
 _NORMED_WIDTHS: Final = 9
 # Until the first engine went pixels came in float32, with a copy in half precision.
 _PIXEL_COPIES: Final = 3
-# Of tiles: the outputs that are kept, once more when they are stacked, the block's input, its residual and that normed.
-_STACKED, _BLOCK_WIDTHS = 2, 3
+# Of tiles: the outputs that are kept, once more when they are stacked; the embeddings of the patches and the first transformer's output,
+# which variables hold to the end; the second one's input, its block's residual and that normed.
+_STACKED, _BLOCK_WIDTHS = 2, 5
 _ROUND_PATCHES: Final = 8
 
 

@@ -115,6 +115,7 @@ class StartBudget(Record):
         lora_bytes: the slots of LoRA adapters.
         peak_activation_bytes: the peak that the start measures.
         compile_bytes: the share of that peak that only a first start has, which compiles; its compile cache makes it 0.
+        page_cache_bytes: what the start may count besides, of the host's page cache that its weights' files fill; 0 where no start does.
         cudagraph_bytes: CUDA graphs.
         non_torch_bytes: what torch does not allocate: NCCL, libraries.
         not_free_bytes: what is not free at the start; the CUDA context where nothing else is known.
@@ -140,6 +141,7 @@ class StartBudget(Record):
     lora_bytes: int
     peak_activation_bytes: int
     compile_bytes: int
+    page_cache_bytes: int
     cudagraph_bytes: int
     non_torch_bytes: int
     not_free_bytes: int

@@ -18,7 +18,8 @@ from oomguard.memory.vllm.activations import Peak, peak_activation, prompt_logpr
 from oomguard.memory.vllm.compile_floor import compile_floor_bytes
 from oomguard.memory.vllm.defaults import with_defaults
 from oomguard.memory.vllm.encoder_profile import EncoderProfile, profile_encoder, profiled_seats, profiles_seats
-from oomguard.memory.vllm.fixed_parts import FixedParts, fixed_parts, uncertainties
+from oomguard.memory.vllm.first_engine import is_first_engine
+from oomguard.memory.vllm.fixed_parts import FixedParts, fixed_parts, page_cache_bytes, uncertainties
 from oomguard.memory.vllm.pool_range import widened_bytes
 from oomguard.memory.vllm.refusals import refuse_impossible
 from oomguard.memory.vllm.sharded_weights import first_of_fullest
@@ -65,11 +66,17 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     cold = max(peak.compile_bytes for peak in peaks) if settings.correction is None else 0
     if cold:
         assumed.append(f"activations: of a first start, which compiles; a second one leaves {format_gib(cold)} more")
+    fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
+    page_cache = page_cache_bytes(settings, fullest.weights_bytes) if settings.correction is None else 0
+    if page_cache:
+        assumed.append(
+            f"unified memory: vLLM {settings.version} counts the host's page cache as its own, "
+            f"up to {format_gib(page_cache)} more where the weights' files are not in it yet"
+        )
     if later := stages[-1].unprofiled_bytes:
         assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
-    fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
     layers = caches.stages
     blocks = min(caches.layout.blocks(stage.pool_bytes, layers[stage.number]) for stage in stages)
     by_concurrency = since("tokens_by_concurrency_since", settings.version)
@@ -84,6 +91,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         lora_bytes=parts.weights.lora_bytes[fullest.number],
         peak_activation_bytes=fullest.peak_activation_bytes,
         compile_bytes=cold,
+        page_cache_bytes=page_cache,
         cudagraph_bytes=fixed.cudagraph_bytes,
         non_torch_bytes=fixed.non_torch_bytes,
         not_free_bytes=fixed.not_free_bytes,
@@ -95,7 +103,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         kv_cache_tokens=logged_tokens(blocks),
         max_concurrency=caches.layout.max_concurrency(blocks),
         longest_request_tokens=min(caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages),
-        uncertainty_bytes=_uncertainty(parts, stages, peaks),
+        uncertainty_bytes=round(math.hypot(_uncertainty(parts, stages, peaks), page_cache)),
         stages=stages,
         assumptions=tuple(assumed),
         reasons=tuple(_reasons(parts, stages)),
@@ -153,7 +161,7 @@ def _peak(parts: _Parts, number: int) -> Peak:
         last_stage=number == settings.pipeline_parallel_size - 1,
         longest_tokens=settings.max_model_len or 0,
         whole_experts=settings.enable_expert_parallel,
-        eager=settings.enforce_eager,
+        eager=settings.enforce_eager or is_first_engine(settings),
     )
     if encoder is not None and number == 0:
         larger = max(encoder.peak_bytes, peak.bytes + encoder.outputs_bytes)

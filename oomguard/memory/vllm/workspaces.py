@@ -43,10 +43,15 @@ def _experts(shape: ModelShape, version: Version, step_tokens: int, ranks: int) 
     return step_tokens * chosen * (max(2 * width, shape.hidden) + second) * shape.dtype_bytes
 
 
+def has_indexer(shape: ModelShape) -> bool:
+    """Whether attention is sparse: an indexer chooses the keys."""
+    return bool(shape.number("index_head_dim") and shape.number("index_topk"))
+
+
 def _indexer(shape: ModelShape, version: Version, longest_tokens: int) -> int:
     """Return what the indexer of a sparse attention gathers its keys in: those of so many longest requests."""
-    dim = shape.number("index_head_dim")
-    if not dim or not shape.number("index_topk"):
+    dim = shape.number("index_head_dim") or 0
+    if not has_indexer(shape):
         return 0
     rule = constant("indexer_requests", version)
     long = longest_tokens > rule.get("long_tokens", longest_tokens)
