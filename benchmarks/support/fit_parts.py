@@ -1,4 +1,4 @@
-"""Constants of single parts of a start, fitted on published ones: CUDA graphs and non-torch memory.
+"""Constants of single parts of a start, fitted on published ones: CUDA graphs, non-torch memory and encoders.
 
 Each constant is drawn towards that of all versions, the more the fewer groups it has; medians, because a start now and then
 printed what something else took.
@@ -23,6 +23,8 @@ Row = dict[str, Any]
 GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
 # Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py.
 OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.11", ">=0.11,<0.22", ">=0.22")
+# Before 0.13 attention took more than the MLP; from 0.24 on starts took more than the sources say.
+ENCODER_VERSIONS = ("<0.13", ">=0.13,<0.24", ">=0.24")
 # Rows of one group say little more than one another: so many of them count as one that is known well.
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
 ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
@@ -166,3 +168,13 @@ def _row(
 
 def _others(rows: list[Row]) -> list[tuple[str, float]]:
     return [(row["group"], row["printed"]["non_torch_gib"] - row["fused_gib"]) for row in rows]
+
+
+def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:
+    """Fit how many tensors of its MLP's width a rotary encoder takes beyond those that every version makes."""
+    tables = []
+    for versions in ENCODER_VERSIONS:
+        own = [(row["group"], row["mlp_tensors"]) for row in of_versions(rows, versions) if row["mlp_tensors"] is not None]
+        value, _ = center(own, 0.0)
+        tables.append({"versions": versions, "tensors_more": round(max(0.0, value), 2), "starts": len(own)})
+    return tables

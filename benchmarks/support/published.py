@@ -92,10 +92,10 @@ def planned(row: dict[str, Any]) -> dict[str, Any] | str:
     return found
 
 
-def of_stage(plan: dict[str, Any], stage: int | None) -> dict[str, Any]:
+def of_stage(plan: Any, stage: int | None) -> Any:
     """Return a plan with the bytes of one pipeline stage, where a row printed those of another stage than the fullest."""
-    own = {} if stage is None else {name: size for name, size in plan["stages"][stage].items() if name != "stage"}
-    return {**plan, **own}
+    own = {} if stage is None or isinstance(plan, str) else {name: size for name, size in plan["stages"][stage].items() if name != "stage"}
+    return {**plan, **own} if own else plan
 
 
 def pool_gib(row: dict[str, Any], plan: dict[str, Any]) -> float | None:

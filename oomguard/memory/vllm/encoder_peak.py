@@ -2,7 +2,8 @@
 
 The MLP: ``4.6 * W + k * I`` elements a patch, with W the encoder's width, I its MLP's and k the tensors of that width that live at
 once. Counted by running vLLM 0.32's own encoders of CLIP (4.85), SigLIP (4.55) and Qwen2-VL (4.33) on the CPU with two layers.
-Attention, and what came with single versions, were counted in the sources that constants.toml names.
+Attention, and what came with single versions, were counted in the sources that constants.toml names. Rotary encoders take more tensors of
+that width in some versions, for which no reading of the sources gives a reason: fitted.toml has how many, by published starts.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def peak_elements(encoder: Encoder, settings: VllmSettings) -> float:
     mlp = -(-encoder.mlp_width // settings.tensor_parallel_size)
     tensors = encoder.mlp_tensors
     if encoder.attention == "rotary":
-        tensors += rule.get("mlp_tensors_more", 0)
+        tensors += constant("encoder_mlp", settings.version)["tensors_more"]
     return max(_ELEMENTS_OF_WIDTH * encoder.width + tensors * mlp, _attention(encoder, settings, rule))
 
 
