@@ -22,7 +22,7 @@ Row = dict[str, Any]
 # kernels before.
 GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
 # Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py.
-OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.11", ">=0.11,<0.22", ">=0.22")
+OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.22")
 # Before 0.13 attention took more than the MLP; from 0.24 on starts took more than the sources say.
 ENCODER_VERSIONS = ("<0.13", ">=0.13,<0.24", ">=0.24")
 # Rows of one group say little more than one another: so many of them count as one that is known well.
@@ -65,14 +65,14 @@ def of_versions(rows: list[Row], versions: str) -> list[Row]:
 
 
 def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
-    """Fit what a graph takes: a base, a share by the hidden size and one for each doubling of the ranks; then a factor by version.
+    """Fit what a graph takes: a base, a share by the hidden size and one for each layer and other rank; then a factor by version.
 
     The sum of relative errors is the smallest, all three above zero. AMD's are left out: no plan counts them.
     """
     measured = [row for row in rows if graphs_gib(row) and row["graphs"] and not row["rocm"]]
     found = np.array([graphs_gib(row) for row in measured], dtype=float)
     counted = np.array(
-        [[row["graphs"], row["graphs"] * row["hidden"], row["graphs"] * row["doublings"]] for row in measured],
+        [[row["graphs"], row["graphs"] * row["hidden"], row["graphs"] * row["peers"]] for row in measured],
         dtype=float,
     )
     weights = np.array(weights_of(row["group"] for row in measured))
@@ -88,13 +88,13 @@ def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
         of_these = [row for row in measured if Version(row["by_engine"]).base_version in SpecifierSet(versions)]
         own = [residual for row, residual in zip(measured, residuals, strict=True) if row in of_these]
         factor, around = center(own, 0.0)
-        base, per_hidden, per_doubling = (math.exp(factor) * value * GIB for value in constants)
+        base, per_hidden, per_peer = (math.exp(factor) * value * GIB for value in constants)
         tables.append(
             {
                 "versions": versions,
                 "bytes": round(base),
                 "bytes_per_hidden": round(per_hidden, 2),
-                "bytes_per_doubling": round(per_doubling),
+                "bytes_per_layer_and_peer": round(per_peer),
                 "estimate_ratio": round(math.exp(center(_estimates(of_these), ratio)[0]), 3),
                 "uncertainty_ratio": round(math.expm1(max(around, spread / 2)), 3),
                 "starts": len(own),

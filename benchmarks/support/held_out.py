@@ -70,7 +70,7 @@ def with_counts(row: Row) -> Row | None:
         "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
         "hidden": shape.hidden / settings.pipeline_parallel_size,
         "by_engine": str(first_engine.by_engine(settings)),
-        "doublings": math.log2(settings.tensor_parallel_size) / settings.pipeline_parallel_size,
+        "peers": shape.layers * (settings.tensor_parallel_size - 1) / settings.pipeline_parallel_size,
         "left_gib": left_gib(row, plan, settings.gpu_total_bytes * settings.gpu_memory_utilization / GIB),
         "kind": kind_of_start(shape, settings),
         "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),

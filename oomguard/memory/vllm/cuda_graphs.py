@@ -1,12 +1,12 @@
 """CUDA graphs of a start: how many are captured by the version's rules, and the bytes that each takes by measured starts.
 
-One takes a base, more with the hidden size and with each doubling of the ranks, and of both a pipeline stage its share.
+One takes a base, more with the hidden size, and more for each other rank that a layer's all-reduces are with; of both a pipeline
+stage has its share.
 constants.toml has the sizes by version with their sources, fitted.toml the bytes that a fit found.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,9 +44,9 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
         return NO_GRAPHS
     count = captured_graphs(settings)
     prior = constant("cudagraphs", by_engine(settings))
-    doublings = math.log2(settings.tensor_parallel_size)
+    peers = shape.layers * (settings.tensor_parallel_size - 1)
     share = 1 / settings.pipeline_parallel_size
-    each = prior["bytes"] + share * (shape.hidden * prior["bytes_per_hidden"] + doublings * prior["bytes_per_doubling"])
+    each = prior["bytes"] + share * (shape.hidden * prior["bytes_per_hidden"] + peers * prior["bytes_per_layer_and_peer"])
     size = count * each
     return Graphs(count, round(size), round(prior["uncertainty_ratio"] * size), round(prior["estimate_ratio"] * size))
 

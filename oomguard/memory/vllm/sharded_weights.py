@@ -30,9 +30,11 @@ _FUSED_ATTENTION: Final = re.compile(r"\.(?:qkv_proj|query_key_value|c_attn|Wqkv
 # MTP layers under names of their own; other families number them behind the last layer.
 _MTP: Final = re.compile(r"(?:^|\.)mtp[._]")
 _OF_ALL_EXPERTS: Final = 3
-# Replicated: each rank holds the whole. The latent projections of MLA are shared by all heads.
+# Replicated: each rank holds the whole. The latent projections of MLA are shared by all heads, and so are what compresses keys and the
+# indexer that chooses them (Indexer in vllm/model_executor/models/deepseek_v2.py, models/deepseek_v4/attention.py of 0.25).
 _REPLICATED: Final = re.compile(
-    r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj|(?:^|\.)mlp1\.\d)\.(?:weight|bias)$"
+    r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj|(?:^|\.)mlp1\.\d"
+    r"|\.indexer\.\w+|\.compressor\.[\w.]+)\.(?:weight|bias)$"
 )
 _NOT_LOADED: Final = re.compile(r"rotary_emb\.inv_freq$")
 _VOCAB_PADDING_ROWS: Final = 64
