@@ -74,7 +74,9 @@ def main() -> None:
     )
     if spans:
         inside = sum(record["missed_gib"] <= record["wide_gib"] for record in spans)
-        print(f"unified memory with the page cache counted or not, {len(spans)} starts: {inside} inside the span stated")
+        print(
+            f"unified memory with the page cache counted or not, {len(spans)} starts: {inside} inside the span stated"
+        )
     figures += [of_part(part, records) for part in ("graphs", "weights", "activation", "non_torch")]
     print("\n".join(text for text, _ in figures))
     if asked.write:

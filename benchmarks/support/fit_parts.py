@@ -174,7 +174,9 @@ def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:
     """Fit how many tensors of its MLP's width a rotary encoder takes beyond those that every version makes."""
     tables = []
     for versions in ENCODER_VERSIONS:
-        own = [(row["group"], row["mlp_tensors"]) for row in of_versions(rows, versions) if row["mlp_tensors"] is not None]
+        own = [
+            (row["group"], row["mlp_tensors"]) for row in of_versions(rows, versions) if row["mlp_tensors"] is not None
+        ]
         value, _ = center(own, 0.0)
         tables.append({"versions": versions, "tensors_more": round(max(0.0, value), 2), "starts": len(own)})
     return tables

@@ -82,7 +82,12 @@ def with_counts(row: Row) -> Row | None:
 def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> float | None:
     """Return how many tensors of its MLP's width an encoder took beyond those of every version, where it made the peak of the start."""
     pool = pool_gib(row, plan)
-    if encoder is None or not encoder.mlp_tensor_bytes or not pool or encoder.peak_bytes < plan["peak_activation_bytes"]:
+    if (
+        encoder is None
+        or not encoder.mlp_tensor_bytes
+        or not pool
+        or encoder.peak_bytes < plan["peak_activation_bytes"]
+    ):
         return None
     printed, planned_gib = row["printed"], part_gib(plan, "activation")
     weights = printed.get("weights_gib") or part_gib(plan, "weights")

@@ -94,7 +94,11 @@ def planned(row: dict[str, Any]) -> dict[str, Any] | str:
 
 def of_stage(plan: Any, stage: int | None) -> Any:
     """Return a plan with the bytes of one pipeline stage, where a row printed those of another stage than the fullest."""
-    own = {} if stage is None or isinstance(plan, str) else {name: size for name, size in plan["stages"][stage].items() if name != "stage"}
+    own = (
+        {}
+        if stage is None or isinstance(plan, str)
+        else {name: size for name, size in plan["stages"][stage].items() if name != "stage"}
+    )
     return {**plan, **own} if own else plan
 
 

@@ -46,7 +46,9 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
     prior = constant("cudagraphs", by_engine(settings))
     peers = shape.layers * (settings.tensor_parallel_size - 1)
     share = 1 / settings.pipeline_parallel_size
-    each = prior["bytes"] + share * (shape.hidden * prior["bytes_per_hidden"] + peers * prior["bytes_per_layer_and_peer"])
+    each = prior["bytes"] + share * (
+        shape.hidden * prior["bytes_per_hidden"] + peers * prior["bytes_per_layer_and_peer"]
+    )
     size = count * each
     return Graphs(count, round(size), round(prior["uncertainty_ratio"] * size), round(prior["estimate_ratio"] * size))
 

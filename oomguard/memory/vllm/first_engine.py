@@ -20,7 +20,9 @@ LAST_OF_FIRST: Final = Version("0.7.3")
 
 def by_engine(settings: VllmSettings) -> Version:
     """Return the version whose rules a start follows: its own, or the first engine's last one."""
-    return LAST_OF_FIRST if is_first_engine(settings) and since("compiled_since", settings.version) else settings.version
+    return (
+        LAST_OF_FIRST if is_first_engine(settings) and since("compiled_since", settings.version) else settings.version
+    )
 
 
 def is_first_engine(settings: VllmSettings) -> bool:

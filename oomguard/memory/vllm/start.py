@@ -34,7 +34,8 @@ class VllmSettings:
 
     ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the CUDA context;
     ``device_free_from`` says what it was taken from, where it is an assumption. ``unified_memory``: whether the host's own programs
-    take of it too. ``peak_activation_ratio`` is by how much the peak is
+    take of it too. ``compile_cache_entry``: whether vLLM's compile cache may have an entry of
+    this start, None where it cannot be seen. ``peak_activation_ratio`` is by how much the peak is
     larger at least than by the model's sum, where a start failed before it was measured.
     """
 
@@ -68,6 +69,7 @@ class VllmSettings:
     device_free_bytes: int | None = None
     device_free_from: str = ""
     unified_memory: bool = False
+    compile_cache_entry: bool | None = None
     correction: Correction | None = None
     peak_activation_ratio: float = 1.0
 

@@ -65,7 +65,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
     cold = max(peak.compile_bytes for peak in peaks) if settings.correction is None else 0
     if cold:
-        assumed.append(f"activations: of a first start, which compiles; a second one leaves {format_gib(cold)} more")
+        assumed.append(_of_first_start(settings, cold))
     fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
     page_cache = page_cache_bytes(settings, fullest.weights_bytes) if settings.correction is None else 0
     if page_cache:
@@ -108,6 +108,16 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         assumptions=tuple(assumed),
         reasons=tuple(_reasons(parts, stages)),
     )
+
+
+def _of_first_start(settings: VllmSettings, cold_bytes: int) -> str:
+    """Return the sentence on both starts, and on the next one where the compile cache can be seen."""
+    said = f"activations: of a first start, which compiles; a second one leaves {format_gib(cold_bytes)} more"
+    if settings.compile_cache_entry is None:
+        return said
+    if settings.compile_cache_entry:
+        return f"{said}; the next may be that: the compile cache has an entry of such a model, made under these settings or others"
+    return f"{said}; the next is a first one: the compile cache has no entry of such a model on as many GPUs"
 
 
 def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
@@ -210,7 +220,8 @@ def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) ->
     sources = list(uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks)))
     if parts.settings.correction is None:
         sources.append(round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)))
-        sources.append(max(peak.compile_bytes for peak in peaks))  # a second start is without it
+        if parts.settings.compile_cache_entry is not False:
+            sources.append(max(peak.compile_bytes for peak in peaks))  # a second start is without it
     if not parts.model.exact:
         sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     if parts.settings.correction is not None or parts.settings.device == "cpu":
