@@ -57,9 +57,8 @@ def graphs_by_group() -> tuple[str, bool]:
         ]
         better += errors[0] < errors[1]
         better_than_median += errors[0] < errors[2]
-        print(
-            f"{group:34} graphs off by {errors[0]:5.0f} %; by {ONE_FOR_ALL_GIB} GiB {errors[1]:5.0f} %, by {median:.2f} GiB {errors[2]:5.0f} %"
-        )
+        beside = f"by {ONE_FOR_ALL_GIB} GiB {errors[1]:5.0f} %, by {median:.2f} GiB {errors[2]:5.0f} %"
+        print(f"{group:34} graphs off by {errors[0]:5.0f} %; {beside}")
     middle = statistics.median(100 * abs(record["graphs"]) for record in records)
     text = (
         f"CUDA graphs, each group by the others: median {middle:.1f} % (goal {MEDIAN_GOAL}), n = {len(records)}; nearer than "

@@ -14,11 +14,11 @@ from typing import Any, Final
 from oomguard.facts import GIB, format_gib
 from oomguard.incident import PATCHED, Alternative, Effect, Incident, Patch
 from oomguard.memory.vllm.activations import peak_activation
-from oomguard.memory.vllm.first_engine import is_first_engine
 from oomguard.memory.vllm.encoder_profile import profile_encoder, uncut_tokens
 from oomguard.memory.vllm.exact_kv import exact_kv
 from oomguard.memory.vllm.failed_allocation import FailedAllocation
 from oomguard.memory.vllm.failed_start import FailedStart
+from oomguard.memory.vllm.first_engine import is_first_engine
 from oomguard.memory.vllm.lora import around_elements, lora_bytes
 from oomguard.memory.vllm.start import VllmSettings
 from oomguard.remedy.modelled_start import start_patch

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.memory.model.families import FAMILIES
 from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.layer_kinds import GEMMA4, layer_kinds
 from oomguard.memory.model.shape import ModelShape
@@ -103,10 +102,7 @@ def rank_weights(
         share = parameter.bytes / _ranks_of(
             parameter, shape, tensor_parallel_size, expert_ranks or tensor_parallel_size
         )
-        if parameter.of_experts:
-            share *= expert_padding
-        if layer and int(layer.group(1)) in twice and _KEYS.search(parameter.name):
-            share *= 2
+        share *= _grown(parameter, twice, expert_padding)
         if mtp:
             stage = pipeline_parallel_size - 1
         elif layer and not of_encoder(parameter.name):
@@ -184,10 +180,21 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
 
 
 def _keys_for_values(shape: ModelShape) -> frozenset[int]:
-    """Return the layers whose keys stand for the values: the engine loads them as both (_weight_iterator in vllm/model_executor/models/gemma4.py)."""
+    """Return the layers whose keys stand for the values: the engine loads them as both.
+
+    Source: _weight_iterator in vllm/model_executor/models/gemma4.py, 0.20 to 0.27.
+    """
     if not shape.model_type.startswith(GEMMA4) or not shape.config.get("attention_k_eq_v"):
         return frozenset()
     return frozenset(i for i, kind in enumerate(layer_kinds(shape)) if kind == "full")
+
+
+def _grown(parameter: Parameter, twice: frozenset[int], expert_padding: float) -> float:
+    """Return by which factor a parameter grows when it is loaded."""
+    layer = _LAYER.search(parameter.name)
+    if layer and int(layer.group(1)) in twice and _KEYS.search(parameter.name):
+        return 2
+    return expert_padding if parameter.of_experts else 1
 
 
 def _encoder_heads(shape: ModelShape) -> int:

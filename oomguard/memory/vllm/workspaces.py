@@ -60,9 +60,10 @@ def _indexer(shape: ModelShape, version: Version, longest_tokens: int) -> int:
 
 
 def _compressed(shape: ModelShape) -> int:
-    """Return how many tokens one key of the indexer stands for, in models whose layers compress (vllm/models/deepseek_v4/attention.py, 0.25).
+    """Return how many tokens one key of the indexer stands for, in models whose layers compress.
 
-    Of the ratios only the least has an indexer; the layers of the others attend to all keys.
+    Of the ratios only the least has an indexer; the layers of the others attend to all keys. Source:
+    vllm/models/deepseek_v4/attention.py of 0.25.
     """
     ratios = shape.config.get("compress_ratios")
     found = [ratio for ratio in ratios if is_count(ratio) and ratio > 1] if isinstance(ratios, list) else []
