@@ -74,9 +74,9 @@ def main() -> None:
     )
     if spans:
         inside = sum(record["missed_gib"] <= record["wide_gib"] for record in spans)
-        print(
-            f"unified memory with the page cache counted or not, {len(spans)} starts: {inside} inside the span stated"
-        )
+        with_them = 100 * statistics.fmean(abs(record["pool"]) for record in (*pools, *spans))
+        said = f"{inside} inside the span stated, the mean of all with them {with_them:.1f} %"
+        print(f"unified memory with the page cache counted or not, {len(spans)} starts: {said}")
     figures += [of_part(part, records) for part in ("graphs", "weights", "activation", "non_torch")]
     print("\n".join(text for text, _ in figures))
     if asked.write:
