@@ -14,6 +14,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import oomguard.memory
 from support.figure import conclude
 from support.held_out import PLAIN_RANGE, fit, held_out, sure, with_counts
@@ -38,8 +40,8 @@ def ranges(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {}
     for kind in PLAIN_RANGE:
         own = [r for r in records if r["kind"] == kind and r["row"]["counted"] and sure(r["row"])]
-        misses = sorted(r["missed_gib"] / wide(r, {"device_ratio": DEVICE_RATIO, "factor": 1.0}) for r in own)
-        factor = misses[math.ceil(COVERED * len(misses)) - 1]
+        misses = [r["missed_gib"] / wide(r, {"device_ratio": DEVICE_RATIO, "factor": 1.0}) for r in own]
+        factor = float(np.quantile(misses, COVERED, method="median_unbiased"))
         found[kind] = {"device_ratio": DEVICE_RATIO, "factor": round(factor, 2), "starts": len(own)}
     return found
 
@@ -103,7 +105,7 @@ def of_pools(name: str, records: list[dict[str, Any]]) -> tuple[str, bool]:
     median, mean = statistics.median(sizes), statistics.fmean(sizes)
     text = (
         f"pool, {name}: median {median:.2f} % (goal {GOALS['pool median']}), mean {mean:.1f} % ({GOALS['pool mean']}), "
-        f"more than 5 % too large {large:.0f} % ({GOALS['too large']}), inside the stated 90 % range {100 * share:.0f} % "
+        f"more than 5 % too large {large:.1f} % ({GOALS['too large']}), inside the stated 90 % range {100 * share:.0f} % "
         f"({100 * low:.0f} to {100 * high:.0f}), which is {width:.1f} % wide ({GOALS['width']}), n = {len(records)}"
     )
     goals = (median <= GOALS["pool median"], mean <= GOALS["pool mean"], large <= GOALS["too large"])

@@ -21,10 +21,12 @@ Row = dict[str, Any]
 # The first engine captured steps that only decode; from 0.11 on most sizes have two graphs; from 0.29 on the estimate has loaded all
 # kernels before.
 GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
-# Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py.
-OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.22")
+# Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py. From 0.27 on all that the driver says is gone does, what torch's
+# allocator keeps between tensors too, and no start prints it by itself (memory_profiling in vllm/utils/mem_utils.py).
+OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.22,<0.27", ">=0.27")
 # Before 0.13 attention took more than the MLP; from 0.24 on starts took more than the sources say.
 ENCODER_VERSIONS = ("<0.13", ">=0.13,<0.24", ">=0.24")
+UNPRINTED_SINCE = Version("0.27")
 # Rows of one group say little more than one another: so many of them count as one that is known well.
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
 ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
@@ -134,11 +136,7 @@ def _not_negative(matrix: Any, wanted: Any) -> Any:
 
 def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
     """Fit non-torch memory by ranks, links and version; on unified memory, where the host's programs count, apart."""
-    measured = [
-        row
-        for row in rows
-        if row["printed"].get("non_torch_gib") is not None and (row["stages"] == 1 or row["ranks"] > 1)
-    ]
+    measured = [row for row in rows if _others_gib(row) is not None and (row["stages"] == 1 or row["ranks"] > 1)]
     tables = []
     for ranks, link in ((1, 0), (2, 0), (2, 1)):
         alike = [row for row in measured if min(2, row["ranks"]) == ranks and (ranks == 1 or row["nvlink"] == link)]
@@ -167,7 +165,14 @@ def _row(
 
 
 def _others(rows: list[Row]) -> list[tuple[str, float]]:
-    return [(row["group"], row["printed"]["non_torch_gib"] - row["fused_gib"]) for row in rows]
+    return [(row["group"], gib - row["fused_gib"]) for row in rows if (gib := _others_gib(row)) is not None]
+
+
+def _others_gib(row: Row) -> float | None:
+    """Return a start's non-torch memory: as printed, or in versions that print none what the other parts leave."""
+    printed: float | None = row["printed"].get("non_torch_gib")
+    unprinted = printed is None and Version(row["vllm_version"]) >= UNPRINTED_SINCE and not row["rocm"]
+    return row["left_gib"] if unprinted else printed
 
 
 def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:

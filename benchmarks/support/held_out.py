@@ -71,7 +71,7 @@ def with_counts(row: Row) -> Row | None:
         "hidden": shape.hidden / settings.pipeline_parallel_size,
         "by_engine": str(first_engine.by_engine(settings)),
         "peers": shape.layers * (settings.tensor_parallel_size - 1) / settings.pipeline_parallel_size,
-        "left_gib": left_gib(row, plan, settings.gpu_total_bytes * settings.gpu_memory_utilization / GIB),
+        "left_gib": left_gib(row, plan),
         "kind": kind_of_start(shape, settings),
         "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),
         "spans": plan["page_cache_bytes"] > 0,
@@ -97,16 +97,19 @@ def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> 
     return now + beyond * GIB / encoder.mlp_tensor_bytes
 
 
-def left_gib(row: Row, plan: dict[str, Any], requested_gib: float) -> float | None:
-    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave."""
+def left_gib(row: Row, plan: dict[str, Any]) -> float | None:
+    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave of the plan's sum."""
     printed = row["printed"]
     if printed.get("non_torch_gib") is not None:
         return float(printed["non_torch_gib"])
     pool = pool_gib(row, plan)
     if pool is None:
         return None
-    weights = printed.get("weights_gib") or part_gib(plan, "weights")
-    return requested_gib - weights - part_gib(plan, "activation") - pool
+    left = part_gib(plan, "non_torch") + plan["kv_cache_pool_bytes"] / GIB - pool
+    for part in ("weights", "activation"):
+        theirs = printed.get(PARTS[part][0])
+        left -= theirs - part_gib(plan, part) if theirs else 0.0
+    return float(left)
 
 
 def held_out(rows: list[Row]) -> list[dict[str, Any]]:
