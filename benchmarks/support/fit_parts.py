@@ -1,4 +1,4 @@
-"""Constants of single parts of a start, fitted on published ones: CUDA graphs and non-torch memory.
+"""Constants of single parts of a start, fitted on published ones: CUDA graphs, non-torch memory and encoders.
 
 Each constant is drawn towards that of all versions, the more the fewer groups it has; medians, because a start now and then
 printed what something else took.
@@ -21,8 +21,12 @@ Row = dict[str, Any]
 # The first engine captured steps that only decode; from 0.11 on most sizes have two graphs; from 0.29 on the estimate has loaded all
 # kernels before.
 GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
-# Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py.
-OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.11", ">=0.11,<0.22", ">=0.22")
+# Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py. From 0.27 on all that the driver says is gone does, what torch's
+# allocator keeps between tensors too, and no start prints it by itself (memory_profiling in vllm/utils/mem_utils.py).
+OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.22,<0.27", ">=0.27")
+# Before 0.13 attention took more than the MLP; from 0.24 on starts took more than the sources say.
+ENCODER_VERSIONS = ("<0.13", ">=0.13,<0.24", ">=0.24")
+UNPRINTED_SINCE = Version("0.27")
 # Rows of one group say little more than one another: so many of them count as one that is known well.
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
 ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
@@ -63,14 +67,14 @@ def of_versions(rows: list[Row], versions: str) -> list[Row]:
 
 
 def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
-    """Fit what a graph takes: a base, a share by the hidden size and one for each doubling of the ranks; then a factor by version.
+    """Fit what a graph takes: a base, a share by the hidden size and one for each layer and other rank; then a factor by version.
 
     The sum of relative errors is the smallest, all three above zero. AMD's are left out: no plan counts them.
     """
     measured = [row for row in rows if graphs_gib(row) and row["graphs"] and not row["rocm"]]
     found = np.array([graphs_gib(row) for row in measured], dtype=float)
     counted = np.array(
-        [[row["graphs"], row["graphs"] * row["hidden"], row["graphs"] * row["doublings"]] for row in measured],
+        [[row["graphs"], row["graphs"] * row["hidden"], row["graphs"] * row["peers"]] for row in measured],
         dtype=float,
     )
     weights = np.array(weights_of(row["group"] for row in measured))
@@ -83,16 +87,16 @@ def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
     ratio, _ = center(_estimates(measured), None)
     tables = []
     for versions in GRAPH_VERSIONS:
-        of_these = of_versions(measured, versions)
+        of_these = [row for row in measured if Version(row["by_engine"]).base_version in SpecifierSet(versions)]
         own = [residual for row, residual in zip(measured, residuals, strict=True) if row in of_these]
         factor, around = center(own, 0.0)
-        base, per_hidden, per_doubling = (math.exp(factor) * value * GIB for value in constants)
+        base, per_hidden, per_peer = (math.exp(factor) * value * GIB for value in constants)
         tables.append(
             {
                 "versions": versions,
                 "bytes": round(base),
                 "bytes_per_hidden": round(per_hidden, 2),
-                "bytes_per_doubling": round(per_doubling),
+                "bytes_per_layer_and_peer": round(per_peer),
                 "estimate_ratio": round(math.exp(center(_estimates(of_these), ratio)[0]), 3),
                 "uncertainty_ratio": round(math.expm1(max(around, spread / 2)), 3),
                 "starts": len(own),
@@ -132,11 +136,7 @@ def _not_negative(matrix: Any, wanted: Any) -> Any:
 
 def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
     """Fit non-torch memory by ranks, links and version; on unified memory, where the host's programs count, apart."""
-    measured = [
-        row
-        for row in rows
-        if row["printed"].get("non_torch_gib") is not None and (row["stages"] == 1 or row["ranks"] > 1)
-    ]
+    measured = [row for row in rows if _others_gib(row) is not None and (row["stages"] == 1 or row["ranks"] > 1)]
     tables = []
     for ranks, link in ((1, 0), (2, 0), (2, 1)):
         alike = [row for row in measured if min(2, row["ranks"]) == ranks and (ranks == 1 or row["nvlink"] == link)]
@@ -165,4 +165,23 @@ def _row(
 
 
 def _others(rows: list[Row]) -> list[tuple[str, float]]:
-    return [(row["group"], row["printed"]["non_torch_gib"] - row["fused_gib"]) for row in rows]
+    return [(row["group"], gib - row["fused_gib"]) for row in rows if (gib := _others_gib(row)) is not None]
+
+
+def _others_gib(row: Row) -> float | None:
+    """Return a start's non-torch memory: as printed, or in versions that print none what the other parts leave."""
+    printed: float | None = row["printed"].get("non_torch_gib")
+    unprinted = printed is None and Version(row["vllm_version"]) >= UNPRINTED_SINCE and not row["rocm"]
+    return row["left_gib"] if unprinted else printed
+
+
+def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:
+    """Fit how many tensors of its MLP's width a rotary encoder takes beyond those that every version makes."""
+    tables = []
+    for versions in ENCODER_VERSIONS:
+        own = [
+            (row["group"], row["mlp_tensors"]) for row in of_versions(rows, versions) if row["mlp_tensors"] is not None
+        ]
+        value, _ = center(own, 0.0)
+        tables.append({"versions": versions, "tensors_more": round(max(0.0, value), 2), "starts": len(own)})
+    return tables

@@ -80,6 +80,8 @@ def planned(row: dict[str, Any]) -> dict[str, Any] | str:
         Path(folder, "config.json").write_text(json.dumps(row["config"]))
         given = ["--device", "cuda", "--engine-version", row["vllm_version"], "--no-calibration", "--format", "json"]
         size = ["--gpu-memory", str(round(row["gpu_total_gib"] * GIB))]
+        if "--gpu-name" not in row["flags"]:
+            size += ["--gpu-name", row["gpu"]]
         if row.get("unified"):
             size += ["--memory-kind", "unified"]
         try:
@@ -88,6 +90,16 @@ def planned(row: dict[str, Any]) -> dict[str, Any] | str:
             return str(error)
     found: dict[str, Any] = json.loads(said.getvalue().splitlines()[-1])
     return found
+
+
+def of_stage(plan: Any, stage: int | None) -> Any:
+    """Return a plan with the bytes of one pipeline stage, where a row printed those of another stage than the fullest."""
+    own = (
+        {}
+        if stage is None or isinstance(plan, str)
+        else {name: size for name, size in plan["stages"][stage].items() if name != "stage"}
+    )
+    return {**plan, **own} if own else plan
 
 
 def pool_gib(row: dict[str, Any], plan: dict[str, Any]) -> float | None:

@@ -30,6 +30,7 @@ def plan(
     engine_version: str | None = None,
     calibrate: str | Path | Sequence[str | Path] | None = None,
     use_calibrations: bool = True,
+    compile_cache: str | Path | None = None,
     ask_engine: bool = False,
     **settings: SettingValue,
 ) -> StartPlan: ...
@@ -62,6 +63,7 @@ def plan(model: str | os.PathLike[str], *, engine: str = "vllm", **asked: Any) -
             engine_version: vLLM: its version; None takes the installed one, else the newest known.
             calibrate: vLLM: a start-up log of this model, or several; what they measured replaces the priors, now and later.
             use_calibrations: vLLM: whether to use what starts have measured before.
+            compile_cache: vLLM: its cache folder, to tell whether the next start compiles; None for this machine's, for a GPU of it.
             ask_engine: vLLM: whether the installed one lays out the KV cache itself, which takes about ten seconds.
             trace: transformers: whether to run the model's own code under fake tensors; seconds, exact, no GPU.
             The settings by canonical name, such as ``max_model_len=8192`` or ``batch_size=4``; bytes also as ``4GiB``.

@@ -38,6 +38,7 @@ _ARGUMENTS: Final = (
     "engine_version",
     "calibrate",
     "use_calibrations",
+    "compile_cache",
 )
 
 
@@ -100,6 +101,7 @@ def ask_for_start(
     engine_version: str | None = None,
     calibrate: str | Path | Sequence[str | Path] | None = None,
     use_calibrations: bool = True,
+    compile_cache: str | Path | None = None,
     not_counted: Sequence[str] = (),
     **values: SettingValue,
 ) -> AskedStart:
@@ -129,11 +131,23 @@ def ask_for_start(
         if free is not None:
             settings = replace(settings, device_free_bytes=free, device_free_from=source)
     read = _read(model, settings)
+    if device != "cpu" and (compile_cache or found.of_this_machine):
+        settings = replace(settings, compile_cache_entry=_may_be_compiled(read, settings, compile_cache))
     if not_counted:
         read = replace(read, assumptions=(*read.assumptions, f"not counted: {', '.join(not_counted)}"))
     if use_calibrations:
         settings = _calibrated(model, read, settings, dict(zip(logs, starts, strict=True)))
     return AskedStart(model, read, settings, frozenset(name for name, value in values.items() if value is not None))
+
+
+def _may_be_compiled(model: Model, settings: VllmSettings, folder: str | Path | None) -> bool:
+    """Return whether vLLM's compile cache, in a folder or where this machine has it, may have an entry of a start."""
+    from oomguard.memory.vllm.compile_cache import cache_root, has_entry
+
+    if folder is not None and not Path(folder).is_dir():
+        raise SettingError(f"compile_cache is {str(folder)!r}, not a folder", hint="vLLM's own is ~/.cache/vllm")
+    ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    return has_entry(cache_root() if folder is None else Path(folder), model.shape, ranks, stages)
 
 
 def _read(model: str, settings: VllmSettings) -> Model:

@@ -18,6 +18,7 @@ SettingValue = FactValue | Mapping[str, Any] | None
 # Fields of the records that are no settings: the device, the model, and what a measured start says.
 _NO_SETTINGS: Final = frozenset(
     {
+        "compile_cache_entry",
         "config",
         "correction",
         "device",

@@ -60,6 +60,11 @@ _FORMS: Final = ("terminal", "json")
     is_flag=True,
     help="Let the installed vLLM lay out the KV cache itself: about ten seconds, no device.",
 )
+@option(
+    "--compile-cache",
+    metavar="DIR",
+    help="vLLM's cache folder, to tell whether the next start compiles. [default: this machine's, for a GPU of it]",
+)
 @option("--no-calibration", is_flag=True, help="Plan with the priors, whatever starts have been measured.")
 @option("--sweep", metavar="SETTING=V1,V2,…", help="One row for each value of a setting.")
 @option("--format", "form", default="terminal", show_default=True, metavar="[terminal|json]", help="Output form.")
@@ -79,6 +84,7 @@ def command(
     engine: str,
     engine_version: str | None,
     calibrate: tuple[str, ...],
+    compile_cache: str | None,
     ask_engine: bool,
     no_calibration: bool,
     trace: bool,
@@ -116,6 +122,7 @@ def command(
         engine_version=engine_version,
         calibrate=calibrate,
         use_calibrations=not no_calibration,
+        compile_cache=compile_cache,
         not_counted=ctx.meta.get(OTHER_FLAGS, ()),
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
     )

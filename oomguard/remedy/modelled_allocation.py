@@ -18,6 +18,7 @@ from oomguard.memory.vllm.encoder_profile import profile_encoder, uncut_tokens
 from oomguard.memory.vllm.exact_kv import exact_kv
 from oomguard.memory.vllm.failed_allocation import FailedAllocation
 from oomguard.memory.vllm.failed_start import FailedStart
+from oomguard.memory.vllm.first_engine import is_first_engine
 from oomguard.memory.vllm.lora import around_elements, lora_bytes
 from oomguard.memory.vllm.start import VllmSettings
 from oomguard.remedy.modelled_start import start_patch
@@ -211,6 +212,7 @@ class AllocationModel:
                 rows=settings.max_num_seqs or 0,
                 step_tokens=tokens,
                 tensor_parallel_size=settings.tensor_parallel_size,
+                eager=settings.enforce_eager or is_first_engine(settings),
             ).bytes
             for tokens in (now, value)
         ]

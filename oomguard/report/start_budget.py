@@ -10,7 +10,7 @@ from oomguard.budgeting.start import StartPlan
 from oomguard.facts import FactValue, format_gib
 from oomguard.incident import Budget, BudgetPart
 from oomguard.memory.vllm.encoder_profile import NO_IMAGES
-from oomguard.memory.vllm.start import StartBudget
+from oomguard.memory.vllm.start import Stage, StartBudget
 from oomguard.report.json import SCHEMA
 from oomguard.report.terminal_bar import BudgetBar
 from oomguard.surfaces import as_flag
@@ -61,10 +61,13 @@ def start_record(start: StartBudget) -> dict[str, Any]:
         "kv_cache_tokens": start.kv_cache_tokens,
         "max_concurrency": start.max_concurrency,
         "peak_activation_bytes": start.peak_activation_bytes,
+        "compile_bytes": start.compile_bytes,
+        "page_cache_bytes": start.page_cache_bytes,
         "prompt_logprobs_bytes": start.prompt_logprobs_bytes,
         "cudagraph_bytes": start.cudagraph_bytes,
         "non_torch_bytes": start.non_torch_bytes,
         "context_bytes": start.not_free_bytes,
+        "stages": [_stage_record(stage) for stage in start.stages],
         "max_model_len": start.settings.max_model_len,
         "largest_max_model_len": start.longest_request_tokens,
         "max_num_seqs": start.settings.max_num_seqs,
@@ -75,6 +78,15 @@ def start_record(start: StartBudget) -> dict[str, Any]:
         "reasons": list(start.reasons),
         "assumptions": list(start.assumptions),
         "uncertainty_bytes": start.uncertainty_bytes,
+    }
+
+
+def _stage_record(stage: Stage) -> dict[str, int]:
+    return {
+        "stage": stage.number,
+        "weights_bytes": stage.weights_bytes,
+        "peak_activation_bytes": stage.peak_activation_bytes,
+        "kv_cache_pool_bytes": stage.pool_bytes,
     }
 
 

@@ -27,6 +27,7 @@ BUDGET = StartBudget(
     lora_bytes=0,
     peak_activation_bytes=GIB,
     compile_bytes=0,
+    page_cache_bytes=0,
     cudagraph_bytes=GIB,
     non_torch_bytes=GIB // 4,
     not_free_bytes=GIB // 2,

@@ -14,6 +14,7 @@ from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.json_file import shown
 from oomguard.memory.model.layer_kinds import not_read
 from oomguard.memory.model.layouts import laid_out
+from oomguard.memory.model.mtp_layers import mtp_layers
 from oomguard.memory.model.parameters import built_on_meta, completed, counted, is_tied, well_counted
 from oomguard.memory.model.quantized import loaded, quantized
 from oomguard.memory.model.shape import DTYPE_BYTES, ModelShape, count_of, read_shape, text_part
@@ -79,6 +80,8 @@ def read_model(
     if speculation is not None and speculation.model is not None:
         draft = read_model(find_model(speculation.model), dtype=dtype)
     found = _read_model(model, dtype, quantization)
+    if speculation is not None and speculation.uses_mtp_layers and model.parameters is None:
+        found = replace(found, parameters=(*found.parameters, *mtp_layers(found.parameters, found.shape)))
     return replace(found, speculation=speculation, draft=draft, encoder=_encoder(model, found.shape))
 
 

@@ -84,6 +84,12 @@ def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
     return config if isinstance(config, Mapping) else None
 
 
+def is_repacked(shape: ModelShape) -> bool:
+    """Whether the checkpoint's weights are of whole numbers, which the engine packs again for Marlin's kernels."""
+    method = (quantization_config(shape) or {}).get("quant_method")
+    return method in {"awq", "awq_marlin", "gptq", "gptq_marlin"}
+
+
 def quantizes_cache(shape: ModelShape) -> bool:
     """Whether the checkpoint asks for keys and values in eight bits: vLLM's ``auto`` then means fp8.
 

@@ -106,6 +106,7 @@ def _pooled(
     frames, each = names["frames"], names["tokens_per_frame"]
     return replace(
         plain,
+        mlp_tensors=names["mlp_tensors"],
         patches_per_token=pool**2,
         tokens_per_item=tokens,
         tokens_per_video=frames * (each + names["around_a_frame"]),

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from oomguard.memory.constants import constant, since, tables
+from oomguard.memory.model.quantized import is_repacked
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.model_runner import model_runner
-from oomguard.memory.vllm.workspaces import workspace_bytes
+from oomguard.memory.vllm.workspaces import has_indexer, workspace_bytes
 
 # prompt_logprobs: in the first model runner logits, the fp32 copy of those in half precision, and their log-softmax in fp32 (10
 # bytes a logit in bf16; 8 in fp32, and 4 more for a prompt before it in the step: 2.98 GiB measured on the CPU, 2.93 by this);
@@ -57,6 +58,7 @@ def peak_activation(
     last_stage: bool = True,
     longest_tokens: int = 0,
     whole_experts: bool = False,
+    eager: bool = False,
     changed: Mapping[str, float] | None = None,
 ) -> Peak:
     """Return the peak of one rank.
@@ -71,6 +73,7 @@ def peak_activation(
         last_stage: whether it is on the last one, which samples.
         longest_tokens: the longest request.
         whole_experts: whether a rank has some experts whole (expert parallelism), not a share of each.
+        eager: whether the engine compiles nothing (``enforce_eager``); versions that never do are told by themselves.
         changed: constants in place of those in the data file, for fitting them.
     """
     row = constant("activations", version, runner=model_runner(version, shape)) | dict(changed or {})
@@ -78,8 +81,12 @@ def peak_activation(
     rows = min(rows, step_tokens)
     sampler = round(row["bytes_per_logit"] * rows * shape.vocab) + row["sampler_base_bytes"] if last_stage else 0
     width = -(-_mlp_width(shape) // tensor_parallel_size)
-    step = step_tokens * (3 * width + 2 * shape.hidden) * element + row["step_base_bytes"]
+    step = step_tokens * _step_elements(shape, version, width, tensor_parallel_size, eager=eager) * element
+    step += row["step_base_bytes"]
     step = max(step, _attention(shape, version, rows, step_tokens, longest_tokens, tensor_parallel_size))
+    if has_indexer(shape):
+        held = 2 * step_tokens * shape.hidden * element
+        step = max(step, constant("indexer_logits", version)["bytes"] + held)
     if not (first_stage and last_stage):
         step += constant("pipeline", version)["tensors"] * step_tokens * shape.hidden * element
     workspace = workspace_bytes(
@@ -94,6 +101,18 @@ def peak_activation(
     unprofiled = round(float(row.get("unprofiled_bytes_per_logit", 0)) * rows * shape.vocab)
     sampling = sampler + unprofiled + (workspace if kept else 0) if last_stage else 0
     return Peak(total, sampler, step, workspace, round(row["uncertainty_ratio"] * total), sampling)
+
+
+def _step_elements(shape: ModelShape, version: Version, width: int, ranks: int, *, eager: bool) -> int:
+    """Return the elements that one token takes at the peak of the MLP: its two inputs, its product, and hidden states.
+
+    A compiled step has two hidden states at once. An eager one has three while the last projection runs, the residual, the layer's
+    input and its output, and the all-reduce of several ranks makes another. Marlin's kernels took room for their input once more.
+    """
+    if not eager and since("compiled_since", version):
+        return 3 * width + 2 * shape.hidden
+    copied = width if is_repacked(shape) and not since("marlin_copies_until", version) else 0
+    return 3 * width + copied + (3 if ranks == 1 else 4) * shape.hidden
 
 
 def _mlp_width(shape: ModelShape) -> int:

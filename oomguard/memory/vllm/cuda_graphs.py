@@ -1,17 +1,18 @@
 """CUDA graphs of a start: how many are captured by the version's rules, and the bytes that each takes by measured starts.
 
-One takes a base, more with the hidden size and with each doubling of the ranks, and of both a pipeline stage its share.
+One takes a base, more with the hidden size, and more for each other rank that a layer's all-reduces are with; of both a pipeline
+stage has its share.
 constants.toml has the sizes by version with their sources, fitted.toml the bytes that a fit found.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 from oomguard.memory.constants import constant
 from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.vllm.first_engine import by_engine
 from oomguard.memory.vllm.start import VllmSettings
 
 # Sizes go by one step up to here and by the version's own beyond.
@@ -42,17 +43,19 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
     if settings.enforce_eager or settings.device == "cpu":
         return NO_GRAPHS
     count = captured_graphs(settings)
-    prior = constant("cudagraphs", settings.version)
-    doublings = math.log2(settings.tensor_parallel_size)
+    prior = constant("cudagraphs", by_engine(settings))
+    peers = shape.layers * (settings.tensor_parallel_size - 1)
     share = 1 / settings.pipeline_parallel_size
-    each = prior["bytes"] + share * (shape.hidden * prior["bytes_per_hidden"] + doublings * prior["bytes_per_doubling"])
+    each = prior["bytes"] + share * (
+        shape.hidden * prior["bytes_per_hidden"] + peers * prior["bytes_per_layer_and_peer"]
+    )
     size = count * each
     return Graphs(count, round(size), round(prior["uncertainty_ratio"] * size), round(prior["estimate_ratio"] * size))
 
 
 def captured_graphs(settings: VllmSettings) -> int:
     """Return how many graphs a start captures: one for each size, and where the version has both modes another for each decode size."""
-    rule = constant("captured_sizes", settings.version)
+    rule = constant("captured_sizes", by_engine(settings))
     rows = settings.max_num_seqs or 1
     most = min(rule["most_tokens"], rows * rule["tokens_per_row"])
     sizes = captured_sizes(most, rule["coarse_step_tokens"])

@@ -2,7 +2,8 @@
 
 The MLP: ``4.6 * W + k * I`` elements a patch, with W the encoder's width, I its MLP's and k the tensors of that width that live at
 once. Counted by running vLLM 0.32's own encoders of CLIP (4.85), SigLIP (4.55) and Qwen2-VL (4.33) on the CPU with two layers.
-Attention, and what came with single versions, were counted in the sources that constants.toml names.
+Attention, and what came with single versions, were counted in the sources that constants.toml names. Rotary encoders take more tensors of
+that width in some versions, for which no reading of the sources gives a reason: fitted.toml has how many, by published starts.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _HELD_WIDTHS: Final = 2
 _NORMED_WIDTHS: Final = 9
 # Until the first engine went pixels came in float32, with a copy in half precision.
 _PIXEL_COPIES: Final = 3
-# Of tiles: the outputs that are kept, once more when they are stacked, the block's input, its residual and that normed.
-_STACKED, _BLOCK_WIDTHS = 2, 3
+# Of tiles: the outputs that are kept, once more when they are stacked; the embeddings of the patches and the first transformer's output,
+# which variables hold to the end; the second one's input, its block's residual and that normed.
+_STACKED, _BLOCK_WIDTHS = 2, 5
 _ROUND_PATCHES: Final = 8
 
 
@@ -37,7 +39,7 @@ def peak_elements(encoder: Encoder, settings: VllmSettings) -> float:
     mlp = -(-encoder.mlp_width // settings.tensor_parallel_size)
     tensors = encoder.mlp_tensors
     if encoder.attention == "rotary":
-        tensors += rule.get("mlp_tensors_more", 0)
+        tensors += constant("encoder_mlp", settings.version)["tensors_more"]
     return max(_ELEMENTS_OF_WIDTH * encoder.width + tensors * mlp, _attention(encoder, settings, rule))
 
 

@@ -27,12 +27,16 @@ _UNCERTAINTY_RATIO: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class EncoderProfile:
-    """How many items are profiled at once, bytes at the encoder's peak, and of its outputs, which stay for the language model's."""
+    """How many items are profiled at once, bytes at the encoder's peak, and of its outputs, which stay for the language model's.
+
+    ``mlp_tensor_bytes`` is one tensor of its MLP's width for all patches, of an encoder with rotary attention.
+    """
 
     items: int
     tokens_per_item: int
     peak_bytes: int
     outputs_bytes: int
+    mlp_tensor_bytes: int = 0
 
     def __str__(self) -> str:
         """Return the sentence that a budget lists among its assumptions."""
@@ -118,8 +122,12 @@ def _profile(
     if encoder.tiles:
         peak = tiles_peak_bytes(encoder, items, settings, element_bytes)
     else:
-        elements = items * each * encoder.patches_per_token * peak_elements(encoder, settings)
-        peak = round(elements * element_bytes) + items * each * encoder.output_width * element_bytes
+        patches = items * each * encoder.patches_per_token
+        peak = round(patches * peak_elements(encoder, settings) * element_bytes)
+        peak += items * each * encoder.output_width * element_bytes
+        if encoder.attention == "rotary":
+            width = -(-encoder.mlp_width // settings.tensor_parallel_size)
+            return EncoderProfile(items, each, max(peak, outputs), outputs, round(patches * width * element_bytes))
     return EncoderProfile(items, each, max(peak, outputs), outputs)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from oomguard.memory.constants import constant
+from oomguard.memory.constants import constant, since
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.cuda_graphs import cuda_graphs
 from oomguard.memory.vllm.known_gpu import fused_allreduce_bytes, has_nvlink, is_rocm
@@ -76,6 +76,15 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
         uncertainty_bytes=round(math.hypot(other["uncertainty_bytes"], graphs_uncertainty)),
         cudagraph_uncertainty_bytes=graphs_uncertainty,
     )
+
+
+def page_cache_bytes(settings: VllmSettings, weights_bytes: int) -> int:
+    """Return by how much a start may have less where the GPU shares the host's memory: what reading its weights adds to the page cache.
+
+    Versions that take the driver's word for what is free count it as their own, unless the files are in it already. Others have 0.
+    """
+    counted = settings.unified_memory and not since("page_cache_counted_until", settings.version)
+    return weights_bytes if counted and settings.device != "cpu" else 0
 
 
 def uncertainties(settings: VllmSettings, fixed: FixedParts, peak_uncertainty_bytes: int) -> Iterator[int]:

@@ -47,7 +47,7 @@ def is_rocm(settings: VllmSettings) -> bool:
     return (known_gpu(settings) or {}).get("architecture") in tables()["defaults"]["rocm_architectures"]
 
 
-def expert_padding(settings: VllmSettings, hidden: int, width: int) -> float:
+def mxfp4_padding(settings: VllmSettings, hidden: int, width: int) -> float:
     """Return by which factor MXFP4 experts grow in the engine, whose kernels want multiples of the hidden size and the width.
 
     Args:
@@ -59,6 +59,14 @@ def expert_padding(settings: VllmSettings, hidden: int, width: int) -> float:
     rows = tables()["mxfp4_padding"]
     rule = next((row for row in rows if row.get("architecture") == architecture), rows[-1])
     return _multiple(hidden, rule["hidden"]) / hidden * _multiple(width, rule["width"]) / width
+
+
+def nvfp4_padding(settings: VllmSettings, width: int) -> float:
+    """Return by which factor NVFP4 experts without a gate grow in the engine: a GPU that is not known counts as one that computes in it."""
+    architecture = (known_gpu(settings) or {}).get("architecture")
+    rule = tables()["nvfp4_padding"][0]
+    own = architecture is None or architecture in rule["architectures"]
+    return _multiple(width, rule["width"]) / width if own and settings.device != "cpu" else 1.0
 
 
 def _multiple(value: int, of: int) -> int:

@@ -15,15 +15,15 @@ from oomguard.memory.vllm.start import VllmSettings
 
 
 def kind_of_start(shape: ModelShape, settings: VllmSettings) -> str:
-    """Return what starts are told apart by: ``plain`` for a dense model of text on one GPU of its own, ``other`` for all else.
+    """Return what starts are told apart by: ``several`` GPUs, ``plain`` for a dense model of text on one of its own, else ``other``.
 
-    Else are experts, latent or recurrent layers, encoders, several ranks and memory that the host's programs share.
+    Else are experts, latent or recurrent layers, encoders and memory that the host's programs share.
     """
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if settings.tensor_parallel_size * settings.pipeline_parallel_size > 1:
+        return "several"
     dense = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not shape.number("kv_lora_rank")
     experts = (shape.number("num_experts") or 0) > 1
-    alone = ranks == 1 and not settings.unified_memory
-    return "plain" if alone and dense and not experts and not shape.has_encoder else "other"
+    return "plain" if not settings.unified_memory and dense and not experts and not shape.has_encoder else "other"
 
 
 def widened_bytes(shape: ModelShape, settings: VllmSettings, sources_bytes: Iterable[int]) -> int:

@@ -1,7 +1,7 @@
 """Weights that one rank holds: a model's parameters sharded by tensor and pipeline parallelism as vLLM shards them.
 
 Sources, vLLM 0.33: model_executor/layers/linear.py (which layers are sharded), vocab_parallel_embedding.py (padding to 64 rows),
-distributed/utils.py get_pp_indices (layers of a stage), rotary_embedding (one table of cosines and sines for all layers).
+distributed/utils.py get_pp_indices (layers of a stage).
 benchmarks/plan_h100.py holds them against the figures that vLLM 0.19 logged on an H100.
 """
 
@@ -11,11 +11,12 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from oomguard.memory.model.families import FAMILIES
 from oomguard.memory.model.headers import Parameter
-from oomguard.memory.model.shape import MAX_COUNT, ModelShape, rope_factor, rope_kind, rope_scaling
+from oomguard.memory.model.layer_kinds import GEMMA4, layer_kinds
+from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.vllm.rotary_tables import rotary_bytes
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _EMBEDDING: Final = re.compile(
@@ -23,13 +24,16 @@ _EMBEDDING: Final = re.compile(
 )
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)(?:\.weight)?$")
 _KEYS_VALUES: Final = re.compile(r"\.(?:k_proj|v_proj|key|value)\.(?!.*norm)")
+_KEYS: Final = re.compile(r"self_attn\.k_proj\.")
 _FUSED_ATTENTION: Final = re.compile(r"\.(?:qkv_proj|query_key_value|c_attn|Wqkv)\.")
 # MTP layers under names of their own; other families number them behind the last layer.
 _MTP: Final = re.compile(r"(?:^|\.)mtp[._]")
 _OF_ALL_EXPERTS: Final = 3
-# Replicated: each rank holds the whole. The latent projections of MLA are shared by all heads.
+# Replicated: each rank holds the whole. The latent projections of MLA are shared by all heads, and so are what compresses keys and the
+# indexer that chooses them (Indexer in vllm/model_executor/models/deepseek_v2.py, models/deepseek_v4/attention.py of 0.25).
 _REPLICATED: Final = re.compile(
-    r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj|(?:^|\.)mlp1\.\d)\.(?:weight|bias)$"
+    r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj|(?:^|\.)mlp1\.\d"
+    r"|\.indexer\.\w+|\.compressor\.[\w.]+)\.(?:weight|bias)$"
 )
 _NOT_LOADED: Final = re.compile(r"rotary_emb\.inv_freq$")
 _VOCAB_PADDING_ROWS: Final = 64
@@ -86,7 +90,7 @@ def rank_weights(
     stages = stage_layers(shape.layers, pipeline_parallel_size)
     totals = [0.0] * pipeline_parallel_size
     plain: dict[tuple[int, str], float] = {}
-    has_head, embeddings = False, 0.0
+    has_head, embeddings, twice = False, 0.0, _keys_for_values(shape)
     tied = bool(shape.config.get("tie_word_embeddings") or shape.outer.get("tie_word_embeddings"))
     for parameter in parameters:
         layer = _LAYER.search(parameter.name)
@@ -98,11 +102,10 @@ def rank_weights(
         share = parameter.bytes / _ranks_of(
             parameter, shape, tensor_parallel_size, expert_ranks or tensor_parallel_size
         )
-        if parameter.of_experts:
-            share *= expert_padding
+        share *= _grown(parameter, twice, expert_padding)
         if mtp:
             stage = pipeline_parallel_size - 1
-        elif layer and not _outside(parameter.name):
+        elif layer and not of_encoder(parameter.name):
             stage = next(i for i, part in enumerate(stages) if int(layer.group(1)) in part)
         elif _EMBEDDING.search(parameter.name):
             stage, share = 0, _padded(parameter, share)
@@ -148,10 +151,10 @@ def stage_of(name: str, layers: int, stages: int) -> int:
 
 
 def _behind_the_last(layer: re.Match[str], parameter: Parameter, shape: ModelShape) -> bool:
-    return int(layer.group(1)) >= shape.layers and not _outside(parameter.name)
+    return int(layer.group(1)) >= shape.layers and not of_encoder(parameter.name)
 
 
-def _outside(name: str) -> bool:
+def of_encoder(name: str) -> bool:
     """Whether a numbered layer belongs to an encoder of images or audio, not to the language model."""
     return any(part in name for part in ("vision", "visual", "audio", "encoder.", "multi_modal", "mm_projector"))
 
@@ -165,7 +168,7 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
         return expert_ranks
     if len(parameter.shape) < 2 or _REPLICATED.search(parameter.name):
         return 1
-    if _outside(parameter.name) and ".attn." in parameter.name and _encoder_heads(shape) % ranks:
+    if of_encoder(parameter.name) and ".attn." in parameter.name and _encoder_heads(shape) % ranks:
         return 1  # heads that the ranks do not divide: each has the whole attention (vllm/model_executor/models/intern_vit.py)
     heads = min(ranks, shape.kv_heads)
     if _KEYS_VALUES.search(parameter.name):
@@ -174,6 +177,24 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
         kv, all_heads = 2 * shape.kv_heads, shape.heads + 2 * shape.kv_heads
         return all_heads / (shape.heads / ranks + kv / heads)
     return ranks
+
+
+def _keys_for_values(shape: ModelShape) -> frozenset[int]:
+    """Return the layers whose keys stand for the values: the engine loads them as both.
+
+    Source: _weight_iterator in vllm/model_executor/models/gemma4.py, 0.20 to 0.27.
+    """
+    if not shape.model_type.startswith(GEMMA4) or not shape.config.get("attention_k_eq_v"):
+        return frozenset()
+    return frozenset(i for i, kind in enumerate(layer_kinds(shape)) if kind == "full")
+
+
+def _grown(parameter: Parameter, twice: frozenset[int], expert_padding: float) -> float:
+    """Return by which factor a parameter grows when it is loaded."""
+    layer = _LAYER.search(parameter.name)
+    if layer and int(layer.group(1)) in twice and _KEYS.search(parameter.name):
+        return 2
+    return expert_padding if parameter.of_experts else 1
 
 
 def _encoder_heads(shape: ModelShape) -> int:
@@ -186,37 +207,6 @@ def _padded(parameter: Parameter, share: float) -> float:
     """Return a rank's share with the vocabulary padded to a multiple of 64 rows, as vLLM pads it before it shards it."""
     rows = max(parameter.shape, default=1)
     return share * (-(-rows // _VOCAB_PADDING_ROWS) * _VOCAB_PADDING_ROWS / rows)
-
-
-def rotary_bytes(shape: ModelShape) -> int:
-    """Return the bytes of the tables of cosines and sines, one for all layers with the same positions; each rank holds them whole."""
-    if shape.model_type in FAMILIES["types"]["without_rotary"] or shape.max_positions is None:
-        return 0
-    config = shape.config
-    dims = shape.number("qk_rope_head_dim") or round(shape.head_dim * _rotary_share(config))
-    tables = 2 if config.get("rope_local_base_freq") else 1
-    return tables * _table_positions(shape) * dims * shape.dtype_bytes
-
-
-def _rotary_share(config: Mapping[str, Any]) -> float:
-    for name in ("partial_rotary_factor", "rotary_pct", "rotary_percent"):
-        value = config.get(name) or rope_scaling(config).get(name)
-        if isinstance(value, (int, float)) and 0 < value <= 1:
-            return float(value)
-    return 1.0
-
-
-def _table_positions(shape: ModelShape) -> int:
-    """Count the rows of a table: YaRN's spans the stretched length, LongRoPE has a short table and a long one."""
-    positions = shape.max_positions or 0
-    original = rope_scaling(shape.config).get("original_max_position_embeddings")
-    known = original if isinstance(original, int) and 0 < original <= MAX_COUNT else None
-    kind = rope_kind(shape.config)
-    if kind in {"yarn", "deepseek_yarn"} and known:
-        return max(1, round(known * rope_factor(shape.config)))
-    if kind == "longrope":
-        return positions + (shape.default_length or 0)
-    return positions
 
 
 def first_of_fullest(stages_bytes: Sequence[int]) -> int:

@@ -34,7 +34,8 @@ class VllmSettings:
 
     ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the CUDA context;
     ``device_free_from`` says what it was taken from, where it is an assumption. ``unified_memory``: whether the host's own programs
-    take of it too. ``peak_activation_ratio`` is by how much the peak is
+    take of it too. ``compile_cache_entry``: whether vLLM's compile cache may have an entry of
+    this start, None where it cannot be seen. ``peak_activation_ratio`` is by how much the peak is
     larger at least than by the model's sum, where a start failed before it was measured.
     """
 
@@ -68,6 +69,7 @@ class VllmSettings:
     device_free_bytes: int | None = None
     device_free_from: str = ""
     unified_memory: bool = False
+    compile_cache_entry: bool | None = None
     correction: Correction | None = None
     peak_activation_ratio: float = 1.0
 
@@ -115,6 +117,7 @@ class StartBudget(Record):
         lora_bytes: the slots of LoRA adapters.
         peak_activation_bytes: the peak that the start measures.
         compile_bytes: the share of that peak that only a first start has, which compiles; its compile cache makes it 0.
+        page_cache_bytes: what the start may count besides, of the host's page cache that its weights' files fill; 0 where no start does.
         cudagraph_bytes: CUDA graphs.
         non_torch_bytes: what torch does not allocate: NCCL, libraries.
         not_free_bytes: what is not free at the start; the CUDA context where nothing else is known.
@@ -140,6 +143,7 @@ class StartBudget(Record):
     lora_bytes: int
     peak_activation_bytes: int
     compile_bytes: int
+    page_cache_bytes: int
     cudagraph_bytes: int
     non_torch_bytes: int
     not_free_bytes: int

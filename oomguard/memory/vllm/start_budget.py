@@ -18,7 +18,8 @@ from oomguard.memory.vllm.activations import Peak, peak_activation, prompt_logpr
 from oomguard.memory.vllm.compile_floor import compile_floor_bytes
 from oomguard.memory.vllm.defaults import with_defaults
 from oomguard.memory.vllm.encoder_profile import EncoderProfile, profile_encoder, profiled_seats, profiles_seats
-from oomguard.memory.vllm.fixed_parts import FixedParts, fixed_parts, uncertainties
+from oomguard.memory.vllm.first_engine import is_first_engine
+from oomguard.memory.vllm.fixed_parts import FixedParts, fixed_parts, page_cache_bytes, uncertainties
 from oomguard.memory.vllm.pool_range import widened_bytes
 from oomguard.memory.vllm.refusals import refuse_impossible
 from oomguard.memory.vllm.sharded_weights import first_of_fullest
@@ -64,12 +65,18 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
     cold = max(peak.compile_bytes for peak in peaks) if settings.correction is None else 0
     if cold:
-        assumed.append(f"activations: of a first start, which compiles; a second one leaves {format_gib(cold)} more")
+        assumed.append(_of_first_start(settings, cold))
+    fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
+    page_cache = page_cache_bytes(settings, fullest.weights_bytes) if settings.correction is None else 0
+    if page_cache:
+        assumed.append(
+            f"unified memory: vLLM {settings.version} counts the host's page cache as its own, "
+            f"up to {format_gib(page_cache)} more where the weights' files are not in it yet"
+        )
     if later := stages[-1].unprofiled_bytes:
         assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
-    fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
     layers = caches.stages
     blocks = min(caches.layout.blocks(stage.pool_bytes, layers[stage.number]) for stage in stages)
     by_concurrency = since("tokens_by_concurrency_since", settings.version)
@@ -84,6 +91,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         lora_bytes=parts.weights.lora_bytes[fullest.number],
         peak_activation_bytes=fullest.peak_activation_bytes,
         compile_bytes=cold,
+        page_cache_bytes=page_cache,
         cudagraph_bytes=fixed.cudagraph_bytes,
         non_torch_bytes=fixed.non_torch_bytes,
         not_free_bytes=fixed.not_free_bytes,
@@ -95,11 +103,21 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         kv_cache_tokens=logged_tokens(blocks),
         max_concurrency=caches.layout.max_concurrency(blocks),
         longest_request_tokens=min(caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages),
-        uncertainty_bytes=_uncertainty(parts, stages, peaks),
+        uncertainty_bytes=round(math.hypot(_uncertainty(parts, stages, peaks), page_cache)),
         stages=stages,
         assumptions=tuple(assumed),
         reasons=tuple(_reasons(parts, stages)),
     )
+
+
+def _of_first_start(settings: VllmSettings, cold_bytes: int) -> str:
+    """Return the sentence on both starts, and on the next one where the compile cache can be seen."""
+    said = f"activations: of a first start, which compiles; a second one leaves {format_gib(cold_bytes)} more"
+    if settings.compile_cache_entry is None:
+        return said
+    if settings.compile_cache_entry:
+        return f"{said}; the next may be that: the compile cache has an entry of such a model, made under these settings or others"
+    return f"{said}; the next is a first one: the compile cache has no entry of such a model on as many GPUs"
 
 
 def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
@@ -153,6 +171,7 @@ def _peak(parts: _Parts, number: int) -> Peak:
         last_stage=number == settings.pipeline_parallel_size - 1,
         longest_tokens=settings.max_model_len or 0,
         whole_experts=settings.enable_expert_parallel,
+        eager=settings.enforce_eager or is_first_engine(settings),
     )
     if encoder is not None and number == 0:
         larger = max(encoder.peak_bytes, peak.bytes + encoder.outputs_bytes)
@@ -201,7 +220,8 @@ def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) ->
     sources = list(uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks)))
     if parts.settings.correction is None:
         sources.append(round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)))
-        sources.append(max(peak.compile_bytes for peak in peaks))  # a second start is without it
+        if parts.settings.compile_cache_entry is not False:
+            sources.append(max(peak.compile_bytes for peak in peaks))  # a second start is without it
     if not parts.model.exact:
         sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     if parts.settings.correction is not None or parts.settings.device == "cpu":

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from oomguard.memory.constants import since
+from oomguard.memory.model.families import FAMILIES
 from oomguard.memory.model.model import Model
 from oomguard.memory.model.quantized import quantization_config
 from oomguard.memory.vllm.absorbed_weights import absorbed_bytes
-from oomguard.memory.vllm.known_gpu import expert_padding
+from oomguard.memory.vllm.encoder_profile import items_per_prompt
+from oomguard.memory.vllm.known_gpu import mxfp4_padding, nvfp4_padding
 from oomguard.memory.vllm.lora import around_elements, lora_bytes
-from oomguard.memory.vllm.sharded_weights import RankWeights, rank_weights, stage_layers
+from oomguard.memory.vllm.sharded_weights import RankWeights, of_encoder, rank_weights, stage_layers
 from oomguard.memory.vllm.start import VllmSettings
 
 
@@ -41,7 +44,8 @@ def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assum
     mtp = model.speculation is not None and model.speculation.uses_mtp_layers
     expert_ranks = ranks * settings.data_parallel_size
     padding = _padding(model, settings, 1 if settings.enable_expert_parallel else ranks)
-    own = sharded(model, ranks, stages, expert_ranks, mtp_layers=mtp, padding=padding).stages_bytes
+    loaded = _without_towers(model, settings)
+    own = sharded(loaded, ranks, stages, expert_ranks, mtp_layers=mtp, padding=padding).stages_bytes
     made = [
         absorbed_bytes(model.shape, settings.version, ranks=ranks, layers=len(part))
         for part in stage_layers(model.shape.layers, stages)
@@ -69,6 +73,20 @@ def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assum
     return StartWeights(tuple(held), drafts, lora)
 
 
+def _without_towers(model: Model, settings: VllmSettings) -> Model:
+    """Return a model as it is loaded: without an encoder that no prompt may have anything for."""
+    if model.encoder is None or not since("towers_left_out_since", settings.version):
+        return model
+    if items_per_prompt(settings.limit_mm_per_prompt, model.encoder) > 0:
+        return model
+    return _text_part(model)
+
+
+@functools.lru_cache(maxsize=4)
+def _text_part(model: Model) -> Model:
+    return replace(model, parameters=tuple(p for p in model.parameters if not of_encoder(p.name)))
+
+
 @functools.lru_cache(maxsize=64)
 def sharded(
     model: Model, ranks: int, stages: int, expert_ranks: int, *, mtp_layers: bool = False, padding: float = 1.0
@@ -86,9 +104,13 @@ def sharded(
 
 
 def _padding(model: Model, settings: VllmSettings, ranks_of_an_expert: int) -> float:
-    """Return by which factor the experts of a checkpoint in MXFP4 grow when they are loaded; 1 for all others."""
+    """Return by which factor the experts of a checkpoint of four bits grow when they are loaded; 1 for all others."""
     config = quantization_config(model.shape) or {}
     width = model.shape.number("moe_intermediate_size") or model.shape.number("intermediate_size")
-    if config.get("quant_method") != "mxfp4" or not width:
+    if not width:
         return 1.0
-    return expert_padding(settings, model.shape.hidden, -(-width // ranks_of_an_expert))
+    own = -(-width // ranks_of_an_expert)
+    if config.get("quant_method") == "mxfp4":
+        return mxfp4_padding(settings, model.shape.hidden, own)
+    ungated = model.shape.model_type in FAMILIES["types"]["ungated_experts"]
+    return nvfp4_padding(settings, own) if ungated and config.get("quant_algo") == "NVFP4" else 1.0

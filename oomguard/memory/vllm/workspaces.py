@@ -11,7 +11,7 @@ from typing import Final
 from packaging.version import Version
 
 from oomguard.memory.constants import constant, since
-from oomguard.memory.model.shape import ModelShape
+from oomguard.memory.model.shape import ModelShape, is_count
 
 # Keys of a sparse attention's indexer are one byte an element, with a scale of four for each 128.
 _SCALED_ELEMENTS: Final = 128
@@ -43,12 +43,28 @@ def _experts(shape: ModelShape, version: Version, step_tokens: int, ranks: int) 
     return step_tokens * chosen * (max(2 * width, shape.hidden) + second) * shape.dtype_bytes
 
 
+def has_indexer(shape: ModelShape) -> bool:
+    """Whether attention is sparse: an indexer chooses the keys."""
+    return bool(shape.number("index_head_dim") and shape.number("index_topk"))
+
+
 def _indexer(shape: ModelShape, version: Version, longest_tokens: int) -> int:
     """Return what the indexer of a sparse attention gathers its keys in: those of so many longest requests."""
-    dim = shape.number("index_head_dim")
-    if not dim or not shape.number("index_topk"):
+    dim = shape.number("index_head_dim") or 0
+    if not has_indexer(shape):
         return 0
     rule = constant("indexer_requests", version)
     long = longest_tokens > rule.get("long_tokens", longest_tokens)
     requests = rule["requests_of_long"] if long else rule["requests"]
-    return int(requests) * longest_tokens * (dim + _SCALE_BYTES * -(-dim // _SCALED_ELEMENTS))
+    return int(requests) * (longest_tokens // _compressed(shape)) * (dim + _SCALE_BYTES * -(-dim // _SCALED_ELEMENTS))
+
+
+def _compressed(shape: ModelShape) -> int:
+    """Return how many tokens one key of the indexer stands for, in models whose layers compress.
+
+    Of the ratios only the least has an indexer; the layers of the others attend to all keys. Source:
+    vllm/models/deepseek_v4/attention.py of 0.25.
+    """
+    ratios = shape.config.get("compress_ratios")
+    found = [ratio for ratio in ratios if is_count(ratio) and ratio > 1] if isinstance(ratios, list) else []
+    return min(found, default=1)

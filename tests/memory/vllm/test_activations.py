@@ -80,3 +80,28 @@ def test_the_experts_workspace_makes_no_room_for_sampling():
 def test_a_release_candidate_is_of_its_release():
     assert peak(LLAMA, "0.33.0rc1") == peak(LLAMA, "0.33")
     assert peak(LLAMA, "0.17.0rc1") == peak(LLAMA, "0.17")
+
+
+def stepped(config, version, **changes):
+    given = {"rows": 1, "step_tokens": 32768} | changes
+    return peak_activation(read_shape(config), Version(version), **given).step_bytes
+
+
+def test_an_eager_step_holds_its_input_and_the_all_reduce_of_several_ranks_another():
+    one = 32768 * 4096 * 2
+    assert stepped(LLAMA, "0.19", eager=True) - stepped(LLAMA, "0.19") == one
+    ranks = {"tensor_parallel_size": 2}
+    assert stepped(LLAMA, "0.19", eager=True, **ranks) - stepped(LLAMA, "0.19", **ranks) == 2 * one
+    assert stepped(LLAMA, "0.7.3") == stepped(LLAMA, "0.7.3", eager=True)
+
+
+def test_marlins_kernels_took_room_for_their_input():
+    packed = {**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    assert stepped(packed, "0.7.3") - stepped(LLAMA, "0.7.3") == 32768 * 14336 * 2
+    assert stepped(packed, "0.19") == stepped(LLAMA, "0.19")
+
+
+def test_a_sparse_attention_makes_its_logits_while_it_is_profiled():
+    sparse = {**LLAMA, "index_head_dim": 128, "index_topk": 2048}
+    few = {"step_tokens": 64}
+    assert stepped(sparse, "0.19", **few) < stepped(sparse, "0.20", **few) == (512 << 20) + 2 * 64 * 4096 * 2

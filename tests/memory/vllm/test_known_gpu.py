@@ -8,11 +8,12 @@ import pytest
 from packaging.version import Version
 
 from oomguard.memory.vllm.known_gpu import (
-    expert_padding,
     fused_allreduce_bytes,
     has_nvlink,
     is_rocm,
     known_gpu,
+    mxfp4_padding,
+    nvfp4_padding,
 )
 from oomguard.memory.vllm.start import VllmSettings
 
@@ -74,11 +75,17 @@ def test_the_fused_all_reduce_takes_buffers_where_the_version_has_it(settings, g
 
 
 def test_experts_of_four_bits_are_padded_to_what_the_kernels_take():
-    assert expert_padding(on(79.25, "A100"), 2880, 2880) == pytest.approx(3072 / 2880 * 2944 / 2880)
-    assert expert_padding(on(44.42), 2880, 1440) == pytest.approx(3072 / 2880 * 1536 / 1440)
-    assert expert_padding(replace(SETTINGS, device="cpu"), 2880, 2880) == 1
+    assert mxfp4_padding(on(79.25, "A100"), 2880, 2880) == pytest.approx(3072 / 2880 * 2944 / 2880)
+    assert mxfp4_padding(on(44.42), 2880, 1440) == pytest.approx(3072 / 2880 * 1536 / 1440)
+    assert mxfp4_padding(replace(SETTINGS, device="cpu"), 2880, 2880) == 1
 
 
 def test_amds_are_told_from_others():
     assert is_rocm(on(191.98))
     assert not is_rocm(on(79.19))
+
+
+def test_experts_without_a_gate_are_padded_where_the_gpu_computes_in_four_bits():
+    assert nvfp4_padding(on(15.47, "RTX 5070 Ti"), 928) == 1024 / 928
+    assert nvfp4_padding(on(15.47, "RTX 5070 Ti"), 1024) == 1
+    assert nvfp4_padding(on(79.25, "A100"), 928) == 1

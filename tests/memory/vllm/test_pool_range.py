@@ -25,7 +25,8 @@ SETTINGS = VllmSettings(Version("0.26"), 24 << 30, 0.9)
     ("config", "changes", "kind"),
     [
         (DENSE, {}, "plain"),
-        (DENSE, {"tensor_parallel_size": 2}, "other"),
+        (DENSE, {"tensor_parallel_size": 2}, "several"),
+        (DENSE, {"pipeline_parallel_size": 2}, "several"),
         (DENSE, {"unified_memory": True}, "other"),
         ({**DENSE, "model_type": "mixtral", "num_local_experts": 8}, {}, "other"),
         ({**DENSE, "model_type": "mamba2"}, {}, "other"),

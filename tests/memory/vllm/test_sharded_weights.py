@@ -17,7 +17,6 @@ from oomguard.memory.vllm.sharded_weights import (
     first_of_fullest,
     fused_name,
     rank_weights,
-    rotary_bytes,
     stage_layers,
     unsplit_bytes,
 )
@@ -136,21 +135,6 @@ def test_all_ranks_together_hold_at_least_the_model(ranks, stages):
     assert held.stages_bytes[first_of_fullest(held.stages_bytes)] >= 0.99 * held.fullest_bytes
 
 
-@pytest.mark.parametrize(
-    ("changes", "rows", "columns"),
-    [
-        ({}, 256, 8),
-        ({"partial_rotary_factor": 0.5}, 256, 4),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}, 1024, 8),
-        ({"rope_local_base_freq": 10000.0}, 512, 8),
-        ({"model_type": "gpt2"}, 0, 8),
-        ({"max_position_embeddings": None}, 0, 8),
-    ],
-)
-def test_the_table_of_cosines_and_sines_is_positions_by_dimensions(changes, rows, columns):
-    assert rotary_bytes(read_shape({**LLAMA, **changes})) == rows * columns * 2
-
-
 def test_layers_named_for_further_tokens_are_loaded_for_speculation_only():
     extra = [Parameter("mtp.layers.0.mlp.up_proj.weight", (128, 64), 16384)]
     assert rank_weights(extra, SHAPE).fullest_bytes == rank_weights([], SHAPE).fullest_bytes
@@ -211,3 +195,24 @@ def test_experts_grow_by_their_padding_and_nothing_else_does():
     plain, padded = (rank_weights(rows, SHAPE, expert_padding=ratio).fullest_bytes for ratio in (1.0, 1.5))
 
     assert padded - plain == 65536
+
+
+def test_keys_that_stand_for_the_values_are_loaded_as_both():
+    config = {
+        **LLAMA,
+        "model_type": "gemma4_text",
+        "attention_k_eq_v": True,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    }
+    shape, keys = read_shape(config), "model.layers.{}.self_attn.k_proj.weight"
+    without = rank_weights([], shape).fullest_bytes
+
+    assert rank_weights([Parameter(keys.format(3), (16, 64), 2048)], shape).fullest_bytes == without + 4096
+    assert rank_weights([Parameter(keys.format(2), (16, 64), 2048)], shape).fullest_bytes == without + 2048
+
+
+def test_each_rank_has_the_whole_of_an_indexer():
+    wide = [Parameter("model.layers.0.self_attn.indexer.wq_b.weight", (128, 64), 16384)]
+    held = rank_weights(wide, SHAPE, tensor_parallel_size=8)
+    assert held.fullest_bytes - held.tables_bytes == 16384

@@ -218,7 +218,7 @@ def test_a_low_utilization_is_raised_no_further_than_needed():
 def test_a_utilization_above_what_is_free_is_lowered():
     found = fit(MODEL, replace(H100, gpu_memory_utilization=1.0))
     # 0.19 captures its graphs on top of what the utilization allows
-    assert found.changed == (("gpu_memory_utilization", 1.0, 0.981),)
+    assert found.changed == (("gpu_memory_utilization", 1.0, 0.98),)
 
 
 def test_a_pool_in_bytes_is_raised_to_what_one_request_needs():
@@ -263,7 +263,7 @@ def test_beside_a_pool_in_bytes_the_utilization_is_lowered_to_what_is_free():
 def test_what_cannot_fit_says_which_gpus_would():
     small = replace(H100, gpu_total_bytes=12 * GIB)
     found = fit(MODEL, small)
-    assert (found.budget, found.tensor_parallel_size) == (None, 8)
+    assert (found.budget, found.tensor_parallel_size) == (None, 4)
     assert found.gpu_total_bytes is not None
     filled = budget_start(MODEL, small).settings
     assert fit(MODEL, replace(filled, gpu_total_bytes=found.gpu_total_bytes)).budget is not None

@@ -56,3 +56,7 @@ def test_both_share_one_buffer():
     both = EXPERTS | SPARSE | {"model_type": "glm_moe_dsa"}
 
     assert of(both) == max(of(EXPERTS), of(SPARSE))
+
+
+def test_an_indexer_of_compressed_keys_gathers_as_many_fewer():
+    assert of(SPARSE | {"compress_ratios": [0, 4, 128]}) == of(SPARSE) // 4

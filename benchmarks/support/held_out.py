@@ -1,0 +1,142 @@
+"""Published starts predicted by constants that were not fitted on them: each group of a version and a device by the other groups'."""
+
+import math
+from typing import Any
+
+from oomguard.facts import GIB
+from oomguard.memory import constants
+from oomguard.memory.vllm import cuda_graphs, first_engine, fixed_parts, known_gpu, start_budget
+from oomguard.memory.vllm.pool_range import kind_of_start
+from support.fit_parts import Row, fit_encoders, fit_graphs, fit_non_torch
+from support.published import PARTS, graphs_gib, of_stage, part_gib, planned, pool_gib
+
+ORIGINAL = constants.tables
+PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("plain", "other", "several")}
+
+
+def fit(rows: list[Row]) -> dict[str, Any]:
+    """Return the tables of constants that the rows give; each row has its plan and what was counted for it."""
+    certain = [row for row in rows if sure(row)]
+    unified = [row for row in rows if row["unified"]]
+    return {
+        "cudagraphs": fit_graphs(certain),
+        "non_torch": fit_non_torch(certain, unified),
+        "encoder_mlp": fit_encoders(certain),
+        "range": PLAIN_RANGE,
+    }
+
+
+def sure(row: Row) -> bool:
+    """Whether a row's device is a GPU of its own and its finder is sure of its settings."""
+    return not row["unified"] and row["confidence"].split()[0] != "low"
+
+
+def use(tables: dict[str, Any]) -> None:
+    """Plan with these tables in place of the package's own."""
+    whole = {**ORIGINAL(), **tables}
+    constants.tables = lambda: whole
+
+
+def with_counts(row: Row) -> Row | None:
+    """Return a row with its ranks, its stages and how many bytes one byte a layer and graph comes to; None where there is no plan."""
+    seen: dict[str, Any] = {}
+    counted, linked, profiled = cuda_graphs.cuda_graphs, known_gpu.has_nvlink, start_budget.profile_encoder
+
+    def noted(settings: Any, shape: Any) -> Any:
+        seen.setdefault("settings", settings)  # the start's own; a plan that does not fit solves others after it
+        seen.setdefault("shape", shape)
+        return counted(settings, shape)
+
+    def noted_encoder(*of: Any) -> Any:
+        return seen.setdefault("encoder", profiled(*of))
+
+    fixed_parts.cuda_graphs, start_budget.profile_encoder = noted, noted_encoder
+    try:
+        plan = of_stage(planned(row), row.get("stage"))
+    finally:
+        fixed_parts.cuda_graphs, start_budget.profile_encoder = counted, profiled
+    if isinstance(plan, str):
+        print(f"no plan of {row['id']}: {plan}")
+        return None
+    settings, shape = seen["settings"], seen["shape"]
+    return {
+        **row,
+        "ranks": settings.tensor_parallel_size,
+        "stages": settings.pipeline_parallel_size,
+        "nvlink": int(linked(settings)),
+        "unified": settings.unified_memory,
+        "rocm": known_gpu.is_rocm(settings),
+        "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
+        "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
+        "hidden": shape.hidden / settings.pipeline_parallel_size,
+        "by_engine": str(first_engine.by_engine(settings)),
+        "peers": shape.layers * (settings.tensor_parallel_size - 1) / settings.pipeline_parallel_size,
+        "left_gib": left_gib(row, plan),
+        "kind": kind_of_start(shape, settings),
+        "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),
+        "spans": plan["page_cache_bytes"] > 0,
+        "counted": not any(line.startswith("images, audio and video:") for line in plan["assumptions"]),
+    }
+
+
+def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> float | None:
+    """Return how many tensors of its MLP's width an encoder took beyond those of every version, where it made the peak of the start."""
+    pool = pool_gib(row, plan)
+    if (
+        encoder is None
+        or not encoder.mlp_tensor_bytes
+        or not pool
+        or encoder.peak_bytes < plan["peak_activation_bytes"]
+    ):
+        return None
+    printed, planned_gib = row["printed"], part_gib(plan, "activation")
+    weights = printed.get("weights_gib") or part_gib(plan, "weights")
+    left = planned_gib + plan["kv_cache_pool_bytes"] / GIB - pool - weights + part_gib(plan, "weights")
+    beyond = (printed.get("peak_activation_gib") or left) - planned_gib
+    now: float = constants.constant("encoder_mlp", settings.version)["tensors_more"]
+    return now + beyond * GIB / encoder.mlp_tensor_bytes
+
+
+def left_gib(row: Row, plan: dict[str, Any]) -> float | None:
+    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave of the plan's sum."""
+    printed = row["printed"]
+    if printed.get("non_torch_gib") is not None:
+        return float(printed["non_torch_gib"])
+    pool = pool_gib(row, plan)
+    if pool is None:
+        return None
+    left = part_gib(plan, "non_torch") + plan["kv_cache_pool_bytes"] / GIB - pool
+    for part in ("weights", "activation"):
+        theirs = printed.get(PARTS[part][0])
+        left -= theirs - part_gib(plan, part) if theirs else 0.0
+    return float(left)
+
+
+def held_out(rows: list[Row]) -> list[dict[str, Any]]:
+    """Predict each group by the constants of the others; return a record of each start."""
+    records = []
+    for group in sorted({row["group"] for row in rows}):
+        use(fit([row for row in rows if row["group"] != group]))
+        records += [record_of(row) for row in rows if row["group"] == group]
+    return records
+
+
+def record_of(row: Row) -> dict[str, Any]:
+    plan, printed = of_stage(planned(row), row.get("stage")), row["printed"]
+    found = {"row": row, "pool": None, "graphs": None}
+    pool, graphs = pool_gib(row, plan), graphs_gib(row)
+    if pool and pool > 0:
+        found["pool"] = plan["kv_cache_pool_bytes"] / GIB / pool - 1
+        found["missed_gib"] = abs(plan["kv_cache_pool_bytes"] / GIB - pool)
+        found["pool_gib"] = pool
+        page_cache = plan["page_cache_bytes"] / GIB
+        found["page_cache_gib"] = page_cache
+        found["range_gib"] = math.sqrt(max(0.0, (plan["uncertainty_bytes"] / GIB) ** 2 - page_cache**2))
+        found["kind"] = row["kind"]
+    if graphs and plan["cudagraph_bytes"]:
+        found["graphs"] = plan["cudagraph_bytes"] / GIB / graphs - 1
+    for part, (name, _) in PARTS.items():
+        theirs = printed.get(name)
+        if theirs:
+            found[part] = part_gib(plan, part) - theirs if part == "non_torch" else part_gib(plan, part) / theirs - 1
+    return found
