@@ -81,11 +81,14 @@ def _is_pointwise(operation: Any) -> bool:
     import torch
 
     namespace, _, name = operation._schema.name.partition("::")
-    plain = (
-        getattr(getattr(torch.ops, namespace), name.rstrip("_"), None) if torch.Tag.inplace in operation.tags else None
-    )
+    plain = getattr(getattr(torch.ops, namespace), name.rstrip("_"), None) if _is_in_place(operation) else None
     overloads = [getattr(plain, overload) for overload in plain.overloads()] if plain is not None else [operation]
     return name in _data()["pointwise"] or any(torch.Tag.pointwise in overload.tags for overload in overloads)
+
+
+def _is_in_place(operation: Any) -> bool:
+    """Return whether an operation changes what it gives back; torch marks it since 2.12, its name ends so in every version."""
+    return bool(operation._schema.is_mutable) and name_of(operation).endswith("_")
 
 
 def _pointwise(tensors: Mapping[str, Any], of_rows: Sequence[str], changed: Sequence[str]) -> tuple[str, ...] | None:

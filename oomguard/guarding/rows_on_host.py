@@ -67,10 +67,10 @@ class RowsOnHost(torch.Tensor):  # type: ignore[misc]  # torch is not typed here
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation where the rows wait, or part by part, or on all rows."""
         del types
-        if torch.is_inference_mode_enabled():  # there an operation that is made of others arrives whole
-            out = func.decompose(*args, **(kwargs or {}))
-            if out is not NotImplemented:
-                return out
+        # An operation that is made of others arrives whole in inference mode, and outside of it for a tensor that was made there.
+        out = func.decompose(*args, **(kwargs or {}))
+        if out is not NotImplemented:
+            return out
         arguments = bound(func, args, kwargs or {})
         first = next(leaf for leaf in tree_flatten(arguments)[0] if isinstance(leaf, cls))
         if is_view(func) or is_copy(func) or _goes_to_host(func, arguments):

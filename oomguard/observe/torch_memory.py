@@ -87,7 +87,7 @@ def free_bytes() -> int | None:
 
 
 def segments() -> tuple[HeldSegment, ...] | None:
-    """Return what torch's caching allocator holds now; None without one, or where it holds it in another way.
+    """Return what torch's caching allocator holds now, the highest address first; None without one, or where it holds it in another way.
 
     Of another stream's segments no block can be had; expandable ones grow instead of holding blocks of fixed sizes.
     """
@@ -98,7 +98,7 @@ def segments() -> tuple[HeldSegment, ...] | None:
         return None
     own, stream = cuda.current_device(), cuda.current_stream().cuda_stream
     found: list[HeldSegment] = []
-    for held in cuda.memory_snapshot():
+    for held in sorted(cuda.memory_snapshot(), key=lambda segment: -segment["address"]):
         if held["device"] != own:
             continue
         if held.get("is_expandable"):

@@ -75,7 +75,7 @@ def changes(g):
     return {patch.setting: patch.new for attempt in g.attempts for patch in attempt.patches}
 
 
-@pytest.mark.parametrize("backend", ["fp8", "quanto", "hqq"])
+@pytest.mark.parametrize("backend", ["fp8", "quanto"])
 def test_a_cache_that_does_not_fit_is_quantized_with_permission(model, backend, told, monkeypatch):
     monkeypatch.setattr(cache_kept, "_BACKENDS", (backend,))
     found, why_not = cache_kept._backend(model)
@@ -105,7 +105,7 @@ def test_a_cache_that_does_not_fit_is_quantized_with_permission(model, backend, 
 
 
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
-@pytest.mark.parametrize(("bits", "share"), [(8, 0.72), (4, 0.6)])
+@pytest.mark.parametrize(("bits", "share"), [(8, 0.85), (4, 0.6)])
 def test_weights_are_quantized_by_quanto_with_permission(checkpoint, bits, share, told, monkeypatch):
     if not lighter._is_installed("optimum.quanto"):
         pytest.skip("optimum-quanto is not installed")
@@ -114,7 +114,7 @@ def test_weights_are_quantized_by_quanto_with_permission(checkpoint, bits, share
     folder, size = checkpoint
     with (
         limit_cuda(torch.cuda.memory_allocated() + int(share * size)),
-        oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes"]) as g,
+        oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes", "dtype"]) as g,
     ):
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=0)
         held = torch.cuda.memory_allocated()

@@ -147,12 +147,12 @@ def test_a_guard_around_a_generate_that_succeeds_costs_a_thousandth(checkpoint, 
 
 def test_a_cache_that_waits_on_the_host_gives_the_same_tokens(checkpoint, told):
     model = loaded(checkpoint[0], device_map=0)
-    ids = ids_of(1, 64)
+    ids = ids_of(1, 512)
 
     def call(**options):
         mask = torch.ones_like(ids)
         return model.generate(
-            ids, attention_mask=mask, do_sample=False, num_beams=8, max_new_tokens=600, **options
+            ids, attention_mask=mask, do_sample=False, num_beams=16, max_new_tokens=60, **options
         ).cpu()
 
     whole, need = peak_of(call)
@@ -201,7 +201,8 @@ def test_the_device_that_the_program_names_is_kept_without_permission(checkpoint
     gc.collect()
 
     told("alive after a load that was given up", f"{torch.cuda.memory_allocated() // MIB} MiB")
-    assert "weights_do_not_fit" in "\n".join(raised.value.__notes__)
+    # The limit of these tests is a cap on the process, which is the first cause; on a full device the weights are.
+    assert "1.03 GiB of weights" in "\n".join(raised.value.__notes__)
     assert "you set it: --allow reduces-capacity permits it" in "\n".join(raised.value.__notes__)
 
 
@@ -226,10 +227,13 @@ def test_sixteen_bits_are_taken_with_permission(checkpoint, told):
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
-@pytest.mark.parametrize(("share", "bits"), [(0.42, 8), (0.3, 4)])
+@pytest.mark.parametrize(("share", "bits"), [(0.62, 8), (0.45, 4)])
 def test_eight_and_four_bits_are_taken_with_permission(checkpoint, told, share, bits):
     folder, size = checkpoint
-    with limit_cuda(int(share * size)), oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes"]) as g:
+    with (
+        limit_cuda(int(share * size)),
+        oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes", "dtype"]) as g,
+    ):
         loaded(folder, device_map=0)
 
     told(f"weights of float32 on {share} of their bytes", f"{errors(g)} {changes(g)}", f"{bits} bits")

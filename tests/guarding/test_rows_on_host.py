@@ -214,3 +214,19 @@ def test_a_plain_call_whose_logits_have_no_room_together_gives_the_last_tokens()
     assert type(found) is torch.Tensor
     assert len(g.attempts) == 2
     torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "move", [lambda rows: rows.to("cpu"), lambda rows: rows.cpu(), lambda rows: rows.float().cpu()]
+)
+def test_a_result_that_was_made_in_inference_mode_comes_to_the_host_after_it(move):
+    from oomguard.guarding.rows_on_host import RowsOnHost
+
+    host = _logits()
+    with torch.inference_mode():
+        rows = RowsOnHost(host, torch.device("meta"), 1 << 20)  # a device that is not the host
+
+    moved = move(rows)
+
+    assert type(moved) is torch.Tensor
+    assert torch.equal(moved, host)

@@ -9,6 +9,7 @@ from oomguard.engines.transformers.place import NotOneDeviceError, Place, place_
 from oomguard.engines.transformers.weight_bytes import weights_in
 from oomguard.engines.transformers.weights_on_host import keep_on_host, put_on_simulated
 from oomguard.facts import FactValue
+from oomguard.observe.exceptions import may_be_oom
 from oomguard.remedy.modelled_load import ON_DEVICE, Lighter, Weights
 
 
@@ -49,25 +50,28 @@ class Move:
         return None if find_spec("accelerate") is not None else "accelerate is not installed: pip install accelerate"
 
     def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
-        """Move the model, with these settings changed; one that has moved in part goes back to the host first."""
+        """Move the model, with these settings changed; one that has no room goes back to the host, with what of it has moved."""
         import torch
 
         share = changed.get(ON_DEVICE)
-        if changed and not self.place.is_simulated:
-            self._model = self._back()
         if "dtype" in changed:
             torch.nn.Module.to(self._model, dtype=getattr(torch, str(changed["dtype"])))
         if share is not None:
             keep_on_host(self._model, self.place, int(share), host_bytes)
-        moved = self._model if share is not None else self._wrapped(*self._args, **self._kwargs)
+        moved = self._model if share is not None else self._moved()
         if self.place.is_simulated:
             put_on_simulated(moved)
         return moved
 
-    def _back(self) -> Any:
+    def _moved(self) -> Any:
         import torch
 
-        return torch.nn.Module.to(self._model, "cpu")
+        try:
+            return self._wrapped(*self._args, **self._kwargs)
+        except Exception as error:
+            if may_be_oom(error) and not self.place.is_simulated:
+                torch.nn.Module.to(self._model, "cpu")
+            raise
 
     def weights(self) -> Weights:
         """Return what its weights are."""

@@ -2,7 +2,8 @@
 
 The rules are those of c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp (torch 2.13) for one stream: sizes in
 whole 512 bytes; up to 1 MiB from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones in whole 2 MiB of their
-own; the best fitting free block is split, neighbours are joined, and where the device is full the free segments go back to it.
+own; the best fitting free block is split, of several the one with the lowest address, neighbours are joined, and where the
+device is full the free segments go back to it. The driver gives addresses from the top down: a newer segment's is lower.
 Other streams, private pools and what libraries take past the allocator are not in it.
 """
 
@@ -21,6 +22,7 @@ _SMALL_SEGMENT_BYTES: Final = 2 * MIB
 _LARGE_SEGMENT_BYTES: Final = 20 * MIB
 _OWN_SEGMENT_BYTES: Final = 10 * MIB
 _OWN_SEGMENT_STEP_BYTES: Final = 2 * MIB
+_HIGHEST_ADDRESS: Final = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +30,7 @@ class Block:
     """Part of a segment; ``before`` and ``after`` are its neighbours there. ``small`` ones hold up to 1 MiB."""
 
     size: int
-    order: int
+    address: int
     small: bool
     before: Block | None = None
     after: Block | None = None
@@ -73,8 +75,8 @@ class CachingAllocator:
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
         self._free: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-        self._by_order: dict[int, Block] = {}
-        self._orders = 0
+        self._by_address: dict[int, Block] = {}
+        self._lowest_address = _HIGHEST_ADDRESS
 
     @property
     def largest_free_bytes(self) -> int:
@@ -90,7 +92,7 @@ class CachingAllocator:
             return None
         left = block.size - rounded
         if left >= (_ALIGNMENT_BYTES if small else _SMALL_BYTES + 1):
-            rest = self._block(left, small=block.small)
+            rest = self._block(left, block.address + rounded, small=block.small)
             rest.before, rest.after = block, block.after
             if block.after is not None:
                 block.after.before = rest
@@ -107,11 +109,13 @@ class CachingAllocator:
                 block = self._joined(block, neighbour)
         self._put(block, small=small)
 
-    def _block(self, size: int, *, small: bool) -> Block:
-        self._orders += 1
-        block = Block(size, self._orders, small)
-        self._by_order[block.order] = block
+    def _block(self, size: int, address: int, *, small: bool) -> Block:
+        block = self._by_address[address] = Block(size, address, small)
         return block
+
+    def _new_address(self, size: int) -> int:
+        self._lowest_address -= size
+        return self._lowest_address
 
     def _cached(self, rounded: int, *, small: bool) -> Block | None:
         """Take the smallest free block that is large enough; return None without one."""
@@ -119,7 +123,7 @@ class CachingAllocator:
         at = bisect_left(free, (rounded, 0))
         if at == len(free):
             return None
-        block = self._by_order[free[at][1]]
+        block = self._by_address[free[at][1]]
         self._take(block, small=small)
         return block
 
@@ -131,14 +135,14 @@ class CachingAllocator:
                 return None
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return self._block(size, small=rounded <= _SMALL_BYTES)
+        return self._block(size, self._new_address(size), small=rounded <= _SMALL_BYTES)
 
     def segments(self) -> list[Segment]:
-        """Return the segments as they are now."""
+        """Return the segments as they are now, the oldest first."""
+        firsts = (block for block in self._by_address.values() if block.before is None)
         return [
             Segment(first.small, tuple((block.size, not block.free) for block in _from(first)))
-            for first in self._by_order.values()
-            if first.before is None
+            for first in sorted(firsts, key=lambda block: -block.address)
         ]
 
     def take_over(self, pieces: Iterable[tuple[int, bool]], *, small: bool) -> list[Block]:
@@ -148,9 +152,11 @@ class CachingAllocator:
             pieces: (bytes, whether in use) of its blocks, in order.
             small: whether it holds allocations of up to 1 MiB.
         """
-        used, before = [], None
+        used, before, pieces = [], None, tuple(pieces)
+        address = self._new_address(sum(size for size, _ in pieces))
         for size, in_use in pieces:
-            block = self._block(size, small=small)
+            block = self._block(size, address, small=small)
+            address += size
             block.before = before
             if before is not None:
                 before.after = block
@@ -166,11 +172,11 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give every segment of which no part is in use back to the device, as ``torch.cuda.empty_cache`` does."""
         for small in (True, False):
-            for size, order in list(self._free[small]):
-                block = self._by_order[order]
+            for size, address in list(self._free[small]):
+                block = self._by_address[address]
                 if block.before is None and block.after is None:
                     self._take(block, small=small)
-                    del self._by_order[order]
+                    del self._by_address[address]
                     self.reserved_bytes -= size
 
     def _joined(self, block: Block, neighbour: Block) -> Block:
@@ -179,16 +185,16 @@ class CachingAllocator:
         first.after = second.after
         if second.after is not None:
             second.after.before = first
-        del self._by_order[second.order]
+        del self._by_address[second.address]
         return first
 
     def _put(self, block: Block, *, small: bool) -> None:
         block.free = True
-        insort(self._free[small], (block.size, block.order))
+        insort(self._free[small], (block.size, block.address))
 
     def _take(self, block: Block, *, small: bool) -> None:
         free = self._free[small]
-        del free[bisect_left(free, (block.size, block.order))]
+        del free[bisect_left(free, (block.size, block.address))]
         block.free = False
 
 

@@ -12,6 +12,8 @@ _MOST_QUESTIONS: Final = 10
 # Numbers that are looked at by estimates above one that fits, and those of them that are traced until one does.
 _MOST_ESTIMATES, _MOST_CONFIRMED = 24, 2
 _MOST_GROWTH: Final = 8
+# Rows that did not fit where others had said that they do: by how much they missed is not known.
+_BELOW_FAILED_RATIO: Final = 0.9
 
 
 class CallTrace(Protocol):
@@ -122,9 +124,10 @@ class RowsThatRan:
     _most: int | None = None
 
     def failed(self, rows: int) -> None:
-        """Note that a part of ``rows`` rows did not fit: forget what other rows took, and never propose so many again."""
+        """Note that a part of ``rows`` rows did not fit: forget what other rows took, and never propose nearly as many again."""
+        most = max(1, int(rows * _BELOW_FAILED_RATIO))
         self._taken.clear()
-        self._most = rows - 1 if self._most is None else min(self._most, rows - 1)
+        self._most = most if self._most is None else min(self._most, most)
 
     def add(self, rows: int, taken_bytes: int) -> None:
         """Note that a part of ``rows`` rows took at most ``taken_bytes`` beyond what was alive before it."""
