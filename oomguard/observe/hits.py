@@ -10,6 +10,7 @@ from typing import Any, Final
 from oomguard.errors import SettingError
 from oomguard.facts import Fact
 from oomguard.observe.search_time import SearchTime
+from oomguard.observe.title import is_title, mark_chars
 from oomguard.observe.window import Window
 from oomguard.rules.pattern import group_value
 from oomguard.rules.signature import Quotation, Signature, Wording
@@ -18,8 +19,8 @@ from oomguard.rules.signature import Quotation, Signature, Wording
 CLAUSE_CHARS: Final = 2500
 # What introduces a quotation lies within so many characters above it.
 ABOVE_CHARS: Final = 1500
-# From the beginning of a word, so that a long word is tried once.
-_NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z")
+# From the beginning of a word, so that a long word is tried once; scripts without spaces write a name behind the word before it.
+_NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z", re.ASCII)
 _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
 
 
@@ -126,6 +127,10 @@ def quoted(
     ``slow`` is told of each quotation whose search takes longer than it may: see ``SearchTime``.
     """
     line, start = window.line_around(hit.position)
+    above, raw = window.above(hit.first)[-ABOVE_CHARS:], window.lines[hit.first].text
+    if is_title(raw, above, "".join(window.texts[hit.first + 1 :])):
+        cut = mark_chars(line)
+        line, start, raw = line[cut:], max(0, start - cut), raw[mark_chars(raw) :]
     at = start
     # The wording may begin with the exception's name; what stands before the words behind it tells a quotation.
     name = _EXCEPTION_NAME.match(line, at)
@@ -136,8 +141,8 @@ def quoted(
         "before": line[:at],
         "lead": _NAME_BEGUN.sub("", line[:start]),
         "around": f"{line[:at]}\0{line[end:]}",
-        "raw": window.lines[hit.first].text,
-        "above": window.above(hit.first)[-ABOVE_CHARS:],
+        "raw": raw,
+        "above": above,
     }
     figures = sum(not isinstance(fact.value, str) for fact in hit.facts.values())
     for quotation in quotations:
