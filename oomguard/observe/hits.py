@@ -17,7 +17,7 @@ from oomguard.rules.signature import Quotation, Signature, Wording
 
 # A message's clauses lie within so many characters of its wording: the longest allocator message has about 1000.
 CLAUSE_CHARS: Final = 2500
-# What introduces a quotation lies within so many characters above it.
+# What introduces a quotation, or goes on from it, lies within so many characters of it.
 ABOVE_CHARS: Final = 1500
 # From the beginning of a word, so that a long word is tried once; scripts without spaces write a name behind the word before it.
 _NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z", re.ASCII)
@@ -128,7 +128,8 @@ def quoted(
     """
     line, start = window.line_around(hit.position)
     above, raw = window.above(hit.first)[-ABOVE_CHARS:], window.lines[hit.first].text
-    if is_title(raw, above, "".join(window.texts[hit.first + 1 :])):
+    below = "".join(window.texts[hit.first + 1 :])
+    if is_title(raw, above, below):
         cut = mark_chars(line)
         line, start, raw = line[cut:], max(0, start - cut), raw[mark_chars(raw) :]
     at = start
@@ -143,6 +144,7 @@ def quoted(
         "around": f"{line[:at]}\0{line[end:]}",
         "raw": raw,
         "above": above,
+        "below": "".join(window.texts[hit.last + 1 :])[:ABOVE_CHARS],
     }
     figures = sum(not isinstance(fact.value, str) for fact in hit.facts.values())
     for quotation in quotations:
