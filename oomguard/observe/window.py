@@ -21,7 +21,7 @@ Candidate = tuple[Signature, Wording]
 
 # How the lines begin that the allocator's message is wrapped onto; a tool that wraps puts the process before the first alone.
 _GOES_ON: Final = re.compile(
-    r"(?:\.\.\. ?)?(?:GPU \d+ has a total|Including non-PyTorch|[Oo]f the allocated|[Tt]his process has|Process \d+ has|If reserved|"
+    r"(?:\.\.\. ?)?(?:GPU ?\d* has a total|Including non-PyTorch|[Oo]f the allocated|[Tt]his process has|Process \d+ has|If reserved|"
     r"Allocated: |[\d.]+ [KMG]iB (?:is |are |of |memory|reserved|allowed)|memory in use|memory\. Tried|allocated (?:by|in) )"
 )
 
