@@ -21,6 +21,7 @@ SOLVERS: Final = (
     "kv_bytes_for_tried",
     "kv_bytes_within_free",
     "printed_estimate",
+    "requests_in_pool",
     "rows_that_fit",
     "static_share_for_pool",
     "static_share_for_tried",
