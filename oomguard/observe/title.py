@@ -11,14 +11,16 @@ from typing import Final
 
 # What trackers put before a report; a feature, a design and a page of the documentation tell no failure.
 _MARKS: Final = re.compile(
-    r"\s*(?:#{1,2}\s+)?(?:(?:\[(?:[\w ]{1,20} )?(?i:bug|usage|performance|question|misc|installation|issue|crash|regression)[\w ]{0,12}\]"
-    r"|(?:(?:Eval|Misc\.?|Possible) )?(?i:bug|issue|crash)(?= ?[:：]))\s*[:：]?\s*)+"
+    r"\s*(?:#{1,2}\s+)?(?:"
+    r"(?:\[(?:[\w ]{1,20} )?(?i:bug|usage|performance|question|misc|installation|issue|crash|regression)[\w ]{0,12}\]"
+    r"|(?:(?:Eval|Misc\.?|Possible) )?(?i:bug|issue|crash)(?= ?[:\uff1a]))\s*[:\uff1a]?\s*)+"
 )
 _HEADING: Final = re.compile(r"\s*#\s+(?=\S)")
 # What follows a title that tells of a run: a traceback, a level, a command, the versions in use.
 _OF_A_RUN: Final = re.compile(
-    r'File "[^"\n]+", line \d|Traceback \(most|\b(?:ERROR|FATAL|CRITICAL)\b|^\s*(?:[$>] )?(?:[A-Z_]+=\S+ )*(?:export|python3?|vllm|docker|torchrun'
-    r"|accelerate|sglang|ollama|lmdeploy)\s|^\W{0,3}[\w .-]{2,30}(?:==|[:：]) ?['\"`]?v?\d+\.\d+\.\d+",
+    r'File "[^"\n]+", line \d|Traceback \(most|\b(?:ERROR|FATAL|CRITICAL)\b'
+    r"|^\s*(?:[$>] )?(?:[A-Z_]+=\S+ )*(?:export|python3?|vllm|docker|torchrun|accelerate|sglang|ollama|lmdeploy)\s"
+    r"|^\W{0,3}[\w .-]{2,30}(?:==|[:\uff1a]) ?['\"`]?v?\d+\.\d+\.\d+",
     re.MULTILINE,
 )
 _ANOTHER: Final = re.compile(r"\s*(?:#{1,2} |#\d|[-*] |\[\w)")

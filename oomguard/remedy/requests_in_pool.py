@@ -18,11 +18,13 @@ def requests_in_pool(incident: Incident) -> Solution:
     running = incident.number("running_requests")
     if running is None and incident.phase == "decode":  # a step of decoding asks for one token of each
         running = incident.number("kv_slots_needed_tokens") or incident.number("max_num_seqs")
-    if running is not None and running >= 2:  # noqa: PLR2004 - of one none is left
+    if running is not None and running >= 2:
         value = math.floor(running * _OF_RUNNING)
         return Solution(value, f"{running:g} requests at once filled the KV cache")
     if capacity and length and capacity >= length:
         value = math.floor(capacity / length)
         return Solution(value, f"{capacity:g} tokens hold {value} requests of {length:g}")
     missing = "how many requests ran when the KV cache was full: not printed"
-    return Solution(None, f"fewer requests hold less of the KV cache; how many is not known ({missing})", unknown=(missing,))
+    return Solution(
+        None, f"fewer requests hold less of the KV cache; how many is not known ({missing})", unknown=(missing,)
+    )
