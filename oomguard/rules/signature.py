@@ -102,11 +102,18 @@ def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) ->
         framework=table.get("framework"),
         phase=table.choice("phase", PHASES, "unknown"),
         wordings=tuple(w for row in table.tables("wording", "wording") for w in _wordings(row, path, make)),
-        tests=tuple(test.values for test in table.tables("test", "signature test")),
+        tests=_tests(table, make),
         clauses=tuple(_pattern(row, path, make) for row in table.tables("clause", "clause")),
         wraps=_wraps(table),
         becomes=_becomes(table),
     )
+
+
+def _tests(table: Table, make: Callable[..., Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the file's own tests; those of a shipped file are checked where they are run, not at each start."""
+    if make is LazyPattern:
+        return tuple(table.get("test", ()))
+    return tuple(test.values for test in table.tables("test", "signature test"))
 
 
 def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> list[Quotation]:
