@@ -29,6 +29,11 @@ _SENTENCES: Final = (
     " Management (GPU N; N GiB total capacity; N GiB already allocated; N GiB free; N GiB reserved in total by PyTorch) "
     " is allocated by PyTorch, and N GiB is reserved N GiB is allocated by torch Allocated: N GiB ; memory. Tried"
     " memory in use. Of the allocated ; memory in use. Process N ; is free. Including non-PyTorch ; PyTorch memory, this process "
+    # vllm/v1/core/kv_cache_utils.py and worker/utils.py, 0.9 to 0.33
+    " To serve at least one request with the model's max seq len (N), (N GiB KV cache is needed, which is larger than the available KV"
+    " cache memory (N GiB). Based on the available memory, the estimated maximum model length is N Try increasing Free memory on device"
+    " cuda:N (N/N GiB) on startup is less than desired GPU memory utilization (N, N GiB). Decrease GPU memory utilization"
+    " len (N), N GiB KV cache ; request with the models's max seq len "
 )
 _FIGURE: Final = re.compile(r"\d[\d.]*")
 _UNIT: Final = re.compile(r"\b(?:[KMG]iB|bytes)\b")
@@ -123,8 +128,12 @@ class Window:
 
 def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candidate]) -> Window:
     """Open a window on the last of ``lines``; earlier ones belong to it if the same process wrote them."""
-    process = lines[-1][2].process
+    process, text = lines[-1][2].process, lines[-1][2].text
     same = [row for row in lines if row[2].process == process]
+    if process is None and _goes_on(text):
+        # Wrapped behind a process: the message is that process's, with all that was wrapped so far.
+        process = next((row[2].process for row in reversed(lines) if row[2].process), None)
+        same = [row for row in lines if row[2].process == process or (row[2].process is None and _goes_on(row[2].text))]
     texts = [("" if line.continued or i == 0 else "\n") + text.text for i, (_, line, text) in enumerate(same)]
     window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
     window.context = tuple((order, text.text) for order, _, text in lines)
