@@ -35,9 +35,8 @@ _SENTENCES: Final = (
     " cuda:N (N/N GiB) on startup is less than desired GPU memory utilization (N, N GiB). Decrease GPU memory utilization"
     " len (N), N GiB KV cache ; request with the models's max seq len "
 )
-_FIGURE: Final = re.compile(r"\d[\d.]*")
-_UNIT: Final = re.compile(r"\b(?:[KMG]iB|bytes)\b")
-_OPTIONS: Final = re.compile(r"PYTORCH_\w*ALLOC_CONF=\S*")
+# What stands for a figure, a unit and the allocator's options there.
+_MARKS: Final = ((r"PYTORCH_\w*ALLOC_CONF=\S*", "CONF"), (r"\d[\d.]*", "N"), (r"\b(?:[KMG]iB|bytes)\b", "GiB"))
 _BEGINS_WORDS: Final = 3
 
 
@@ -45,8 +44,8 @@ def _goes_on(text: str) -> bool:
     """Return whether a line without a process begins amid the allocator's sentences."""
     words = text[:120].removeprefix("...").split()[: 2 * _BEGINS_WORDS]
     begun = " ".join(words)
-    for pattern, mark in ((_OPTIONS, "CONF"), (_FIGURE, "N"), (_UNIT, "GiB")):
-        begun = pattern.sub(mark, begun)
+    for pattern, mark in _MARKS:
+        begun = re.sub(pattern, mark, begun)
     begun = " ".join(begun.replace("NGiB", "N GiB").split()[:_BEGINS_WORDS])
     return bool(begun) and f" {begun} " in f"{_SENTENCES} "
 

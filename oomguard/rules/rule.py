@@ -75,16 +75,16 @@ def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) 
         why=explain.get("why"),
         confirm=explain.get("confirm"),
         fixes=tuple(read_fix(row, path, make) for row in table.tables("fix", "fix")),
-        references=tuple(row.values for row in table.tables("reference", "reference")),
-        tests=_tests(table, make),
+        references=_shown(table, "reference", "reference", make),
+        tests=_shown(table, "test", "rule test", make),
     )
 
 
-def _tests(table: Table, make: Callable[..., Expression]) -> tuple[Mapping[str, Any], ...]:
-    """Return the rule's own tests; those of a shipped rule are checked where they are run, not at each start."""
+def _shown(table: Table, name: str, schema: str, make: Callable[..., Expression]) -> tuple[Mapping[str, Any], ...]:
+    """Return rows that decide nothing; those of a shipped rule are checked where they are used, not at each start."""
     if make is trusted_expression:
-        return tuple(table.get("test", ()))
-    return tuple(row.values for row in table.tables("test", "rule test"))
+        return tuple(table.get(name, ()))
+    return tuple(row.values for row in table.tables(name, schema))
 
 
 def _confidence(table: Table, path: Path, make: Callable[..., Expression]) -> tuple[Confidence, ...]:

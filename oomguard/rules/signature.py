@@ -148,22 +148,22 @@ def _wordings(row: Table, path: Path, make: Callable[..., Any]) -> Iterable[Word
     versions = row.get("versions")
     if versions is not None and make is not LazyPattern:
         _check_versions(versions, row)
+    shared = {
+        "pattern": pattern,
+        "source": row.get("source"),
+        "versions": versions,
+        "facts": facts,
+        "phase": row.choice("phase", PHASES) if row.get("phase") else None,
+        "near": bool(row.get("near", False)),
+        "starts": bool(row.get("starts", False)),
+        "framework": row.get("framework"),
+        "kind": row.choice("kind", KINDS) if row.get("kind") else None,
+        "ends": row.choice("ends", ENDS) if row.get("ends") else None,
+        "role": row.get("role"),
+        "key": f"{row.key}.pattern",
+    }
     for anchor in anchors:
-        yield Wording(
-            anchor=anchor,
-            pattern=pattern,
-            source=row.get("source"),
-            versions=versions,
-            facts=facts,
-            phase=row.choice("phase", PHASES) if row.get("phase") else None,
-            near=bool(row.get("near", False)),
-            starts=bool(row.get("starts", False)),
-            framework=row.get("framework"),
-            kind=row.choice("kind", KINDS) if row.get("kind") else None,
-            ends=row.choice("ends", ENDS) if row.get("ends") else None,
-            role=row.get("role"),
-            key=f"{row.key}.pattern",
-        )
+        yield Wording(anchor=anchor, **shared)
 
 
 def _anchors(row: Table) -> list[str]:
