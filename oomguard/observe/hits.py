@@ -10,16 +10,17 @@ from typing import Any, Final
 from oomguard.errors import SettingError
 from oomguard.facts import Fact
 from oomguard.observe.search_time import SearchTime
+from oomguard.observe.title import is_title, mark_chars
 from oomguard.observe.window import Window
 from oomguard.rules.pattern import group_value
 from oomguard.rules.signature import Quotation, Signature, Wording
 
 # A message's clauses lie within so many characters of its wording: the longest allocator message has about 1000.
 CLAUSE_CHARS: Final = 2500
-# What introduces a quotation lies within so many characters above it.
+# What introduces a quotation, or goes on from it, lies within so many characters of it.
 ABOVE_CHARS: Final = 1500
-# From the beginning of a word, so that a long word is tried once.
-_NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z")
+# From the beginning of a word, so that a long word is tried once; scripts without spaces write a name behind the word before it.
+_NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z", re.ASCII)
 _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
 
 
@@ -126,6 +127,11 @@ def quoted(
     ``slow`` is told of each quotation whose search takes longer than it may: see ``SearchTime``.
     """
     line, start = window.line_around(hit.position)
+    above, raw = window.above(hit.first)[-ABOVE_CHARS:], window.lines[hit.first].text
+    below = "".join(window.texts[hit.first + 1 :])
+    if is_title(raw, above, below):
+        cut = mark_chars(line)
+        line, start, raw = line[cut:], max(0, start - cut), raw[mark_chars(raw) :]
     at = start
     # The wording may begin with the exception's name; what stands before the words behind it tells a quotation.
     name = _EXCEPTION_NAME.match(line, at)
@@ -136,8 +142,9 @@ def quoted(
         "before": line[:at],
         "lead": _NAME_BEGUN.sub("", line[:start]),
         "around": f"{line[:at]}\0{line[end:]}",
-        "raw": window.lines[hit.first].text,
-        "above": window.above(hit.first)[-ABOVE_CHARS:],
+        "raw": raw,
+        "above": above,
+        "below": "".join(window.texts[hit.last + 1 :])[:ABOVE_CHARS],
     }
     figures = sum(not isinstance(fact.value, str) for fact in hit.facts.values())
     for quotation in quotations:

@@ -15,6 +15,7 @@ from oomguard.observe.context import Context
 from oomguard.observe.hits import CLAUSE_CHARS, Hit, captured, quoted
 from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.search_time import SearchTime
+from oomguard.observe.title import is_title, mark_chars
 from oomguard.observe.window import Window
 from oomguard.rules.lexicon import Lexicon
 from oomguard.rules.signature import Quotation, Signature, Wording
@@ -104,6 +105,9 @@ def _parts(window: Window, found: Any) -> dict[str, str]:
     end = min(len(line), at + found.end() - found.start())
     above = window.above(first)[-ABOVE_CHARS:]
     below = "".join(window.texts[first + 1 : first + 1 + BELOW_LINES]).strip("\n")[:ABOVE_CHARS]
+    raw = window.lines[first].text
+    if is_title(raw, above, below):
+        raw = raw[mark_chars(raw) :]
     amid = f"{line[:at]}\0{line[at:]}"
     return {
         "phrase": line[at:end],
@@ -111,7 +115,7 @@ def _parts(window: Window, found: Any) -> dict[str, str]:
         "before": line[:at],
         "in_place": f"{line[:at]}\0{line[end:]}",
         "amid": "\n".join((above.rstrip("\n").rpartition("\n")[2], amid, below.partition("\n")[0])),
-        "raw": window.lines[first].text[: 4 * LINE_CHARS],
+        "raw": raw[: 4 * LINE_CHARS],
         "above": above,
         "below": below,
         "around": f"{above[-LINE_CHARS:]}\n{line}\n{below}",

@@ -19,11 +19,35 @@ WINDOW_CHARS = 6000
 
 Candidate = tuple[Signature, Wording]
 
-# How the lines begin that the allocator's message is wrapped onto; a tool that wraps puts the process before the first alone.
-_GOES_ON: Final = re.compile(
-    r"(?:\.\.\. ?)?(?:GPU \d+ has a total|Including non-PyTorch|[Oo]f the allocated|[Tt]his process has|Process \d+ has|If reserved|"
-    r"Allocated: |[\d.]+ [KMG]iB (?:is |are |of |memory|reserved|allowed)|memory in use|memory\. Tried|allocated (?:by|in) )"
+# The allocator's sentences (c10/cuda/CUDACachingAllocator.cpp, torch 1.4 to 2.13), N for each figure: a tool that wraps puts the
+# process before the first line alone, and a line that begins with words from amid them goes on with the message.
+_SENTENCES: Final = (
+    " CUDA out of memory. Tried to allocate N GiB. GPU N has a total capacity of N GiB of which N GiB is free. Process N has N GiB"
+    " memory in use. Including non-PyTorch memory, this process has N GiB memory in use. N GiB allowed; Of the allocated memory N GiB"
+    " is allocated by PyTorch, with N GiB allocated in private pools (e.g., CUDA Graphs), and N GiB is reserved by PyTorch but"
+    " unallocated. If reserved but unallocated memory is large try setting CONF to avoid fragmentation. See documentation for Memory"
+    " Management (GPU N; N GiB total capacity; N GiB already allocated; N GiB free; N GiB reserved in total by PyTorch) "
+    " is allocated by PyTorch, and N GiB is reserved N GiB is allocated by torch Allocated: N GiB ; memory. Tried"
+    " memory in use. Of the allocated ; memory in use. Process N ; is free. Including non-PyTorch ; PyTorch memory, this process "
+    # vllm/v1/core/kv_cache_utils.py and worker/utils.py, 0.9 to 0.33
+    " To serve at least one request with the model's max seq len (N), (N GiB KV cache is needed, which is larger than the available KV"
+    " cache memory (N GiB). Based on the available memory, the estimated maximum model length is N Try increasing Free memory on device"
+    " cuda:N (N/N GiB) on startup is less than desired GPU memory utilization (N, N GiB). Decrease GPU memory utilization"
+    " len (N), N GiB KV cache ; request with the models's max seq len "
 )
+# What stands for a figure, a unit and the allocator's options there.
+_MARKS: Final = ((r"PYTORCH_\w*ALLOC_CONF=\S*", "CONF"), (r"\d[\d.]*", "N"), (r"\b(?:[KMG]iB|bytes)\b", "GiB"))
+_BEGINS_WORDS: Final = 3
+
+
+def _goes_on(text: str) -> bool:
+    """Return whether a line without a process begins amid the allocator's sentences."""
+    words = text[:120].removeprefix("...").split()[: 2 * _BEGINS_WORDS]
+    begun = " ".join(words)
+    for pattern, mark in _MARKS:
+        begun = re.sub(pattern, mark, begun)
+    begun = " ".join(begun.replace("NGiB", "N GiB").split()[:_BEGINS_WORDS])
+    return bool(begun) and f" {begun} " in f"{_SENTENCES} "
 
 
 @dataclass(slots=True)
@@ -86,8 +110,7 @@ class Window:
         text = plain.text[:WINDOW_CHARS]
         # A document wraps a prefixed line onto lines without a prefix: indented ones, and those that cannot begin a message.
         indented = len(text) - len(text.lstrip()) >= 2
-        wrapped = plain.process is None and (indented or _GOES_ON.match(text) is not None)
-        if plain.process == self.process or wrapped:
+        if plain.process == self.process or (plain.process is None and (indented or _goes_on(text))):
             self.texts.append(text if line.continued else "\n" + text)
             self.lines.append(line)
             self.orders.append(order)
@@ -104,8 +127,12 @@ class Window:
 
 def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candidate]) -> Window:
     """Open a window on the last of ``lines``; earlier ones belong to it if the same process wrote them."""
-    process = lines[-1][2].process
+    process, text = lines[-1][2].process, lines[-1][2].text
     same = [row for row in lines if row[2].process == process]
+    if process is None and _goes_on(text):
+        # Wrapped behind a process: the message is that process's, with all that was wrapped so far.
+        process = next((row[2].process for row in reversed(lines) if row[2].process), None)
+        same = [row for row in lines if row[2].process == process or (row[2].process is None and _goes_on(row[2].text))]
     texts = [("" if line.continued or i == 0 else "\n") + text.text for i, (_, line, text) in enumerate(same)]
     window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
     window.context = tuple((order, text.text) for order, _, text in lines)

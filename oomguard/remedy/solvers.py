@@ -8,6 +8,7 @@ from typing import Final
 from oomguard.remedy.beside_pool import kv_bytes_for_tried, static_share_for_tried, utilization_for_tried
 from oomguard.remedy.host_cache import host_cache_within_free
 from oomguard.remedy.printed import PRINTED, Solver
+from oomguard.remedy.requests_in_pool import requests_in_pool
 from oomguard.remedy.static_share import static_share_for_pool
 
 SOLVERS: Final[Mapping[str, Solver]] = {
@@ -16,5 +17,6 @@ SOLVERS: Final[Mapping[str, Solver]] = {
     "kv_bytes_for_tried": kv_bytes_for_tried,
     "static_share_for_tried": static_share_for_tried,
     "host_cache_within_free": host_cache_within_free,
+    "requests_in_pool": requests_in_pool,
     "static_share_for_pool": static_share_for_pool,
 }

@@ -23,6 +23,8 @@ _LARGE_DEVICE_KEEPS_BYTES: Final = 10 * GIB
 # A pool that is worth a start: so much of what was free.
 _POOL_RATIO: Final = 0.02
 _HIGHEST: Final = 0.97
+# Where the weights take more than that allows: what is left must do for activations, on devices of 80 GB and more.
+_HIGHEST_ABOVE_WEIGHTS: Final = 0.975
 
 
 def static_share_for_pool(incident: Incident) -> Solution:
@@ -31,11 +33,13 @@ def static_share_for_pool(incident: Incident) -> Solution:
     now = incident.number("mem_fraction_static_ratio")
     if least is None:
         missing = "what is free before and after loading the weights: not printed"
-        return Solution(None, f"leaves room for the KV cache; by how much is not known ({missing})", unknown=(missing,))
+        above = "" if now is None else f", above {now:g}"
+        why = f"leaves room for the KV cache{above}; by how much is not known ({missing})"
+        return Solution(None, why, unknown=(missing,))
     # Where that is not known, the least that holds a pool, as SGLang's own message advises.
     wished = min(_HIGHEST, 1 - _kept_bytes(incident, before) / before) if before else 0.0
     value = max(rounded(math.floor, wished), rounded(math.ceil, least + _POOL_RATIO))
-    if value > _HIGHEST or (now is not None and value <= now):
+    if value > _HIGHEST_ABOVE_WEIGHTS or (now is not None and value <= now):
         return Solution(None, f"the weights take {least:.3f} of what was free: no share leaves activations their room")
     pool = {} if before is None else {"kv_cache_available_bytes": before * (value - least)}
     return Solution(value, f"the weights alone take {least:.3f} of what was free before them", predicts=pool)

@@ -13,6 +13,7 @@ from oomguard.rules.expressions import Expression, suggestion, trusted_expressio
 from oomguard.rules.table import Table
 from oomguard.settings import SETTINGS, Setting
 
+_EFFECTS: Final = {str(effect): effect for effect in Effect}
 # The solvers that a fix may name; they are functions of the planner (remedy/solvers.py).
 SOLVERS: Final = (
     "blocks_for_max_len",
@@ -21,6 +22,7 @@ SOLVERS: Final = (
     "kv_bytes_for_tried",
     "kv_bytes_within_free",
     "printed_estimate",
+    "requests_in_pool",
     "rows_that_fit",
     "static_share_for_pool",
     "static_share_for_tried",
@@ -55,7 +57,7 @@ class Fix:
 
 def read_fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
     """Read one fix; ``make`` turns a text into an expression. Raises RuleError for a mistake in it."""
-    effect = row.choice("effect", [str(effect) for effect in Effect])
+    effect = row.choice("effect", _EFFECTS)
     if sum(name in row.values for name in ("solve", "value", "lever")) != 1:
         raise row.error("exactly one of solve, value and lever")
     if not row.get("value", "x").strip():
@@ -65,7 +67,7 @@ def read_fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
     value = row.get("value")
     fix = Fix(
         setting=row.get("setting"),
-        effect=Effect.parse(effect),
+        effect=_EFFECTS[effect],
         solve=row.get("solve"),
         value=make(value, path=str(path), key=f"{row.key}.value", result=None) if value else None,
         when=row.expressions("when", make),

@@ -16,7 +16,9 @@ _DECIMAL: Final = "_decimal_gb"
 
 # What ``{size}`` in a pattern stands for: a size with its unit, as any engine prints it. It begins where its digits
 # begin, so that a long row of digits is tried once and not again from each digit.
-SIZE: Final = r"-?(?<!\d,?)\d[\d,]*(?:\.\d+|\.(?=\s[KMGT]i?B))?(?:\s?(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)\b)?"
+SIZE: Final = (
+    r"-?(?<!\d,?)\d[\d,]*(?:\.\d+|\.(?=\s[KMGT]i?B))?(?:(?:\s?|\n\x20{1,12})(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)\b)?"
+)
 
 
 def compile_pattern(text: str, *, path: str, key: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from oomguard.facts import REGISTRY
 from oomguard.incident import CAUSES
 from oomguard.kinds import KINDS
-from oomguard.rules.expressions import Expression, suggestion
+from oomguard.rules.expressions import Expression, suggestion, trusted_expression
 from oomguard.rules.fix import Fix, read_fix
 from oomguard.rules.table import Table
 from oomguard.templates import PLACEHOLDER
@@ -75,9 +75,16 @@ def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) 
         why=explain.get("why"),
         confirm=explain.get("confirm"),
         fixes=tuple(read_fix(row, path, make) for row in table.tables("fix", "fix")),
-        references=tuple(row.values for row in table.tables("reference", "reference")),
-        tests=tuple(row.values for row in table.tables("test", "rule test")),
+        references=_shown(table, "reference", "reference", make),
+        tests=_shown(table, "test", "rule test", make),
     )
+
+
+def _shown(table: Table, name: str, schema: str, make: Callable[..., Expression]) -> tuple[Mapping[str, Any], ...]:
+    """Return rows that decide nothing; those of a shipped rule are checked where they are used, not at each start."""
+    if make is trusted_expression:
+        return tuple(table.get(name, ()))
+    return tuple(row.values for row in table.tables(name, schema))
 
 
 def _confidence(table: Table, path: Path, make: Callable[..., Expression]) -> tuple[Confidence, ...]:

@@ -19,7 +19,7 @@ from oomguard.rules.table import Table
 
 # How a line may say that an engine ended; what each means: observe/ending.py.
 ENDS: Final = ("died", "failing", "gone", "stopping", "told")
-_QUOTATION_PARTS: Final = ("line", "before", "lead", "around", "raw", "above")
+_QUOTATION_PARTS: Final = ("line", "before", "lead", "around", "raw", "above", "below")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Quotation:
 
     ``part`` is where the pattern is looked for: ``line`` the peeled line, ``before`` what stands on it before the
     message's own words, ``lead`` what stands before the exception's name, ``around`` the line with a null character
-    in the message's place, ``raw`` the line as it was printed, ``above`` the lines before it. A message with
+    in the message's place, ``raw`` the line as it was printed, ``above`` the lines before it, ``below`` those after it. A message with
     ``below_facts`` figures or more is a report whatever stands around it.
     """
 
@@ -102,11 +102,18 @@ def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) ->
         framework=table.get("framework"),
         phase=table.choice("phase", PHASES, "unknown"),
         wordings=tuple(w for row in table.tables("wording", "wording") for w in _wordings(row, path, make)),
-        tests=tuple(test.values for test in table.tables("test", "signature test")),
+        tests=_tests(table, make),
         clauses=tuple(_pattern(row, path, make) for row in table.tables("clause", "clause")),
         wraps=_wraps(table),
         becomes=_becomes(table),
     )
+
+
+def _tests(table: Table, make: Callable[..., Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the file's own tests; those of a shipped file are checked where they are run, not at each start."""
+    if make is LazyPattern:
+        return tuple(table.get("test", ()))
+    return tuple(test.values for test in table.tables("test", "signature test"))
 
 
 def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> list[Quotation]:
@@ -141,22 +148,22 @@ def _wordings(row: Table, path: Path, make: Callable[..., Any]) -> Iterable[Word
     versions = row.get("versions")
     if versions is not None and make is not LazyPattern:
         _check_versions(versions, row)
+    shared = {
+        "pattern": pattern,
+        "source": row.get("source"),
+        "versions": versions,
+        "facts": facts,
+        "phase": row.choice("phase", PHASES) if row.get("phase") else None,
+        "near": bool(row.get("near", False)),
+        "starts": bool(row.get("starts", False)),
+        "framework": row.get("framework"),
+        "kind": row.choice("kind", KINDS) if row.get("kind") else None,
+        "ends": row.choice("ends", ENDS) if row.get("ends") else None,
+        "role": row.get("role"),
+        "key": f"{row.key}.pattern",
+    }
     for anchor in anchors:
-        yield Wording(
-            anchor=anchor,
-            pattern=pattern,
-            source=row.get("source"),
-            versions=versions,
-            facts=facts,
-            phase=row.choice("phase", PHASES) if row.get("phase") else None,
-            near=bool(row.get("near", False)),
-            starts=bool(row.get("starts", False)),
-            framework=row.get("framework"),
-            kind=row.choice("kind", KINDS) if row.get("kind") else None,
-            ends=row.choice("ends", ENDS) if row.get("ends") else None,
-            role=row.get("role"),
-            key=f"{row.key}.pattern",
-        )
+        yield Wording(anchor=anchor, **shared)
 
 
 def _anchors(row: Table) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -52,6 +53,12 @@ def _text(path: Path) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+@functools.cache
+def _required(schema: str) -> tuple[str, ...]:
+    """Return the keys that a table of this schema must have."""
+    return tuple(name for name, key in KEYS[schema].items() if key.required)
+
+
 class Table:
     """One table of a file, checked against its keys on construction.
 
@@ -79,8 +86,8 @@ class Table:
             if not isinstance(entry, expected) or (isinstance(entry, bool) and expected is not bool):
                 wanted = expected if isinstance(expected, type) else expected[-1]
                 raise self.error(f"expected {wanted.__name__}, found {type(entry).__name__}", name)
-        for name, key_of in known.items():
-            if key_of.required and name not in value:
+        for name in _required(schema):
+            if name not in value:
                 raise self.error(f"the key {name!r} is missing")
         if value.get("schema", SCHEMA) != SCHEMA:
             raise self.error(f"schema {value['schema']} is not known to this version, which reads {SCHEMA}", "schema")

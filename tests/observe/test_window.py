@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from oomguard.diagnosing import diagnose
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.source import Line
 from oomguard.observe.text import peel
@@ -115,3 +119,26 @@ def test_a_message_that_was_wrapped_behind_its_process_is_read_on():
         True,
     ]
     assert opened.text == "boom\nGPU 0 has a total capacity of 31.35 GiB\n... this process has 23.32 GiB"
+
+
+MESSAGES = (
+    (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 2 has a total capacity of 47.50 GiB of which 130.00 MiB"
+        " is free. Process 71 has 9.25 GiB memory in use. Including non-PyTorch memory, this process has 38.00 GiB memory in use. Of the"
+        " allocated memory 36.50 GiB is allocated by PyTorch, with 1.25 GiB allocated in private pools (e.g., CUDA Graphs), and 750.00 MiB is"
+        " reserved by PyTorch but unallocated."
+    ),
+    (
+        "ValueError: To serve at least one request with the model's max seq len (65536), (9.00 GiB KV cache is needed, which is larger than the"
+        " available KV cache memory (4.50 GiB). Based on the available memory, the estimated maximum model length is 32768."
+    ),
+    "ValueError: Free memory on device cuda:0 (20.50/47.50 GiB) on startup is less than desired GPU memory utilization (0.9, 42.75 GiB).",
+)
+
+
+@pytest.mark.parametrize("prefix", ["[rank1]: ", "(EngineCore pid=31) ERROR 03-02 10:00:00 [core.py:900] "])
+@given(width=st.integers(52, 130), message=st.sampled_from(MESSAGES))
+def test_a_message_wrapped_behind_its_process_is_read_whole(prefix, width, message):
+    whole, wrapped = (diagnose(prefix + text).incidents[0] for text in (message, textwrap.fill(message, width)))
+
+    assert {k: f.value for k, f in wrapped.facts.items()} == {k: f.value for k, f in whole.facts.items()}

@@ -57,6 +57,7 @@ MISSING = {
     "utilization_for_tried": "device total",
     "rows_that_fit": "row_bytes",
     "host_cache_within_free": "what the host has free",
+    "requests_in_pool": "how many requests ran",
     "static_share_for_pool": "free before and after loading",
     "static_share_for_tried": "device total",
 }

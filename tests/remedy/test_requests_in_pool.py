@@ -1,0 +1,41 @@
+"""How many requests a pool of KV cache holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.facts import Fact
+from oomguard.incident import Incident
+from oomguard.remedy.requests_in_pool import requests_in_pool
+
+
+def incident(phase: str = "unknown", **facts: float) -> Incident:
+    return Incident(
+        kind="kv_slots_exhausted",
+        message="",
+        phase=phase,
+        facts={name: Fact(name, value, "printed") for name, value in facts.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "facts", "value"),
+    [
+        ("decode", {"running_requests": 24}, 18),
+        ("decode", {"kv_slots_needed_tokens": 40}, 30),
+        (
+            "prefill",
+            {"kv_slots_needed_tokens": 4096, "kv_cache_capacity_tokens": 40000, "max_model_len_tokens": 8192},
+            4,
+        ),
+        ("decode", {"running_requests": 1}, None),
+        ("prefill", {"kv_slots_needed_tokens": 4096}, None),
+        ("prefill", {"kv_cache_capacity_tokens": 4096, "max_model_len_tokens": 8192}, None),
+    ],
+)
+def test_it_takes_three_in_four_of_those_that_ran_else_what_fits_at_full_length(phase, facts, value):
+    assert requests_in_pool(incident(phase, **facts)).value == value
+
+
+def test_it_names_what_is_missing():
+    assert "how many requests ran" in requests_in_pool(incident()).reason
