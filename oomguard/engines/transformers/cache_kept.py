@@ -21,7 +21,7 @@ _OPTION: Final = "cache_implementation"
 _ON_HOST: Final[Mapping[str | None, str]] = {None: "offloaded", "dynamic": "offloaded", "static": "offloaded_static"}
 QUANTIZED: Final = "quantized"
 # What transformers quantizes a cache with: eight bits, which need no library, before four.
-_BACKENDS: Final = ("fp8", "quanto", "hqq")
+_BACKENDS: Final = ("fp8", "quanto")  # of hqq's no trace tells what a call needs
 _MAKES_CACHE: Final = "_prepare_cache_for_generation"
 # They take tokens back from the cache.
 _TAKES_BACK: Final = ("assistant_model", "prompt_lookup_num_tokens")
@@ -43,6 +43,8 @@ def _on_host(call: GenerateCall, value: FactValue) -> GenerateCall | str:
         return f"models of the type {family} are not known to give the same with it"
     if torch_memory.is_simulated():
         return replace(call, cache_on_host=True)  # transformers' own needs CUDA's streams
+    if int(call.option("num_beams") or 1) > 1:  # seen on an H100 with transformers 5.17: other tokens with 16 beams
+        return "with beams transformers' cache on the host has given other tokens"
     if call.model.device.type != "cuda":
         return f"the model is on {call.model.device.type}: transformers keeps a cache on the host beside CUDA devices"
     return replace(call, cache_on_host=True, kwargs={**call.kwargs, _OPTION: str(value)})
