@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import pytest
 
 import oomguard
+from oomguard.engines.transformers import cache_kept
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -145,6 +146,10 @@ def test_a_guard_around_a_generate_that_succeeds_costs_a_thousandth(checkpoint, 
     assert guarded <= 1.02 * bare  # two runs of the same differ by as much; benchmarks/guard_overhead.py tells it finer
 
 
+@pytest.mark.skipif(
+    cache_kept._transformers() < cache_kept._STREAMS_WAIT,
+    reason="this transformers' cache on the host may give other tokens",
+)
 def test_a_cache_that_waits_on_the_host_gives_the_same_tokens(checkpoint, told):
     model = loaded(checkpoint[0], device_map=0)
     ids = ids_of(8, 1024)
