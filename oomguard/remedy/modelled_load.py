@@ -84,8 +84,16 @@ class LoadModel:
         return None
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return what each way would be, the least costly first: every one of them is enough alone."""
-        return tuple(self._patch(*way, incident, policy) for way in self._ways(incident))
+        """Return what each way would be, the least costly first: every one of them is enough alone.
+
+        Of several values of one setting (8 and 4 bits) the first that fits counts, else the last one's reason.
+        """
+        ways: dict[str, Patch] = {}
+        for way in self._ways(incident):
+            patch = self._patch(*way, incident, policy)
+            if patch.setting not in ways or ways[patch.setting].new is None:
+                ways[patch.setting] = patch
+        return tuple(ways.values())
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
         """Return nothing: the plan says what is missing."""

@@ -149,12 +149,28 @@ def test_a_quantized_cache_needs_permission():
     assert quantized.shape == (1, 259)
 
 
-@pytest.mark.skipif(any(find_spec(name) for name in ("optimum", "hqq")), reason="a library that quantizes is installed")
+@pytest.mark.skipif(find_spec("optimum") is not None, reason="a library that quantizes is installed")
 def test_without_a_library_that_quantizes_the_reason_says_which_to_install(llama, monkeypatch):
     from oomguard.engines.transformers import cache_kept
 
-    monkeypatch.setattr(cache_kept, "_BACKENDS", ("quanto", "hqq"))  # as in a transformers without fp8
+    monkeypatch.setattr(cache_kept, "_BACKENDS", ("quanto",))  # as in a transformers without fp8
     backend, why = cache_kept._backend(llama)
 
     assert backend is None
     assert "pip install optimum-quanto" in why
+
+
+def test_a_cache_on_the_host_of_an_older_transformers_is_not_taken_on_a_gpu(llama, monkeypatch):
+    from packaging.version import Version
+
+    from oomguard.engines.transformers import cache_kept
+    from oomguard.engines.transformers.generate import GenerateCall
+
+    monkeypatch.setattr(type(llama), "device", torch.device("cuda"))  # that it is on one is all that is asked
+    ids = torch.ones((1, 8), dtype=torch.long)
+    generated = GenerateCall.of(llama, (), {"input_ids": ids, "max_new_tokens": 4})
+
+    assert not isinstance(cache_kept.keeping_cache(generated, "offloaded"), str)
+    monkeypatch.setattr(cache_kept, "_transformers", lambda: Version("5.17"))
+    why_not = "before transformers 5.20 its cache on the host may give other tokens"
+    assert cache_kept.keeping_cache(generated, "offloaded") == why_not

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from packaging.version import Version
+
 from oomguard.engines.transformers.cache_argument import NAMES, given_cache
 from oomguard.engines.transformers.chunked_forward import ONE_CALL, compared_families
 from oomguard.facts import FactValue
@@ -21,7 +23,10 @@ _OPTION: Final = "cache_implementation"
 _ON_HOST: Final[Mapping[str | None, str]] = {None: "offloaded", "dynamic": "offloaded", "static": "offloaded_static"}
 QUANTIZED: Final = "quantized"
 # What transformers quantizes a cache with: eight bits, which need no library, before four.
-_BACKENDS: Final = ("fp8", "quanto", "hqq")
+# transformers/cache_utils.py: the stream that brings the next layer waits for the one that computes since then. Before, an H100
+# gave other tokens with 5.17.
+_STREAMS_WAIT: Final = Version("5.20")
+_BACKENDS: Final = ("fp8", "quanto")  # of hqq's no trace tells what a call needs
 _MAKES_CACHE: Final = "_prepare_cache_for_generation"
 # They take tokens back from the cache.
 _TAKES_BACK: Final = ("assistant_model", "prompt_lookup_num_tokens")
@@ -45,7 +50,15 @@ def _on_host(call: GenerateCall, value: FactValue) -> GenerateCall | str:
         return replace(call, cache_on_host=True)  # transformers' own needs CUDA's streams
     if call.model.device.type != "cuda":
         return f"the model is on {call.model.device.type}: transformers keeps a cache on the host beside CUDA devices"
+    if _transformers() < _STREAMS_WAIT:
+        return f"before transformers {_STREAMS_WAIT} its cache on the host may give other tokens"
     return replace(call, cache_on_host=True, kwargs={**call.kwargs, _OPTION: str(value)})
+
+
+def _transformers() -> Version:
+    import transformers
+
+    return Version(Version(transformers.__version__).base_version)
 
 
 def _why_not(call: GenerateCall) -> str | None:

@@ -126,3 +126,13 @@ def test_what_is_alive_leaves_less_than_its_bytes_say():
     assert replay([(1, 9 * MIB)], 40 * MIB, [held]) == 40 * MIB
     assert replay([(1, 9 * MIB)], 39 * MIB, [held]) is None
     assert replay([(1, 7 * MIB)], 20 * MIB, [held]) == 20 * MIB
+
+
+def test_of_free_blocks_of_one_size_the_lowest_address_is_taken_and_newer_segments_lie_lower():
+    allocator = CachingAllocator()
+    older, newer = allocator.allocate(12 * MIB), allocator.allocate(12 * MIB)
+    allocator.release(newer, 12 * MIB)
+    allocator.release(older, 12 * MIB)
+
+    assert newer.address < older.address
+    assert allocator.allocate(12 * MIB) is newer

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import tarfile
 
 import pytest
 
+import limit_memory
 import record_snapshots
 from oomguard.facts import MIB
 from oomguard.memory.generate.caching_allocator import CachingAllocator
@@ -108,3 +110,12 @@ def test_what_is_recorded_of_a_snapshot_replays_as_the_whole_does(tmp_path):
     assert (kept.segments, kept.in_use) == (whole.segments, whole.in_use)
     assert replay(kept) == replay(whole)
     assert b"frames" not in small.read_bytes()
+
+
+def test_what_torch_took_of_an_h100_is_what_the_replay_takes(tmp_path):
+    with tarfile.open(limit_memory.OWN) as archive:
+        archive.extractall(tmp_path, filter="data")
+    found = [replay(trace) for path in sorted(tmp_path.rglob("generate_*.pickle")) for trace in traces(path)]
+
+    assert len(found) == 10
+    assert max(one.worst_ratio for one in found) <= 0.001
