@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.another_way import as_changed, generate_another_way
 from oomguard.engines.transformers.beams import number_beams
-from oomguard.engines.transformers.began import Began
+from oomguard.engines.transformers.began import EARLY_EXIT, Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
@@ -84,19 +84,21 @@ class GenerateCall:
 
         rows, prompt_tokens = rows_and_tokens(args, kwargs)
         # A method of its own around generation (Whisper's) draws again for some of the rows.
-        began = cls.begin(args, kwargs) if began is None else began
+        began = cls.begin(model, args, kwargs) if began is None else began
+        began.restore_layers(model)
         draws = Draws(began.states, rows, may_draw=not _is_overridden(model))
         return cls(model, args, kwargs, rows, prompt_tokens, draws, began, WholeView())
 
     @staticmethod
-    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
+    def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
         """Note what a call will change beside its result."""
-        return Began.now(inputs_of(args, kwargs), given_cache(kwargs))
+        return Began.now(model, inputs_of(args, kwargs), given_cache(kwargs))
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Have rows ``start`` to ``stop`` draw what the whole call would have drawn for them, with what it would have found."""
         self.began.restore(self.kwargs)
+        self.began.restore_layers(self.model)
         with self.draws.of_rows(start, stop), contextlib.ExitStack() as stack:
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
@@ -252,6 +254,8 @@ class GenerateCall:
             return None
         if self.not_splittable is not None and not self._runs_another_way:
             return None
+        if self.option(EARLY_EXIT) is not None:
+            return None  # how far a draft goes is told by values
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
             return None  # it would have to be cut for each number of rows
         if self.chunk_tokens is not None or self.media() != Media({}):

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from oomguard.live_storages import LiveStorages
+from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_generate import _ONE_AT_A_TIME, Twin, _as_if_real, _fake, _Watch
 
 
@@ -52,7 +53,7 @@ def trace_forward(twin: Twin, arguments: Mapping[str, Any], *, mask_is_full: boo
             storages.adopt(value)
         storages.reset_peak()
         start_bytes = storages.bytes
-        with watch:
+        with watch, FakeCopies():
             result = twin.model(**faked)
         need_bytes, result_bytes = storages.peak_bytes - start_bytes, storages.bytes - start_bytes
         shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))

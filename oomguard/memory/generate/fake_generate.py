@@ -10,6 +10,7 @@ import contextlib
 import copy
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from oomguard.live_storages import LiveStorages
+from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.traced_steps import STEPS, TracedSteps
 
 # Steps of the call that stands for another's end: the prefill, one that may still hold what it made, and the last.
@@ -37,6 +39,8 @@ _HOOKS: Final = (
 )
 # One trace at a time: it changes for its duration what transformers takes for a fake tensor.
 _ONE_AT_A_TIME: Final = threading.RLock()
+# A model's own loop may wait for a value that no fake tensor has: such a trace ends here.
+_LONGEST_S: Final = 120.0
 _READ: Final = torch.ops.aten._local_scalar_dense.default
 _GROUPED: Final = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
 
@@ -134,7 +138,7 @@ def trace_steps(
             storages.adopt(value)
         storages.reset_peak()
         start_bytes, ends = storages.bytes, _Steps(storages, steps)
-        with watch:
+        with watch, FakeCopies():
             try:
                 twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
             except _EnoughError:
@@ -197,10 +201,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, storages: LiveStorages, twin: Twin, *, mask_is_full: bool) -> None:
         super().__init__()
         self._storages, self._mask_is_full = storages, mask_is_full
+        self._ends_s = time.monotonic() + _LONGEST_S
         self._device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ:
+            if time.monotonic() > self._ends_s:
+                raise TimeoutError(f"the trace has not ended after {_LONGEST_S:.0f} s")
             return _answer(args[0])
         out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor) and self._is_yes(func._schema.name, args):
