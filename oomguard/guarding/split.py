@@ -223,6 +223,7 @@ class SplitRun:
         clear(error)
         torch_memory.release()
         model = self._model(failure)
+        self._not_splittable = model.not_splittable
         from oomguard.diagnosing import default_rules  # only a failure waits for it
 
         # A size that ran may be planned again, for rows that turned out heavier; one that failed may not.
@@ -247,7 +248,7 @@ class SplitRun:
         left = self._owner.policy.max_relaunches - len(attempts)
         rows = self._rows if refused is not None else min(self._size, self._rows - self._next_row)
         failed = FailedRows(rows, refused, not attempts, others_ran=self._next_row > 0, attempts_left=left)
-        return model_of(self._call, failure, failed, self._way.variants())
+        return model_of(self._call, failure, failed, self._way.variants)
 
     def _apply(self, patch: Patch) -> None:
         self._owner.patched(patch)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.began import EARLY_EXIT
 from oomguard.engines.transformers.cache_argument import NAMES, given_cache
 from oomguard.engines.transformers.chunked_forward import ONE_CALL, compared_families
 from oomguard.facts import FactValue
@@ -24,7 +25,7 @@ QUANTIZED: Final = "quantized"
 _BACKENDS: Final = ("fp8", "quanto", "hqq")
 _MAKES_CACHE: Final = "_prepare_cache_for_generation"
 # They take tokens back from the cache.
-_TAKES_BACK: Final = ("assistant_model", "prompt_lookup_num_tokens")
+_TAKES_BACK: Final = ("assistant_model", "prompt_lookup_num_tokens", EARLY_EXIT)
 
 
 def keeping_cache(call: GenerateCall, value: FactValue) -> GenerateCall | str:

@@ -30,6 +30,7 @@ class TracedForward:
         mask: its attention mask; None where it has none.
         around: entered around a call of the model that it is given.
         refuse: called with the reason where the results show that they do not hold one entry a row.
+        drew: called where random numbers are drawn.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class TracedForward:
         mask: Any,
         refuse: Callable[[str], object],
         around: Callable[[Any], AbstractContextManager[object]],
+        drew: Callable[[], object],
     ) -> None:
-        self._refuse, self._around = refuse, around
+        self._refuse, self._around, self._drew = refuse, around, drew
         self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
         self._twin: Any = None
         self._mask_is_full = False
@@ -87,7 +89,9 @@ class TracedForward:
         is_cached = on_cuda or (torch_memory.is_cached() and torch_memory.counts(weights))
         arguments: Mapping[str, Any] = self._arguments(lambda tensor: rows_like(self._twin, tensor, rows))
         with self._around(self._twin.model):
-            traced = trace_forward(self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=is_cached)
+            traced = trace_forward(
+                self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=is_cached, drew=self._drew
+            )
         self._look_at(traced.shapes, rows)
         need = traced.need_bytes + (_SCRATCH_BYTES if on_cuda else 0)
         self._results_bytes = -(

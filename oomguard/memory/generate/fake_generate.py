@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from oomguard.live_storages import LiveStorages
+from oomguard.memory.generate.drawing import draws
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.traced_steps import STEPS, TracedSteps
 
@@ -30,6 +31,8 @@ from oomguard.memory.generate.traced_steps import STEPS, TracedSteps
 _END_STEPS: Final = 3
 # Operations whose answer is read as yes, "do beams go on"; "has all ended" (aten::eq) is no. The caller tells of the mask.
 _READ_AS_TRUE: Final = frozenset({"aten::bitwise_and", "aten::logical_and"})
+# What a call is made for; where it has none of them, its first tensor: images, sound.
+_PROMPTS: Final = ("inputs", "input_ids", "inputs_embeds", "input_features")
 _HOOKS: Final = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -103,7 +106,7 @@ def _near_the_end(twin: Twin, arguments: Mapping[str, Any], steps: int) -> dict[
         name: value for name, value in arguments.items() if name not in {"max_length", "min_length", "min_new_tokens"}
     }
     changed["max_new_tokens"] = _END_STEPS
-    main = next(arguments[n] for n in ("inputs", "input_ids", "inputs_embeds", "input_features") if n in arguments)
+    main = next(arguments[n] for n in (*_PROMPTS, *arguments) if isinstance(arguments.get(n), torch.Tensor))
     if getattr(twin.model.config, "is_encoder_decoder", False):
         begun = arguments.get("decoder_input_ids")
         length = (0 if begun is None else begun.shape[1]) + steps - _END_STEPS
@@ -201,6 +204,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, storages: LiveStorages, twin: Twin, *, mask_is_full: bool) -> None:
         super().__init__()
         self._storages, self._mask_is_full = storages, mask_is_full
+        self.has_drawn = False
         self._ends_s = time.monotonic() + _LONGEST_S
         self._device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
 
@@ -209,6 +213,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             if time.monotonic() > self._ends_s:
                 raise TimeoutError(f"the trace has not ended after {_LONGEST_S:.0f} s")
             return _answer(args[0])
+        self.has_drawn = self.has_drawn or draws(func, args, kwargs or {})
         out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor) and self._is_yes(func._schema.name, args):
             out._oomguard_true = True
