@@ -147,6 +147,10 @@ class WatchedCall(Protocol):
     def waits_on_host(self) -> bool:
         """Whether the results of parts are so small that they wait on the host, where they take no room from later parts."""
 
+    @property
+    def puts_back(self) -> Collection[str]:
+        """Arguments that the call changes and ``around`` puts back to what they were."""
+
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call on rows ``start`` to ``stop``."""
 

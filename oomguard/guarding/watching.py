@@ -151,7 +151,8 @@ def _whole(
     if error is not None:
         failed, error = [error], None  # a frame that names what its own exception holds is a cycle
         return in_parts(owner, wrapped, call, failed, seconds=took_s, measured=measured)
-    owner.record(Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured))
+    attempt = Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured)
+    owner.record(attempt, is_healthy=True)
     return result, None
 
 

@@ -56,6 +56,7 @@ class ForwardCall:
     beside_row_bytes: int = 0
     waits_on_host: bool = False
     pad_value: int | None = None
+    puts_back: Collection[str] = ()
     phase: str | None = None
     found: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)

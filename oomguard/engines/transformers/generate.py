@@ -182,6 +182,11 @@ class GenerateCall:
         beside = {name: value for name, value in self.kwargs.items() if value is not main}
         return media_of(self.model, beside, main)
 
+    @property
+    def puts_back(self) -> Collection[str]:
+        """The cache that the user gave, where what a call adds to it is known."""
+        return CACHES if self.began.cache_tokens is not None else ()
+
     def _is_cut(self, name: str) -> bool:
         """Return whether a tensor of this name has one row per input."""
         return name in _ROW_ARGUMENTS or (not self.args and name == input_name(self.model, self.kwargs))
