@@ -105,7 +105,7 @@ def forget(error: BaseException | None) -> None:
         link.__traceback__ = None
 
 
-def clear_callers(error: BaseException) -> None:
+def let_go(error: BaseException) -> None:
     """Drop the locals of the frames that called those of a failure, as far as they have ended: one of them may hold the failure."""
     for link in chain(error):
         frame = link.__traceback__ and link.__traceback__.tb_frame.f_back

@@ -13,7 +13,7 @@ from oomguard.guarding.call_model import FailedRows, model_of
 from oomguard.guarding.failure import (
     annotate,
     clear,
-    clear_callers,
+    let_go,
     facts_of,
     forget,
     in_phase,
@@ -303,5 +303,5 @@ class SplitRun:
         if error is None or self._incident is None:
             return error
         annotate(error, self._incident, self._ledger.attempts)
-        clear_callers(error)
+        let_go(error)
         return leave_with(error, partial, self._not_splittable)
