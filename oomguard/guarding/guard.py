@@ -113,8 +113,9 @@ class Guard:
         try:
             # Here: a guard that sees no failure does not wait for what explains one.
             from oomguard.diagnosing import assess_all, default_rules
-            from oomguard.guarding.failure import annotate, scan_error
+            from oomguard.guarding.failure import add_note, annotate, scan_error
             from oomguard.guarding.seen_call import seen_call
+            from oomguard.guarding.unwatched import unwatched
 
             scanned = scan_error(error)
             if scanned.first_cause is None:
@@ -133,6 +134,8 @@ class Guard:
         if diagnosis.first_cause is not None:
             self._keep(diagnosis)
             annotate(error, diagnosis.first_cause)
+            if "not run in parts" not in "".join(error.__notes__) and (note := unwatched(error)) is not None:
+                add_note(error, note)
 
     @property
     def snapshot(self) -> Path | None:

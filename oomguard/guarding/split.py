@@ -10,16 +10,7 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.beginning import Generators, may_begin_in_parts
 from oomguard.guarding.call_model import FailedRows, model_of
-from oomguard.guarding.failure import (
-    annotate,
-    clear,
-    let_go,
-    facts_of,
-    forget,
-    in_phase,
-    run_guarded,
-    scan_error,
-)
+from oomguard.guarding.failure import annotate, clear, facts_of, forget, in_phase, let_go, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.guarding.making_room import make_room
 from oomguard.guarding.measured_rows import MeasuredRows

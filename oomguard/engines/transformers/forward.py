@@ -76,9 +76,12 @@ class ForwardCall:
         )
         trains = records_gradients(model, arguments.values())
         if found is None:
-            return cls(
-                model, args, kwargs, positional, 1, None, "no tensor of inputs is known among the arguments", trains
+            given = (
+                ", ".join(name for name, value in arguments.items() if any(True for _ in _tensors(value)))
+                or "no tensor"
             )
+            why = f"none of its arguments is known to hold one row per input: {given}"
+            return cls(model, args, kwargs, positional, 1, None, why, trains)
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
         media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
