@@ -41,8 +41,8 @@ class Guard:
         batch: the arguments along which a decorated function is split; empty: it is not.
         restart: whether an engine that dies at work of anything but memory is made again.
         start_within_s: the seconds in which an engine must have started; None: it may take any number.
-        attempts: every attempt under ``with`` of a call that ran out of memory, the one that succeeded included, over all calls,
-            and every start of an engine. A decorated function's are on the function: those of the last call that ran out of memory.
+        attempts: every attempt under ``with``, over all calls in it but those that succeeded at once, as they were made. A decorated
+            function's are on the function: those of the last call that ran out of memory.
         diagnosis: the last failure; None: there was none. A decorated function's is on the function.
         recording: what takes a memory snapshot at the first failure; None: none is asked for.
         partial: the rows that are done of the last call under ``with``, where it was given up; None otherwise.
@@ -175,7 +175,7 @@ class Guard:
             self._function.diagnosis = diagnosis
 
     def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
-        """Add an attempt, unless its call succeeded at once; several threads may do so at once."""
+        """Add an attempt, unless its call succeeded at once, as it was made; several threads may do so at once."""
         attempted(attempt)
         guarded.attempted(attempt)
         if self._function is None and not is_healthy:

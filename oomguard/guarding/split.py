@@ -114,7 +114,8 @@ class SplitRun:
         incident = None if failed is None else self._explain(failed)
         error = "" if failed is None else self._part_error or type(failed).__name__
         ended = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
-        self._owner.record(ended, is_healthy=self._first_error is None)
+        is_as_made = not self._way.settings and not self._gathered.done
+        self._owner.record(ended, is_healthy=self._first_error is None and is_as_made)
         if incident is not None:
             self._ledger.choose(incident, lambda name: name == "batch_size" or name in VARIED)
         return failed is None

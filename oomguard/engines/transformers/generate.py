@@ -99,6 +99,7 @@ class GenerateCall:
         self.began.restore(self.kwargs)
         self.began.restore_layers(self.model)
         with self.draws.of_rows(start, stop), contextlib.ExitStack() as stack:
+            stack.callback(self.began.restore_layers, self.model)
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
                     stack.enter_context(chunking(model, self.chunk_tokens))
