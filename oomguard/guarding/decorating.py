@@ -56,10 +56,8 @@ def _around(current: Guard, function: F) -> F:
             raise SettingError(f"{function.__qualname__} has no argument {name!r} to split")
     if is_special(function):
         what = "a generator" if inspect.isgeneratorfunction(function) else "async"
-        hint = "without batch= the engine calls in it are split; or name the batch of the plain function that it calls"
-        raise SettingError(
-            f"{function.__qualname__} is {what}: batch= splits plain functions, whose result is there", hint=hint
-        )
+        hint = "without batch= the engine calls in it are split; or guard the plain function that it calls, with batch="
+        raise SettingError(f"{function.__qualname__} is {what}, and batch= splits plain functions only: {hint}")
     return _splitting(current, function)
 
 

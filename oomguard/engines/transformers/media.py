@@ -80,7 +80,7 @@ def _starts(
 def _why_no_token(config: Any, values: Any, ids: Any) -> str:
     texts = ids.shape[0] if getattr(ids, "ndim", 0) else None
     if texts is not None and values.ndim and texts != values.shape[0]:
-        return f"{texts} texts stand beside {values.shape[0]} images"
+        return f"no token stands for it, and {texts} texts stand beside {values.shape[0]} images"
     has_towers = all(getattr(config, name, None) is not None for name in ("text_config", "vision_config"))
     return _TOWERS if has_towers else "no token stands for it"
 
