@@ -57,7 +57,9 @@ def _around(current: Guard, function: F) -> F:
     if is_special(function):
         what = "a generator" if inspect.isgeneratorfunction(function) else "async"
         hint = "without batch= the engine calls in it are split; or guard the plain function that it calls, with batch="
-        raise SettingError(f"{function.__qualname__} is {what}, and batch= splits plain functions only: {hint}")
+        raise SettingError(
+            f"{function.__qualname__} is {what} and cannot be split, as batch= splits plain functions: {hint}"
+        )
     return _splitting(current, function)
 
 
