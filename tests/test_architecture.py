@@ -136,6 +136,8 @@ def test_heavy_libraries_load_on_use(path: Path):
         "simulated_device.py",
         "trace_child.py",
         "draws.py",
+        "drawing.py",
+        "fake_copies.py",
         "fake_forward.py",
         "fake_generate.py",
         "rows_on_host.py",

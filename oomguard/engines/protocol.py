@@ -147,6 +147,10 @@ class WatchedCall(Protocol):
     def waits_on_host(self) -> bool:
         """Whether the results of parts are so small that they wait on the host, where they take no room from later parts."""
 
+    @property
+    def puts_back(self) -> Collection[str]:
+        """Arguments that the call changes and ``around`` puts back to what they were."""
+
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call on rows ``start`` to ``stop``."""
 
@@ -207,12 +211,12 @@ class ReadBegun:
     """
 
     read: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], WatchedCall]
-    begin: Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+    begin: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
     size: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], SizeOfCall]
 
     def __call__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WatchedCall:
         """Read a call that has not been made."""
-        return self.read(model, args, kwargs, self.begin(args, kwargs))
+        return self.read(model, args, kwargs, self.begin(model, args, kwargs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +230,13 @@ class ReadOverriding:
         return self.read(model, args, kwargs)
 
 
-def begun(read: ReadCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadCall:
+def begun(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadCall:
     """Return how a call is read once it has been made, which is now begun."""
     inner = _innermost(read)
     if not isinstance(inner, ReadBegun):
         return read
-    noted, reads = inner.begin(args, kwargs), inner.read
-    return lambda model, given, named: reads(model, given, named, noted)
+    noted, reads = inner.begin(model, args, kwargs), inner.read
+    return lambda called, given, named: reads(called, given, named, noted)
 
 
 def size_of(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:

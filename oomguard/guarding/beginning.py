@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,9 +39,12 @@ class Generators:
             torch.cuda.set_rng_state_all(self.states["cuda"])
 
 
-def may_begin_in_parts(arguments: Mapping[str, Any]) -> bool:
-    """Return whether a call may be run whole after parts of it ran: nothing of the user's in it may have changed by then."""
-    if any(arguments.get(name) is not None for name in _FILLED):
+def may_begin_in_parts(arguments: Mapping[str, Any], puts_back: Collection[str] = ()) -> bool:
+    """Return whether a call may be run whole after parts of it ran: nothing of the user's in it may have changed by then.
+
+    ``puts_back`` are those of its arguments that the call itself puts back.
+    """
+    if any(arguments.get(name) is not None for name in _FILLED if name not in puts_back):
         return False
     own = [entry for name in _LISTS for entry in _entries(arguments.get(name))]
     return all(type(entry).__module__.partition(".")[0] == "transformers" for entry in own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,10 +39,12 @@ class FailedRows:
     attempts_left: int
 
 
-def model_of(call: WatchedCall, failure: Incident, failed: FailedRows, variants: Mapping[str, Variant]) -> CallModel:
-    """Return the model of a call whose rows failed together."""
+def model_of(
+    call: WatchedCall, failure: Incident, failed: FailedRows, variants: Callable[[], Mapping[str, Variant]]
+) -> CallModel:
+    """Return the model of a call whose rows failed together; a trace of it may show that they cannot be run apart."""
     base = torch_memory.live_bytes(call.model)
-    return CallModel(
+    model = CallModel(
         failed.rows,
         base,
         seen_row_bytes=row_bytes_at_failure(failure, base, failed.rows),
@@ -54,5 +56,9 @@ def model_of(call: WatchedCall, failure: Incident, failed: FailedRows, variants:
         not_splittable=failed.not_splittable,
         others_ran=failed.others_ran,
         attempts_left=failed.attempts_left,
-        variants=variants,
     )
+    model.traced_rows(failure)
+    if model.not_splittable is None and (why := call.not_splittable) is not None:
+        model.not_splittable, model.trace = why, None
+    model.variants = variants()  # after the trace: what it found forbids other ways too
+    return model

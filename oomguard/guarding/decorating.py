@@ -55,7 +55,11 @@ def _around(current: Guard, function: F) -> F:
         if name not in inspect.signature(function).parameters:
             raise SettingError(f"{function.__qualname__} has no argument {name!r} to split")
     if is_special(function):
-        raise SettingError(f"{function.__qualname__} cannot be split: only a plain function's result is put together")
+        what = "a generator" if inspect.isgeneratorfunction(function) else "async"
+        hint = "without batch= the engine calls in it are split; or guard the plain function that it calls, with batch="
+        raise SettingError(
+            f"{function.__qualname__} is {what} and cannot be split, as batch= splits plain functions: {hint}"
+        )
     return _splitting(current, function)
 
 

@@ -85,13 +85,34 @@ def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -
     return max(1, round((live + tried - base_bytes) / rows))
 
 
-def clear(error: BaseException) -> None:
-    """Drop the locals of the frames in an exception's traceback and its chain: they hold the failed call's tensors."""
+def clear(error: BaseException, *, is_raised: bool = True) -> None:
+    """Drop the locals of the frames in an exception's traceback and its chain: they hold the failed call's tensors.
+
+    One that is not to be raised loses the frames too.
+    """
     for link in chain(error):
         traceback.clear_frames(link.__traceback__)
         for frame, _ in traceback.walk_tb(link.__traceback__):
             if module_of(frame) == "torch.nn.modules.module" and frame.f_code.co_freevars:
                 _empty_closure(frame)
+    if not is_raised:
+        forget(error)
+
+
+def forget(error: BaseException | None) -> None:
+    """Drop the frames of a failure that nobody will see: their callers hold it, a cycle that keeps the inputs until a collection."""
+    for link in () if error is None else chain(error):
+        link.__traceback__ = None
+
+
+def let_go(error: BaseException) -> None:
+    """Drop the locals of the frames that called those of a failure, as far as they have ended: one of them may hold the failure."""
+    for link in chain(error):
+        frame = link.__traceback__ and link.__traceback__.tb_frame.f_back
+        with contextlib.suppress(RuntimeError):  # this one, and those around it, still run
+            while frame is not None:
+                frame.clear()
+                frame = frame.f_back
 
 
 def _empty_closure(frame: FrameType) -> None:

@@ -36,6 +36,7 @@ class RowsCall:
     beside_row_bytes: int = 0
     waits_on_host: bool = False
     pad_value: int | None = None
+    puts_back: Collection[str] = ()
     may_train: bool = True
     phase: str | None = None
     weigh: None = None

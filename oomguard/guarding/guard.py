@@ -41,8 +41,8 @@ class Guard:
         batch: the arguments along which a decorated function is split; empty: it is not.
         restart: whether an engine that dies at work of anything but memory is made again.
         start_within_s: the seconds in which an engine must have started; None: it may take any number.
-        attempts: every attempt under ``with``, over all calls in it. A decorated function's are on the function: those of
-            the last call that ran out of memory.
+        attempts: every attempt under ``with``, over all calls in it but those that succeeded at once, as they were made. A decorated
+            function's are on the function: those of the last call that ran out of memory.
         diagnosis: the last failure; None: there was none. A decorated function's is on the function.
         recording: what takes a memory snapshot at the first failure; None: none is asked for.
         partial: the rows that are done of the last call under ``with``, where it was given up; None otherwise.
@@ -113,8 +113,9 @@ class Guard:
         try:
             # Here: a guard that sees no failure does not wait for what explains one.
             from oomguard.diagnosing import assess_all, default_rules
-            from oomguard.guarding.failure import annotate, scan_error
+            from oomguard.guarding.failure import add_note, annotate, scan_error
             from oomguard.guarding.seen_call import seen_call
+            from oomguard.guarding.unwatched import unwatched
 
             scanned = scan_error(error)
             if scanned.first_cause is None:
@@ -133,6 +134,8 @@ class Guard:
         if diagnosis.first_cause is not None:
             self._keep(diagnosis)
             annotate(error, diagnosis.first_cause)
+            if "not run in parts" not in "".join(error.__notes__) and (note := unwatched(error)) is not None:
+                add_note(error, note)
 
     @property
     def snapshot(self) -> Path | None:
@@ -171,11 +174,11 @@ class Guard:
         else:
             self._function.diagnosis = diagnosis
 
-    def record(self, attempt: Attempt) -> None:
-        """Add an attempt; several threads may do so at once."""
+    def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
+        """Add an attempt, unless its call succeeded at once, as it was made; several threads may do so at once."""
         attempted(attempt)
         guarded.attempted(attempt)
-        if self._function is None:
+        if self._function is None and not is_healthy:
             with self._lock:
                 self.attempts = (*self.attempts, attempt)
 

@@ -21,8 +21,8 @@ class Owner(Protocol):
     def failing(self, error: BaseException) -> None:
         """Take what is to be kept of a failure before anything of it is freed."""
 
-    def record(self, attempt: Attempt) -> None:
-        """Take an attempt that ended."""
+    def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
+        """Take an attempt that ended; ``is_healthy``: of a call that succeeded at once, as it was made."""
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
         """Take an attempt that ended well and has failed since."""

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import contextlib
 
-from oomguard.guarding.failure import add_note
+from oomguard.guarding.failure import add_note, run_guarded
+from oomguard.guarding.gathered import Gathered
 from oomguard.partial import Partial
+
+
+def partial_of(gathered: Gathered) -> Partial | None:
+    """Return the rows of a call that are done, None before the first, and where they cannot be put together."""
+    finished, error = run_guarded(gathered.finished, (), {})
+    return Partial(gathered.rows, gathered.done, finished) if gathered.done and error is None else None
 
 
 def leave_with(error: BaseException, partial: Partial | None, why_whole: str | None) -> BaseException:

@@ -10,19 +10,18 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.beginning import Generators, may_begin_in_parts
 from oomguard.guarding.call_model import FailedRows, model_of
-from oomguard.guarding.failure import annotate, clear, facts_of, in_phase, run_guarded, scan_error
+from oomguard.guarding.failure import annotate, clear, facts_of, forget, in_phase, let_go, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.guarding.making_room import make_room
 from oomguard.guarding.measured_rows import MeasuredRows
 from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
-from oomguard.guarding.partial import leave_with
+from oomguard.guarding.partial import leave_with, partial_of
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.guarding.variants import Variation, tell_of
 from oomguard.incident import Effect, Incident, Patch, SettingInForce
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
-from oomguard.partial import Partial
 from oomguard.remedy.call_variants import VARIED
 from oomguard.remedy.modelled_call import BATCH_MARGIN_RATIO, CallModel
 
@@ -78,7 +77,7 @@ class SplitRun:
                     return self._joined()
             return None, self._given_up()
         except BaseException as stop:  # or our own mistake: what is done can be reached all the same
-            self._owner.ended((), self._partial())
+            self._owner.ended((), partial_of(self._gathered))
             if self._first_error is None or not isinstance(stop, Exception):
                 raise
             tell_of_mistake(stop, self._first_error)
@@ -92,7 +91,7 @@ class SplitRun:
         if not self._owner.known:
             return
         self._base_bytes, free = torch_memory.live_bytes(self._call.model) or 0, torch_memory.free_bytes()
-        if not may_begin_in_parts(self._call.kwargs):
+        if not may_begin_in_parts(self._call.kwargs, self._call.puts_back):
             return
         self._generators = Generators.now()
         self._size = self._begun = self._owner.known.begin(self._call, free)
@@ -114,7 +113,9 @@ class SplitRun:
         measured = {} if self._peak_bytes is None else {"peak_bytes": self._peak_bytes}
         incident = None if failed is None else self._explain(failed)
         error = "" if failed is None else self._part_error or type(failed).__name__
-        self._owner.record(self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured))
+        ended = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
+        is_as_made = not self._way.settings and not self._gathered.done
+        self._owner.record(ended, is_healthy=self._first_error is None and is_as_made)
         if incident is not None:
             self._ledger.choose(incident, lambda name: name == "batch_size" or name in VARIED)
         return failed is None
@@ -181,6 +182,7 @@ class SplitRun:
     def _failed_in_part(self, error: BaseException, stop: int) -> BaseException | None:
         """Return what a part's failure is judged by: itself, or the call as it was made where the split may have caused it."""
         if isinstance(error, GradientRecorded):
+            forget(error)
             return self._as_it_was_made(str(error))
         if may_be_oom(error) and scan_error(error).first_cause is not None:
             self._measured.failed(stop - self._next_row)
@@ -188,6 +190,7 @@ class SplitRun:
         if self._first_error is None and stop - self._next_row >= self._begun:
             return error  # earlier calls ran in parts of this size
         self._part_error = type(error).__name__
+        forget(error)
         return self._as_it_was_made(f"rows {self._next_row} to {stop} by themselves raised {self._part_error}: {error}")
 
     def _as_it_was_made(self, why_not: str) -> BaseException | None:
@@ -222,9 +225,10 @@ class SplitRun:
         is_training = self._not_splittable == WHY_NOT
         scanned = in_phase(scanned, self._call.phase or ("training" if is_training else None))
         failure = scanned.first_cause or failure
-        clear(error)
+        clear(error, is_raised=error is self._first_error)
         torch_memory.release()
         model = self._model(failure)
+        self._not_splittable = model.not_splittable
         from oomguard.diagnosing import default_rules  # only a failure waits for it
 
         # A size that ran may be planned again, for rows that turned out heavier; one that failed may not.
@@ -249,7 +253,7 @@ class SplitRun:
         left = self._owner.policy.max_relaunches - len(attempts)
         rows = self._rows if refused is not None else min(self._size, self._rows - self._next_row)
         failed = FailedRows(rows, refused, len(attempts), others_ran=self._next_row > 0, attempts_left=left)
-        return model_of(self._call, failure, failed, self._way.variants())
+        return model_of(self._call, failure, failed, self._way.variants)
 
     def _apply(self, patch: Patch) -> None:
         self._owner.patched(patch)
@@ -280,6 +284,7 @@ class SplitRun:
             self._first_error = self._first_error or error
             return None, self._given_up()
         failed = self._first_error is not None
+        forget(self._first_error)
         rows, row_bytes = self._measured.most_rows or self._rows, self._measured.row_bytes or None
         self._owner.known.ran(self._call, rows, row_bytes, after_failure=failed, varied=self._way.lasting)
         self._owner.ended(tuple(self._ledger.attempts) if failed else (), None)
@@ -287,14 +292,10 @@ class SplitRun:
 
     def _given_up(self) -> BaseException | None:
         """Return the first failure, with the diagnosis and the finished rows in it."""
-        error, partial = self._first_error, self._partial()
+        error, partial = self._first_error, partial_of(self._gathered)
         self._owner.ended(tuple(self._ledger.attempts), partial)
         if error is None or self._incident is None:
             return error
         annotate(error, self._incident, self._ledger.attempts)
+        let_go(error)
         return leave_with(error, partial, self._not_splittable)
-
-    def _partial(self) -> Partial | None:
-        """Return the rows that are done, None before the first."""
-        finished, error = run_guarded(self._gathered.finished, (), {})
-        return Partial(self._rows, self._gathered.done, finished) if self._gathered.done and error is None else None

@@ -139,7 +139,7 @@ def _whole(
     """Run a call as it was made, and in parts where that fails; a call that succeeds costs little more than itself."""
     began_s = time.monotonic()
     with torch_memory.Peak() as peak:
-        read, unread = run_guarded(begun, (read, args, kwargs), {})
+        read, unread = run_guarded(begun, (read, model, args, kwargs), {})
         result, error = run_guarded(wrapped, args, kwargs)
     if unread is not None or (error is not None and not may_be_oom(error)):
         return result, error
@@ -151,7 +151,8 @@ def _whole(
     if error is not None:
         failed, error = [error], None  # a frame that names what its own exception holds is a cycle
         return in_parts(owner, wrapped, call, failed, seconds=took_s, measured=measured)
-    owner.record(Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured))
+    attempt = Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured)
+    owner.record(attempt, is_healthy=True)
     return result, None
 
 

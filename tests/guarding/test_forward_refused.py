@@ -99,6 +99,23 @@ def test_an_argument_that_may_not_hold_rows_forbids_a_split(bert, ids, arguments
     assert reason in ForwardCall.of(bert, (), {"input_ids": ids, **arguments}).not_splittable
 
 
+def test_where_no_argument_is_known_to_hold_rows_they_are_named(bert):
+    call = ForwardCall.of(bert, (), {"points": torch.ones(2, 3), "boxes": torch.ones(2, 4)})
+    assert call.not_splittable == "none of its arguments is known to hold one row per input: points, boxes"
+
+
+def test_a_router_s_logits_forbid_a_split_before_any_part_runs(bert, ids):
+    with torch.no_grad():
+        call = ForwardCall.of(bert, (), {"input_ids": ids, "output_router_logits": True})
+    assert "output_router_logits adds results of the tokens of all rows" in call.not_splittable
+
+
+def test_a_normalization_in_training_mode_forbids_a_split(bert, ids):
+    bert.norm = torch.nn.BatchNorm1d(4)
+    with torch.no_grad():
+        assert "norm is in training mode" in ForwardCall.of(bert, (), {"input_ids": ids}).not_splittable
+
+
 @pytest.mark.parametrize("rows", [3, ROWS])
 def test_positions_of_three_axes_are_never_taken_for_rows(bert, ids, rows):
     call = ForwardCall.of(bert, (), {"input_ids": ids[:rows], "position_ids": torch.zeros(3, rows, TOKENS)})

@@ -111,10 +111,8 @@ def test_an_attempt_s_peak_is_its_own_and_the_user_s_on_the_device_stands(model,
     with limit_memory(CAPACITY) as device, oomguard.guard() as g:
         held = torch.zeros(device.capacity_bytes // 4 - 1)
         del held
-        generate(model, {name: rows[:4] for name, rows in batch.items()})
         generate(model, batch)
-    alone, whole, split = (attempt.measured["peak_bytes"] for attempt in g.attempts)
-    assert alone < device.capacity_bytes // 2
+    whole, split = (attempt.measured["peak_bytes"] for attempt in g.attempts)
     assert max(whole, split) < device.peak_bytes == device.capacity_bytes - 4
 
 
@@ -132,7 +130,7 @@ def test_rows_that_end_early_are_padded_as_in_one_batch(model, batch):
 def test_a_call_that_fits_is_run_once_as_it_is(model, batch, expected):
     with limit_memory("4 GiB"), oomguard.guard() as g:
         assert torch.equal(generate(model, batch), expected)
-    assert [a.succeeded for a in g.attempts] == [True]
+    assert g.attempts == ()
     assert g.diagnosis is None
 
 

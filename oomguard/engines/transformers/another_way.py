@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.attention import STATE as _SCORES
 from oomguard.engines.transformers.attention import attending, why_not_attending
+from oomguard.engines.transformers.began import EARLY_EXIT
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.cache_kept import cache_on_host, keeping_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # What has to be off, by the option's name: another way of the same, or states of the prompt that are wanted whole.
 _NOT_WITH: Final = ("prefill_chunk_size", "output_hidden_states", "output_attentions")
 # With these transformers processes the prompt in a way of its own, so every call of the model is run in chunks.
-_SPECULATIVE: Final = ("assistant_model", "prompt_lookup_num_tokens")
+_SPECULATIVE: Final = ("assistant_model", "prompt_lookup_num_tokens", EARLY_EXIT)
 _NO_PROMPT: Final = ("inputs_embeds", "encoder_outputs", "custom_generate")
 # The function of transformers that processes a prompt: of a call that fails there no token has come out.
 _PREFILL: Final = "_prefill"

@@ -1,10 +1,10 @@
-"""What a call of ``generate`` changes beside its result, as it was before: where generators stand, and the user's own cache."""
+"""What a call of ``generate`` changes beside its result, as it was before: generators, the user's own cache, the layers of a draft."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.cache_argument import given_cache
 
@@ -12,21 +12,40 @@ if TYPE_CHECKING:
     from oomguard.engines.transformers.draws import States
 
 
+# With it the model itself guesses tokens: its configuration says fewer layers meanwhile, and still does after a failure there.
+EARLY_EXIT: Final = "assistant_early_exit"
+_LAYERS: Final = "num_hidden_layers"
+
+
 @dataclass(frozen=True, slots=True)
 class Began:
-    """Where the generators stood, and the tokens that each layer of a given cache had; None: no cache is given, or not such a one."""
+    """What was there before a call.
+
+    Attributes:
+        states: where the generators stood.
+        cache_tokens: the tokens that each layer of a given cache had; None: no cache is given, or not such a one.
+        layers: how many layers the model's configuration says; None where it does not.
+    """
 
     states: States
     cache_tokens: tuple[int, ...] | None = None
+    layers: int | None = None
 
     @classmethod
-    def now(cls, main: Any, cache: Any) -> Began:
-        """Note it for a call whose inputs are ``main``."""
+    def now(cls, model: Any, main: Any, cache: Any) -> Began:
+        """Note it for a call of ``model`` whose inputs are ``main``."""
         from oomguard.engines.transformers.draws import states_now
 
         layers = _plain_layers(cache)
         tokens = None if layers is None else tuple(int(layer.get_seq_length()) for layer in layers)
-        return cls(states_now(getattr(main, "device", None)), tokens)
+        layers = getattr(_config(model), _LAYERS, None)
+        return cls(states_now(getattr(main, "device", None)), tokens, layers)
+
+    def restore_layers(self, model: Any) -> None:
+        """Have the model's configuration say as many layers as before."""
+        config = _config(model)
+        if self.layers is not None and getattr(config, _LAYERS, None) != self.layers:
+            setattr(config, _LAYERS, self.layers)
 
     def restore(self, arguments: Mapping[str, Any]) -> None:
         """Take from the cache what a call that failed has added: some of its layers may have more tokens than others."""
@@ -36,6 +55,10 @@ class Began:
             for name in ("keys", "values"):
                 if (held := getattr(layer, name, None)) is not None and held.dim() > 1 and held.shape[-2] > tokens:
                     setattr(layer, name, held[..., :tokens, :])
+
+
+def _config(model: Any) -> Any:
+    return getattr(getattr(model, "base_model", model), "config", None)
 
 
 def _plain_layers(cache: Any) -> list[Any] | None:

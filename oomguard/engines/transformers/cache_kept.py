@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from packaging.version import Version
 
+from oomguard.engines.transformers.began import EARLY_EXIT
 from oomguard.engines.transformers.cache_argument import NAMES, given_cache
 from oomguard.engines.transformers.chunked_forward import ONE_CALL, compared_families
 from oomguard.facts import FactValue
@@ -29,7 +30,7 @@ _STREAMS_WAIT: Final = Version("5.20")
 _BACKENDS: Final = ("fp8", "quanto")  # of hqq's no trace tells what a call needs
 _MAKES_CACHE: Final = "_prepare_cache_for_generation"
 # They take tokens back from the cache.
-_TAKES_BACK: Final = ("assistant_model", "prompt_lookup_num_tokens")
+_TAKES_BACK: Final = ("assistant_model", "prompt_lookup_num_tokens", EARLY_EXIT)
 
 
 def keeping_cache(call: GenerateCall, value: FactValue) -> GenerateCall | str:

@@ -59,7 +59,7 @@ class Draws:
             with mode:
                 yield
         finally:
-            if not _are_equal(mode.expected, _now(self._states)) or (mode.number and not self._may_draw):
+            if not are_equal(mode.expected, _now(self._states)) or (mode.number and not self._may_draw):
                 mode.problem = mode.problem or _OTHERWISE
             self.problem = self.problem or mode.problem
             if mode.number > self._most_draws:
@@ -101,7 +101,7 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
         if not (known and plain and _draws_so(input.device, input.dtype)):
             self.problem = _OTHERWISE
             return None
-        if not _are_equal(self.expected, _now(self._states)):
+        if not are_equal(self.expected, _now(self._states)):
             self.problem = _OTHERWISE  # something else has drawn
             return None
         if not bool((input.max() < float("inf")) & (input.min() >= 0)):
@@ -176,7 +176,7 @@ def _draws_so(device: torch.device, dtype: torch.dtype) -> bool:
             after = _now(before)
             _set(before)
             ours = _largest(given, torch.empty_like(given).exponential_(1), number)
-            found.append(bool((theirs == ours).all()) and _are_equal(after, _now(before)))
+            found.append(bool((theirs == ours).all()) and are_equal(after, _now(before)))
         return all(found)
     finally:
         _set(before)
@@ -197,6 +197,7 @@ def _set(states: States) -> None:
             getattr(torch, device.type).set_rng_state(state, device)
 
 
-def _are_equal(one: States, other: States) -> bool:
+def are_equal(one: States, other: States) -> bool:
+    """Return whether the generators stand at the same places."""
     with torch_memory.on_host():  # states are the host's, and a device may be full when they are compared
         return all(torch.equal(state, other[device]) for device, state in one.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ class FeaturesCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     features: ForwardCall
-    not_splittable: str | None
+    why_not_rows: str | None
     beside_row_bytes: int = 0
     waits_on_host: bool = False
     pad_value: int | None = None
+    puts_back: Collection[str] = ()
     phase: str | None = None
 
     @classmethod
@@ -32,7 +33,12 @@ class FeaturesCall:
         tensors = {name: value for name, value in dict(given or {}).items() if _is_tensor(value)}
         features = ForwardCall.of(model, (), tensors)
         known = len(args) == 1 and isinstance(given, Mapping) and not any(map(_is_tensor, kwargs.values()))
-        return cls(args, kwargs, features, features.not_splittable if known else "its arguments are not known")
+        return cls(args, kwargs, features, None if known else "its arguments are not known")
+
+    @property
+    def not_splittable(self) -> str | None:
+        """Why its rows cannot be run apart; None where they can."""
+        return self.why_not_rows or self.features.not_splittable
 
     @property
     def model(self) -> Any:
@@ -76,9 +82,8 @@ class FeaturesCall:
         return (type(given)({**given, **cut}),), dict(self.kwargs)
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return nothing to enter: rows are cut, and nothing else."""
-        del start, stop
-        return nullcontext()
+        """Return what notes whether the model draws: rows are cut, and nothing else."""
+        return self.features.around(start, stop)
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> str:
         """Return why nothing of it is done another way."""

@@ -15,7 +15,9 @@ from typing import Any, Final
 from oomguard.engines.transformers.attention import attending, why_not_attending
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
-from oomguard.engines.transformers.independence import records_gradients, why_rows_depend
+from oomguard.engines.transformers.forward_draws import WHY_NOT as WHY_NOT_DRAWN
+from oomguard.engines.transformers.forward_draws import noting_draws, tell_of_draws
+from oomguard.engines.transformers.independence import records_gradients, why_drawn, why_rows_depend
 from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import loss_weight
 from oomguard.engines.transformers.media import Media, media_of
@@ -39,7 +41,7 @@ class ForwardCall:
     """One call of a model: its rows, and how to make a part of it.
 
     ``positional`` are the names of its positional arguments, by the model's own signature; ``found`` is why parts of its results,
-    as a trace shows them, cannot be put together.
+    as a trace shows them, cannot be put together, ``drawn`` that it draws random numbers, as a trace or a part shows.
     """
 
     model: Any
@@ -48,14 +50,16 @@ class ForwardCall:
     positional: tuple[str, ...]
     rows: int
     prompt_tokens: int | None
-    not_splittable: str | None
+    why_not_rows: str | None
     may_train: bool
     max_new_tokens: int | None = 0
     beside_row_bytes: int = 0
     waits_on_host: bool = False
     pad_value: int | None = None
+    puts_back: Collection[str] = ()
     phase: str | None = None
     found: list[str] = field(default_factory=list)
+    drawn: list[str] = field(default_factory=list)
     chunk_tokens: int | None = None
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
@@ -72,17 +76,25 @@ class ForwardCall:
         )
         trains = records_gradients(model, arguments.values())
         if found is None:
-            return cls(
-                model, args, kwargs, positional, 1, None, "no tensor of inputs is known among the arguments", trains
+            given = (
+                ", ".join(name for name, value in arguments.items() if any(True for _ in _tensors(value)))
+                or "no tensor"
             )
+            why = f"none of its arguments is known to hold one row per input: {given}"
+            return cls(model, args, kwargs, positional, 1, None, why, trains)
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
         media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
-        reason = reason or why_rows_depend(model)
+        reason = reason or why_rows_depend(model) or _why_over_batch(model, arguments)
         reason = reason or (media if isinstance(media, str) else _why_not_rows(arguments, rows, media))
         tokens = int(arguments[found].shape[1]) if found in _names("text") else None
         of_rows = Media({}) if isinstance(media, str) else media
         return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows)
+
+    @property
+    def not_splittable(self) -> str | None:
+        """Why its rows cannot be run apart, by the call or by what a trace of it found; None where they can."""
+        return self.why_not_rows or next(iter((*self.found, *self.drawn)), None)
 
     @property
     def several(self) -> Collection[int]:
@@ -103,9 +115,15 @@ class ForwardCall:
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
         """Return what has the model run another way, where it is to, and leave what the whole call leaves."""
+        together = put_together(self.model, self.left, start, self.rows - stop)
         if self.chunk_tokens is None and self.attention is None:
-            return put_together(self.model, self.left, start, self.rows - stop)
-        return self._another_way(self.model, put_together(self.model, self.left, start, self.rows - stop))
+            return self._noting_draws(together, is_whole=stop - start == self.rows)
+        return self._noting_draws(self._another_way(self.model, together), is_whole=False)
+
+    @contextlib.contextmanager
+    def _noting_draws(self, around: AbstractContextManager[object], *, is_whole: bool) -> Iterator[None]:
+        with noting_draws(self.model, tell_of_draws if is_whole else self.drawn.append), around:
+            yield
 
     @contextlib.contextmanager
     def _another_way(self, model: Any, around: AbstractContextManager[object]) -> Iterator[None]:
@@ -122,7 +140,8 @@ class ForwardCall:
         """Return the call over some tokens at a time, or with other attention; or why it gives another result so."""
         del failed_in
         given = {**dict(self._positional()), **self.kwargs}
-        why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else None
+        why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else why_drawn(self.model)
+        why_not = why_not or next(iter(self.drawn), None)
         if why_not is None and given_cache(given) is not None:
             why_not = "what the failed call left in the cache it was given cannot be taken back"
         changed = self
@@ -153,7 +172,7 @@ class ForwardCall:
     def problem(self, part: Any, rows: int) -> str | None:
         """Return what a trace found; every field of a part's result is looked at where it is put."""
         del part, rows
-        return self.found[0] if self.found else None
+        return next(iter((*self.found, *self.drawn)), None)
 
     def finished(self, result: Any) -> Any:
         """Return the result as it is put together."""
@@ -162,7 +181,7 @@ class ForwardCall:
     def traced(self) -> TracedForward | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
         is_varied = self.chunk_tokens is not None or self.attention is not None
-        if (self.not_splittable is not None and not is_varied) or self.media.starts:
+        if (self.why_not_rows is not None and not is_varied) or self.media.starts:
             return None
         given = {**dict(self._positional()), **self.kwargs}
         return TracedForward(
@@ -170,8 +189,9 @@ class ForwardCall:
             self.rows,
             lambda change: {name: self._changed(name, value, change) for name, value in given.items()},
             given.get("attention_mask"),
-            self.found.append if self.not_splittable is None else lambda _: None,
+            self.found.append if self.why_not_rows is None else lambda _: None,
             lambda model: self._another_way(model, contextlib.nullcontext()),
+            lambda: self.drawn.append(WHY_NOT_DRAWN),
         )
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
@@ -204,6 +224,15 @@ def _is_input(name: str, value: Any) -> bool:
     """Return whether an argument is an input of rows; flat patches of images of any size are not."""
     axes = getattr(value, "ndim", 0) if _is_tensor(value) else 0
     return axes >= (_PIXEL_AXES if name == "pixel_values" else 2)
+
+
+def _why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
+    """Return the option that adds to the result what belongs to all rows together; None where none is on."""
+    for name in _names("over_batch"):
+        given = arguments.get(name)
+        if getattr(model.config, name, False) if given is None else given:
+            return f"{name} adds results of the tokens of all rows together, and a number over all rows (aux_loss)"
+    return None
 
 
 def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str | None:

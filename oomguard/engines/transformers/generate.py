@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.another_way import as_changed, generate_another_way
 from oomguard.engines.transformers.beams import number_beams
-from oomguard.engines.transformers.began import Began
+from oomguard.engines.transformers.began import EARLY_EXIT, Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
-from oomguard.engines.transformers.inputs import inputs_of, rows_and_tokens
+from oomguard.engines.transformers.generate_rows import ROW_LISTS, is_of_all_rows, is_overridden, why_not_rows
+from oomguard.engines.transformers.inputs import input_name, inputs_of, rows_and_tokens
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
 from oomguard.engines.transformers.traced_call import TracedCall
@@ -42,8 +43,6 @@ _ROW_ARGUMENTS: Final = frozenset(
         "mm_token_type_ids",
     }
 )
-# Arguments that hold one text per row where they are a list of as many.
-_ROW_LISTS: Final = frozenset({"adapter_names", "language"})
 # Options that make the result a record of fields.
 _RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
 # Arguments that see the whole batch, or count its rows.
@@ -82,22 +81,25 @@ class GenerateCall:
         """Read a call, no more of it than a call that succeeds has use for; ``began`` is what ``begin`` found before it was made."""
         from oomguard.engines.transformers.draws import Draws
 
-        rows, prompt_tokens = rows_and_tokens(args, kwargs)
+        rows, prompt_tokens = rows_and_tokens(model, args, kwargs)
         # A method of its own around generation (Whisper's) draws again for some of the rows.
-        began = cls.begin(args, kwargs) if began is None else began
-        draws = Draws(began.states, rows, may_draw=not _is_overridden(model))
+        began = cls.begin(model, args, kwargs) if began is None else began
+        began.restore_layers(model)
+        draws = Draws(began.states, rows, may_draw=not is_overridden(model))
         return cls(model, args, kwargs, rows, prompt_tokens, draws, began, WholeView())
 
     @staticmethod
-    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
+    def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
         """Note what a call will change beside its result."""
-        return Began.now(inputs_of(args, kwargs), given_cache(kwargs))
+        return Began.now(model, inputs_of(model, args, kwargs), given_cache(kwargs))
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Have rows ``start`` to ``stop`` draw what the whole call would have drawn for them, with what it would have found."""
         self.began.restore(self.kwargs)
+        self.began.restore_layers(self.model)
         with self.draws.of_rows(start, stop), contextlib.ExitStack() as stack:
+            stack.callback(self.began.restore_layers, self.model)
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
                     stack.enter_context(chunking(model, self.chunk_tokens))
@@ -112,15 +114,17 @@ class GenerateCall:
         return generate_another_way(self, changes, failed_in)
 
     @property
-    def not_splittable(self) -> str | None:  # noqa: PLR0911 - one reason a line
+    def not_splittable(self) -> str | None:  # noqa: PLR0911, PLR0912 - one reason a line
         """Why its rows cannot be run apart, None where they can."""
         import torch
 
         args, kwargs, rows = self.args, self.kwargs, self.rows
-        main = inputs_of(args, kwargs)
+        main = inputs_of(self.model, args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
             return "no rows to split: the call has no tensor of inputs"
-        if self._gives_record and self.several and _is_overridden(self.model):
+        if (why := why_not_rows(self.model)) is not None:
+            return why
+        if self._gives_record and self.several and is_overridden(self.model):
             return "return_dict_in_generate with several rows for each input: whose they are is not known"
         if any(argument is not None for argument in args[2:]) or (len(args) > 1 and holds_tensors(args[1])):
             return "positional arguments after the configuration belong to the whole batch"
@@ -136,17 +140,17 @@ class GenerateCall:
         for name, value in kwargs.items():
             if name in media.starts or name in own:
                 continue
-            known = name in _ROW_ARGUMENTS and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
+            known = self._is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
             if not known and holds_tensors(value):
                 return f"the argument {name} is not known to hold one row per input"
-            if isinstance(value, (list, tuple)) and not _is_of_all_rows(self.model, name, value, rows):
+            if isinstance(value, (list, tuple)) and not is_of_all_rows(self.model, name, value, rows):
                 return f"the argument {name} has {len(value)} entries for {rows} rows"
         return None
 
     def _why_not_viewed(self, name: str) -> str | None:
-        if _is_overridden(self.model):
+        if is_overridden(self.model):
             return f"the argument {name} belongs to the whole batch"
         return why_not_viewed(self.kwargs) or why_not_shown(self.kwargs, self)
 
@@ -162,8 +166,7 @@ class GenerateCall:
         args = tuple(a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a for i, a in enumerate(self.args))
         kwargs = {
             n: v[start:stop]
-            if (isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS)
-            or (isinstance(v, (list, tuple)) and n in _ROW_LISTS)
+            if (isinstance(v, torch.Tensor) and self._is_cut(n)) or (isinstance(v, (list, tuple)) and n in ROW_LISTS)
             else v
             for n, v in self.kwargs.items()
         }
@@ -176,7 +179,18 @@ class GenerateCall:
 
     def media(self) -> Media | str:
         """Return whose the images and videos beside the text are, or why that cannot be told."""
-        return media_of(self.model, self.kwargs, inputs_of(self.args, self.kwargs))
+        main = inputs_of(self.model, self.args, self.kwargs)
+        beside = {name: value for name, value in self.kwargs.items() if value is not main}
+        return media_of(self.model, beside, main)
+
+    @property
+    def puts_back(self) -> Collection[str]:
+        """The cache that the user gave, where what a call adds to it is known."""
+        return CACHES if self.began.cache_tokens is not None else ()
+
+    def _is_cut(self, name: str) -> bool:
+        """Return whether a tensor of this name has one row per input."""
+        return name in _ROW_ARGUMENTS or (not self.args and name == input_name(self.model, self.kwargs))
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it can."""
@@ -252,18 +266,18 @@ class GenerateCall:
             return None
         if self.not_splittable is not None and not self._runs_another_way:
             return None
-        if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in _ROW_LISTS):
-            return None  # it would have to be cut for each number of rows
+        if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in ROW_LISTS) or self.option(EARLY_EXIT):
+            return None  # it would have to be cut for each number of rows; how far a draft goes is told by values
         if self.chunk_tokens is not None or self.media() != Media({}):
             return None  # media differ in size
-        if self._gives_record and (_is_overridden(self.model) or self.several):
+        if self._gives_record and (is_overridden(self.model) or self.several):
             return None  # what it keeps of each step is its own, or of other rows than its inputs
         import torch
 
         arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
         if len(self.args) > 1:
             arguments["generation_config"] = self.args[1]
-        cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n in _ROW_ARGUMENTS}
+        cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and self._is_cut(n)}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         rows = self.rows if self._gives_record else None
         return TracedCall(
@@ -273,16 +287,3 @@ class GenerateCall:
 
 def _no_weight(part: Any, start: int, stop: int) -> None:
     del part, start, stop
-
-
-def _is_overridden(model: Any) -> bool:
-    """Return whether a model's ``generate`` is not that of transformers."""
-    owner = next((base for base in type(model).__mro__ if "generate" in vars(base)), None)
-    return owner is not None and owner.__module__ != "transformers.generation.utils"
-
-
-def _is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:
-    """Return whether a list may be handed to a part: it is one text a row and cut, an option of generation, or no list of rows."""
-    if name in _ROW_LISTS:
-        return len(value) == rows
-    return rows == 1 or len(value) != rows or hasattr(getattr(model, "generation_config", None), name)

@@ -23,13 +23,33 @@ def why_rows_depend(model: Any) -> str | None:
     """Return why the rows of a call cannot be run apart; None where nothing tells of it."""
     if model.training:
         return "the model is in training mode, where rows depend on the batch: call model.eval() first"
+    if (why := why_drawn(model)) is not None:
+        return why
     if getattr(getattr(model, "config", None), "expert_capacity", None) is not None:
         return "its experts take a number of tokens of the whole batch"
     for name, module in model.named_modules():
+        if module.training and hasattr(module, "running_mean"):
+            return f"{name} is in training mode, where it looks at the whole batch: call {name}.eval() first"
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             if not _is_library(hook):
                 return f"a hook on {name or 'the model'} would see the rows of each part"
     return None
+
+
+def why_drawn(model: Any) -> str | None:
+    """Return which module drops at random what rows hold, which other rows beside them change; None where none does."""
+    for name, module in model.named_modules() if hasattr(model, "named_modules") else ():
+        if module.training and _drops(module):
+            return f"{name or 'the model'} drops at random (it is in training mode): parts would draw other numbers than the call"
+    return None
+
+
+def _drops(module: Any) -> bool:
+    """Return whether a module in training mode drops: it is for that, or has a rate for it (``attention_dropout``)."""
+    own = vars(module)
+    rates = [own.get("p"), own.get("drop_prob")] if "drop" in type(module).__name__.lower() else []
+    rates += [value for name, value in own.items() if "drop" in name.lower()]
+    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
 def _is_library(hook: Any) -> bool:

@@ -12,16 +12,33 @@ from oomguard.engines.transformers.options import new_tokens
 _INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_features")
 
 
-def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def inputs_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the argument that has one row per input; None where there is none."""
-    if args:
-        return args[0]
-    return next((kwargs[name] for name in _INPUTS if kwargs.get(name) is not None), None)
+    return args[0] if args else kwargs.get(input_name(model, kwargs) or "")
 
 
-def rows_and_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int | None]:
+def input_name(model: Any, kwargs: Mapping[str, Any]) -> str | None:
+    """Return the name of the keyword argument that has one row per input, the model's own (images, sound) where it has no tokens."""
+    found = next((name for name in _INPUTS if kwargs.get(name) is not None), None)
+    if found is None and kwargs.get(own := _own_name(model)) is not None:
+        return own
+    return found
+
+
+def _own_name(model: Any) -> str:
+    """Return what a model calls its main input; the encoder's name counts, as in transformers."""
+    encoder = getattr(model, "encoder", None) if _is_encoder_decoder(model) else None
+    names = (getattr(each, "main_input_name", None) for each in (encoder, model))
+    return next((name for name in names if isinstance(name, str)), "")
+
+
+def _is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def rows_and_tokens(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int | None]:
     """Return the rows of a call, 1 where it has none that can be told, and the tokens of its prompt."""
-    main = inputs_of(args, kwargs)
+    main = inputs_of(model, args, kwargs)
     shape: Any = getattr(main, "shape", ())
     # Features of sound and of images are no tokens: their second axis is a band or a channel.
     are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)
@@ -30,5 +47,5 @@ def rows_and_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[i
 
 def size_of_generate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
     """Return how large a call is: a watch asks at each one, and for no more."""
-    rows, prompt_tokens = rows_and_tokens(args, kwargs)
+    rows, prompt_tokens = rows_and_tokens(model, args, kwargs)
     return rows, prompt_tokens, new_tokens(model, args, kwargs, prompt_tokens)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 _DATA: Final = Path(__file__).with_name("media.toml")
 _PIXEL_AXES: Final = 4
+_TOWERS: Final = "no token stands for it, and a model of two towers holds every image against every text"
 
 
 @functools.cache
@@ -56,7 +57,7 @@ def _starts(
         return "it is no tensor"
     token = next((t for name in kind["token"] if isinstance(t := getattr(config, name, None), int)), None)
     if token is None or getattr(ids, "ndim", 0) != 2 or ids.dtype.is_floating_point:
-        return "no token stands for it"
+        return _why_no_token(config, values, ids)
     own = [int(count) for count in (ids == token).sum(1).tolist()]
     if grid is None:
         each = _tokens_of_each(values, sum(own))
@@ -74,6 +75,14 @@ def _starts(
         return {kind["values"]: numbers}
     ends = (0, *itertools.accumulate(patches))
     return {kind["values"]: tuple(ends[number] for number in numbers), kind["grid"]: numbers}
+
+
+def _why_no_token(config: Any, values: Any, ids: Any) -> str:
+    texts = ids.shape[0] if getattr(ids, "ndim", 0) else None
+    if texts is not None and values.ndim and texts != values.shape[0]:
+        return f"no token stands for it, and {texts} texts stand beside {values.shape[0]} images"
+    has_towers = all(getattr(config, name, None) is not None for name in ("text_config", "vision_config"))
+    return _TOWERS if has_towers else "no token stands for it"
 
 
 def _tokens_of_each(values: Any, tokens: int) -> list[int] | None:

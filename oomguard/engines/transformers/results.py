@@ -38,6 +38,7 @@ class AddedResults:
     waits_on_host: bool = False
     may_train: bool = False
     pad_value: int | None = None
+    puts_back: Collection[str] = ()
     phase: str | None = None
     weigh: Callable[[Any, int, int], float | None] | None = None
     several: Collection[int] = ()

@@ -28,6 +28,7 @@ class TracedForward:
         mask: its attention mask; None where it has none.
         around: entered around a call of the model that it is given.
         refuse: called with the reason where the results show that they do not hold one entry a row.
+        drew: called where random numbers are drawn.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class TracedForward:
         mask: Any,
         refuse: Callable[[str], object],
         around: Callable[[Any], AbstractContextManager[object]],
+        drew: Callable[[], object],
     ) -> None:
-        self._refuse, self._around = refuse, around
+        self._refuse, self._around, self._drew = refuse, around, drew
         self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
         self._twin: Any = None
         self._traces: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
@@ -101,7 +103,11 @@ class TracedForward:
         arguments: Mapping[str, Any] = self._arguments(lambda tensor: rows_like(self._twin, tensor, rows))
         with self._around(self._twin.model):
             traced = trace_forward(
-                self._twin, arguments, mask_is_full=self._mask_is_full, keep_events=hands_out_blocks(weights)
+                self._twin,
+                arguments,
+                mask_is_full=self._mask_is_full,
+                keep_events=hands_out_blocks(weights),
+                drew=self._drew,
             )
         self._look_at(traced.shapes, rows)
         self._results_bytes = -(

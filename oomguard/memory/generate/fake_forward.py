@@ -6,7 +6,7 @@ As fake_generate.py this imports torch, so only code that has it already may imp
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from oomguard.live_storages import LiveStorages
+from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_generate import _ONE_AT_A_TIME, Twin, _as_if_real, _fake, _Watch
 
 
@@ -35,8 +36,15 @@ class TracedForward:
     shapes: tuple[tuple[int, ...], ...]
 
 
-def trace_forward(twin: Twin, arguments: Mapping[str, Any], *, mask_is_full: bool, keep_events: bool) -> TracedForward:
-    """Run ``twin.model(**arguments)``; real tensors among the arguments become fake.
+def trace_forward(
+    twin: Twin,
+    arguments: Mapping[str, Any],
+    *,
+    mask_is_full: bool,
+    keep_events: bool,
+    drew: Callable[[], object] = lambda: None,
+) -> TracedForward:
+    """Run ``twin.model(**arguments)``; real tensors among the arguments become fake, ``drew`` is called once it has drawn random numbers.
 
     Raises whatever the model's code raises under fake tensors.
     """
@@ -51,8 +59,12 @@ def trace_forward(twin: Twin, arguments: Mapping[str, Any], *, mask_is_full: boo
             storages.adopt(value)
         storages.reset_peak()
         start_bytes, begun = storages.bytes, len(storages.events or ())
-        with watch:
-            result = twin.model(**faked)
+        try:
+            with watch, FakeCopies():
+                result = twin.model(**faked)
+        finally:
+            if watch.has_drawn:
+                drew()
         need_bytes, result_bytes = storages.peak_bytes - start_bytes, storages.bytes - start_bytes
         shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         del result

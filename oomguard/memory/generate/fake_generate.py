@@ -10,6 +10,7 @@ import contextlib
 import copy
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,12 +23,16 @@ from torch.utils._pytree import tree_leaves
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from oomguard.live_storages import LiveStorages
+from oomguard.memory.generate.drawing import draws
+from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.traced_steps import STEPS, TracedSteps
 
 # Steps of the call that stands for another's end: the prefill, one that may still hold what it made, and the last.
 _END_STEPS: Final = 3
 # Operations whose answer is read as yes, "do beams go on"; "has all ended" (aten::eq) is no. The caller tells of the mask.
 _READ_AS_TRUE: Final = frozenset({"aten::bitwise_and", "aten::logical_and"})
+# What a call is made for; where it has none of them, its first tensor: images, sound.
+_PROMPTS: Final = ("inputs", "input_ids", "inputs_embeds", "input_features")
 _HOOKS: Final = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -37,6 +42,8 @@ _HOOKS: Final = (
 )
 # One trace at a time: it changes for its duration what transformers takes for a fake tensor.
 _ONE_AT_A_TIME: Final = threading.RLock()
+# A model's own loop may wait for a value that no fake tensor has: such a trace ends here.
+_LONGEST_S: Final = 120.0
 _READ: Final = torch.ops.aten._local_scalar_dense.default
 _GROUPED: Final = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
 
@@ -99,7 +106,7 @@ def _near_the_end(twin: Twin, arguments: Mapping[str, Any], steps: int) -> dict[
         name: value for name, value in arguments.items() if name not in {"max_length", "min_length", "min_new_tokens"}
     }
     changed["max_new_tokens"] = _END_STEPS
-    main = next(arguments[n] for n in ("inputs", "input_ids", "inputs_embeds", "input_features") if n in arguments)
+    main = next(arguments[n] for n in (*_PROMPTS, *arguments) if isinstance(arguments.get(n), torch.Tensor))
     if getattr(twin.model.config, "is_encoder_decoder", False):
         begun = arguments.get("decoder_input_ids")
         length = (0 if begun is None else begun.shape[1]) + steps - _END_STEPS
@@ -134,7 +141,7 @@ def trace_steps(
             storages.adopt(value)
         storages.reset_peak()
         start_bytes, begun, ends = storages.bytes, len(storages.events or ()), _Steps(storages, steps)
-        with watch:
+        with watch, FakeCopies():
             try:
                 twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
             except _EnoughError:
@@ -198,11 +205,16 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, storages: LiveStorages, twin: Twin, *, mask_is_full: bool) -> None:
         super().__init__()
         self._storages, self._mask_is_full = storages, mask_is_full
+        self.has_drawn = False
+        self._ends_s = time.monotonic() + _LONGEST_S
         self._device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ:
+            if time.monotonic() > self._ends_s:
+                raise TimeoutError(f"the trace has not ended after {_LONGEST_S:.0f} s")
             return _answer(args[0])
+        self.has_drawn = self.has_drawn or draws(func, args, kwargs or {})
         out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor) and self._is_yes(func._schema.name, args):
             out._oomguard_true = True

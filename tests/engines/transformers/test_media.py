@@ -103,3 +103,9 @@ def test_a_call_of_a_model_is_cut_with_its_images():
     args, kwargs = call.part(1, 2)
     assert args[0].shape[0] == kwargs["attention_mask"].shape[0] == kwargs["image_grid_thw"].shape[0] == 1
     assert kwargs["pixel_values"].flatten().tolist() == list(range(16, 32))
+
+
+def test_a_model_of_two_towers_is_told_as_one():
+    towers = SimpleNamespace(config=SimpleNamespace(text_config={}, vision_config={}))
+    found = media_of(towers, {"pixel_values": torch.zeros(2, 3, 4, 4)}, rows(4, 0))
+    assert "holds every image against every text" in found

@@ -1,0 +1,34 @@
+"""Whether a forward draws random numbers: a part of it would draw others than the whole call, so it is not run in parts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from oomguard.observe import torch_memory
+
+WHY_NOT: Final = "the call draws random numbers: parts would draw others than the whole call"
+
+
+@contextlib.contextmanager
+def noting_draws(model: Any, note: Callable[[str], object]) -> Iterator[None]:
+    """Call ``note`` with the reason where torch's generators have moved meanwhile."""
+    from oomguard.engines.transformers.draws import are_equal, states_now
+
+    device = getattr(model, "device", None)
+    with torch_memory.on_host():  # where they stand is told by tensors, which are the host's
+        before = states_now(device)
+    yield
+    with torch_memory.on_host():
+        now = states_now(device)
+    if not are_equal(before, now):
+        note(WHY_NOT)
+
+
+def tell_of_draws(_why: str) -> None:
+    """Log that a whole call was made again, and drew: what it drew when it failed cannot be drawn again."""
+    from oomguard.log import get_logger
+
+    hint = "other ones than a call that runs at once"
+    get_logger().warning("a call that draws random numbers was made again", hint=hint)

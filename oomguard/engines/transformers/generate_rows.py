@@ -1,0 +1,35 @@
+"""Whether what ``generate`` gives of a model has one row per input, as the model itself tells before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from oomguard.engines.transformers.independence import why_drawn
+
+# Arguments that hold one text per row where they are a list of as many.
+ROW_LISTS: Final = frozenset({"adapter_names", "language"})
+_TEXT: Final = "text"
+
+
+def is_overridden(model: Any) -> bool:
+    """Return whether a model's ``generate`` is not that of transformers."""
+    owner = next((base for base in type(model).__mro__ if "generate" in vars(base)), None)
+    return owner is not None and owner.__module__ != "transformers.generation.utils"
+
+
+def why_not_rows(model: Any) -> str | None:
+    """Return why what a model generates is not one row of tokens per input, or not the same in parts; None where nothing tells."""
+    gives = getattr(model, "output_modalities", None) or (_TEXT,)
+    if is_overridden(model) and _TEXT not in gives:
+        return (
+            f"generate of {type(model).__name__} gives {' and '.join(map(str, gives))}, not one row of tokens per input"
+        )
+    return why_drawn(model)
+
+
+def is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:
+    """Return whether a list may be handed to a part: it is one text a row and cut, an option of generation, or no list of rows."""
+    if name in ROW_LISTS:
+        return len(value) == rows
+    return rows == 1 or len(value) != rows or hasattr(getattr(model, "generation_config", None), name)

@@ -1,0 +1,43 @@
+"""A failure in a model's method that no guard watches says so, and what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+import oomguard
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from oomguard.testing import limit_memory  # noqa: E402
+
+
+class Codec(torch.nn.Module):
+    """Its ``encode`` takes as much as it is given, sixteen times."""
+
+    def encode(self, values, mask, scale=1.0):
+        return [values * mask * scale for _ in range(16)]
+
+    def forward(self, values):
+        return [values + 1 for _ in range(16)]
+
+
+def note_of(call):
+    with limit_memory("1 MiB"), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard():
+        call(torch.ones(64, 1024), Codec())
+    return raised.value.__notes__[-1]
+
+
+def test_a_method_of_its_own_is_named_with_the_arguments_that_hold_rows():
+    note = note_of(lambda values, codec: codec.encode(values, values))
+    assert "Codec.encode is not watched" in note
+    assert '@oomguard.guard(batch=("values", "mask")) above def f(values, mask)' in note
+
+
+def test_a_module_that_is_no_model_of_transformers_is_named():
+    note = note_of(lambda values, codec: codec(values))
+    assert "a call of Codec is not watched" in note
+
+
+def test_where_no_model_runs_nothing_is_said_of_one():
+    with limit_memory("1 MiB"), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard():
+        [torch.ones(64, 1024) for _ in range(16)]
+    assert "not watched" not in "".join(raised.value.__notes__)
