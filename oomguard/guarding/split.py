@@ -146,6 +146,7 @@ class SplitRun:
             return error
         why = f"{type(error).__name__}: {error}" if error is not None else self._call.problem(self._whole, self._rows)
         if why is None:
+            self._whole = self._call.completed(self._whole, 0, self._rows)
             self._gathered = Gathered(self._rows)  # its rows stand in the whole result too
             return None
         self._take_back(why)
@@ -162,6 +163,8 @@ class SplitRun:
             peak = measured.bytes
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             problem = None if error is not None else self._call.problem(part, rows)
+            if error is None and problem is None:
+                part, error = run_guarded(self._call.completed, (part, self._next_row, stop), {})
             if error is None and problem is None:
                 problem, error = run_guarded(self._gathered.add, (part, rows), {})
             del part
