@@ -47,6 +47,7 @@ EFFECTS = [
     ("quantization", "", "awq", CHANGES),
     ("dtype", "float32", "float16", CHANGES),
     ("max_new_tokens", 512, 128, CHANGES),
+    ("truncate_prompt_tokens", 4096, 1024, CHANGES),
     ("prompt_logprobs", 5, 0, CHANGES),
     ("num_gpu_blocks_override", 64, 128, PRESERVES),
     ("num_gpu_blocks_override", 128, 64, REDUCES),

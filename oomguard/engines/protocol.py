@@ -166,6 +166,9 @@ class WatchedCall(Protocol):
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
 
+    def completed(self, result: Any, start: int, stop: int) -> Any:
+        """Return the result of rows ``start`` to ``stop`` as the call gives it that was made, where this one was given less of it."""
+
     def finished(self, result: Any) -> Any:
         """Return the result of all rows, put together, as the whole call would have given it."""
 

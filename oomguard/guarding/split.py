@@ -44,12 +44,10 @@ class SplitRun:
         self._next_row = self._base_bytes = 0
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable
-        self._is_traced = False
-        self._measured = MeasuredRows()
+        self._is_traced, self._measured, self._generators = False, MeasuredRows(), Generators({})
         self._room_bytes: float | None = None
         self._peak_bytes: float | None = None
         self._seconds: float | None = None
-        self._generators = Generators({})
         self._first_error: BaseException | None = None
         self._part_error: str | None = None
         self._incident: Incident | None = None
@@ -147,6 +145,7 @@ class SplitRun:
             return error
         why = f"{type(error).__name__}: {error}" if error is not None else self._call.problem(self._whole, self._rows)
         if why is None:
+            self._whole = self._call.completed(self._whole, 0, self._rows)
             self._gathered = Gathered(self._rows)  # its rows stand in the whole result too
             return None
         self._take_back(why)
@@ -166,7 +165,9 @@ class SplitRun:
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             problem = None if error is not None else self._call.problem(part, rows)
             if error is None and problem is None:
-                problem, error = run_guarded(self._gathered.add, (part, rows), {})
+                problem, error = run_guarded(
+                    self._gathered.add, (self._call.completed(part, self._next_row, stop), rows), {}
+                )
             del part
             if problem is not None:
                 return self._as_it_was_made(problem)

@@ -31,6 +31,7 @@ _TOLD: Mapping[str, tuple[str, str]] = {
     CHUNK: ("processing the prompt in chunks", "tokens"),
     CACHE: ("keeping the cache another way", "cache"),
     "max_new_tokens": ("cutting the answers", "tokens"),
+    "truncate_prompt_tokens": ("cutting the prompts", "tokens"),
 }
 
 
@@ -77,7 +78,8 @@ class Variation:
         """Return what may be done another way after a failure; empty where the call has no prompt of known length."""
         if self.made.prompt_tokens is None:
             return {}
-        now = {CHUNK: self.made.prompt_tokens, "max_new_tokens": self.made.max_new_tokens, **self.settings}
+        own = {CHUNK: self.made.prompt_tokens, "max_new_tokens": self.made.max_new_tokens}
+        now = {**own, "truncate_prompt_tokens": self.made.prompt_tokens, **self.settings}
         return {name: self._variant(name, now.get(name)) for name in VARIED}
 
     def _variant(

@@ -1,4 +1,4 @@
-"""What makes a failed call fit where fewer rows do not: other attention, its prompt in chunks, its cache elsewhere, fewer tokens."""
+"""What makes a failed call fit where fewer rows do not: other attention, a prompt in chunks, its cache elsewhere, fewer tokens of both."""
 
 from __future__ import annotations
 
@@ -25,21 +25,26 @@ def _without_scores(variant: Variant, rows: int, room_bytes: float | None) -> So
     return Solution(WITHOUT_SCORES if need <= room_bytes else None, told)
 
 
-def _new_tokens(variant: Variant, rows: int, room_bytes: float | None) -> Solution:
-    """Return the most new tokens that fit in ``room_bytes``; none where no trace tells."""
-    room, asked = round(room_bytes or 0), variant.now if isinstance(variant.now, int) else 0
-    before = int(variant.least) - 1
-    found = (
-        None
-        if room_bytes is None
-        else largest_rows(lambda more: variant.need_bytes(before + more, rows, room), room, asked - before)
-    )
-    if found is None:
-        return Solution(None, "what fewer new tokens need is not known")
-    new, need = before + found[0], found[1]
-    if not found[0]:
-        return Solution(None, f"with {variant.least} new it peaks at {format_gib(need)}, traced, of {format_gib(room)}")
-    return Solution(new, f"{new} new tokens peak at {format_gib(need)}, traced, of {format_gib(room)}")
+def _most_tokens(what: str) -> Callable[[Variant, int, float | None], Solution]:
+    """Return what finds the most tokens of a kind with which a call fits in its room; none where no trace tells."""
+
+    def most(variant: Variant, rows: int, room_bytes: float | None) -> Solution:
+        room, asked = round(room_bytes or 0), variant.now if isinstance(variant.now, int) else 0
+        before = int(variant.least) - 1
+        found = (
+            None
+            if room_bytes is None
+            else largest_rows(lambda more: variant.need_bytes(before + more, rows, room), room, asked - before)
+        )
+        if found is None:
+            return Solution(None, f"what fewer {what} tokens need is not known")
+        kept, need = before + found[0], found[1]
+        if not found[0]:
+            told = f"with {variant.least} {what} it peaks at {format_gib(need)}, traced, of {format_gib(room)}"
+            return Solution(None, told)
+        return Solution(kept, f"{kept} {what} tokens peak at {format_gib(need)}, traced, of {format_gib(room)}")
+
+    return most
 
 
 # By setting, the least costly first.
@@ -47,7 +52,8 @@ VARIED: Final[Mapping[str, Callable[[Variant, int, float | None], Solution]]] = 
     "attn_implementation": _without_scores,
     CHUNK: chunk_that_fits,
     CACHE: cache_that_fits,
-    "max_new_tokens": _new_tokens,
+    "max_new_tokens": _most_tokens("new"),
+    "truncate_prompt_tokens": _most_tokens("prompt"),
 }
 
 

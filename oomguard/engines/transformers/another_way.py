@@ -15,6 +15,7 @@ from oomguard.engines.transformers.cache_kept import cache_on_host, keeping_cach
 from oomguard.engines.transformers.chunked_forward import begins_padded
 from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
 from oomguard.engines.transformers.media import Media
+from oomguard.engines.transformers.shorter_prompt import with_shorter_prompt
 from oomguard.engines.transformers.whole_view import why_not_viewed, why_state_may_have_changed
 from oomguard.facts import FactValue
 
@@ -100,6 +101,7 @@ _WAYS: Final[Mapping[str, Callable[[GenerateCall, FactValue], GenerateCall | str
     "prefill_chunk_size": _in_chunks,
     "cache_implementation": keeping_cache,
     "max_new_tokens": _with_fewer_tokens,
+    "truncate_prompt_tokens": with_shorter_prompt,
 }
 
 

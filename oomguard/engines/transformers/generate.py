@@ -18,6 +18,7 @@ from oomguard.engines.transformers.generate_rows import ROW_LISTS, is_of_all_row
 from oomguard.engines.transformers.inputs import input_name, inputs_of, rows_and_tokens
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
+from oomguard.engines.transformers.shorter_prompt import with_left_out
 from oomguard.engines.transformers.traced_call import TracedCall
 from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_shown, why_not_viewed
 from oomguard.facts import FactValue
@@ -73,6 +74,7 @@ class GenerateCall:
     chunk_tokens: int | None = None  # of every call of its model, where generate itself knows no chunks
     attention: str | None = None  # the implementation by which its model attends while it runs; None: its own
     cache_on_host: bool = False  # whether the layers of its cache are on the host until they are needed
+    left_out: Any = None  # tokens of the prompts that it does not read; None: it reads all
 
     @classmethod
     def of(
@@ -204,6 +206,10 @@ class GenerateCall:
             ends = frozenset(tokens_in(self.option("eos_token_id")))
             return self.view.take(self.kwargs, part, self.pad_value, ends)
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
+
+    def completed(self, result: Any, start: int, stop: int) -> Any:
+        """Return the tokens of some rows, behind what their prompts had beside what was read."""
+        return result if self.left_out is None else with_left_out(self.left_out, result, start, stop)
 
     def finished(self, result: Any) -> Any:
         """Return the tokens of all rows as the whole call would have ended them."""

@@ -1,0 +1,140 @@
+"""A prompt that is too long for the device: cut only where that is permitted, no further than it must be, and last of all."""
+
+from __future__ import annotations
+
+import pytest
+
+import oomguard
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from model_calls import VOCAB, made  # noqa: E402
+
+from oomguard.testing import limit_memory  # noqa: E402
+
+PROMPT, HALF, NEW = 192, 96, 3
+OTHERS = ["prefill_chunk_size", "cache_implementation", "attn_implementation"]
+
+
+@pytest.fixture(scope="module")
+def llama():
+    model = made("LlamaForCausalLM", attention="sdpa", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def ids_of(rows=1, tokens=PROMPT):
+    return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def call(model, ids, **options):
+    return model.generate(
+        **{
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "do_sample": False,
+            "max_new_tokens": NEW,
+            **options,
+        }
+    )
+
+
+def capacity_of(model, **options):
+    """Room for a row of about half of the prompt."""
+    with limit_memory("4 GiB") as device:
+        call(model, ids_of(tokens=HALF), **options)
+        return device.peak_bytes
+
+
+def changes(g):
+    return {patch.setting: patch.new for attempt in g.attempts for patch in attempt.patches}
+
+
+def test_without_permission_a_prompt_is_not_cut_and_the_note_says_how_far_it_would_have_to_be(llama):
+    with limit_memory(capacity_of(llama)), oomguard.guard(pin=OTHERS), pytest.raises(torch.OutOfMemoryError) as raised:
+        call(llama, ids_of())
+
+    (note,) = [line for line in "\n".join(raised.value.__notes__).splitlines() if "truncate_prompt_tokens" in line]
+    assert "--allow changes-outputs permits it" in note
+
+
+def test_what_changes_no_output_comes_before_it(llama):
+    with limit_memory(capacity_of(llama)), oomguard.guard(allow="changes-outputs") as g:
+        answer = call(llama, ids_of())
+
+    assert torch.equal(answer, call(llama, ids_of()))
+    assert "truncate_prompt_tokens" not in changes(g)
+
+
+def test_the_answer_is_that_to_the_last_tokens_of_the_prompt_and_stands_behind_the_whole_one(llama):
+    ids = ids_of()
+    with limit_memory(capacity_of(llama)), oomguard.guard(allow="changes-outputs", pin=OTHERS) as g:
+        answer = call(llama, ids)
+    kept = changes(g)["truncate_prompt_tokens"]
+
+    assert kept <= HALF
+    assert torch.equal(answer[:, :PROMPT], ids)
+    with limit_memory(capacity_of(llama)), pytest.raises(torch.OutOfMemoryError):  # hardly more would have fitted
+        call(llama, ids[:, -int(1.15 * kept) :])
+    assert torch.equal(answer[:, PROMPT:], call(llama, ids[:, -kept:])[:, kept:])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}])
+def test_rows_run_apart_keep_the_order_and_each_its_own_prompt(llama, options):
+    ids = ids_of(rows=3)
+    with (
+        limit_memory(capacity_of(llama, **options)),
+        oomguard.guard(allow="changes-outputs", pin=[*OTHERS, "max_new_tokens"]) as g,
+    ):
+        answer = call(llama, ids, **options)
+    kept, several = changes(g)["truncate_prompt_tokens"], options.get("num_return_sequences", 1)
+
+    assert torch.equal(answer[:, :PROMPT], ids.repeat_interleave(several, dim=0))
+    assert torch.equal(answer[:, PROMPT:], call(llama, ids[:, -kept:], **options)[:, kept:])
+
+
+def test_a_length_in_all_leaves_as_many_new_tokens(llama):
+    ids = ids_of()
+    with limit_memory(capacity_of(llama)), oomguard.guard(allow="changes-outputs", pin=OTHERS):
+        answer = call(llama, ids, max_new_tokens=None, max_length=PROMPT + NEW)
+
+    assert answer.shape == (1, PROMPT + NEW)
+
+
+def test_an_encoder_keeps_the_first_tokens():
+    model = made(
+        "T5ForConditionalGeneration", d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    ids = ids_of()
+    with limit_memory(capacity_of(model)), oomguard.guard(allow="changes-outputs", pin=OTHERS) as g:
+        answer = call(model, ids)
+    kept = changes(g)["truncate_prompt_tokens"]
+
+    assert torch.equal(answer, call(model, ids[:, :kept]))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"min_length": PROMPT + 1}, "min_length counts the prompt"),
+        ({"return_dict_in_generate": True}, "the record of fields holds what the whole prompt gives"),
+    ],
+)
+def test_what_needs_the_whole_prompt_keeps_it(llama, options, why):
+    with (
+        limit_memory(capacity_of(llama)),
+        oomguard.guard(allow="changes-outputs", pin=OTHERS),
+        pytest.raises(torch.OutOfMemoryError) as raised,
+    ):
+        call(llama, ids_of(), **options)
+
+    assert why in "\n".join(raised.value.__notes__)
+
+
+def test_a_floor_keeps_the_prompt(llama):
+    with (
+        limit_memory(capacity_of(llama)),
+        oomguard.guard(allow="changes-outputs", pin=OTHERS, floors={"truncate_prompt_tokens": PROMPT}),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        call(llama, ids_of())
