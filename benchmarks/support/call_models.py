@@ -53,17 +53,17 @@ def own_sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
         "num_heads": heads,
         "decoder_start_token_id": 0,
     }
-    patches = {"image_size": case["image"], "patch_size": 8}
+    patches = {"image_size": case.get("image", 64), "patch_size": 8}
     stages = {"hidden_sizes": [hidden // 4, hidden // 2, hidden // 2, hidden], "depths": [1, 1, 1, 1]}
     windows = {
-        "image_size": case["image"],
+        "image_size": case.get("image", 64),
         "embed_dim": hidden // 2,
         "depths": [1, 1],
         "num_heads": [2, 4],
         "window_size": 4,
     }
     speech = {
-        "conv_dim": [case["channels"]] * 3,
+        "conv_dim": [case.get("channels", 16)] * 3,
         "conv_stride": [5, 4, 4],
         "conv_kernel": [10, 8, 8],
         "num_feat_extract_layers": 3,

@@ -155,8 +155,7 @@ class SplitRun:
     def _run_parts(self) -> BaseException | None:
         while self._next_row < self._rows:
             stop = min(self._rows, self._next_row + self._size)
-            if self._next_row:
-                torch_memory.empty_cache()  # blocks of parts of another size hold no whole tensor of this one's
+            torch_memory.empty_cache()  # blocks of parts of another size hold no whole tensor of this one's
             rows, before = stop - self._next_row, torch_memory.live_bytes(self._call.model)
             refusing = refusing_gradients(really=self._call.may_train)
             with torch_memory.Peak() as measured, refusing, self._call.around(self._next_row, stop):
@@ -165,9 +164,8 @@ class SplitRun:
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             problem = None if error is not None else self._call.problem(part, rows)
             if error is None and problem is None:
-                problem, error = run_guarded(
-                    self._gathered.add, (self._call.completed(part, self._next_row, stop), rows), {}
-                )
+                part = self._call.completed(part, self._next_row, stop)
+                problem, error = run_guarded(self._gathered.add, (part, rows), {})
             del part
             if problem is not None:
                 return self._as_it_was_made(problem)

@@ -53,7 +53,7 @@ class CallModel:
         others_ran: whether rows of the same call ran, so that one of these may be heavier than the rest.
         attempts_left: how often the rest may be run again; None where the rows are only to be told.
         variants: what of the call may be done another way, by setting.
-        room_ratio: the part of the room that a trace may fill.
+        room_ratio: the part of the room that rows may fill by a trace.
     """
 
     rows: int
@@ -168,8 +168,7 @@ class CallModel:
         """
         allocator = reserved_ratio() if self.is_cached else 0.0
         margin_ratio = TRACED_MARGIN_RATIO if traced else BATCH_MARGIN_RATIO + allocator
-        room = device_room_bytes(incident, self.base_bytes, margin_ratio)
-        return room * self.room_ratio if traced and room is not None else room
+        return device_room_bytes(incident, self.base_bytes, margin_ratio)
 
     def results_wait(self, incident: Incident) -> bool:
         """Return whether the rows that fit by a trace leave no room for the results of all: those then wait on the host."""
@@ -181,7 +180,7 @@ class CallModel:
         room = self.room_bytes(incident, traced=True)
         if self.trace is None or room is None:
             return None
-        trace, free, beside = self.trace, round(room), self.total_rows * self.beside_row_bytes
+        trace, free, beside = self.trace, round(room * self.room_ratio), self.total_rows * self.beside_row_bytes
 
         def need(number: int) -> int | None:
             return _plus(trace.need_bytes(number, free - beside), beside)
