@@ -4,6 +4,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+# Pixels of a side, and channels of the first layers of a model of sound, where a case says nothing.
+IMAGE, CHANNELS = 64, 16
 FAMILIES = tomllib.loads((Path(__file__).parents[1] / "data" / "call_families.toml").read_text(encoding="utf-8"))
 LONGEST, HEADS = 1024, 4
 SAMPLES_A_TOKEN = 80  # conv_stride below
@@ -53,17 +55,17 @@ def own_sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
         "num_heads": heads,
         "decoder_start_token_id": 0,
     }
-    patches = {"image_size": case.get("image", 64), "patch_size": 8}
+    patches = {"image_size": case.get("image", IMAGE), "patch_size": 8}
     stages = {"hidden_sizes": [hidden // 4, hidden // 2, hidden // 2, hidden], "depths": [1, 1, 1, 1]}
     windows = {
-        "image_size": case.get("image", 64),
+        "image_size": case.get("image", IMAGE),
         "embed_dim": hidden // 2,
         "depths": [1, 1],
         "num_heads": [2, 4],
         "window_size": 4,
     }
     speech = {
-        "conv_dim": [case.get("channels", 16)] * 3,
+        "conv_dim": [case.get("channels", CHANNELS)] * 3,
         "conv_stride": [5, 4, 4],
         "conv_kernel": [10, 8, 8],
         "num_feat_extract_layers": 3,
