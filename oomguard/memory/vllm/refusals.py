@@ -34,6 +34,12 @@ def _check_ranks(settings: VllmSettings, shape: ModelShape) -> None:
     ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
     if stages > shape.layers:
         raise SettingError(f"pipeline_parallel_size is {stages}, the model has {shape.layers} layers")
+    context = settings.decode_context_parallel_size
+    if ranks % context:
+        raise SettingError(
+            f"decode_context_parallel_size is {context}, which does not divide tensor_parallel_size {ranks}",
+            hint="it takes no GPUs of its own: it splits the ranks that hold the same key-value heads",
+        )
     attends = "num_attention_heads" in shape.config or shape.heads > 1
     if attends and shape.heads % ranks:
         raise SettingError(f"tensor_parallel_size is {ranks}, which does not divide the {shape.heads} attention heads")
