@@ -28,8 +28,8 @@ OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.
 ENCODER_VERSIONS = ("<0.13", ">=0.13,<0.24", ">=0.24")
 UNPRINTED_SINCE = Version("0.27")
 # Stages of which none was measured are like so many ranks without links. Until 0.11 the communicators between stages were made behind
-# the first look at the device, as those between ranks, and counted (init_device in vllm/worker/worker.py of 0.8.5, vllm/v1/worker/gpu_worker.py
-# of 0.10.2 and 0.11.0); from 0.27 on what torch keeps between tensors counts, as of one rank.
+# the first look at the device, as those between ranks, and counted (init_device in vllm/worker/worker.py of 0.8.5,
+# vllm/v1/worker/gpu_worker.py of 0.10.2 and 0.11.0); from 0.27 on what torch keeps between tensors counts, as of one rank.
 STAGED_LIKE = {"<0.6.5": 2, ">=0.6.5,<0.8": 2, ">=0.8,<0.11": 2, ">=0.27": 1}
 # Rows of one group say little more than one another: so many of them count as one that is known well.
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7

@@ -11,6 +11,7 @@ from typing import Final
 from oomguard.user_files import read_tables
 
 _LONG: Final = "--"
+_SHORT_CHARS: Final = 2
 _OFF: Final = "no-"
 
 
@@ -45,11 +46,11 @@ class AllFlags:
         """Return the name of the flag that a word is, with ``no-`` where it switches off; None where no version has it.
 
         As the engine's parser has it: underscores count as dashes, ``FLAG.KEY`` is a key of the flag's object, and a flag may be cut
-        where only one begins so.
+        where only one begins so; behind one letter the value may stand in the same word.
         """
         flag = word.partition("=")[0]
         if not flag.startswith(_LONG):
-            return self.short.get(flag.partition(".")[0])
+            return self.short.get(flag.partition(".")[0]) or self.short.get(flag[:_SHORT_CHARS])
         name = flag.removeprefix(_LONG).partition(".")[0].replace("_", "-")
         if not name or self._is_flag(name):
             return name or None
@@ -59,7 +60,9 @@ class AllFlags:
 
     def end_of(self, words: Sequence[str], at: int, name: str) -> int:
         """Return behind which word the values of the flag at ``at`` end."""
-        if "=" in words[at] or name.removeprefix(_OFF) in self.alone:
+        flag = words[at].partition(".")[0]
+        holds = "=" in flag or not (flag.startswith(_LONG) or flag in self.short)  # -O3
+        if holds or "=" in words[at] or name.removeprefix(_OFF) in self.alone:
             return at + 1
         end = at + 1
         while end < len(words) and not words[end].startswith(_LONG) and (end == at + 1 or name in self.many):
@@ -75,5 +78,5 @@ def all_flags(engine: str) -> AllFlags:
     """Return the flags of an engine that has a file of them."""
     file = Path(__file__).parent / engine / "flags.toml"
     (table,) = read_tables("all_flags", [file]).values()
-    kinds = (frozenset(table[kind]) for kind in ("alone", "perhaps", "one", "many"))
-    return AllFlags(*kinds, table["short"], table["takes_memory"], table["means"])
+    alone, perhaps, one, many = (frozenset(table[kind]) for kind in ("alone", "perhaps", "one", "many"))
+    return AllFlags(alone, perhaps, one, many, table["short"], table["takes_memory"], table["means"])

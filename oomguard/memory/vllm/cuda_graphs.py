@@ -1,4 +1,4 @@
-"""CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the bytes that each takes by measured starts.
+"""CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the bytes of each by measured starts.
 
 One takes a base, more with the hidden size, and more for each other rank that a layer's all-reduces are with; of both a pipeline
 stage has its share.

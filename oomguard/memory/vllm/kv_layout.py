@@ -66,7 +66,8 @@ class Group:
             return -(-held // self.block_tokens) + 1  # a window need not begin where a block does
         if self.kind == "chunked":
             return -(-min(self.window_tokens + settings.in_flight_tokens, length) // self.block_tokens)
-        return -(--(-length // settings.context_ranks) // self.block_tokens)
+        own_tokens = -(-length // settings.context_ranks)
+        return -(-own_tokens // self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
