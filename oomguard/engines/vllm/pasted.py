@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -11,12 +10,12 @@ from pathlib import PurePath
 from typing import Final
 
 from oomguard.engines.all_flags import AllFlags, all_flags
-from oomguard.engines.command import settings_given
-from oomguard.engines.vllm.config_file import read_config_file
-from oomguard.engines.vllm.own_command import NAME, table
 from oomguard.errors import InputError
-from oomguard.surfaces import flag_words, surface, surfaces
+from oomguard.surfaces import flag_words, surface, surfaces, table_of
 
+# Modules that read a command of vLLM load where there is one: most plans name settings of ours alone.
+NAME: Final = "vllm"
+_MODEL: Final = "--model"
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 _NUMBER: Final = re.compile(r"-\d")
 _OFF: Final = "no-"
@@ -74,11 +73,11 @@ def read_pasted(words: Sequence[str], options: Mapping[str, bool]) -> Pasted:
             own.append(word)  # a short form: click says what is wrong with it
             at += 1
             continue
-        end = _end_of_theirs(left, at, name, flags, options)
+        end = _end_of_theirs(left, at, name, flags)
         value = left[at].partition("=")[2] if "=" in word else " ".join(left[at + 1 : end])
-        if f"--{name}" == table()["model"]:
+        if f"--{name}" == _MODEL:
             models.append(value)
-        elif f"--{name}" == table()["config"]:
+        elif f"--{name}" in table_of(NAME, "server")["config_flags"]:
             theirs = [*_of_file(value), *theirs]
         elif name in flags.means:
             own += flags.means[name]
@@ -93,10 +92,9 @@ def read_pasted(words: Sequence[str], options: Mapping[str, bool]) -> Pasted:
 
 def _without_program(words: list[str]) -> list[str]:
     """Return the words without the program that they begin with, ``vllm serve`` or a module, and without variables before it."""
-    serve: list[str] = next((own for own in table()["own"] if own[-1] == table()["with_model"]), [])
+    programs = [tuple(program) for program in table_of(NAME, "server")["programs"]]
     for at in range(len(words) - 1):
-        pair = [PurePath(words[at]).name, words[at + 1]]
-        if pair != serve and not (words[at] == "-m" and words[at + 1].startswith(tuple(table()["modules"]))):
+        if (PurePath(words[at]).name, words[at + 1]) not in programs:
             continue
         before = words[:at]
         if words[at] == "-m" and before and PurePath(before[-1]).name.startswith("python"):
@@ -126,7 +124,7 @@ def _is_vllms_own(name: str, value: str, flags: AllFlags) -> bool:
     return name in flags.many or value.lower() in own.automatic or (value[-1:] in own.suffixes and value[:-1].isdigit())
 
 
-def _end_of_theirs(words: Sequence[str], at: int, name: str, flags: AllFlags, options: Collection[str]) -> int:
+def _end_of_theirs(words: Sequence[str], at: int, name: str, flags: AllFlags) -> int:
     """Return where the values of vLLM's flag end; several leave the last word where nothing else can be the model."""
     end = flags.end_of(words, at, name)
     if name in flags.many and end > at + 2 and not _has_model(words[:at], flags) and not _has_model(words[end:], flags):
@@ -139,7 +137,7 @@ def _has_model(words: Sequence[str], flags: AllFlags) -> bool:
     at = 0
     while at < len(words):
         name = flags.name_of(words[at]) if words[at].startswith("-") else None
-        if not words[at].startswith("-") or f"--{name}" == table()["model"]:
+        if not words[at].startswith("-") or f"--{name}" == _MODEL:
             return True
         at = flags.end_of(words, at, name) if name is not None else at + 2
     return False
@@ -147,6 +145,8 @@ def _has_model(words: Sequence[str], flags: AllFlags) -> bool:
 
 def _of_file(path: str) -> list[str]:
     """Return the settings of a file of flags as words."""
+    from oomguard.engines.vllm.config_file import read_config_file
+
     file = read_config_file(path, NAME, is_of_subcommand=True)
     if file is None:
         raise InputError(f"{path}: no file of vLLM's flags that can be read", hint="give the flags themselves")
@@ -156,14 +156,13 @@ def _of_file(path: str) -> list[str]:
 def _as_options(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     """Return vLLM's settings among its flags as options of ours."""
     found: list[str] = []
+    if not words:
+        return found
+    from oomguard.engines.command import settings_given
+
     for name, given in settings_given(words, NAME, own=True).items():
-        option = (
-            next((flag for flag in surfaces(NAME)[name].flags if flag in options), None)
-            if name in surfaces(NAME)
-            else None
-        )
         said = flag_words(name, given.value, NAME)
-        if option is not None and said is not None and (said[0] in options):
+        if said is not None and said[0] in options:
             found += said
     return found
 
@@ -183,5 +182,7 @@ def _is_read(name: str, word: str, value: str) -> bool:
 
 
 def _nearest(word: str, options: Collection[str], flags: AllFlags) -> tuple[str, ...]:
+    import difflib
+
     known = [*options, *(f"--{name}" for name in sorted(flags.names))]
     return tuple(dict.fromkeys(difflib.get_close_matches(word.partition("=")[0], known, n=2, cutoff=_CLOSE)))
