@@ -19,6 +19,8 @@ from oomguard.memory.vllm.start import VllmSettings
 # Sizes go by one step up to here and by the version's own beyond.
 _FINE_UNTIL: Final = 256
 _FINE_STEP: Final = 8
+# How an object on the command line leaves the sizes to the engine.
+_LEFT_TO_ENGINE: Final = "null"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ def captured_graphs(settings: VllmSettings) -> int:
 
 def _sizes(settings: VllmSettings, rule: dict[str, Any], rows: int) -> set[int]:
     """Return the sizes that are given, else those of the version's rule up to the largest that is given or its own."""
-    if settings.cudagraph_capture_sizes is not None:
-        return given_sizes(settings.cudagraph_capture_sizes)
+    given = settings.cudagraph_capture_sizes
+    if given is not None and given != _LEFT_TO_ENGINE:
+        return given_sizes(given)
     most = min(rule["most_tokens"], rows * rule["tokens_per_row"])
     if settings.max_cudagraph_capture_size is not None:
         most = settings.max_cudagraph_capture_size

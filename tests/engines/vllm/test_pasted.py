@@ -5,9 +5,15 @@ from __future__ import annotations
 import shlex
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from oomguard.engines.all_flags import all_flags
 from oomguard.engines.vllm.pasted import read_pasted
 from oomguard.errors import InputError
+from oomguard.surfaces import surfaces
+
+FLAGS = all_flags("vllm")
 
 OPTIONS = {
     "--max-model-len": True,
@@ -72,3 +78,25 @@ def test_what_takes_memory_and_is_no_option_is_named(line, names):
 def test_a_file_of_flags_that_cannot_be_read_is_a_mistake():
     with pytest.raises(InputError, match=r"none\.yaml"):
         read("m --config none.yaml")
+
+
+OTHERS = sorted(FLAGS.names - FLAGS.takes_memory.keys() - FLAGS.means.keys() - {"model", "config"})
+OURS = {flag.removeprefix("--") for own in surfaces("vllm").values() for flag in (*own.flags, *own.aliases)}
+
+
+@given(
+    before=st.lists(st.sampled_from([name for name in OTHERS if name not in OURS]), max_size=4),
+    after=st.lists(st.sampled_from([name for name in OTHERS if name not in OURS]), max_size=4),
+    equals=st.booleans(),
+)
+def test_flags_that_touch_no_memory_change_nothing_wherever_they_stand(before, after, equals):
+    def words(names: list[str]) -> list[str]:
+        valued = [name not in FLAGS.alone for name in names]
+        pairs = zip(names, valued, strict=True)
+        if equals:
+            return [f"--{name}=x" if value else f"--{name}" for name, value in pairs]
+        return [word for name, value in pairs for word in ([f"--{name}", "x"] if value else [f"--{name}"])]
+
+    found = read_pasted([*words(before), "--max-model-len", "8", "m", *words(after)], OPTIONS)
+
+    assert (found.words, found.not_counted, found.unknown) == (["--max-model-len", "8", "m"], [], None)

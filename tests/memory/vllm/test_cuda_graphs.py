@@ -86,6 +86,7 @@ def test_many_ranks_take_more_for_a_graph():
         ({"cudagraph_capture_sizes": "1 2 4 8"}, 8),
         ({"cudagraph_capture_sizes": "[1, 2, 4, 512]"}, 7),
         ({"cudagraph_capture_sizes": "8 8 9000"}, 2),
+        ({"cudagraph_capture_sizes": "null"}, 86),
         ({"max_cudagraph_capture_size": 8}, 8),
         ({"max_cudagraph_capture_size": 1024}, 34 + 49 + 35),
         ({"max_cudagraph_capture_size": 8, "enforce_eager": False, "version": Version("0.9.2")}, 4),
