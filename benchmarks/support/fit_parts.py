@@ -27,6 +27,10 @@ OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.
 # Before 0.13 attention took more than the MLP; from 0.24 on starts took more than the sources say.
 ENCODER_VERSIONS = ("<0.13", ">=0.13,<0.24", ">=0.24")
 UNPRINTED_SINCE = Version("0.27")
+# Stages of which none was measured are like so many ranks without links. Until 0.11 the communicators between stages were made behind
+# the first look at the device, as those between ranks, and counted (init_device in vllm/worker/worker.py of 0.8.5,
+# vllm/v1/worker/gpu_worker.py of 0.10.2 and 0.11.0); from 0.27 on what torch keeps between tensors counts, as of one rank.
+STAGED_LIKE = {"<0.6.5": 2, ">=0.6.5,<0.8": 2, ">=0.8,<0.11": 2, ">=0.27": 1}
 # Rows of one group say little more than one another: so many of them count as one that is known well.
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
 ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
@@ -145,16 +149,29 @@ def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
             own = _others(of_versions(alike, versions))
             value, around = center(own, middle)
             tables.append(_row(versions, ranks, 1, link, 0, value, max(around, spread / 2), len(own)))
-    staged = [
-        row for row in rows if row["printed"].get("non_torch_gib") is not None and row["stages"] > 1 == row["ranks"]
-    ]
-    value, around = center(_others(staged), None)
-    tables.append(_row(">=0", 1, 2, 0, 0, value, around, len(staged)))
+    tables += _fit_staged(rows, tables)
     shared = [(row["group"], row["left_gib"]) for row in unified if row["left_gib"] is not None]
     if shared:
         value, around = center(shared, None)
         tables.append(_row(">=0", 1, 1, 0, 1, value, max(around, value / 2), len(shared)))
     return tables
+
+
+def _fit_staged(rows: list[Row], tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Fit it for pipeline stages of one rank each: measured ones, or like other ranks of a version that counts as much of theirs."""
+    staged = [
+        row for row in rows if row["printed"].get("non_torch_gib") is not None and row["stages"] > 1 == row["ranks"]
+    ]
+    value, around = center(_others(staged), None)
+    found = []
+    for versions in OTHER_VERSIONS:
+        if versions not in STAGED_LIKE:
+            found.append(_row(versions, 1, 2, 0, 0, value, around, len(staged)))
+            continue
+        like = (versions, STAGED_LIKE[versions], 0)
+        row = next(r for r in tables if (r["versions"], r["tensor_ranks"], r["nvlink"]) == like)
+        found.append({**row, "tensor_ranks": 1, "stages": 2, "starts": 0})
+    return found
 
 
 def _row(

@@ -105,7 +105,7 @@ def ask_for_start(
     not_counted: Sequence[str] = (),
     **values: SettingValue,
 ) -> AskedStart:
-    """Read what a start is asked for with; the arguments are those of ``oomguard.plan``, and flags of vLLM that are not counted."""
+    """Read what a start is asked for with: the arguments of ``oomguard.plan``, and flags that take memory and are not counted."""
     given = read_values(values, START_SETTINGS, _ARGUMENTS)
     logs = _logs(calibrate)
     starts = [start_of_log(log) for log in logs]

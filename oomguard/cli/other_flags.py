@@ -1,4 +1,4 @@
-"""vLLM's flags that a plan does not count: whoever pastes a ``vllm serve`` line is told of them, not refused."""
+"""A whole ``vllm serve`` command given to ``plan``: its settings become options, and flags that are not counted are told of."""
 
 from __future__ import annotations
 
@@ -6,68 +6,29 @@ from typing import Final
 
 import click
 
-from oomguard.surfaces import left_alone
-
 OTHER_FLAGS: Final = "oomguard.other_flags"
 
 
 class PlanCommand(click.Command):
-    """A command that sets vLLM's other flags aside, in ``ctx.meta``, before its own options are read."""
+    """A command that takes vLLM's flags as vLLM does; those that take memory and are not counted go to ``ctx.meta``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments without those flags and their values."""
-        own, others = split_off(
-            args, {name for option in self.params for name in (*option.opts, *option.secondary_opts)}
-        )
-        ctx.meta[OTHER_FLAGS] = others
-        return super().parse_args(ctx, own)
+        """Read the arguments with vLLM's settings as options, without its other flags.
 
+        Raises:
+            NoSuchOption: a flag is neither ours nor one of any version of vLLM.
+            InputError: the file of ``--config`` cannot be read.
+        """
+        from oomguard.engines.vllm.pasted import read_pasted
 
-def split_off(words: list[str], known: set[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into the words that are ours and vLLM's other flags, each with its value as one word.
-
-    A word behind such a flag is its value, but for the only one that can be the model.
-
-    Args:
-        words: the arguments.
-        known: the flags that are ours.
-    """
-    own: list[str] = []
-    others: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if word == "--":
-            return [*own, word, *left], others
-        if not _is_other(word, known):
-            own.append(word)
-            if word in known and "=" not in word and left and not left[0].startswith("-"):
-                own.append(left.pop(0))
-            continue
-        if (
-            "=" not in word
-            and left
-            and not left[0].startswith("-")
-            and (_has_model(own, known) or _has_model(left[1:], known))
-        ):
-            word = f"{word} {left.pop(0)}"
-        others.append(word)
-    return own, others
-
-
-def _is_other(word: str, known: set[str]) -> bool:
-    flag = word.partition("=")[0]
-    if flag in known or not flag.startswith("--"):
-        return False
-    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_").split(".")[0]
-    return name in left_alone()
-
-
-def _has_model(words: list[str], known: set[str]) -> bool:
-    """Whether one of the words stands by itself: no flag, and behind none."""
-    before = ""
-    for word in words:
-        if not word.startswith("-") and not (before.startswith("-") and "=" not in before):
-            return True
-        before = word
-    return False
+        options = {
+            flag: not getattr(option, "is_flag", False)
+            for option in self.get_params(ctx)
+            for flag in (*option.opts, *option.secondary_opts)
+            if flag.startswith("-")
+        }
+        found = read_pasted(args, options)
+        if found.unknown is not None:
+            raise click.NoSuchOption(found.unknown, possibilities=found.nearest, ctx=ctx)
+        ctx.meta[OTHER_FLAGS] = found.not_counted
+        return super().parse_args(ctx, found.words)

@@ -26,7 +26,14 @@ def engine_options(function: F) -> F:
                 default=1,
                 help="Copies of the model; experts are spread over them.",
             ),
+            _setting(
+                "decode_context_parallel_size",
+                type=POSITIVE,
+                default=1,
+                help="Ranks of those that share a request's cache by its tokens.",
+            ),
             _setting("enable_expert_parallel", is_flag=True, help="Whole experts on each GPU, not parts of all."),
+            _setting("disable_custom_all_reduce", is_flag=True, help="NCCL alone between ranks."),
             _setting("max_model_len", type=POSITIVE, help="Longest request. [default: the model's own]"),
             _setting("max_num_seqs", type=POSITIVE, help="Requests in one step. [default: vllm serve's for the GPU]"),
             _setting(
@@ -53,6 +60,12 @@ def engine_options(function: F) -> F:
             ),
             _setting("block_size", type=POSITIVE, help="Tokens in a block of the KV cache. [default: the platform's]"),
             _setting("enforce_eager", is_flag=True, help="No CUDA graphs."),
+            _setting(
+                "cudagraph_capture_sizes",
+                metavar="SIZES",
+                help="Sizes of the CUDA graphs. [default: the version's for max_num_seqs]",
+            ),
+            _setting("max_cudagraph_capture_size", type=POSITIVE, help="The largest of them. [default: the version's]"),
             _setting("enable_prefix_caching", default=None, help="Keep prefixes. [default: the version's]"),
             _setting(
                 "cpu_offload_bytes",
@@ -80,6 +93,7 @@ def engine_options(function: F) -> F:
                 metavar="JSON",
                 help='Images and video of a prompt: {"image": 2, "video": 0}.',
             ),
+            _setting("skip_mm_profiling", is_flag=True, help="No room kept for the encoder's own peak."),
             option("--prompt-logprobs", is_flag=True, help="Requests ask for log-probabilities of their prompts."),
         ),
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from collections.abc import Collection
 from dataclasses import fields
 
+from oomguard.facts import FactValue
 from oomguard.memory.vllm.start import VllmSettings
 from oomguard.surfaces import flag_words, surfaces
 
@@ -22,5 +25,18 @@ def serve_words(settings: VllmSettings, named: Collection[str]) -> list[str]:
     for name in surfaces("vllm"):
         value = getattr(settings, name, None)
         if name in named and value is not None and value != neutral[name]:
-            words += flag_words(name, value, "vllm", str(settings.version)) or []
+            words += _words(name, value, str(settings.version))
     return words
+
+
+def _words(name: str, value: FactValue, version: str) -> list[str]:
+    """Return a setting's flag, with its values as a word each where it takes several; in versions without it the object that holds it."""
+    own = surfaces("vllm")[name]
+    said = flag_words(name, value, "vllm", version)
+    if not own.many and not own.inside:
+        return said or []
+    values = [int(word) for word in re.findall(r"\d+", str(value))]
+    if said is not None:
+        return [said[0], *map(str, values)]
+    flag, key = own.inside[0]
+    return [flag, json.dumps({key: values})] if own.many else []

@@ -87,8 +87,10 @@ def peak_activation(
     if has_indexer(shape):
         held = 2 * step_tokens * shape.hidden * element
         step = max(step, constant("indexer_logits", version)["bytes"] + held)
-    if not (first_stage and last_stage):
-        step += constant("pipeline", version)["tensors"] * step_tokens * shape.hidden * element
+    handed = constant("pipeline", version)["tensors"] * step_tokens * shape.hidden * element
+    step += handed * ((not first_stage) + (not last_stage))
+    if last_stage and not first_stage:
+        sampler += handed  # what the stage before hands on has a buffer that stays
     workspace = workspace_bytes(
         shape,
         version,

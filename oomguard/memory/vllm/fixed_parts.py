@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from oomguard.memory.constants import constant, since
 from oomguard.memory.model.shape import ModelShape
@@ -15,6 +16,9 @@ from oomguard.memory.vllm.cuda_graphs import cuda_graphs
 from oomguard.memory.vllm.known_gpu import fused_allreduce_bytes, has_nvlink, is_rocm
 from oomguard.memory.vllm.model_runner import model_runner
 from oomguard.memory.vllm.start import VllmSettings
+
+# The most ranks between which vLLM makes a custom all-reduce without links: vllm/distributed/device_communicators/custom_all_reduce.py.
+_UNLINKED_RANKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +73,19 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
     graphs, counted = cuda_graphs(settings, shape), counts_graphs(settings, shape)
     graphs_uncertainty = graphs.uncertainty_bytes if counted else 0
     return FixedParts(
-        non_torch_bytes=other["bytes"] + fused_allreduce_bytes(settings),
+        non_torch_bytes=max(0, other["bytes"] + fused_allreduce_bytes(settings) - _left_out(settings, linked)),
         cudagraph_bytes=graphs.bytes,
         counted_cudagraph_bytes=graphs.estimated_bytes if counted else 0,
         not_free_bytes=constant("context", version)["bytes"],
         uncertainty_bytes=round(math.hypot(other["uncertainty_bytes"], graphs_uncertainty)),
         cudagraph_uncertainty_bytes=graphs_uncertainty,
     )
+
+
+def _left_out(settings: VllmSettings, linked: int) -> int:
+    """Return what the priors hold of a custom all-reduce that is switched off: more than two ranks have one over links only."""
+    off = settings.disable_custom_all_reduce and (linked or settings.tensor_parallel_size == _UNLINKED_RANKS)
+    return int(constant("custom_allreduce", settings.version)["bytes"]) if off else 0
 
 
 def page_cache_bytes(settings: VllmSettings, weights_bytes: int) -> int:

@@ -25,7 +25,8 @@ class KvSettings:
     """What the layout depends on: tokens a block, the longest request, tokens in flight, draft tokens a step.
 
     ``encoded_tokens`` is what layers that attend across keep for one request: vLLM takes a step's tokens for it.
-    With ``cached_states`` prefixes are cached, and a request also keeps the state before its last block.
+    With ``cached_states`` prefixes are cached, and a request also keeps the state before its last block. The tokens of a request are
+    spread over ``context_ranks``, each of which has as many blocks (FullAttentionSpec.max_memory_usage_bytes, 0.10.2 to 0.32).
     """
 
     block_tokens: int
@@ -34,6 +35,7 @@ class KvSettings:
     cached_states: bool = False
     draft_tokens: int = 0
     encoded_tokens: int = 0
+    context_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Group:
             return -(-held // self.block_tokens) + 1  # a window need not begin where a block does
         if self.kind == "chunked":
             return -(-min(self.window_tokens + settings.in_flight_tokens, length) // self.block_tokens)
-        return -(-length // self.block_tokens)
+        own_tokens = -(-length // settings.context_ranks)
+        return -(-own_tokens // self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class KvLayout:
     def tokens_of_groups(self, blocks: int) -> int:
         """Return the tokens that earlier versions log: blocks shared by the groups, whatever a request takes of each."""
         shortest = min((group.block_tokens for group in self.groups), default=0)
-        return blocks // len(self.groups) * shortest if self.groups else 0
+        return blocks // len(self.groups) * shortest * self.settings.context_ranks if self.groups else 0
 
     def request_bytes(self, max_model_len: int | None = None, stage: Collection[int] | None = None) -> int:
         """Return the pool that one request of a length needs, without the null block."""

@@ -34,6 +34,7 @@ def _check_ranks(settings: VllmSettings, shape: ModelShape) -> None:
     ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
     if stages > shape.layers:
         raise SettingError(f"pipeline_parallel_size is {stages}, the model has {shape.layers} layers")
+    _check_context_ranks(settings, shape)
     attends = "num_attention_heads" in shape.config or shape.heads > 1
     if attends and shape.heads % ranks:
         raise SettingError(f"tensor_parallel_size is {ranks}, which does not divide the {shape.heads} attention heads")
@@ -41,6 +42,23 @@ def _check_ranks(settings: VllmSettings, shape: ModelShape) -> None:
         raise SettingError(
             f"tensor_parallel_size is {ranks}, neither a divisor nor a multiple of the {shape.kv_heads} key-value heads"
         )
+
+
+def _check_context_ranks(settings: VllmSettings, shape: ModelShape) -> None:
+    """Raise SettingError for ranks that cannot share a request's tokens (config/parallel.py and config/model.py, 0.20 to 0.32)."""
+    context, ranks = settings.decode_context_parallel_size, settings.tensor_parallel_size
+    if ranks % context:
+        raise SettingError(
+            f"decode_context_parallel_size is {context}, which does not divide tensor_parallel_size {ranks}",
+            hint="it takes no GPUs of its own: it splits the ranks that hold the same key-value heads",
+        )
+    if context > 1 and not keeps_latent(shape):
+        most, queries = ranks // shape.kv_heads, shape.heads // shape.kv_heads
+        if context > most or queries % context:
+            raise SettingError(
+                f"decode_context_parallel_size is {context}: {most} of {ranks} ranks hold the same key-value heads of {shape.kv_heads}",
+                hint=f"at most {most}, and a divisor of the {queries} queries of each",
+            )
 
 
 def has_latent_blocks(settings: VllmSettings, shape: ModelShape) -> bool:

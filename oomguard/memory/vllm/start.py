@@ -46,7 +46,9 @@ class VllmSettings:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    disable_custom_all_reduce: bool = False
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -57,6 +59,8 @@ class VllmSettings:
     quantization: str | None = None
     block_size: int | None = None
     enforce_eager: bool = False
+    cudagraph_capture_sizes: str | None = None
+    max_cudagraph_capture_size: int | None = None
     enable_prefix_caching: bool | None = None
     cpu_offload_bytes: int = 0
     speculative_config: str | None = None
@@ -64,6 +68,7 @@ class VllmSettings:
     max_loras: int = 1
     max_lora_rank: int = 16
     limit_mm_per_prompt: str | None = None
+    skip_mm_profiling: bool = False
     gpu_name: str | None = None
     prompt_logprobs: bool = False
     device_free_bytes: int | None = None

@@ -66,7 +66,11 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     cold = max(peak.compile_bytes for peak in peaks) if settings.correction is None else 0
     if cold:
         assumed.append(_of_first_start(settings, cold))
+    layers = caches.stages
+    least = min(stages, key=lambda stage: caches.layout.blocks(stage.pool_bytes, layers[stage.number]))
     fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
+    if least.pool_bytes < fullest.pool_bytes:
+        assumed.append(_of_least(least, fullest))
     page_cache = page_cache_bytes(settings, fullest.weights_bytes) if settings.correction is None else 0
     if page_cache:
         assumed.append(
@@ -77,8 +81,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
-    layers = caches.stages
-    blocks = min(caches.layout.blocks(stage.pool_bytes, layers[stage.number]) for stage in stages)
+    blocks = caches.layout.blocks(least.pool_bytes, layers[least.number])
     by_concurrency = since("tokens_by_concurrency_since", settings.version)
     logged_tokens = caches.layout.tokens if by_concurrency else caches.layout.tokens_of_groups
     limit = max(settings.max_model_len or 0, model.shape.max_positions or 0)
@@ -120,6 +123,12 @@ def _of_first_start(settings: VllmSettings, cold_bytes: int) -> str:
     return f"{said}; the next is a first one: the compile cache has no entry of such a model on as many GPUs"
 
 
+def _of_least(least: Stage, shown: Stage) -> str:
+    """Return the sentence on the stage whose pool all others' is cut to (get_kv_cache_configs in vllm/v1/core/kv_cache_utils.py)."""
+    held = f"{format_gib(least.peak_activation_bytes)} of activations leave it {format_gib(least.pool_bytes)}"
+    return f"pipeline: the tokens are those of stage {least.number}, {held}; the parts are of stage {shown.number}, which vLLM logs first"
+
+
 def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
     refuse_impossible(settings, model.shape)
     correction = settings.correction or Correction("")
@@ -140,6 +149,9 @@ def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
 def _encoder(model: Model, settings: VllmSettings, assumed: list[str]) -> EncoderProfile | None:
     """Profile the encoder and record the result as an assumption; None if absent or disabled."""
     if not model.shape.has_encoder or settings.device == "cpu":
+        return None
+    if settings.skip_mm_profiling:
+        assumed.append("images, audio and video: not profiled (skip_mm_profiling): what the encoder takes comes on top")
         return None
     if model.encoder is None:
         assumed.append("images, audio and video: what the encoder takes while it is profiled is not counted")

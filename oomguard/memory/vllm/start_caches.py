@@ -111,6 +111,7 @@ def _kv_settings(model: Model, settings: VllmSettings, caches: tuple[LayerCache,
         cached,
         0 if model.speculation is None else model.speculation.tokens,
         settings.max_num_batched_tokens or 0,
+        settings.decode_context_parallel_size,
     )
 
 

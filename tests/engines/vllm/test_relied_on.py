@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import vllm_versions
-from oomguard.engines.vllm.sources import read_sources
+from oomguard.engines.all_flags import all_flags
+from oomguard.engines.vllm.sources import added_arguments, parsed, read_sources
 from oomguard.settings import SETTINGS
 from oomguard.surfaces import left_alone, surfaces
 from support.vllm_defaults import batch_defaults
@@ -322,6 +324,24 @@ def test_every_argument_is_a_setting_or_one_that_is_left_alone(real):
     known = {own.kwarg for own in rows} | left_alone() | inside | set(SETTINGS) | {"model"} | PARTS
     assert [name for name in read_sources(real).arguments if name not in known and not name.startswith("_")] == []
     assert not left_alone() & set(SETTINGS)
+
+
+def test_every_flag_of_the_server_is_known_to_a_plan(real):
+    files = [real / "engine" / "arg_utils.py", real / "entrypoints" / "launchers" / "cli_args.py"]
+    trees = [parsed(path) for path in (*files, real / "entrypoints" / "cli" / "serve.py")]
+    added = {flag for tree in trees for flags, _call in added_arguments(tree) for flag in flags}
+    fields = {
+        f"--{line.target.id.replace('_', '-')}"
+        for owner in trees[1].body
+        for line in (owner.body if isinstance(owner, ast.ClassDef) and owner.name.endswith("FrontendArgs") else ())
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+    flags = all_flags("vllm")
+
+    assert len(added) > 200
+    assert len(fields) > 30
+    exact = {*(f"--{name}" for name in flags.names), *flags.short}
+    assert added | fields <= exact
 
 
 def test_every_text_is_printed_by_the_real_sources(real):

@@ -105,3 +105,18 @@ def test_a_sparse_attention_makes_its_logits_while_it_is_profiled():
     sparse = {**LLAMA, "index_head_dim": 128, "index_topk": 2048}
     few = {"step_tokens": 64}
     assert stepped(sparse, "0.19", **few) < stepped(sparse, "0.20", **few) == (512 << 20) + 2 * 64 * 4096 * 2
+
+
+def test_a_stage_keeps_what_it_is_handed_and_what_it_hands_on():
+    def of_stage(*, first: bool, last: bool):
+        shape = read_shape(LLAMA)
+        ends = {"first_stage": first, "last_stage": last}
+        return peak_activation(shape, Version("0.19"), rows=1024, step_tokens=8192, **ends)
+
+    alone, first = of_stage(first=True, last=True), of_stage(first=True, last=False)
+    middle, last = of_stage(first=False, last=False), of_stage(first=False, last=True)
+    handed = 2 * 8192 * 4096 * 2
+
+    steps = [stage.step_bytes - alone.step_bytes for stage in (first, middle, last)]
+    assert steps == [handed, 2 * handed, handed]
+    assert last.sampler_bytes - alone.sampler_bytes == handed

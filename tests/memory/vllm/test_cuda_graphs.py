@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
+from oomguard.errors import SettingError
 from oomguard.memory.model.shape import read_shape
 from oomguard.memory.vllm.cuda_graphs import NO_GRAPHS, captured_graphs, cuda_graphs
 from oomguard.memory.vllm.start import VllmSettings
@@ -77,3 +78,25 @@ def test_what_the_engine_reserves_is_its_own_estimate_and_not_what_the_graphs_ta
 
 def test_many_ranks_take_more_for_a_graph():
     assert cuda_graphs(replace(SETTINGS, tensor_parallel_size=8), SHAPE).bytes > cuda_graphs(SETTINGS, SHAPE).bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "graphs"),
+    [  # each size, and those up to max_num_seqs a second time
+        ({"cudagraph_capture_sizes": "1 2 4 8"}, 8),
+        ({"cudagraph_capture_sizes": "[1, 2, 4, 512]"}, 7),
+        ({"cudagraph_capture_sizes": "8 8 9000"}, 2),
+        ({"cudagraph_capture_sizes": "null"}, 86),
+        ({"max_cudagraph_capture_size": 8}, 8),
+        ({"max_cudagraph_capture_size": 1024}, 34 + 49 + 35),
+        ({"max_cudagraph_capture_size": 8, "enforce_eager": False, "version": Version("0.9.2")}, 4),
+    ],
+)
+def test_sizes_that_are_given_are_those_that_are_captured(changes, graphs):
+    assert captured_graphs(replace(SETTINGS, **changes)) == graphs
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1 two", "0", "-1", "1.5"])
+def test_sizes_that_are_no_counts_are_refused(text):
+    with pytest.raises(SettingError, match="cudagraph_capture_sizes is"):
+        captured_graphs(replace(SETTINGS, cudagraph_capture_sizes=text))

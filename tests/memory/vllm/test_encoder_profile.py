@@ -125,6 +125,17 @@ def test_a_plan_says_what_the_images_take_and_is_smaller_without_them(config):
     assert found.uncertainty_bytes > none.uncertainty_bytes
 
 
+def test_an_encoder_that_is_not_profiled_is_loaded_and_has_no_peak():
+    model = read_model(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, None))
+    asked = replace(SETTINGS, max_model_len=8192, max_num_seqs=16)
+    skipped = budget_start(model, replace(asked, skip_mm_profiling=True))
+    none = budget_start(model, replace(asked, limit_mm_per_prompt='{"image": 0, "video": 0}'))
+
+    assert skipped.peak_activation_bytes == none.peak_activation_bytes
+    assert skipped.weights_bytes == budget_start(model, asked).weights_bytes > none.weights_bytes
+    assert any("not profiled (skip_mm_profiling)" in line for line in skipped.assumptions)
+
+
 def test_where_only_the_images_are_too_much_it_is_said_and_acted_on_by_the_user():
     model = read_model(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, None))
     small = replace(

@@ -79,6 +79,15 @@ def test_blocks_of_a_hybrid_model_grow_until_they_hold_a_state():
     assert {page for group in layout.groups for page in group.pages_bytes} == {layout.settings.block_tokens * 1024}
 
 
+def test_ranks_that_share_a_request_s_tokens_hold_a_part_of_its_blocks_each():
+    alone, shared = (lay_out([full(0)], KvSettings(16, 4000, 2048, context_ranks=ranks)) for ranks in (1, 4))
+
+    assert (alone.request_blocks(), shared.request_blocks()) == (250, 63)  # 1000 tokens on each
+    assert shared.tokens(630) == 40000
+    assert shared.tokens_of_groups(630) == 4 * alone.tokens_of_groups(630)
+    assert shared.longest(shared.block_bytes() * 64, 8000) == 4032
+
+
 @pytest.mark.parametrize(
     ("cached", "checkpoints", "states"), [(False, 0, 1), (True, 0, 2), (True, 1, 3), (False, 1, 1)]
 )

@@ -475,3 +475,49 @@ def test_a_utilization_leaves_room_for_the_sampling_that_no_start_reserves():
     assert found.budget is not None
     free = H100.gpu_total_bytes - found.budget.not_free_bytes
     assert found.budget.requested_bytes + found.budget.stages[-1].unprofiled_bytes <= free
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel_size": 8, "decode_context_parallel_size": 3}, "does not divide tensor_parallel_size 8"),
+        ({"tensor_parallel_size": 8, "decode_context_parallel_size": 2}, "1 of 8 ranks hold the same key-value heads"),
+        ({"tensor_parallel_size": 32, "decode_context_parallel_size": 8}, "4 of 32 ranks hold"),
+    ],
+)
+def test_ranks_that_cannot_share_a_request_are_refused(changes, message):
+    with pytest.raises(SettingError, match=message):
+        budget_start(MODEL, replace(H100, **changes))
+
+
+def test_ranks_that_share_a_request_hold_as_many_times_its_tokens():
+    one = budget_start(MODEL, replace(H100, tensor_parallel_size=16))
+    two = budget_start(MODEL, replace(H100, tensor_parallel_size=16, decode_context_parallel_size=2))
+
+    assert two.kv_cache_pool_bytes == one.kv_cache_pool_bytes
+    assert two.kv_cache_tokens == pytest.approx(2 * one.kv_cache_tokens, rel=1e-3)
+
+
+def test_a_start_that_does_not_use_the_custom_all_reduce_has_its_buffers_left_where_versions_counted_them():
+    for version, saved in (("0.9.2", 16 * MIB), ("0.19.0", 0)):
+        ranks = replace(H100, version=Version(version), tensor_parallel_size=2)
+        off = budget_start(MODEL, replace(ranks, disable_custom_all_reduce=True))
+        assert budget_start(MODEL, ranks).non_torch_bytes - off.non_torch_bytes == saved
+
+
+def test_communicators_between_stages_counted_until_the_device_was_looked_at_behind_them():
+    sizes = [
+        budget_start(MODEL, replace(H100, version=Version(version), pipeline_parallel_size=2)).non_torch_bytes
+        for version in ("0.10.2", "0.11.0", "0.27.0")
+    ]
+    assert sizes[0] > sizes[1] < sizes[2]
+
+
+def test_the_stage_that_decides_the_tokens_is_named_where_the_parts_are_another_s():
+    found = budget_start(MODEL, replace(H100, pipeline_parallel_size=2))
+    last = found.stages[1]
+
+    assert last.pool_bytes < found.kv_cache_pool_bytes == found.stages[0].pool_bytes
+    assert found.kv_cache_tokens * 16 * 4096 <= last.pool_bytes
+    assert any(line.startswith("pipeline: the tokens are those of stage 1") for line in found.assumptions)
+    assert not any(line.startswith("pipeline") for line in budget_start(MODEL, H100).assumptions)
