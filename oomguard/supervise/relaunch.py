@@ -126,7 +126,7 @@ class Supervision:
                     break
                 self._attempt(number, signals, folder)
         if ledger.exhausted:
-            tell_exhausted(len(ledger.attempts), self.policy)
+            tell_exhausted(len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0)
         return outcome_of(ledger, signals, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us)
 
     def _place(self, number: int) -> bool:
