@@ -32,6 +32,7 @@ class PastAttempt(Record):
         began_at: when it began.
         ended_at: when it ended; None while it runs, and where the run was killed.
         predicted: facts and what the changes were predicted to make of them.
+        why: why it failed, in the run's own words, where its status and incident tell less; empty: as they tell.
         is_followed: whether another attempt came after it: then it failed, whatever its status, as one that hung and was ended.
     """
 
@@ -40,6 +41,7 @@ class PastAttempt(Record):
     began_at: float
     ended_at: float | None = None
     predicted: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    why: str = ""
     is_followed: bool = False
 
     @property
@@ -47,7 +49,7 @@ class PastAttempt(Record):
         """How it ended: ``ran``, ``failed``, ``stopped`` or ``not ended``."""
         if self.ended_at is None:
             return NOT_ENDED
-        if self.is_followed:
+        if self.is_followed or self.why:
             return FAILED
         if self.attempt.succeeded:
             return RAN

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.cli.durations import seconds_in
 from oomguard.cli.restrictions import Restrictions, said_of_unknown
 from oomguard.errors import UsageError
 from oomguard.escapes import strip_escapes
@@ -47,12 +48,21 @@ OPTIONS: Final = (
     "exit_code",
     "color",
     "log_format",
+    "gpus",
+    "wait",
+    "lease",
+    "lease_folder",
+    "restart",
+    "hang_after",
+    "termination_message",
+    "slurm_comment",
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
 _SWITCHES: Final = frozenset(
-    {"dry_run", "idempotent", "pty", "quiet", "verbose", "exit_code", "follow", "no_mask", "reuse"}
+    {"dry_run", "idempotent", "pty", "quiet", "verbose", "exit_code", "follow", "no_mask", "reuse", "slurm_comment"}
 )
-_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "deadline", "grace"})
+_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour"})
+_TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}
 _TABLE: Final = "[tool.oomguard]"
@@ -180,6 +190,13 @@ def _value(name: str, value: Any, path: Path) -> Any:
         if isinstance(value, dict):
             return [f"{key}={entry}" for key, entry in value.items()]
         return [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
+    if name in _TIMES:
+        seconds = seconds_in(value)
+        if seconds is None:
+            raise UsageError(f"{path}: {name} is a time such as 30m, 1h30m, or 90 (seconds), not {value!r}")
+        return seconds
+    if name == "gpus" and type(value) is int:
+        return str(value)
     wanted: type | tuple[type, ...] = bool if name in _SWITCHES else (int, float) if name in _NUMBERS else str
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         kind = "true or false" if name in _SWITCHES else "a number" if name in _NUMBERS else "text"

@@ -24,6 +24,13 @@ def seconds_of(text: str) -> float | None:
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
+def seconds_in(value: object) -> float | None:
+    """Return a time of a file of options in seconds: a number, or text as a flag takes it; None where it is neither."""
+    if isinstance(value, str):
+        return seconds_of(value)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """A time of at most 10^9 seconds."""
 

@@ -91,6 +91,9 @@ def placement_options(function: F) -> F:
         lease_folder: str | None,
         **kwargs: Any,
     ) -> Any:
+        source = click.get_current_context().get_parameter_source("wait")
+        if gpus is None and source is click.core.ParameterSource.DEFAULT_MAP:
+            wait = None  # a file of options is for runs with --gpus and for those without
         return function(
             *args, placement=PlacementOptions(gpus, wait, lease, lease_folder, words_before_dashes()), **kwargs
         )

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from oomguard.assignments import parse_assignment
+from oomguard.cli.durations import seconds_in
 from oomguard.errors import OomguardError, SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Effect
@@ -18,7 +19,9 @@ from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES,
 
 # From the least that may be changed to the most; None is the default: capacity only on settings that were left alone.
 _ALLOWED: Final = (str(Effect.OUTPUT_PRESERVING), None, str(Effect.REDUCES_CAPACITY), str(Effect.CHANGES_OUTPUTS))
-_MAX_DEADLINE_S: Final = 10**9
+_LONGEST_S: Final = 10**9
+# Times that may be shortened, each with what it is where nobody says.
+_TIMES: Final = {"deadline": math.inf, "wait": 0.0}
 _COUNTS: Final = {"max_relaunches": DEFAULT_MAX_RELAUNCHES, "max_per_hour": DEFAULT_MAX_PER_HOUR}
 # How the output looks: the words that do no harm. A page (html) ends a --follow.
 _LOOKS: Final = {
@@ -54,8 +57,10 @@ class Restrictions:
             self._leave(name[:_MAX_CHARS], f"unknown option, {said_of_unknown(name, self._options)}")
         elif name == "allow":
             self._allow(value)
-        elif name in _COUNTS or name == "deadline":
+        elif name in _COUNTS or name in _TIMES:
             self._at_most(name, value)
+        elif name == "restart":
+            self._restart(value)
         elif name == "pin":
             self._pins(value)
         elif name == "min":
@@ -76,22 +81,26 @@ class Restrictions:
         else:
             self.taken["allow"] = value
 
-    def _at_most(self, name: str, value: Any) -> None:
+    def _at_most(self, name: str, given: Any) -> None:
         whole = name in _COUNTS
-        most = self._own.get(name, _COUNTS.get(name, math.inf))
+        most = self._own.get(name, {**_COUNTS, **_TIMES}[name])
+        is_short = not isinstance(given, str) or len(given) <= _MAX_CHARS
+        value = seconds_in(given) if is_short and not whole else given
         if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
-            self._leave(name, "a whole number" if whole else "a number of seconds")
-        elif not 0 <= value <= _MAX_DEADLINE_S:
-            of = (
-                f"more than {most}: {_who(name)} may say so"
-                if whole and value > 0
-                else f"between 0 and {_MAX_DEADLINE_S}"
-            )
+            self._leave(name, "a whole number" if whole else "a time such as 30m, or a number of seconds")
+        elif not 0 <= value <= _LONGEST_S:
+            of = f"more than {most}: {_who(name)} may say so" if whole and value > 0 else f"between 0 and {_LONGEST_S}"
             self._leave(name, of)
         elif value > most:
             self._leave(name, f"more than {most}: {_who(name)} may say so")
         else:
             self.taken[name] = value
+
+    def _restart(self, value: Any) -> None:
+        if value == "no":
+            self.taken["restart"] = value
+        else:
+            self._leave("restart", f"only no: {_who('restart')} may have the command run again")
 
     def _pins(self, value: Any) -> None:
         pins = list(self._own.get("pin", ()))

@@ -56,7 +56,7 @@ def serving_options(function: F) -> F:
                 show_default=True,
                 metavar="TIME",
                 help="A server whose requests wait for so long while its engine takes no step hangs: it is told, and ended with "
-                "--restart on-failure. 0: do not look.",
+                "--restart on-failure, also where no start is left. 0: do not look.",
             ),
             option(
                 "--termination-message",

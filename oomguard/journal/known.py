@@ -16,9 +16,9 @@ from oomguard.past_runs import STOP_STATUSES
 # A start does not wait for all of a journal of years.
 _MOST_ATTEMPTS: Final = 20_000
 # An attempt held where it ended well, and where its user stopped it after its engine had told what it got. One that failed of
-# something that is no memory failure says nothing.
+# something that is no memory failure, a hang too, says nothing.
 _HELD: Final = """
-CASE WHEN a.ended_at IS NULL THEN NULL WHEN a.incident IS NOT NULL THEN 0 WHEN a.exit_status = 0 THEN 1
+CASE WHEN a.ended_at IS NULL THEN NULL WHEN a.incident IS NOT NULL THEN 0 WHEN a.error <> '' THEN NULL WHEN a.exit_status = 0 THEN 1
 WHEN a.exit_status IN ({stops}) AND a.measured <> '{}' THEN 1 END""".replace(
     "{stops}", ", ".join(map(str, STOP_STATUSES))
 )

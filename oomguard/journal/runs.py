@@ -18,13 +18,13 @@ from oomguard.past_runs import STOP_STATUSES, PastAttempt, PastRun
 _FAILED: Final = """
 EXISTS (SELECT 1 FROM attempt a WHERE a.session = run.session
   AND a.number = (SELECT max(number) FROM attempt WHERE session = run.session)
-  AND a.ended_at IS NOT NULL AND (a.incident IS NOT NULL OR (a.exit_status <> 0 AND a.exit_status NOT IN ({stops}))))"""
+  AND a.ended_at IS NOT NULL AND (a.incident IS NOT NULL OR a.error <> '' OR (a.exit_status <> 0 AND a.exit_status NOT IN ({stops}))))"""
 _RUNS: Final = """
 SELECT number, session, original, folder, engine, engine_version, model, device, forgotten FROM run
 WHERE EXISTS (SELECT 1 FROM attempt a WHERE a.session = run.session{since}) {where}
 ORDER BY number DESC {limit}"""
 _ATTEMPTS: Final = """
-SELECT session, number, command, settings, patches, {incident}, predicted, measured, started_at, ended_at, exit_status
+SELECT session, number, command, settings, patches, {incident}, predicted, measured, started_at, ended_at, exit_status, error
 FROM attempt WHERE session IN ({sessions}) ORDER BY session, number"""
 # Of a list kind and cause are enough: an incident holds pages of evidence.
 _SHORT_INCIDENT: Final = """
@@ -123,19 +123,19 @@ def _run(row: tuple[Any, ...], attempts: tuple[PastAttempt, ...]) -> PastRun:
 
 
 def _attempt(row: tuple[Any, ...]) -> PastAttempt:
-    _session, number, command, settings, patches, incident, predicted, measured, began_at, ended_at, status = row
-    said = mapped(incident)
+    _session, number, command, settings, patches, incident, predicted, measured, began_at, ended_at, status, error = row
+    said, why = mapped(incident), str(error or "")
     attempt = Attempt(
         number,
         values_of(mapped(settings)),
         tuple(patch_of(each) for each in listed(patches) if isinstance(each, dict)),
         incident_of(said) if said else None,
         status,
-        "" if said or status in {0, None} else status_in_words(status),
+        why if why else "" if said or status in {0, None} else status_in_words(status),
         0.0 if ended_at is None else max(0.0, ended_at - began_at),
         numbers_of(mapped(measured)),
     )
-    return PastAttempt(attempt, words_of(command), began_at, ended_at, numbers_of(mapped(predicted)))
+    return PastAttempt(attempt, words_of(command), began_at, ended_at, numbers_of(mapped(predicted)), why)
 
 
 def words_of(text: str) -> tuple[str, ...]:

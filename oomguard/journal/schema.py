@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 _SCHEMA_1: Final = (
     """
 CREATE TABLE IF NOT EXISTS attempt (
@@ -55,7 +55,11 @@ _SCHEMA_3: Final = (
     # Whether masking hid secrets alone of the original, so that another command looks different; NULL where it was not recorded.
     "ALTER TABLE run ADD COLUMN hides_secrets_alone INTEGER",
 )
-_STEPS: Final = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3)
+_SCHEMA_4: Final = (
+    # Why it failed, in the run's own words, where its status tells less: it hung and was ended. NULL: as status and incident tell.
+    "ALTER TABLE attempt ADD COLUMN error TEXT",
+)
+_STEPS: Final = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4)
 
 
 def version_of(database: sqlite3.Connection) -> int:

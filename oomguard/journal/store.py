@@ -130,6 +130,7 @@ class Journal:
         ran: Ran | None = None,
         set_by_user: Mapping[str, bool | None] | None = None,
         seconds: float | None = None,
+        error: str | None = None,
     ) -> None:
         """Complete a record.
 
@@ -141,6 +142,7 @@ class Journal:
             ran: what ran; what is known of it stays where a later attempt does not tell.
             set_by_user: of the settings that may be changed after it, whether the user had set them.
             seconds: how long it ran; None: until now.
+            error: why it failed, masked, where status and incident tell less.
 
         Raises:
             sqlite3.Error: as ``begin`` does.
@@ -148,7 +150,7 @@ class Journal:
         with self._open() as database:
             database.execute(
                 "UPDATE attempt SET ended_at = coalesce(started_at + ?, ?),"
-                " exit_status = ?, incident = ?, measured = ?, set_by_user = ? WHERE id = ?",
+                " exit_status = ?, incident = ?, measured = ?, set_by_user = ?, error = ? WHERE id = ?",
                 (
                     seconds,
                     time.time(),
@@ -156,6 +158,7 @@ class Journal:
                     None if incident is None else json_line(plain_value(incident)),
                     json_line(plain_value(measured)),
                     json_line(plain_value(set_by_user)) if set_by_user else None,
+                    error,
                     row,
                 ),
             )

@@ -59,7 +59,8 @@ def happened(run: PastRun) -> list[str]:
         lines += checked(past.attempt).splitlines() if past.attempt.patches else ()
         if past.attempt.incident is not None:
             lines.append(failure_words(past.attempt.incident))
-    others = Counter(past.attempt.error for past in run.attempts if past.is_followed and past.attempt.incident is None)
+    untold = [past for past in run.attempts if past.attempt.incident is None and (past.is_followed or past.why)]
+    others = Counter(past.attempt.error for past in untold)
     lines += [f"{_times(count)} failed: {error or 'exit status 0'}" for error, count in others.items()]
     return drawn(lines)
 
@@ -139,6 +140,7 @@ def _attempt_dict(past: PastAttempt, *, in_full: bool) -> dict[str, Any]:
         "began_at": _utc(past.began_at),
         "ended_at": None if past.ended_at is None else _utc(past.ended_at),
         "result": past.result,
+        "error": masked(past.attempt.error),
         "cause": incident.causes[0].id if incident is not None and incident.causes else None,
         "predicted": plain_value(past.predicted),
     }

@@ -14,6 +14,7 @@ from typing import Any, Final
 from oomguard.engines.listening import Address
 
 OK: Final = 200
+NOBODY: Final = "nobody listens"
 ANSWER_S: Final = 10.0  # what a healthy front answers within
 _MOST_BYTES: Final = 16 << 20
 _ANY: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it listens, and where it is asked
@@ -64,7 +65,7 @@ class Server:
         except TimeoutError:
             return "no answer in time"
         except ConnectionRefusedError:
-            return "nobody listens"
+            return NOBODY
         except (OSError, http.client.HTTPException, ValueError) as error:
             return f"{type(error).__name__}: {error}"
         finally:

@@ -94,24 +94,37 @@ class Health:
 
     def _answers(self, server: Server, names: ServingNames, pid: int, over: threading.Event) -> bool:
         """Wait until the server answers; return False where the attempt ended before, or another server answers."""
-        from oomguard.serving.asking import ANSWER_S, OK, Answer
-        from oomguard.supervise.listeners import listening_pids
+        from oomguard.serving.asking import ANSWER_S, NOBODY, OK, Answer
 
+        is_ours = False
         while True:
             answer = server.ask(names.http["health"], limit_s=ANSWER_S)
+            if answer != NOBODY and not is_ours:  # whatever it says: another server need not know the question
+                listening = self._listening(server.address, pid)
+                if listening is False:
+                    return False
+                is_ours = listening is True
             if isinstance(answer, Answer) and answer.status == OK:
                 break
             if not isinstance(answer, Answer) and "SSL" in answer:
                 self.cannot_see("it is not to be asked over TLS", reason=answer)
             if over.wait(_FIRST_LOOK_S):
                 return False
-        others = listening_pids(server.address)
-        if others and not others & {pid, *tree.descendants(pid)}:
-            self.cannot_see("another server answers at its address", address=str(server.address), pids=sorted(others))
-            return False
         self.is_ready = True
         get_logger().debug("the server answers", address=str(server.address))
         return True
+
+    def _listening(self, address: Address, pid: int) -> bool | None:
+        """Return whether the command listens at its address; False where another does instead, which is told; None: not known."""
+        from oomguard.supervise.listeners import listening_at
+
+        found = {bound: pids for bound, pids in listening_at(address).items() if pids}
+        pids = {one for each in found.values() for one in each}
+        if not pids or pids & {pid, *tree.descendants(pid)}:
+            return True if pids else None
+        told = ", ".join(sorted(map(str, found)))
+        self.cannot_see("another server answers at its address", address=told, pids=sorted(pids))
+        return False
 
     def cannot_see(self, why: str, **told: object) -> None:
         """Say, once, that something of the server is not watched."""

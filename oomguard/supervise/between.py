@@ -95,6 +95,7 @@ class Between:
             what = f"{STARTS_ALIKE} starts in a row, each ended of the same: {attempt.error}"
             get_logger().warning("crash loop", what=what, ran_for=ran_for)
             self._refuse("another start would end alike")
+            self._ledger.refuse(f"crash loop: {what}")
             return False
         return self._waits(launch, ended_s, pause_s(1 + quick_failures(self._ledger.attempts)), devices)
 
@@ -130,6 +131,7 @@ class Between:
         if is_last:
             steps = ", ".join(f"{patch.setting} {patch.old} -> {patch.new}" for patch in pending)
             self._refuse("only another step of a change that did not help is left", next_step=steps)
+            self._ledger.refuse(f"crash loop: {said}")
         return is_last
 
     def _is_hour_spent(self) -> bool:

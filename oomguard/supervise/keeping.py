@@ -20,6 +20,7 @@ from oomguard.errors import InputError
 from oomguard.facts import FactValue
 from oomguard.incident import Attempt, EngineStart, Patch
 from oomguard.log import get_logger
+from oomguard.supervise.outcome import error_of
 
 if TYPE_CHECKING:
     from oomguard.journal.store import Journal
@@ -89,6 +90,7 @@ class Keeper:
 
     def _end(self, journal: Journal, row: int, attempt: Attempt, start: EngineStart | None) -> None:
         from oomguard.report.json import incident_dict
+        from oomguard.report.mask import mask
         from oomguard.supervise.what_ran import chosen_by_user, what_ran
 
         incident = None
@@ -96,10 +98,11 @@ class Keeper:
             slack = {name: fact.slack for name, fact in attempt.incident.facts.items() if fact.slack}
             incident = incident_dict(attempt.incident) | {"slack": slack}
         status = attempt.exit_status if attempt.exit_status is not None else 125
+        error = None if attempt.error == error_of(status, attempt.incident) else mask(attempt.error)
         try:
             ran = what_ran(attempt.incident, start, self._device)
             chosen = chosen_by_user(attempt.incident)
-            told: dict[str, Any] = {"ran": ran, "set_by_user": chosen, "seconds": attempt.seconds}
+            told: dict[str, Any] = {"ran": ran, "set_by_user": chosen, "seconds": attempt.seconds, "error": error}
             journal.end(row, exit_status=status, incident=incident, measured=attempt.measured, **told)
         except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
             self._give_up(error)

@@ -24,9 +24,10 @@ _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening socket: its inode, and the user it belongs to where that is told."""
+    """A listening socket: its inode, where it is bound, and the user it belongs to where that is told."""
 
     inode: int
+    bound: Address
     uid: int | None
 
 
@@ -43,11 +44,10 @@ def holders(address: Address) -> str:
     return f"a process of {', '.join(others)}, not ours to read" if others else "a process that is not ours to read"
 
 
-def listening_pids(address: Address) -> set[int]:
-    """Return the processes that listen at an address, as far as they may be read."""
+def listening_at(address: Address) -> dict[Address, set[int]]:
+    """Return where sockets are bound that listen at an address, and their processes, as far as they may be read."""
     found = _on_path(address.path) if address.path is not None else _on_port(address)
-    sockets = {f"socket:[{listener.inode}]" for listener in found}
-    return with_open(sockets.__contains__) if sockets else set()
+    return {listener.bound: with_open(f"socket:[{listener.inode}]".__eq__) for listener in found}
 
 
 def listens_on_path(path: str) -> bool:
@@ -73,14 +73,14 @@ def _on_port(address: Address) -> Iterator[Listener]:
             if len(fields) > 9 and fields[3] == _LISTENS and int(port, 16) == address.port:
                 theirs = _decoded(place)
                 if theirs in _ANY or not ours or ours & _ANY or theirs in ours:
-                    yield Listener(int(fields[9]), int(fields[7]))
+                    yield Listener(int(fields[9]), Address(theirs, address.port), int(fields[7]))
 
 
 def _on_path(path: str) -> Iterator[Listener]:
     spelled = {path, os.path.abspath(path)}  # noqa: PTH100 - as it may have been bound, links and all
     for fields in _rows("unix"):
         if len(fields) > 7 and fields[7] in spelled and int(fields[3], 16) & _ACCEPTS:
-            yield Listener(int(fields[6]), None)
+            yield Listener(int(fields[6]), Address(path=path), None)
 
 
 def _rows(name: str) -> Iterator[list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
 
 from oomguard.engines.inner_command import inner_commands
 from oomguard.log import get_logger
@@ -31,13 +31,16 @@ def outer_run() -> int | None:
     return None
 
 
-def tell_exhausted(attempts: int, policy: Policy) -> None:
-    """Log that no relaunch is left, or that another run makes them."""
+def tell_exhausted(attempts: int, policy: Policy, *, is_time_over: bool) -> None:
+    """Log that no relaunch is left, for the time or for the count, or that another run makes them."""
     if policy.max_relaunches == 0 and outer_run() is not None:
         get_logger().info("inside another run: that one changes and runs again")
         return
-    deadline = {} if policy.deadline_s is None else {"deadline_s": policy.deadline_s}
-    get_logger().warning("no relaunch is left", attempts=attempts, max_relaunches=policy.max_relaunches, **deadline)
+    if is_time_over:
+        told: dict[str, Any] = {"attempts": attempts, "deadline_s": policy.deadline_s}
+        get_logger().warning("no relaunch is left: the deadline has passed", **told)
+    else:
+        get_logger().warning("no relaunch is left", attempts=attempts, max_relaunches=policy.max_relaunches)
 
 
 def innermost(argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from oomguard.exit_status import status_in_words
 from oomguard.incident import Attempt, Diagnosis, Incident
 from oomguard.supervise.signals import Signals
 
-# The run's own status where the command ends with 0 though its engine died, or its output did not arrive, as tee has it.
+# The run's own status where the command ends with 0 though its engine died, or its output did not arrive, as tee has it; and where
+# we ended it, whatever our signal made of its own.
 FAILED_STATUS: Final = 1
 
 
@@ -23,11 +24,18 @@ class Outcome:
     diagnosis: Diagnosis | None
 
 
-def outcome_of(ledger: Ledger, signals: Signals, *, is_cut: bool) -> Outcome:
-    """Return how a run ended whose attempts are made; ``is_cut`` says that some of its output is lost."""
+def outcome_of(ledger: Ledger, signals: Signals, *, is_cut: bool, is_ended_by_us: bool = False) -> Outcome:
+    """Return how a run ended whose attempts are made.
+
+    Args:
+        ledger: its attempts.
+        signals: of the run.
+        is_cut: some of its output is lost.
+        is_ended_by_us: we ended the last attempt, which could not go on by itself.
+    """
     last = ledger.attempts[-1]
     status = last.exit_status if last.exit_status is not None else 125
-    if status == 0 and (is_cut or not last.succeeded):
+    if is_ended_by_us or (status == 0 and (is_cut or not last.succeeded)):
         status = FAILED_STATUS
     if signals.stopped_between_runs and signals.stopped_by is not None:
         status = 128 + signals.stopped_by

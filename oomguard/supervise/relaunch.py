@@ -91,6 +91,7 @@ class Supervision:
     _witness: Witness = field(init=False)
     _refused: str = field(init=False, default="")
     _is_cut: bool = field(init=False, default=False)
+    _is_ended_by_us: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         engine = launcher_of(self.launch)
@@ -125,8 +126,8 @@ class Supervision:
                     break
                 self._attempt(number, signals, folder)
         if ledger.exhausted:
-            tell_exhausted(len(ledger.attempts), self.policy)
-        return outcome_of(ledger, signals, is_cut=self._is_cut)
+            tell_exhausted(len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0)
+        return outcome_of(ledger, signals, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us)
 
     def _place(self, number: int) -> bool:
         """Give the attempt that begins its devices; return whether to make it: a first one that has none, or no time, is an error."""
@@ -164,6 +165,7 @@ class Supervision:
             marker.stop()
         self._is_cut = self._is_cut or ended.is_cut
         ours = self.ended_by_us() if signals.stopped_by is None else None
+        self._is_ended_by_us = ours is not None
         heard = self._explainer.hear(marker.recording, ended, witness, self._first)
         stopped, explained = signals.stopped_by is not None, Explained()
         if heard is not None:

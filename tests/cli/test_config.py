@@ -42,6 +42,14 @@ RAISING = {
     "exit_code": ("true", "only a flag"),
     "color": ("'pink'", "one of auto, always, never"),
     "log_format": ("'xml'", "one of console, json"),
+    "gpus": ("'auto'", "only a flag"),
+    "wait": ("'1h'", "more than 0"),
+    "lease": ("'job'", "only a flag"),
+    "lease_folder": ("'/tmp/planted'", "only a flag"),
+    "restart": ("'on-failure'", "only no"),
+    "hang_after": ("'1s'", "only a flag"),
+    "termination_message": ("'/tmp/planted.txt'", "only a flag"),
+    "slurm_comment": ("true", "only a flag"),
 }
 
 
@@ -110,6 +118,8 @@ def test_no_option_of_a_stranger_s_table_ends_a_command(project, option):
         ("max-per-hour = 1", {"max_per_hour": 1}),
         ("max_per_hour = 0", {"max_per_hour": 0}),
         ("deadline = 60", {"deadline": 60}),
+        ("deadline = '1h'", {"deadline": 3600}),
+        ("restart = 'no'", {"restart": "no"}),
         ("dry-run = true", {"dry_run": True}),
         ("pin = 'dtype'", {"pinned": ["dtype"]}),
         ("pin = ['dtype', 'max-model-len']", {"pinned": ["dtype", "max_model_len"]}),
@@ -148,6 +158,15 @@ def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
         ("max_per_hour = 9", "max_relaunches = 2", {"max_per_hour": 9, "max_relaunches": 2}),
         ("deadline = 100", "deadline = 200", {"deadline": 100}),
         ("deadline = 100", "deadline = 50", {"deadline": 50}),
+        ("deadline = '2m'", "deadline = '100s'", {"deadline": 100}),
+        ("deadline = '100s'", "deadline = '2m'", {"deadline": 100}),
+        ("deadline = '100s'", "deadline = 99", {"deadline": 99}),
+        ("wait = '1h'", "wait = '10m'", {"wait": 600}),
+        ("wait = 600", "wait = '1h'", {"wait": 600}),
+        ("restart = 'on-failure'", "restart = 'no'", {"restart": "no"}),
+        ("hang_after = '10s'\ngrace = '1m'", "", {"hang_after": 10, "grace": 60}),
+        ("gpus = 2\nlease = 'job'", "", {"gpus": "2", "lease": "job"}),
+        ("slurm-comment = true", "", {"slurm_comment": True}),
         ("dry_run = true", "dry_run = false", {"dry_run": True}),
         ("pin = 'dtype'", "pin = 'max_model_len'", {"pinned": ["dtype", "max_model_len"]}),
         ("min = { max_model_len = 8192 }", "min = { max_model_len = 1 }", {"floors": ["max_model_len=8192"]}),
@@ -165,7 +184,9 @@ def test_the_user_s_own_file_may_raise_and_the_table_restricts_that(project, own
     [
         ("formt = 'json'", "did you mean 'format'?"),
         ("report = ['a']", "report is text"),
-        ("deadline = true", "deadline is a number"),
+        ("deadline = true", "deadline is a time"),
+        ("hang_after = 'soon'", "hang_after is a time such as 30m"),
+        ("gpus = true", "gpus is text"),
         ("dry-run = 'yes'", "dry_run is true or false"),
         ("broken", "config.toml"),
     ],
@@ -280,3 +301,26 @@ def test_the_other_commands_go_on_and_tell_it_too(project, command):
 
     assert ran.returncode == 0
     assert "did you mean 'format'?" in ran.stderr
+
+
+def option_names(command: str) -> set[str]:
+    """The options of a sub-command that take a default from a file: those that a variable sets too."""
+    import importlib
+
+    params = importlib.import_module(f"oomguard.cli.{command}").command.params
+    return {str(param.envvar).removeprefix("OOMGUARD_").lower() for param in params if getattr(param, "envvar", None)}
+
+
+def test_the_user_s_own_file_may_set_every_option_of_run():
+    assert option_names("run") - set(OPTIONS) == set()
+
+
+def test_what_it_sets_for_servers_and_devices_reaches_a_run(project):
+    message = project / "message"
+    own = f"restart = 'on-failure'\nhang_after = '10s'\nwait = '1h'\nlease = 'job'\ntermination_message = '{message}'\n"
+    read(project, "", own + "max_per_hour = 1")
+    command = [sys.executable, "-m", "oomguard", "run", "--", "sh", "-c", "exit 3"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=project)
+
+    assert ran.returncode == 3
+    assert "exit status 3 after 2 attempts" in message.read_text()

@@ -80,6 +80,10 @@ def test_what_the_limit_leaves_out_is_told_beside_the_table():
     assert len(ran.stdout.splitlines()) == 1
     assert ran.stderr == "oomguard: the last run; --limit 0 shows all\n"
     assert len(history("--limit", "0", "--format", "json").stdout.splitlines()) == 4
+    assert history("--limit", "4").stderr == ""
+    assert (
+        history("--limit", "1", "--failed", "--command", "fake_vllm.py serve").stderr == ""
+    )  # of these there is no other
 
 
 def test_one_run_is_shown_in_full_with_its_attempts_and_its_failure():

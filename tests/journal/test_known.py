@@ -135,3 +135,11 @@ def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_kn
     journal.end(row, exit_status=0, incident=None, measured={})
 
     assert bool(known(journal)) == is_known
+
+
+@pytest.mark.parametrize("status", [0, 143])
+def test_one_that_was_ended_since_it_hung_did_not_hold(journal: Journal, status: int):
+    row = journal.begin(Record("s", 1, ["vllm", "serve", "m"], {}, []))
+    journal.end(row, exit_status=status, incident=None, measured={"x": 1}, ran=H100, error="the server hangs: x")
+
+    assert known(journal) == []

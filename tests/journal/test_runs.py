@@ -160,3 +160,12 @@ def test_an_attempt_that_another_one_followed_has_failed_whatever_its_status(jou
     """One that hung and was ended says 0 or 143."""
     write(journal, "s", (0, False), (143, False), (137, False), (0, False))
     assert [past.result for past in runs(journal)[0].attempts] == ["failed", "failed", "failed", "ran"]
+
+
+@pytest.mark.parametrize("status", [0, 143])
+def test_one_that_was_ended_since_it_hung_failed_whatever_its_status(journal: Journal, status: int):
+    row = journal.begin(Record("s", 1, ["vllm", "serve", "m"], {}, []))
+    journal.end(row, exit_status=status, incident=None, measured={"x": 1}, error="the server hangs: x")
+
+    (run,) = runs(journal, failed=True)
+    assert (run.result, run.attempts[0].attempt.error) == ("failed", "the server hangs: x")

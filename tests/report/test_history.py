@@ -309,6 +309,13 @@ def test_failures_of_something_else_than_memory_stand_in_the_list_too():
     assert "2 attempts failed: exit status 3 1 attempt failed: exit status 7" in text
 
 
+def test_a_hang_that_ended_the_run_stands_in_the_list_with_its_reason():
+    hung = attempt(1, 143)
+    hung = replace(hung, attempt=replace(hung.attempt, error="the server hangs: x"), why="the server hangs: x")
+    text = " ".join(printed(print_runs, [run(1, hung)]).split())
+    assert "1 attempt failed: the server hangs: x" in text
+
+
 def test_in_a_picture_of_one_span_the_marks_lie_below_its_bar():
     shapes = [
         shape

@@ -38,6 +38,7 @@ parser.add_argument("--disable-log-stats", action="store_true")
 parser.add_argument("--models", default=json.dumps({"data": [{"id": "./tiny"}]}), help="what /v1/models answers")
 parser.add_argument("--completion", default="{}", help="what a request is answered with")
 parser.add_argument("--stop-s", type=float, default=0.0, help="so long it takes to stop")
+parser.add_argument("--dies-of-term", action="store_true", help="as vLLM before its own handler stands")
 args = parser.parse_args()
 if args.starts:
     with args.starts.open("a") as file:
@@ -45,6 +46,13 @@ if args.starts:
     if len(args.starts.read_text().split()) <= args.fails:
         print("CUDA error: an illegal memory access was encountered", file=sys.stderr)
         sys.exit(3)
+
+
+def ended() -> None:
+    if args.dies_of_term:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)
 
 
 def ordered(name: str) -> bool:
@@ -155,7 +163,7 @@ if args.ssl_certfile:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-signal.signal(signal.SIGTERM, lambda *_: (core.kill(), time.sleep(args.stop_s), os._exit(0)))
+signal.signal(signal.SIGTERM, lambda *_: (core.kill(), time.sleep(args.stop_s), ended()))
 threading.Thread(target=server.serve_forever, daemon=True).start()
 print("(APIServer pid=1) INFO 11-22 04:20:27 [launcher.py:1] vllm INFO: Application startup complete.", flush=True)
 while True:

@@ -56,6 +56,13 @@ def test_a_failure_of_something_else_is_its_status_and_a_success_leaves_nothing(
     assert not place.exists()
 
 
+def test_a_crash_loop_says_that_it_is_one(tmp_path):
+    place = tmp_path / "message"
+    run("--restart", "on-failure", "--termination-message", str(place), command=("sh", "-c", "exit 3"))
+    assert "note: crash loop: 3 starts in a row, each ended of the same: exit status 3" in place.read_text()
+    assert place.read_text().endswith("exit status 3 after 3 attempts")
+
+
 def test_a_command_that_is_not_there_is_left_too(tmp_path):
     place = tmp_path / "message"
     assert run("--termination-message", str(place), command=("no-such-command",)).returncode == 127

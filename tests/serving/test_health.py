@@ -178,10 +178,11 @@ def test_on_a_unix_socket_it_is_watched_as_well(serve):
         path.unlink(missing_ok=True)
 
 
-def test_another_server_at_its_address_is_said_and_the_run_goes_on(serve, tmp_path):
+@pytest.mark.parametrize("status", [200, 404])
+def test_another_server_at_its_address_is_said_once_and_the_run_goes_on(serve, status):
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(status)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -190,10 +191,12 @@ def test_another_server_at_its_address_is_said_and_the_run_goes_on(serve, tmp_pa
     other = HTTPServer(("127.0.0.1", 0), Other)
     threading.Thread(target=other.serve_forever, daemon=True).start()
     try:
-        served = serve(*RESTARTED, flags=("--port", str(other.server_port), "--mode", "binds nothing"))
+        flags = ("--host", "0.0.0.0", "--port", str(other.server_port), "--mode", "binds nothing")
+        served = serve(flags=flags)
         told = served.wait_for("may not be seen")
         assert told["event"].endswith("another server answers at its address")
-        assert told["pids"] == [os.getpid()]
+        assert told["level"] == "warning"  # also without -v
+        assert (told["address"], told["pids"]) == (f"127.0.0.1:{other.server_port}", [os.getpid()])
         time.sleep(1)
         assert len(served.told("may not be seen")) == 1
         assert served.end() == 0

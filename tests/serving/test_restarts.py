@@ -60,6 +60,14 @@ def test_a_bound_that_was_given_holds(serve):
     assert served.starts() == 1
 
 
+def test_after_the_deadline_it_says_so_and_no_number_of_its_own():
+    command = [*RUN, *RESTARTED, "--deadline", "1", "--", "sh", "-c", "sleep 2; exit 5"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 5
+    assert "no relaunch is left: the deadline has passed: attempts=1 deadline_s=1.0" in ran.stderr
+    assert "max_relaunches" not in ran.stderr
+
+
 def test_what_failed_of_memory_is_not_started_again_as_it_was():
     command = [sys.executable, str(FAKE_ENGINE), "--max-model-len", "32768"]
     ran = subprocess.run([*RUN, *RESTARTED, "--", *command], capture_output=True, text=True, timeout=120, check=False)
