@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from oomguard.attempting.ledger import Ledger
@@ -118,12 +118,12 @@ class SplitRun:
             self._ledger.choose(incident, lambda name: name == "batch_size" or name in VARIED)
         return failed is None
 
-    def _run_whole(self) -> BaseException | None:
-        """Run the call as the user made it, unless it has been run, or another way, and keep its result as it is."""
+    def _run_whole(self, *, again: bool = False) -> BaseException | None:
+        """Run the call as the user made it, unless it has been run, or another way, and keep its result; ``again``: it has begun."""
         if self._way.settings:
             return self._run_changed()
         error = self._first_error
-        around: AbstractContextManager[object] = nullcontext() if error is None else self._call.around(0, self._rows)
+        around = self._call.around(0, self._rows) if again or error is not None else nullcontext()
         while error is None or make_room(error, self._gathered, self._call):
             with torch_memory.Peak() as measured, around:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
@@ -150,7 +150,7 @@ class SplitRun:
             return None
         self._take_back(why)
         self._generators.put_back()
-        return self._run_whole()
+        return self._run_whole(again=True)
 
     def _run_parts(self) -> BaseException | None:
         while self._next_row < self._rows:
@@ -200,7 +200,7 @@ class SplitRun:
             self._owner.known.forget(self._call)
             self._gathered, self._next_row, self._part_error = Gathered(self._rows), 0, None
             self._generators.put_back()
-        return self._run_whole()
+        return self._run_whole(again=True)
 
     def _learn(self, rows: int, before: int | None, peak: int | None) -> None:
         """Set the rows of the next part from what this one took, unless a trace of the call has told them."""

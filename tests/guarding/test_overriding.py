@@ -94,7 +94,7 @@ def test_where_the_overriding_method_cannot_be_split_the_call_it_makes_is():
 def test_lists_of_as_many_entries_as_rows_are_cut_or_prevent_a_split(name, value, splits):
     from oomguard.engines.transformers.generate import GenerateCall
 
-    model = transformers.GPT2LMHeadModel(tiny())
+    model = transformers.GPT2LMHeadModel(tiny()).eval()
     call = GenerateCall.of(model, (), {"input_ids": torch.zeros(4, 5, dtype=torch.long), name: value})
     assert (call.not_splittable is None) is splits
     if name == "adapter_names" and splits:

@@ -10,6 +10,7 @@ from oomguard.engines.transformers.inputs import inputs_of
 from oomguard.engines.transformers.media import Media
 from oomguard.engines.transformers.whole_view import NAMES
 from oomguard.facts import FactValue
+from oomguard.observe import torch_memory
 
 if TYPE_CHECKING:
     from oomguard.engines.transformers.generate import GenerateCall
@@ -48,13 +49,15 @@ def with_shorter_prompt(call: GenerateCall, tokens: FactValue) -> GenerateCall |
     def cut(value: Any) -> Any:
         return value[:, part] if getattr(value, "shape", ())[1:2] == (whole,) else value
 
-    args = (cut(call.args[0]), *call.args[1:]) if call.args else ()
     named = ("inputs", "input_ids", *_ALONG_PROMPT)
-    kwargs = {name: cut(value) if name in named else value for name, value in call.kwargs.items()}
+    with torch_memory.on_host():  # views take nothing, also of a simulated device that is full
+        args = (cut(call.args[0]), *call.args[1:]) if call.args else ()
+        kwargs = {name: cut(value) if name in named else value for name, value in call.kwargs.items()}
+        whole_prompt = inputs_of(call.model, call.args, call.kwargs)
+        prompt = None if encodes else whole_prompt[:, : whole - kept]
     if not encodes:  # a length in all counts the prompt
         kwargs.pop("max_length", None)
         kwargs["max_new_tokens"] = call.max_new_tokens
-    prompt = None if encodes else inputs_of(call.model, call.args, call.kwargs)[:, : whole - kept]
     return replace(call, args=args, kwargs=kwargs, prompt_tokens=kept, left_out=prompt)
 
 
