@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from oomguard.engines.transformers.allocator_need import hands_out_blocks, need_in_blocks
+from oomguard.engines.transformers.allocator_need import AllocatorNeed, largest_two
 from oomguard.log import get_logger
 from oomguard.memory.generate.traced_steps import TracedSteps, between
 
@@ -65,12 +66,14 @@ class TracedCall:
             get_logger().debug("the call cannot be traced", error=f"{type(error).__name__}: {error}")
             return None
 
+    @functools.cached_property
+    def _allocator(self) -> AllocatorNeed:
+        return AllocatorNeed(next(iter(self._model.parameters())))
+
     def estimated_bytes(self, rows: int, room_bytes: int) -> int | None:
         """Return the same on the line through the two largest numbers of rows that were traced; None where they did not do the same."""
-        if len(self._traces) < 2:
-            return None
-        one, other = sorted(self._traces)[-2:]
-        found = between(self._traces[one], self._traces[other], (rows - one) / (other - one))
+        line = largest_two(self._traces, rows)
+        found = line and between(*line)
         return None if found is None else self._need(found, room_bytes)
 
     def results_bytes(self) -> int:
@@ -103,14 +106,13 @@ class TracedCall:
                 self._row_arguments = {**self._row_arguments, "attention_mask": ids}
                 self._mask_is_full = False
         arguments = {name: rows_like(self._twin, value, rows) for name, value in self._row_arguments.items()}
-        weights = next(iter(self._model.parameters()))
         with self._around(self._twin.model):
             traced = trace_call(
                 self._twin,
                 {**self._others, **arguments},
                 self._steps,
                 mask_is_full=self._mask_is_full,
-                keep_events=hands_out_blocks(weights),
+                keep_events=self._allocator.hands_out_blocks,
                 keeps_steps=self._record_rows is not None,
             )
         if self._record_rows is not None:
@@ -120,5 +122,5 @@ class TracedCall:
         return self._need(traced, room_bytes)
 
     def _need(self, traced: TracedSteps, room_bytes: int | None) -> int:
-        need, weights = traced.peak_bytes(self._steps) - traced.start_bytes, next(iter(self._model.parameters()))
-        return need_in_blocks(need, lambda: traced.own_events(self._steps), weights, room_bytes)
+        tensor_bytes = traced.peak_bytes(self._steps) - traced.start_bytes
+        return self._allocator.need_bytes(tensor_bytes, lambda: traced.own_events(self._steps), room_bytes)

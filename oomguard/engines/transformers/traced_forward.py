@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from oomguard.engines.transformers.allocator_need import hands_out_blocks, need_in_blocks
+from oomguard.engines.transformers.allocator_need import AllocatorNeed, largest_two
 from oomguard.log import get_logger
 from oomguard.memory.generate.traced_steps import events_between
 
@@ -69,21 +70,20 @@ class TracedForward:
             get_logger().debug("the call cannot be traced", error=f"{type(error).__name__}: {error}")
             return None
 
+    @functools.cached_property
+    def _allocator(self) -> AllocatorNeed:
+        return AllocatorNeed(next(iter(self._model.parameters())))
+
     def estimated_bytes(self, rows: int, room_bytes: int) -> int | None:
         """Return the same on the line through the two largest numbers of rows that were traced; None where they did not do the same."""
-        if len(self._traces) < 2:
+        line = largest_two(self._traces, rows)
+        if line is None:
             return None
-        one, other = sorted(self._traces)[-2:]
-        (need, events), (other_need, other_events), share = (
-            self._traces[one],
-            self._traces[other],
-            (rows - one) / (other - one),
-        )
+        (need, events), (other_need, other_events), share = line
         mixed = events_between(events, other_events, share)
         if mixed is None:
             return None
-        weights = next(iter(self._model.parameters()))
-        return need_in_blocks(round(need + share * (other_need - need)), lambda: mixed, weights, room_bytes)
+        return self._allocator.need_bytes(round(need + share * (other_need - need)), lambda: mixed, room_bytes)
 
     def results_bytes(self) -> int:
         """Return the bytes of the results of all rows, as the last trace tells them."""
@@ -99,14 +99,13 @@ class TracedForward:
                 self._failed = True  # the peak of each of several devices is not told apart
                 return None
             self._twin, self._mask_is_full = twin_of(self._model), is_full(self._mask)
-        weights = next(iter(self._model.parameters()))
         arguments: Mapping[str, Any] = self._arguments(lambda tensor: rows_like(self._twin, tensor, rows))
         with self._around(self._twin.model):
             traced = trace_forward(
                 self._twin,
                 arguments,
                 mask_is_full=self._mask_is_full,
-                keep_events=hands_out_blocks(weights),
+                keep_events=self._allocator.hands_out_blocks,
                 drew=self._drew,
             )
         self._look_at(traced.shapes, rows)
@@ -114,7 +113,7 @@ class TracedForward:
             -traced.result_bytes * self._total_rows // rows
         )  # they stand in places made for all rows
         self._traces[rows] = traced.need_bytes, traced.events
-        return need_in_blocks(traced.need_bytes, lambda: traced.events, weights, room_bytes)
+        return self._allocator.need_bytes(traced.need_bytes, lambda: traced.events, room_bytes)
 
     def _look_at(self, shapes: tuple[tuple[int, ...], ...], rows: int) -> None:
         """Refuse results whose first axis is not their rows, or another axis with them."""
