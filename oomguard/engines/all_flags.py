@@ -26,7 +26,7 @@ class AllFlags:
         many: flags that take all words up to the next flag.
         short: the short forms, each with the name that it stands for.
         takes_memory: why a flag that no plan counts changes what a device or the host holds.
-        means: the words that a flag stands for.
+        means: the settings that a flag stands for, by their names.
     """
 
     alone: frozenset[str]
@@ -35,7 +35,7 @@ class AllFlags:
     many: frozenset[str]
     short: Mapping[str, str]
     takes_memory: Mapping[str, str]
-    means: Mapping[str, Sequence[str]]
+    means: Mapping[str, Mapping[str, str]]
 
     @property
     def names(self) -> frozenset[str]:

@@ -15,8 +15,10 @@ from oomguard.surfaces import flag_words, surface, surfaces, table_of
 
 # Modules that read a command of vLLM load where there is one: most plans name settings of ours alone.
 NAME: Final = "vllm"
-_MODEL: Final = "--model"
+_MODEL: Final = "model"
+_LONG: Final = "--"
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
+_FLAG_ENDS: Final = re.compile(r"[=.]")
 _NUMBER: Final = re.compile(r"-\d")
 _OFF: Final = "no-"
 _CLOSE: Final = 0.6
@@ -28,7 +30,7 @@ class Pasted:
 
     Attributes:
         words: what is ours, with vLLM's settings as options.
-        not_counted: flags that take memory and are no option, each with its reason.
+        not_counted: flags that take memory and are no option, as they were typed, each with its reason.
         unknown: the first flag that no version of vLLM has, None without one; ``nearest`` are flags that it may stand for.
     """
 
@@ -75,19 +77,28 @@ def read_pasted(words: Sequence[str], options: Mapping[str, bool]) -> Pasted:
             continue
         end = _end_of_theirs(left, at, name, flags)
         value = left[at].partition("=")[2] if "=" in word else " ".join(left[at + 1 : end])
-        if f"--{name}" == _MODEL:
+        if name == _MODEL:
             models.append(value)
-        elif f"--{name}" in table_of(NAME, "server")["config_flags"]:
+        elif name in _config_flags():
             theirs = [*_of_file(value), *theirs]
         elif name in flags.means:
-            own += flags.means[name]
+            theirs += _meant(flags.means[name])
         else:
             theirs += left[at:end]
             if name in flags.takes_memory and not _is_read(name, word, value):
-                reasons[name] = flags.takes_memory[name]
+                reasons.setdefault(name, f"{_FLAG_ENDS.split(word)[0]} ({flags.takes_memory[name]})")
         at = end
     given = _as_options(theirs, options)
-    return Pasted([*models[-1:], *given, *own], [f"--{name} ({reason})" for name, reason in reasons.items()])
+    return Pasted([*models[-1:], *given, *own], [*reasons.values()])
+
+
+def _config_flags() -> set[str]:
+    return {flag.removeprefix(_LONG) for flag in table_of(NAME, "server")["config_flags"]}
+
+
+def _meant(settings: Mapping[str, str]) -> list[str]:
+    """Return settings by their names as words."""
+    return [word for name, value in settings.items() for word in flag_words(name, value, NAME) or ()]
 
 
 def _without_program(words: list[str]) -> list[str]:
@@ -137,7 +148,7 @@ def _has_model(words: Sequence[str], flags: AllFlags) -> bool:
     at = 0
     while at < len(words):
         name = flags.name_of(words[at]) if words[at].startswith("-") else None
-        if not words[at].startswith("-") or f"--{name}" == _MODEL:
+        if not words[at].startswith("-") or name == _MODEL:
             return True
         at = flags.end_of(words, at, name) if name is not None else at + 2
     return False
@@ -169,8 +180,7 @@ def _as_options(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
 
 def _is_read(name: str, word: str, value: str) -> bool:
     """Whether all that an object's flag holds is counted: its keys are those of settings."""
-    flag = f"--{name}"
-    keys = {key for own in surfaces(NAME).values() for inside, key in own.inside if inside == flag}
+    keys = {key for own in surfaces(NAME).values() for inside, key in own.inside if inside.removeprefix(_LONG) == name}
     dotted = word.partition("=")[0].partition(".")[2]
     if dotted:
         return dotted in keys
@@ -182,7 +192,11 @@ def _is_read(name: str, word: str, value: str) -> bool:
 
 
 def _nearest(word: str, options: Collection[str], flags: AllFlags) -> tuple[str, ...]:
+    """Return the flags that a word may stand for, behind the dashes that it has."""
     import difflib
 
-    known = [*options, *(f"--{name}" for name in sorted(flags.names))]
-    return tuple(dict.fromkeys(difflib.get_close_matches(word.partition("=")[0], known, n=2, cutoff=_CLOSE)))
+    known = [*(option.removeprefix(_LONG) for option in options), *sorted(flags.names)]
+    flag = word.partition("=")[0]
+    name = flag.removeprefix(_LONG)
+    dashes = flag.removesuffix(name)
+    return tuple(dict.fromkeys(dashes + close for close in difflib.get_close_matches(name, known, n=2, cutoff=_CLOSE)))
