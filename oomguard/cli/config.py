@@ -55,13 +55,16 @@ OPTIONS: Final = (
     "restart",
     "hang_after",
     "termination_message",
+    "probes",
+    "exit_status",
     "slurm_comment",
+    "slurm_requeue",
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
 _SWITCHES: Final = frozenset(
     {"dry_run", "idempotent", "pty", "quiet", "verbose", "exit_code", "follow", "no_mask", "reuse", "slurm_comment"}
 )
-_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour"})
+_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "slurm_requeue"})
 _TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}

@@ -26,6 +26,7 @@ from oomguard.cli.options import (
 )
 from oomguard.cli.placement_options import PlacementOptions, placement_options
 from oomguard.cli.reuse_option import reuse_option, reused
+from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, scheduler_options
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
@@ -118,6 +119,7 @@ JOURNAL_BUSY_S: Final = 1.0
 )
 @placement_options
 @serving_options
+@scheduler_options
 @output_options
 @click.pass_context
 def command(
@@ -144,7 +146,10 @@ def command(
     restart: str,
     hang_after: float,
     termination_message: str | None,
+    probes: str | None,
+    exit_status: str,
     slurm_comment: bool,
+    slurm_requeue: int,
     quiet: bool,
     verbose: bool,
     color: str,
@@ -152,7 +157,7 @@ def command(
     """Run a command; when it dies of memory, say why with numbers, change the least that fits, and run it again.
 
     The exit status is the command's own, or 1 where that is 0 though the engine's log says that it died, or a full disk did not
-    take its output; 128+n after a signal; 125 when oomguard itself failed; 126 and 127 as a shell.
+    take its output; 128+n after a signal; 125 when oomguard itself failed; 126 and 127 as a shell; see --exit-status.
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
@@ -175,7 +180,7 @@ def command(
         outer = outer_run()
         if outer is not None:
             get_logger().debug("the outer run changes and runs again", outer_pid=outer)
-        serving = ServingOptions(restart, hang_after, termination_message, slurm_comment)
+        serving = ServingOptions(restart, hang_after, termination_message)
         serving = serving.checked(is_inside=outer is not None)
         relaunches = serving.relaunches(ctx, max_relaunches) if outer is None else 0
         limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
@@ -198,6 +203,8 @@ def command(
         launch = Launch(tuple(argv))
         known = reused(launch, policy, journal, reuse=reuse and outer is None)
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
+        asked_of_us = SchedulerOptions(probes, exit_status, slurm_comment, slurm_requeue)
+        scheduler = BesideScheduler(asked_of_us, beside.health, is_inside=outer is not None)
         keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch,
@@ -209,20 +216,23 @@ def command(
             on_failure,
             idempotent,
             pty,
-            Companions(beside.companions),
+            Companions((*beside.companions, *scheduler.companions)),
             restarts=serving.restarts,
             ended_by_us=beside.ended_by_us,
             placing=placement.placing(argv, pinned, outer),
             own_files=OwnFiles(report, termination_message, late=[] if asked is None else [asked.files]),
         )
-        supervision.begins_with = known
-        outcome = beside.telling_errors()(run_told)(supervision, signals, ctx, metrics, is_inner=outer is not None)
+        supervision.begins_with = scheduler.begins_with(policy) or known
+        told = beside.telling_errors(scheduler.tell_error)(run_told)
+        outcome = scheduler.classified(told(supervision, signals, ctx, metrics, is_inner=outer is not None))
         beside.tell(outcome)
+        scheduler.tell(outcome)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:
             asked.tell(outcome)
         if report is not None:
             _write_report(Path(report), outcome)
+        scheduler.requeue(outcome)
     _end_as_the_command(signals, outcome.status)
     return outcome.status
 
