@@ -146,10 +146,7 @@ def command(
     restart: str,
     hang_after: float,
     termination_message: str | None,
-    probes: str | None,
-    exit_status: str,
-    slurm_comment: bool,
-    slurm_requeue: int,
+    scheduling: SchedulerOptions,
     quiet: bool,
     verbose: bool,
     color: str,
@@ -203,8 +200,7 @@ def command(
         launch = Launch(tuple(argv))
         known = reused(launch, policy, journal, reuse=reuse and outer is None)
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-        asked_of_us = SchedulerOptions(probes, exit_status, slurm_comment, slurm_requeue)
-        scheduler = BesideScheduler(asked_of_us, beside.health, is_inside=outer is not None)
+        scheduler = BesideScheduler(scheduling, beside.health, is_inside=outer is not None)
         keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch,
@@ -225,13 +221,8 @@ def command(
         supervision.begins_with = scheduler.begins_with(policy) or known
         told = beside.telling_errors(scheduler.tell_error)(run_told)
         outcome = scheduler.classified(told(supervision, signals, ctx, metrics, is_inner=outer is not None))
-        beside.tell(outcome)
-        scheduler.tell(outcome)
+        _tell_all(outcome, beside, scheduler, asked, report)
         _tell(outcome, color, quiet=quiet)
-        if asked is not None:
-            asked.tell(outcome)
-        if report is not None:
-            _write_report(Path(report), outcome)
         scheduler.requeue(outcome)
     _end_as_the_command(signals, outcome.status)
     return outcome.status
@@ -243,6 +234,18 @@ def _end_as_the_command(signals: Signals, status: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
     if signals.was_typed and status == 128 + signal.SIGINT and not signals.watcher.exited:
         os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
+
+
+def _tell_all(
+    outcome: Outcome, beside: BesideServer, scheduler: BesideScheduler, asked: AskedSnapshot | None, report: str | None
+) -> None:
+    """Tell how the run ended where others read it."""
+    beside.tell(outcome)
+    scheduler.tell(outcome)
+    if asked is not None:
+        asked.tell(outcome)
+    if report is not None:
+        _write_report(Path(report), outcome)
 
 
 def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:

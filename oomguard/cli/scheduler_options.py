@@ -1,11 +1,12 @@
-"""The options of ``oomguard run`` for what schedules it: probes, an exit status by cause, a SLURM job's line and its way back to the queue."""
+"""The options of ``oomguard run`` for what schedules it: probes, an exit status by cause, a SLURM job's comment and its queue."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
@@ -25,9 +26,17 @@ _BY_CAUSE: Final = "by-cause"
 
 
 def scheduler_options(function: F) -> F:
-    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue."""
+    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue; the command gets them as ``scheduling``."""
+
+    @functools.wraps(function)
+    def with_scheduling(
+        *args: Any, probes: str | None, exit_status: str, slurm_comment: bool, slurm_requeue: int, **kwargs: Any
+    ) -> Any:
+        asked = SchedulerOptions(probes, exit_status, slurm_comment, slurm_requeue)
+        return function(*args, scheduling=asked, **kwargs)
+
     return decorated(
-        function,
+        cast("F", with_scheduling),
         (
             option(
                 "--probes",
@@ -39,18 +48,22 @@ def scheduler_options(function: F) -> F:
                 type=click.Choice(["own", _BY_CAUSE]),
                 default="own",
                 show_default=True,
-                help="by-cause: a run that failed ends with 90 where memory was the cause and no permitted change is left, 91 where others hold "
-                "the device's memory, 92 where its server hung; else with the command's own.",
+                help="by-cause: a run that failed ends with 90 where memory was the cause and no permitted change is left, 91 where "
+                "others hold the device's memory, 92 where its server hung; else with the command's own.",
             ),
-            option("--slurm-comment", is_flag=True, help="Make what the run does, and how it ended, the comment of its SLURM job."),
+            option(
+                "--slurm-comment",
+                is_flag=True,
+                help="Make what the run does, and how it ended, the comment of its SLURM job.",
+            ),
             option(
                 "--slurm-requeue",
                 type=click.IntRange(min=0),
                 default=0,
                 show_default=True,
                 metavar="N",
-                help="Put the SLURM job back into its queue where memory failed and a change is left to make, or others hold the device, N times "
-                "at most. Its next start begins with the changes, which stand in the job's comment.",
+                help="Put the SLURM job back into its queue, N times at most, where memory failed and a change is left to make, or others "
+                "hold the device. Its next start begins with the changes, which stand in the job's comment.",
             ),
         ),
     )
@@ -121,17 +134,21 @@ class BesideScheduler:
 
 def _probes(text: str, health: Health | None) -> Companion:
     from oomguard.log import get_logger
-    from oomguard.schedulers.probes import ALIVE, Probes
+    from oomguard.serving.probes import ALIVE, Probes
     from oomguard.telemetry.target import ANY, parse_address
 
     address = parse_address(text, ANY)
     if address is None:
-        raise UsageError(f"--probes {text}: neither a port nor an address", hint="--probes 8090, --probes 127.0.0.1:8090")
+        raise UsageError(
+            f"--probes {text}: neither a port nor an address", hint="--probes 8090, --probes 127.0.0.1:8090"
+        )
     try:
         probes = Probes(address, health)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UsageError(f"--probes {text}: {reason}", hint="name another port; --probes 0 takes any that is free") from None
+        raise UsageError(
+            f"--probes {text}: {reason}", hint="name another port; --probes 0 takes any that is free"
+        ) from None
     tell = get_logger().info if address.port == 0 else get_logger().debug
     tell("probes are answered", port=probes.address.port, path=ALIVE)
     return probes

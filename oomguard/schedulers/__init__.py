@@ -1,1 +1,1 @@
-"""What Kubernetes and SLURM act on: probes that see a hang, an exit status by cause, a job that goes back to its queue with its changes."""
+"""What Kubernetes and SLURM act on: an exit status by cause, a job that goes back to its queue with its changes."""

@@ -39,10 +39,14 @@ def state_in(comment: str) -> dict[str, FactValue]:
         return {}
     if state == comment or not isinstance(found, dict) or not state[end:].startswith(":"):
         return {}
-    return {name: value for name, value in found.items() if name in SETTINGS and isinstance(value, bool | int | float | str)}
+    return {
+        name: value for name, value in found.items() if name in SETTINGS and isinstance(value, bool | int | float | str)
+    }
 
 
-def changes_of(settings: Mapping[str, FactValue], policy: Policy, reason: str) -> tuple[tuple[Patch, ...], tuple[str, ...]]:
+def changes_of(
+    settings: Mapping[str, FactValue], policy: Policy, reason: str
+) -> tuple[tuple[Patch, ...], tuple[str, ...]]:
     """Return the changes to begin with, and why others are left out.
 
     The start before made them under its policy, which knew whose each setting was. What this one's words forbid is left out.

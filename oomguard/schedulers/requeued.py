@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from oomguard.supervise.outcome import Outcome
 
 
-
 class RunInJob:
     """Goes along with a run as its companion.
 
@@ -80,9 +79,10 @@ class RunInJob:
 
         SLURM ends what runs in the job then, this process too: all else is done before.
         """
-        incident = outcome.diagnosis.first_cause if outcome.diagnosis is not None else None
-        failed = outcome.attempts[-1].incident is not None and incident is not None and incident.is_oom
-        if not self._most or outcome.is_stopped or not failed or not (outcome.left or is_held(incident)):
+        incident = outcome.attempts[-1].incident
+        if not self._most or outcome.is_stopped or incident is None or not incident.is_oom:
+            return
+        if not outcome.left and not is_held(incident):
             return
         log = get_logger()
         if self._job.restarts >= self._most:

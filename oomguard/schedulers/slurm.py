@@ -46,19 +46,19 @@ class Job:
         name = words[0]
         program = shutil.which(name, path=self.path)
         if program is None:
-            return _nothing(failure, f"no {name} on PATH")
+            return _not(failure, f"no {name} on PATH")
         try:
             ran = subprocess.run(
                 [program, *words[1:]], capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            return _nothing(failure, f"{name} did not end within {_LIMIT_S:.0f} s")
+            return _not(failure, f"{name} did not end within {_LIMIT_S:.0f} s")
         except (OSError, ValueError) as error:
-            return _nothing(failure, str(error))
+            return _not(failure, str(error))
         if ran.returncode:
             said = " ".join((ran.stderr or ran.stdout).split())[:200]
             ended = f"{name} ended with {status_in_words(ran.returncode)}"
-            return _nothing(failure, f"{ended}: {said}" if said else ended)
+            return _not(failure, f"{ended}: {said}" if said else ended)
         return ran.stdout.strip()
 
 
@@ -71,7 +71,7 @@ def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
     """
     number = environ.get("SLURM_JOB_ID")
     if number is None:
-        _nothing(failure, "SLURM_JOB_ID is not set")
+        _not(failure, "SLURM_JOB_ID is not set")
         return None
     if environ.get("SLURM_PROCID", _FIRST) != _FIRST:  # the first task of a step speaks for all
         return None
@@ -79,5 +79,7 @@ def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
     return Job(number, int(restarts) if restarts.isdigit() else 0, environ.get("PATH"))
 
 
-def _nothing(failure: str, reason: str) -> None:
+def _not(failure: str, reason: str) -> str | None:
+    """Log what is not done, and return None for what SLURM would have said."""
     get_logger().warning(failure, reason=reason)
+    return None

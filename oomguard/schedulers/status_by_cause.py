@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 def by_cause(outcome: Outcome) -> Outcome:
     """Return how a run ended, with the status of its cause where that is memory or a hang; any other status is the command's own."""
-    last = outcome.attempts[-1]
-    incident = outcome.diagnosis.first_cause if outcome.diagnosis is not None and last.incident is not None else None
+    incident = outcome.attempts[-1].incident
     if incident is not None and incident.is_oom:
         name = "device_held" if is_held(incident) else "out_of_memory"
     elif outcome.is_ended_by_us:

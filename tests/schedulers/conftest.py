@@ -57,7 +57,9 @@ class Slurm:
     env: dict[str, str]
 
     def ask(self, *words: str) -> str:
-        return subprocess.run(words, env=self.env, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        return subprocess.run(
+            words, env=self.env, capture_output=True, text=True, check=True, timeout=60
+        ).stdout.strip()
 
     def submit(self, script: str, *options: str) -> str:
         """Submit a batch script in the folder, and return the job."""
@@ -74,11 +76,16 @@ class Slurm:
         return self.ask("squeue", "--noheader", "--states=all", "--jobs", job, "--format", form)
 
     def wait_for(self, job: str, *states: str) -> None:
-        assert wait_for(lambda: self.told(job, "%T") in states, LIMIT_S), f"{self.told(job, chr(37) + chr(84))}\n{self.output(job)}"
+        assert wait_for(lambda: self.told(job, "%T") in states, LIMIT_S), (
+            f"{self.told(job, chr(37) + chr(84))}\n{self.output(job)}"
+        )
 
     def wait_for_requeue(self, job: str) -> None:
         """Wait until a job that ran is back in the queue."""
-        assert wait_for(lambda: self.told(job, "%T %r") == "PENDING BeginTime", LIMIT_S), (self.output(job), self.told(job, "%T"))
+        assert wait_for(lambda: self.told(job, "%T %r") == "PENDING BeginTime", LIMIT_S), (
+            self.output(job),
+            self.told(job, "%T"),
+        )
 
     def begin_now(self, job: str) -> None:
         """Begin a job that was requeued, once its last start is gone: SLURM itself waits two minutes for that."""
@@ -116,7 +123,8 @@ def slurm() -> Iterator[Slurm]:
             ("slurmctld", "-D"),
             ("slurmd", "-D", "-N", "localhost"),
         ):
-            daemons.append(subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            daemons.append(subprocess.Popen(words, env=env, **quiet))
         cluster = Slurm(folder, env)
         if not wait_for(lambda: _is_up(cluster), 30):
             pytest.skip("SLURM does not start here")
@@ -135,7 +143,9 @@ def slurm() -> Iterator[Slurm]:
 
 
 def _is_up(cluster: Slurm) -> bool:
-    asked = subprocess.run(("sinfo", "--noheader", "--format=%T"), env=cluster.env, capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        ("sinfo", "--noheader", "--format=%T"), env=cluster.env, capture_output=True, text=True, check=False
+    )
     return asked.stdout.strip() == "idle"
 
 

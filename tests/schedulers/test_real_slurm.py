@@ -67,10 +67,11 @@ def test_a_job_that_may_not_be_requeued_says_why(slurm):
 def test_what_the_scripts_own_words_forbid_is_left_out(slurm):
     job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2"))
     slurm.wait_for_requeue(job)
-    slurm.ask("scontrol", "update", f"JobId={job}", 'Comment=oomguard {"max_model_len": 8, "kv_cache_dtype": "fp8"}: edited')
+    slurm.ask(
+        "scontrol", "update", f"JobId={job}", 'Comment=oomguard {"max_model_len": 8, "kv_cache_dtype": "fp8"}: edited'
+    )
     slurm.begin_now(job)
     slurm.wait_for(job, "COMPLETED")
     said = slurm.output(job)
     assert "left out of what the job's last start had changed: settings=kv_cache_dtype=fp8 (changes outputs" in said
     assert "max_model_len=8 restart=1" in said
-

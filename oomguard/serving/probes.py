@@ -1,4 +1,4 @@
-"""Probes over HTTP that see a hang: what a kubelet asks, answered by the run and not by its server, whose ``/health`` answers 200 on a stuck scheduler."""
+"""Probes over HTTP that see a hang: answered by the run, for a server whose own ``/health`` answers 200 on a stuck scheduler."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Probes:
         answer = self.answer
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+            def do_GET(self) -> None:
                 status, text = answer(self.path.partition("?")[0].rstrip("/") or "/")
                 body = f"{text}\n".encode()
                 self.send_response(status)
