@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -38,6 +39,13 @@ _SENTENCES: Final = (
 # What stands for a figure, a unit and the allocator's options there.
 _MARKS: Final = ((r"PYTORCH_\w*ALLOC_CONF=\S*", "CONF"), (r"\d[\d.]*", "N"), (r"\b(?:[KMG]iB|bytes)\b", "GiB"))
 _BEGINS_WORDS: Final = 3
+# A terminal or a form cuts a line at its width, amid a word or a figure; narrower ones are not used.
+_LEAST_COLUMNS: Final = 40
+_WORDS: Final = frozenset(re.findall(r"[A-Za-z]+", _SENTENCES)) | {"KiB", "MiB", "bytes", "OutOfMemoryError"}
+_WORD_BEFORE: Final = re.compile(r"[A-Za-z]+\Z")
+_WORD_BEHIND: Final = re.compile(r"[A-Za-z]+")
+_FIGURE_BEFORE: Final = re.compile(r"(?:\b(?:allocate|of|which|has|memory|and|with)|[(;,]) \d[\d.]*\Z")
+_FIGURE_BEHIND: Final = re.compile(r"\.?\d[\d.]* ?[KMG]iB\b|\.\d")
 
 
 def _goes_on(text: str) -> bool:
@@ -48,6 +56,24 @@ def _goes_on(text: str) -> bool:
         begun = re.sub(pattern, mark, begun)
     begun = " ".join(begun.replace("NGiB", "N GiB").split()[:_BEGINS_WORDS])
     return bool(begun) and f" {begun} " in f"{_SENTENCES} "
+
+
+def _is_cut(before: str, behind: str) -> bool:
+    """Return whether a line ends amid a word or a figure of the allocator's sentences, and the next goes on with it."""
+    if len(before) < _LEAST_COLUMNS or not behind[:1].isascii():
+        return False
+    if behind[:1].isalpha():
+        begun, rest = _WORD_BEFORE.search(before), _WORD_BEHIND.match(behind)
+        if begun is None or rest is None:
+            return False
+        parts = (begun.group(), rest.group())
+        return "".join(parts) in _WORDS and not _WORDS.issuperset(parts)
+    return _FIGURE_BEHIND.match(behind) is not None and _FIGURE_BEFORE.search(before) is not None
+
+
+def _joint(before: str, line: Line, text: str) -> str:
+    """Return what stands between two lines: nothing where one line was cut in two."""
+    return "" if line.continued or _is_cut(before, text) else "\n"
 
 
 @dataclass(slots=True)
@@ -111,7 +137,7 @@ class Window:
         # A document wraps a prefixed line onto lines without a prefix: indented ones, and those that cannot begin a message.
         indented = len(text) - len(text.lstrip()) >= 2
         if plain.process == self.process or (plain.process is None and (indented or _goes_on(text))):
-            self.texts.append(text if line.continued else "\n" + text)
+            self.texts.append(_joint(self.texts[-1], line, text) + text)
             self.lines.append(line)
             self.orders.append(order)
         elif plain.process is None and plain.text.strip():
@@ -133,7 +159,9 @@ def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candi
         # Wrapped behind a process: the message is that process's, with all that was wrapped so far.
         process = next((row[2].process for row in reversed(lines) if row[2].process), None)
         same = [row for row in lines if row[2].process == process or (row[2].process is None and _goes_on(row[2].text))]
-    texts = [("" if line.continued or i == 0 else "\n") + text.text for i, (_, line, text) in enumerate(same)]
+    texts = [same[0][2].text]
+    for (_, _, before), (_, line, text) in itertools.pairwise(same):
+        texts.append(_joint(before.text, line, text.text) + text.text)
     window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
     window.context = tuple((order, text.text) for order, _, text in lines)
     # A frame or a figure takes its line or the next; only a failure and a list of settings go on for long.

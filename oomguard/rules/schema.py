@@ -39,6 +39,7 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "facts": Key(dict),
         "phase": Key(str),
         "near": Key(bool),
+        "within_lines": Key(int),
         "starts": Key(bool),
         "ends": Key(str),
         "role": Key(str),
