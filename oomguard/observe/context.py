@@ -82,7 +82,6 @@ class Near:
     phase: str | None
     framework: str | None
     evidence: Evidence
-    within_lines: int = NEAR_BEFORE_LINES
 
     def of(self, process: str | None) -> bool:
         """Return whether it may speak of a failure of ``process``."""
@@ -136,8 +135,7 @@ class Context:
         facts = {name: replace(fact, line=evidence.line) for name, fact in hit.facts.items()}
         framework = hit.framework if hit.framework not in _NO_ENGINE else None
         if wording.near:
-            reach = wording.within_lines or NEAR_BEFORE_LINES
-            near = Near(line, process, facts, wording.phase, framework, evidence, reach)
+            near = Near(line, process, facts, wording.phase, framework, evidence)
             self.near.append(near)
             return near
         if framework:
@@ -220,7 +218,7 @@ class Context:
         return [
             n
             for n in self.near
-            if max(since, first_line - n.within_lines - 1) < n.line <= last_line + NEAR_AFTER_LINES and n.of(process)
+            if max(since, first_line - NEAR_BEFORE_LINES - 1) < n.line <= last_line + NEAR_AFTER_LINES and n.of(process)
         ]
 
     @staticmethod

@@ -24,6 +24,7 @@ from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
 from oomguard.observe.text import PlainLine, peel, words_of
+from oomguard.observe.told_cause import MAX_TOLD, beside, with_told_cause
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
 from oomguard.rules.signature import Quotation
@@ -74,7 +75,7 @@ class Scanner:
         self._found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
         self._finder: Finder | None = None
-        self.new_wordings = NewWordings(rules.lexicon if new_wordings else None)
+        self.new_wordings = NewWordings(rules.lexicon if new_wordings else None, rules.told)
         self._looked = 0
         self._time = SearchTime()
         self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
@@ -181,6 +182,8 @@ class Scanner:
         state.taken[window.process] = (first, last, found)
         if found is not None:
             self._attach(found, window.lines[best.last].number)
+            if len(self._found.all) <= MAX_TOLD:
+                found.incident = with_told_cause(found.incident, beside(window, best), self._rules.told, self._time)
 
     def _match(self, candidate: Candidate, window: Window) -> Hit | None:
         signature, wording = candidate

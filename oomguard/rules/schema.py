@@ -39,7 +39,6 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "facts": Key(dict),
         "phase": Key(str),
         "near": Key(bool),
-        "within_lines": Key(int),
         "starts": Key(bool),
         "ends": Key(str),
         "role": Key(str),
@@ -101,6 +100,15 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "real": Key(list),
         "below_facts": Key(int),
         "unless_told": Key(bool),
+    },
+    "told causes": {
+        "schema": Key(int, required=True),
+        "told": Key(list, required=True),
+    },
+    "told cause": {
+        "cause": Key(str, required=True),
+        "pattern": Key(str, required=True),
+        "examples": Key(list, required=True),
     },
     "signature test": {
         "log": Key(str, required=True),

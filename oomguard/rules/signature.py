@@ -26,8 +26,7 @@ _QUOTATION_PARTS: Final = ("line", "before", "lead", "around", "raw", "above", "
 class Wording:
     """One wording of a message: a literal that the scanner looks for, then a pattern with the facts as groups.
 
-    A ``near`` wording speaks only of the failure beside it (a traceback's frame), any other of all that follows; ``within_lines``
-    is how far before the failure it may stand, where that is less than for a frame.
+    A ``near`` wording speaks only of the failure beside it (a traceback's frame), any other of all that follows.
     ``starts`` marks an engine's start. A wording may have a kind or a framework of its own: one allocator prints for
     several devices. ``key`` is where in its file the pattern stands. ``ends`` is how the line says that its engine
     ended, ``role`` the only kind of process whose line says it.
@@ -40,7 +39,6 @@ class Wording:
     facts: Mapping[str, Any] = field(default_factory=dict)
     phase: str | None = None
     near: bool = False
-    within_lines: int | None = None
     starts: bool = False
     framework: str | None = None
     kind: str | None = None
@@ -161,7 +159,6 @@ def _wordings(row: Table, path: Path, make: Callable[..., Any]) -> Iterable[Word
         "facts": facts,
         "phase": row.choice("phase", PHASES) if row.get("phase") else None,
         "near": bool(row.get("near", False)),
-        "within_lines": row.get("within_lines"),
         "starts": bool(row.get("starts", False)),
         "framework": row.get("framework"),
         "kind": row.choice("kind", KINDS) if row.get("kind") else None,
