@@ -160,8 +160,8 @@ def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candi
         process = next((row[2].process for row in reversed(lines) if row[2].process), None)
         same = [row for row in lines if row[2].process == process or (row[2].process is None and _goes_on(row[2].text))]
     texts = [same[0][2].text]
-    for (_, _, before), (_, line, text) in itertools.pairwise(same):
-        texts.append(_joint(before.text, line, text.text) + text.text)
+    for (_, _, before), (_, line, behind) in itertools.pairwise(same):
+        texts.append(_joint(before.text, line, behind.text) + behind.text)
     window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
     window.context = tuple((order, text.text) for order, _, text in lines)
     # A frame or a figure takes its line or the next; only a failure and a list of settings go on for long.

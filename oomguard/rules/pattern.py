@@ -17,7 +17,10 @@ _DECIMAL: Final = "_decimal_gb"
 # What ``{size}`` in a pattern stands for: a size with its unit, as any engine prints it. It begins where its digits
 # begin, so that a long row of digits is tried once and not again from each digit. Scripts without
 # spaces go on right behind the unit.
-SIZE: Final = r"-?(?<!\d,?)\d[\d,]*(?:\.\d+|\.(?=\s[KMGT]i?B))?(?:(?:\s?|\n\x20{1,12})(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)(?![A-Za-z\d_]))?"
+SIZE: Final = (
+    r"-?(?<!\d,?)\d[\d,]*(?:\.\d+|\.(?=\s[KMGT]i?B))?"
+    r"(?:(?:\s?|\n\x20{1,12})(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)(?![A-Za-z\d_]))?"
+)
 
 
 def compile_pattern(text: str, *, path: str, key: str) -> Any:
