@@ -44,6 +44,8 @@ _LEAST_COLUMNS: Final = 40
 _WORDS: Final = frozenset(re.findall(r"[A-Za-z]+", _SENTENCES)) | {"KiB", "MiB", "bytes", "OutOfMemoryError"}
 _WORD_BEFORE: Final = re.compile(r"[A-Za-z]+\Z")
 _WORD_BEHIND: Final = re.compile(r"[A-Za-z]+")
+_WORD_OR_FIGURE_BEFORE: Final = re.compile(r"(?:[A-Za-z]+|\d[\d.]*) \Z")
+_WORD_OR_FIGURE_BEHIND: Final = re.compile(r"[A-Za-z]+|\d[\d.]*")
 _FIGURE_BEFORE: Final = re.compile(r"(?:\b(?:allocate|of|which|has|memory|and|with)|[(;,]) \d[\d.]*\Z")
 _FIGURE_BEHIND: Final = re.compile(r"\.?\d[\d.]* ?[KMG]iB\b|\.\d")
 
@@ -62,6 +64,12 @@ def _is_cut(before: str, behind: str) -> bool:
     """Return whether a line ends amid a word or a figure of the allocator's sentences, and the next goes on with it."""
     if len(before) < _LEAST_COLUMNS or not behind[:1].isascii():
         return False
+    if before.endswith(" "):  # cut behind a word: the space is all that stands between the two
+        begun, rest = _WORD_OR_FIGURE_BEFORE.search(before), _WORD_OR_FIGURE_BEHIND.match(behind)
+        return all(
+            part is not None and (part.group().strip() in _WORDS or part.group()[:1].isdigit())
+            for part in (begun, rest)
+        )
     if behind[:1].isalpha():
         begun, rest = _WORD_BEFORE.search(before), _WORD_BEHIND.match(behind)
         if begun is None or rest is None:

@@ -7,7 +7,10 @@ import pytest
 import oomguard
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
-FULL = OOM + " GPU 0 has a total capacity of 79.25 GiB of which 10.00 MiB is free. Process 7 has 60.00 GiB memory in use. Including non-PyTorch memory, this process has 19.00 GiB memory in use."
+FULL = (
+    OOM
+    + " GPU 0 has a total capacity of 79.25 GiB of which 10.00 MiB is free. Process 7 has 60.00 GiB memory in use. Including non-PyTorch memory, this process has 19.00 GiB memory in use."
+)
 
 
 def first(text: str):
