@@ -30,7 +30,10 @@ def beside(window: Window, hit: Hit) -> str:
 
 def with_told_cause(incident: Incident, text: str, causes: Iterable[ToldCause], time: SearchTime) -> Incident:
     """Return an incident with the fact ``told_cause`` where the text around it names one; the first that is found counts."""
+    lower = text.lower()
     for told in causes:
+        if not any(word in lower for word in told.words):
+            continue
         try:
             found = time.search(told.pattern, text)
         except TimeoutError:

@@ -107,6 +107,7 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
     },
     "told cause": {
         "cause": Key(str, required=True),
+        "words": Key(list, required=True),
         "pattern": Key(str, required=True),
         "examples": Key(list, required=True),
     },

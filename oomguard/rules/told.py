@@ -16,11 +16,13 @@ class ToldCause:
 
     Attributes:
         cause: the cause, as the rules call it.
+        words: literals in lower case; the pattern is tried where one of them stands.
         pattern: the words.
         examples: texts in which it is named.
     """
 
     cause: str
+    words: tuple[str, ...]
     pattern: Any
     examples: tuple[str, ...]
 
@@ -30,6 +32,7 @@ def read_told(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> list
     return [
         ToldCause(
             cause=row.get("cause"),
+            words=tuple(row.get("words")),
             pattern=make(row.get("pattern"), path=str(path), key=f"{row.key}.pattern"),
             examples=tuple(row.get("examples")),
         )
