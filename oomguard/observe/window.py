@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
+from string import ascii_letters
 from typing import Final
 
 from oomguard.observe.echo import ECHO_ANCHOR
@@ -41,13 +42,12 @@ _MARKS: Final = ((r"PYTORCH_\w*ALLOC_CONF=\S*", "CONF"), (r"\d[\d.]*", "N"), (r"
 _BEGINS_WORDS: Final = 3
 # A terminal or a form cuts a line at its width, amid a word or a figure; narrower ones are not used.
 _LEAST_COLUMNS: Final = 40
-_WORDS: Final = frozenset(re.findall(r"[A-Za-z]+", _SENTENCES)) | {"KiB", "MiB", "bytes", "OutOfMemoryError"}
-_WORD_BEFORE: Final = re.compile(r"[A-Za-z]+\Z")
-_WORD_BEHIND: Final = re.compile(r"[A-Za-z]+")
-_WORD_OR_FIGURE_BEFORE: Final = re.compile(r"(?:[A-Za-z]+|\d[\d.]*) \Z")
-_WORD_OR_FIGURE_BEHIND: Final = re.compile(r"[A-Za-z]+|\d[\d.]*")
-_FIGURE_BEFORE: Final = re.compile(r"(?:\b(?:allocate|of|which|has|memory|and|with)|[(;,]) \d[\d.]*\Z")
-_FIGURE_BEHIND: Final = re.compile(r"\.?\d[\d.]* ?[KMG]iB\b|\.\d")
+_WORDS: Final = frozenset(filter(str.isalpha, (word.strip("(),.;'") for word in _SENTENCES.split()))) | {
+    "KiB", "MiB", "bytes", "OutOfMemoryError", "PyTorch", "non",
+}  # fmt: skip
+_UNITS: Final = ("KiB", "MiB", "GiB")
+_BEFORE_FIGURES: Final = frozenset({"allocate", "of", "which", "has", "memory", "and", "with", ""})
+_DIGITS: Final = "0123456789."
 
 
 def _goes_on(text: str) -> bool:
@@ -62,21 +62,32 @@ def _goes_on(text: str) -> bool:
 
 def _is_cut(before: str, behind: str) -> bool:
     """Return whether a line ends amid a word or a figure of the allocator's sentences, and the next goes on with it."""
-    if len(before) < _LEAST_COLUMNS or not behind[:1].isascii():
+    if len(before) < _LEAST_COLUMNS or not behind[:1].isascii() or not before.strip() or not behind.strip():
         return False
     if before.endswith(" "):  # cut behind a word: the space is all that stands between the two
-        begun, rest = _WORD_OR_FIGURE_BEFORE.search(before), _WORD_OR_FIGURE_BEHIND.match(behind)
         return all(
-            part is not None and (part.group().strip() in _WORDS or part.group()[:1].isdigit())
-            for part in (begun, rest)
+            part in _WORDS or part[:1].isdigit()
+            for part in (before.rsplit(maxsplit=1)[-1], behind.split(None, 1)[0].strip(",.;"))
         )
     if behind[:1].isalpha():
-        begun, rest = _WORD_BEFORE.search(before), _WORD_BEHIND.match(behind)
-        if begun is None or rest is None:
-            return False
-        parts = (begun.group(), rest.group())
-        return "".join(parts) in _WORDS and not _WORDS.issuperset(parts)
-    return _FIGURE_BEHIND.match(behind) is not None and _FIGURE_BEFORE.search(before) is not None
+        begun, rest = (
+            before[len(before.rstrip(ascii_letters)) :],
+            behind[: len(behind) - len(behind.lstrip(ascii_letters))],
+        )
+        return bool(begun) and begun + rest in _WORDS and not _WORDS.issuperset((begun, rest))
+    return _goes_on_with_figure(before, behind)
+
+
+def _goes_on_with_figure(before: str, behind: str) -> bool:
+    """Return whether a line ends amid a figure of the allocator's, and the next has the rest of it with its unit."""
+    known, rest = before.rstrip(_DIGITS), behind.lstrip(_DIGITS)
+    if known == before or rest == behind or not known.endswith((" ", "(")):
+        return False
+    word = known.rstrip(" (;,").rpartition(" ")[2]
+    is_decimal = behind[0] == "." and behind[1:2].isdigit()
+    return (word in _BEFORE_FIGURES or known[-2:-1] in {";", ","}) and (
+        is_decimal or rest.lstrip(" ").startswith(_UNITS)
+    )
 
 
 def _joint(before: str, line: Line, text: str) -> str:
