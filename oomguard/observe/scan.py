@@ -1,6 +1,6 @@
 """Find incidents in a stream of lines: anchors first, then patterns on a short window of peeled lines.
 
-The scanner takes line by line and keeps a bounded state, so the same code reads a saved log and a running child.
+The scanner takes line by line and keeps a bounded state: the same code reads a saved log and a running child.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Final
 
 from oomguard.escapes import strip_escapes
@@ -68,7 +69,10 @@ class Scanner:
         self, rules: RuleSet, clock: Callable[[], float] = time.monotonic, *, new_wordings: bool = False
     ) -> None:
         self._rules = rules
-        self._anchors = [(w.anchor, (s, w)) for s in rules.signatures for w in s.wordings]
+        # One that several wordings share is looked for once; candidates keep the order of the files.
+        self._anchors: dict[str, list[tuple[int, Candidate]]] = {}
+        for number, pair in enumerate((s, w) for s in rules.signatures for w in s.wordings):
+            self._anchors.setdefault(pair[1].anchor, []).append((number, pair))
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
         self._open: list[tuple[_Stream, Window]] = []
@@ -107,7 +111,7 @@ class Scanner:
         self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         may_hold = self._may_hold(text)
-        candidates = [candidate for anchor, candidate in self._anchors if anchor in text] if may_hold else []
+        candidates = self._candidates(anchor for anchor in self._anchors if anchor in text) if may_hold else []
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -138,11 +142,11 @@ class Scanner:
         if not self._may_hold(seam):
             return []
         words, inside = words_of(text), [words_of(part) for part in before]
-        return [
-            candidate
-            for anchor, candidate in self._anchors
-            if anchor in seam and anchor not in words and not any(anchor in part for part in inside)
-        ]
+        anchors = (anchor for anchor in self._anchors if anchor in seam and anchor not in words)
+        return self._candidates(anchor for anchor in anchors if not any(anchor in part for part in inside))
+
+    def _candidates(self, anchors: Iterable[str]) -> list[Candidate]:
+        return [candidate for _, candidate in sorted((c for a in anchors for c in self._anchors[a]), key=itemgetter(0))]
 
     def _settle(self) -> None:
         """Close the windows that are complete, in the order in which they came over all streams.
