@@ -37,8 +37,7 @@ INFO_CHARS: Final = 80
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
-# After so many lines the search for all anchors at once is worth making ready.
-_FINDER_AFTER: Final = 4000
+_FINDER_AFTER: Final = 4000  # lines: the search for all anchors at once is worth making ready
 _OUT_OF_TIME: Final = "ran out of time and was left out"
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 
@@ -69,8 +68,7 @@ class Scanner:
         self, rules: RuleSet, clock: Callable[[], float] = time.monotonic, *, new_wordings: bool = False
     ) -> None:
         self._rules = rules
-        # One that several wordings share is looked for once; candidates keep the order of the files.
-        self._anchors: dict[str, list[tuple[int, Candidate]]] = {}
+        self._anchors: dict[str, list[tuple[int, Candidate]]] = {}  # in the order of the files
         for number, pair in enumerate((s, w) for s in rules.signatures for w in s.wordings):
             self._anchors.setdefault(pair[1].anchor, []).append((number, pair))
         self._quotations = rules.quotations
