@@ -66,7 +66,7 @@ def graph_counts(settings: VllmSettings, shape: ModelShape) -> dict[str, float]:
         settings: vLLM's settings with all defaults filled in.
         shape: the model's numbers.
     """
-    sizes = _captured(settings)
+    sizes = captured_sizes_of(settings)
     graphs = captured_graphs(settings)
     peers = shape.layers * (settings.tensor_parallel_size - 1) / settings.pipeline_parallel_size
     experts = int((shape.number("num_experts") or 0) > 1)
@@ -122,7 +122,7 @@ def of_old_driver(settings: VllmSettings, graphs_bytes: int) -> str | None:
 def captured_graphs(settings: VllmSettings) -> int:
     """Return how many graphs a start captures: one for each size, and where the version has both modes another for each decode size."""
     rule, rows = constant("captured_sizes", by_engine(settings)), settings.max_num_seqs or 1
-    sizes, tokens = _captured(settings), _request_tokens(settings)
+    sizes, tokens = captured_sizes_of(settings), _request_tokens(settings)
     graphs = len(sizes)
     if rule["decode_too"]:
         graphs += sum(tokens <= size <= rows * tokens for size in sizes)
@@ -130,7 +130,7 @@ def captured_graphs(settings: VllmSettings) -> int:
     return 2 * graphs if doubled else graphs
 
 
-def _captured(settings: VllmSettings) -> set[int]:
+def captured_sizes_of(settings: VllmSettings) -> set[int]:
     """Return the sizes that are captured: those that a step can have, in versions that draft whole requests' tokens."""
     version, rule = by_engine(settings), constant("captured_sizes", by_engine(settings))
     sizes, step = _sizes(settings, rule, settings.max_num_seqs or 1), settings.max_num_batched_tokens
