@@ -127,8 +127,12 @@ def _of_graphs(
 def _driver_ratio(row: Row, beyond: float) -> float:
     """Return the ratio of the driver that a start had: where no one printed it and it may be an old one, the nearer of both."""
     old: float = OLD_DRIVER["graphs_ratio"]
-    may_be_old = row["driver"] is None and Version(row["vllm_version"]) < Version(OLD_DRIVER["not_since"])
-    return old if may_be_old and beyond > math.sqrt(old) else 1.0
+    return old if may_be_old(row) and beyond > math.sqrt(old) else 1.0
+
+
+def may_be_old(row: Row) -> bool:
+    """Whether a start's driver may be one before CUDA 12.4's: it was not printed, and the version's wheels take one."""
+    return row["driver"] is None and not row["rocm"] and Version(row["vllm_version"]) < Version(OLD_DRIVER["not_since"])
 
 
 def _estimates(rows: list[Row]) -> list[tuple[str, float]]:
