@@ -50,7 +50,7 @@ def test_what_report_writes_is_read():
     ],
 )
 def test_what_is_no_start_of_nobody_is_refused_with_its_place(line, said):
-    with pytest.raises(InputError, match="starts.jsonl, line 3") as refused:
+    with pytest.raises(InputError, match=r"starts\.jsonl, line 3") as refused:
         read_record(line, "starts.jsonl, line 3")
     assert said in str(refused.value)
     assert "mary" not in str(refused.value)

@@ -30,7 +30,14 @@ def headers(rows=1000, width=64, layers=2, prefix="model."):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"rows": 1024}, {"layers": 3}, {"layers": 0}, {"prefix": "model.language_model."}, {"prefix": "language_model.model."}],
+    [
+        {},
+        {"rows": 1024},
+        {"layers": 3},
+        {"layers": 0},
+        {"prefix": "model.language_model."},
+        {"prefix": "language_model.model."},
+    ],
 )
 def test_padded_tables_layers_that_draft_and_names_of_any_family_are_of_the_model(fields):
     check_headers(headers(**fields), SHAPE, "config.json")
@@ -46,6 +53,6 @@ def test_padded_tables_layers_that_draft_and_names_of_any_family_are_of_the_mode
     ],
 )
 def test_weights_of_another_model_are_refused_with_both_numbers(fields, said):
-    with pytest.raises(ConfigError, match="config.json") as refused:
+    with pytest.raises(ConfigError, match=r"config\.json") as refused:
         check_headers(headers(**fields), SHAPE, "config.json")
     assert said in str(refused.value)
