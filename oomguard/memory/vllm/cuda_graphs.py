@@ -55,7 +55,10 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
     prior = constant("cudagraphs", by_engine(settings))
     size = driver_ratio(settings.driver_version) * sum(prior[name] * count for name, count in counts.items())
     return Graphs(
-        counts["bytes"], round(size), round(prior["uncertainty_ratio"] * size), round(prior["estimate_ratio"] * size)
+        captured_graphs(settings),
+        round(size),
+        round(prior["uncertainty_ratio"] * size),
+        round(prior["estimate_ratio"] * size),
     )
 
 
