@@ -110,6 +110,7 @@ def test_without_latent_vectors_each_head_is_padded_as_vllm_0_6_did():
         kv_lora_rank=512,
         qk_rope_head_dim=64,
         qk_nope_head_dim=128,
+        hidden_size=7168,
         num_attention_heads=128,
         num_key_value_heads=128,
     )
