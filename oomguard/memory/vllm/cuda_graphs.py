@@ -1,8 +1,8 @@
 """CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the bytes of each by measured starts.
 
 Each takes a base, and more for each other rank that a layer's all-reduces are with, of which a pipeline stage has its share. All
-share one pool, which the largest size makes: so many tokens of the hidden size. Experts take more once, at the first small batch that
-is captured, quantized ones most. Drivers older than CUDA 12.4's take several times as much for all of it.
+share one pool, which the largest size makes: so many tokens of the hidden size. Experts take more once, quantized ones
+most, by measured starts alone. Drivers older than CUDA 12.4's take several times as much for all of it.
 constants.toml has the sizes by version with their sources, fitted.toml the bytes that a fit found.
 """
 
