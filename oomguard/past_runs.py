@@ -71,6 +71,8 @@ class PastRun(Record):
         model: as the engine printed it, or the command named it.
         device: name and size of the GPUs; None where NVML told none.
         is_forgotten: whether ``--reuse`` leaves it alone.
+        who: the name of the user who ran it; None where it was not recorded.
+        host: the machine it ran on.
     """
 
     number: int
@@ -83,6 +85,8 @@ class PastRun(Record):
     model: str | None = None
     device: str | None = None
     is_forgotten: bool = False
+    who: str | None = None
+    host: str | None = None
 
     @property
     def began_at(self) -> float:

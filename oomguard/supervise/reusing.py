@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.command import Launch
 from oomguard.engines.known import insight_of, launcher_of
@@ -21,9 +20,12 @@ from oomguard.settings import SETTINGS, effect_of
 from oomguard.supervise.by_variable import ALLOCATOR, DEVICE, WithVariables
 from oomguard.supervise.what_ran import device_words, names_a_place_here, started_as
 
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
 # A setting is a flag and a value, and either command may have another spelling of it.
 _WORDS: Final = 4
-Reading = Callable[[], AbstractContextManager[sqlite3.Connection | None]]
+Reading = Callable[[], AbstractContextManager["Connection | None"]]
 
 
 def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Patch, ...]:
@@ -59,7 +61,7 @@ class _Reuse:
     launch: Launch
     policy: Policy
 
-    def chosen(self, database: sqlite3.Connection) -> tuple[Known, KnownRun, tuple[Patch, ...]] | str:
+    def chosen(self, database: Connection) -> tuple[Known, KnownRun, tuple[Patch, ...]] | str:
         """Return what held last and is permitted, else why there is nothing."""
         engine = WithVariables(launcher_of(self.launch), self.launch.argv)
         insight = insight_of(launcher_of(self.launch))
@@ -85,7 +87,7 @@ class _Reuse:
         return reasons[0] if reasons else "no run of this command is known to have worked"
 
     def _of_command(
-        self, database: sqlite3.Connection, engine: WithVariables, as_kept: Mapping[str, Any]
+        self, database: Connection, engine: WithVariables, as_kept: Mapping[str, Any]
     ) -> Iterator[Known]:
         """Yield what is known of the command: the same words, but for settings that were changed, and the same files here."""
         asked, is_here = Launch(tuple(as_kept["original"])), names_a_place_here(self.launch.argv)

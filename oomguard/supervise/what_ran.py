@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from oomguard.facts import format_gib
 from oomguard.incident import EngineStart, Incident
-from oomguard.journal.store import Ran
+from oomguard.journal.record import Ran
 from oomguard.observe.nvml import devices
 from oomguard.regular_file import read_regular
 from oomguard.remedy.policy import set_by_user

@@ -1,0 +1,1 @@
+"""The revisions; each has the number of the schema that it makes."""
