@@ -29,11 +29,13 @@ from oomguard.cli.reuse_option import reuse_option, reused
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
+from oomguard.journal.place import Place, Shared, default_path, place_of
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
 from oomguard.supervise.own_files import OwnFiles
 from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
+    from oomguard.journal.shared import SharedJournal
     from oomguard.journal.store import Journal
     from oomguard.supervise.outcome import Outcome
     from oomguard.supervise.signals import Signals
@@ -91,8 +93,9 @@ JOURNAL_BUSY_S: Final = 1.0
 @option(
     "--journal",
     type=click.Path(),
-    metavar="PATH",
-    help="Where attempts are recorded. [default: the user's state folder]",
+    metavar="PATH|URL",
+    help="Where attempts are recorded: a file, or a database that a team shares (postgresql://USER@HOST/DATABASE). "
+    "[default: the user's state folder]",
 )
 @reuse_option
 @option(
@@ -196,9 +199,10 @@ def command(
                 print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
         launch = Launch(tuple(argv))
-        known = reused(launch, policy, journal, reuse=reuse and outer is None)
+        place = None if journal is None else place_of(journal)
+        known = reused(launch, policy, place, reuse=reuse and outer is None)
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None, original=launch.argv)
+        keeper = Keeper(partial(_journal, place), is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch,
             policy,
@@ -217,6 +221,7 @@ def command(
         )
         supervision.begins_with = known
         outcome = beside.telling_errors()(run_told)(supervision, signals, ctx, metrics, is_inner=outer is not None)
+        keeper.finish()
         beside.tell(outcome)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:
@@ -249,13 +254,17 @@ def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
         screen.print(drawn(text), markup=False)
 
 
-def _journal(path: str | None) -> Journal:
-    """Open the journal at ``path``, else the default one; raise InputError where it cannot be used."""
-    from oomguard.journal.store import Journal, default_path
+def _journal(place: Place | None) -> Journal | SharedJournal:
+    """Open the journal at ``place``, else the default one; raise InputError where it cannot be used."""
+    if isinstance(place, Shared):
+        from oomguard.journal.shared import SharedJournal
 
-    if path is None and not default_path().is_absolute():
+        return SharedJournal(place)
+    from oomguard.journal.store import Journal
+
+    if place is None and not default_path().is_absolute():
         raise InputError("no home folder is known")
-    return Journal(default_path() if path is None else Path(path), busy_s=JOURNAL_BUSY_S)
+    return Journal(default_path() if place is None else place, busy_s=JOURNAL_BUSY_S)
 
 
 def _check_report(path: Path) -> None:

@@ -22,9 +22,9 @@ from oomguard.report.mask import mask
 
 # The tables have a schema of their own: a team's database has other tables, and other migrations.
 SCHEMA_NAME: Final = "oomguard"
-_CONNECT_S: Final = 5
+_CONNECT_S: Final = 5  # at most; libpq waits two at least
 # A server that answers no more is not waited for without end: the time of a statement, and of a dead connection.
-_STATEMENT_MS: Final = 30_000
+_STATEMENT_S: Final = 30
 _KEEPALIVES: Final = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 _JSON: Final[dict[str, Any]] = {"json_serializer": json_line, "json_deserializer": json.loads}
 
@@ -54,8 +54,8 @@ def memory_engine() -> Engine:
     return engine
 
 
-def postgresql_engine(shared: Shared, *, reads_only: bool = False) -> Engine:
-    """Return the engine of a shared database.
+def postgresql_engine(shared: Shared, wait_s: float = _STATEMENT_S, *, reads_only: bool = False) -> Engine:
+    """Return the engine of a shared database, which waits ``wait_s`` for each answer, and less for a connection.
 
     Raises:
         JournalError: psycopg is not installed.
@@ -67,11 +67,12 @@ def postgresql_engine(shared: Shared, *, reads_only: bool = False) -> Engine:
         url = make_url(shared.url).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError) as error:
         raise UsageError(f"--journal {shared}: {mask(str(error))}", hint=_FORM) from None
-    options = f"-c search_path={SCHEMA_NAME} -c statement_timeout={_STATEMENT_MS}"
+    options = f"-c search_path={SCHEMA_NAME} -c statement_timeout={round(max(wait_s, 1) * 1000)}"
     if reads_only:
         options += " -c default_transaction_read_only=on"
     given = url.query.get("options")
-    arguments = {"connect_timeout": _CONNECT_S, "application_name": "oomguard", **_KEEPALIVES}
+    connect_s = round(min(max(wait_s, 2), _CONNECT_S))
+    arguments = {"connect_timeout": connect_s, "application_name": "oomguard", **_KEEPALIVES}
     arguments = {name: value for name, value in arguments.items() if name not in url.query}
     arguments["options"] = f"{given} {options}" if given else options
     engine = create_engine(url, poolclass=NullPool, connect_args=arguments, **_JSON)
@@ -106,13 +107,3 @@ def _begin(connection: Connection) -> None:
     # pysqlite begins late and not before each statement; writers then meet where neither can go on.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-
-def engine_of(place: Place, busy_s: float, *, reads_only: bool = False) -> Engine:
-    """Return the engine of a place.
-
-    Raises:
-        JournalError, UsageError: as ``postgresql_engine`` does.
-    """
-    if isinstance(place, Shared):
-        return postgresql_engine(place, reads_only=reads_only)
-    return sqlite_engine(place, busy_s, reads_only=reads_only)

@@ -10,7 +10,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from oomguard.errors import UsageError
-from oomguard.report.mask import mask
 from oomguard.user_files import state_file
 
 _SCHEME: Final = re.compile(r"(?i)([a-z][a-z0-9+.-]*)://")
@@ -26,6 +25,8 @@ class Shared:
     url: str
 
     def __str__(self) -> str:
+        from oomguard.report.mask import mask  # a start waits for it only where it is shown
+
         return mask(self.url)
 
     def __repr__(self) -> str:
@@ -55,7 +56,7 @@ def place_of(text: str) -> Place:
         return Path(text)
     if found[1].lower() not in _SCHEMES:
         raise UsageError(
-            f"--journal {mask(text)}: no journal can be kept in {found[1]}",
+            f"--journal {Shared(text)}: no journal can be kept in {found[1]}",
             hint="name a file (SQLite), or a PostgreSQL database: --journal postgresql://USER@HOST/DATABASE",
         )
     return Shared(f"postgresql://{text[found.end() :]}")

@@ -32,7 +32,7 @@ def reading(place: Place | None = None, *, busy_s: float = _BUSY_S) -> Iterator[
     Args:
         place: the journal; None: the user's own, of which there may be none yet (None is yielded then, and for a shared database
             that nobody has written to).
-        busy_s: how long to wait for others that hold a file locked.
+        busy_s: how long to wait for others that hold a file locked, and for each answer of a shared database.
 
     Raises:
         InputError: it is missing, is not readable, is locked, is damaged, is away, or is no journal of this version or before.
@@ -40,7 +40,7 @@ def reading(place: Place | None = None, *, busy_s: float = _BUSY_S) -> Iterator[
     where = place or default_path()
     try:
         if isinstance(where, Shared):
-            with _shared(where) as database:
+            with _shared(where, busy_s) as database:
                 yield database
             return
         if place is None and not where.exists():
@@ -60,8 +60,8 @@ def reading(place: Place | None = None, *, busy_s: float = _BUSY_S) -> Iterator[
 
 
 @contextlib.contextmanager
-def _shared(shared: Shared) -> Iterator[Connection | None]:
-    with postgresql_engine(shared, reads_only=True).connect() as database:
+def _shared(shared: Shared, wait_s: float) -> Iterator[Connection | None]:
+    with postgresql_engine(shared, wait_s, reads_only=True).connect() as database:
         version = version_of(database)
         if 0 < version < SCHEMA_VERSION:
             raise JournalError(

@@ -90,6 +90,9 @@ class Journal:
         with self._open() as database:
             write_end(database, ended, row=row)
 
+    def finish(self, wait_s: float) -> None:
+        """Do nothing: what was written is there."""
+
     def forget(self, numbers: Sequence[int]) -> None:
         """Have ``--reuse`` leave these runs alone; what they were stays written.
 
