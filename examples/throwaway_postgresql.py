@@ -77,7 +77,9 @@ class Server:
 
     def sql(self, database: str, statement: str) -> str:
         """Run a statement, and return what psql prints of it."""
-        return self._do("psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", self.url(database), "-c", statement)
+        return self._do(
+            "psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", self.url(database), "-c", statement
+        )
 
     def _do(self, program: str, *arguments: str) -> str:
         command, user = [str(self._bin / program), *arguments], self._user

@@ -14,6 +14,7 @@ from oomguard.cli.after_dashes import CommandAfterDashes
 from oomguard.cli.asked_snapshot import AskedSnapshot
 from oomguard.cli.durations import Duration
 from oomguard.cli.events import Errors, configure_log
+from oomguard.cli.journal_option import journal_option
 from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
     console,
@@ -29,7 +30,7 @@ from oomguard.cli.reuse_option import reuse_option, reused
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
-from oomguard.journal.place import Place, Shared, default_path, place_of
+from oomguard.journal.place import Place, Shared, default_path
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
 from oomguard.supervise.own_files import OwnFiles
 from oomguard.supervise.process import DEFAULT_GRACE_S
@@ -90,13 +91,7 @@ JOURNAL_BUSY_S: Final = 1.0
     help="Write torch's memory snapshot to PATH where an allocation of a vLLM engine fails; `oomguard diagnose PATH` reads it. A program "
     "without vLLM is not reached: oomguard.guard(snapshot=PATH) is for it.",
 )
-@option(
-    "--journal",
-    type=click.Path(),
-    metavar="PATH|URL",
-    help="Where attempts are recorded: a file, or a database that a team shares (postgresql://USER@HOST/DATABASE). "
-    "[default: the user's state folder]",
-)
+@journal_option("Where attempts are recorded")
 @reuse_option
 @option(
     "--grace",
@@ -138,7 +133,7 @@ def command(
     report: str | None,
     metrics: str | None,
     snapshot: str | None,
-    journal: str | None,
+    journal: Place | None,
     reuse: bool,
     grace: float,
     pty: bool,
@@ -199,10 +194,9 @@ def command(
                 print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
         launch = Launch(tuple(argv))
-        place = None if journal is None else place_of(journal)
-        known = reused(launch, policy, place, reuse=reuse and outer is None)
+        known = reused(launch, policy, journal, reuse=reuse and outer is None)
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-        keeper = Keeper(partial(_journal, place), is_asked_for=journal is not None, original=launch.argv)
+        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch,
             policy,
@@ -221,7 +215,6 @@ def command(
         )
         supervision.begins_with = known
         outcome = beside.telling_errors()(run_told)(supervision, signals, ctx, metrics, is_inner=outer is not None)
-        keeper.finish()
         beside.tell(outcome)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:

@@ -11,21 +11,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from oomguard.errors import JournalError, UsageError
-from oomguard.journal.place import Place, Shared
+from oomguard.journal.place import Shared
 from oomguard.report.json import json_line
 from oomguard.report.mask import mask
 
 # The tables have a schema of their own: a team's database has other tables, and other migrations.
 SCHEMA_NAME: Final = "oomguard"
+SERVER_TIME: Final = text("SELECT extract(epoch FROM clock_timestamp())")
 _CONNECT_S: Final = 5  # at most; libpq waits two at least
 # A server that answers no more is not waited for without end: the time of a statement, and of a dead connection.
 _STATEMENT_S: Final = 30
-_KEEPALIVES: Final = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+_KEEPALIVES: Final = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 _JSON: Final[dict[str, Any]] = {"json_serializer": json_line, "json_deserializer": json.loads}
 
 
@@ -106,4 +112,3 @@ def is_sqlite(connection: Connection) -> bool:
 def _begin(connection: Connection) -> None:
     # pysqlite begins late and not before each statement; writers then meet where neither can go on.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
-

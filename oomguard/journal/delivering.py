@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, IntegrityError
 
 from oomguard.errors import JournalError
-from oomguard.journal.database import plainly, postgresql_engine
+from oomguard.journal.database import SERVER_TIME, plainly, postgresql_engine
 from oomguard.journal.place import Shared
 from oomguard.journal.record import Record
 from oomguard.journal.schema import prepare
 from oomguard.journal.spool import attempts_in, folder_of, left_behind, read_from, record_in, waiting
 from oomguard.journal.writing import write_begin, write_end
 
-_SERVER_TIME: Final = text("SELECT extract(epoch FROM clock_timestamp())")
 # Clocks that are kept in step differ by less, and so do the ways to the server and back.
 _SAME_CLOCK_S: Final = 1.0
 
@@ -90,7 +89,7 @@ def require_tables(shared: Shared) -> None:
 def _clock_offset_s(connection: Connection) -> float:
     """Return by how much the database's clock is ahead of this machine's; 0 where they are in step."""
     before = time.time()
-    there = float(connection.execute(_SERVER_TIME).scalar_one())
+    there = float(connection.execute(SERVER_TIME).scalar_one())
     offset_s = there - (before + time.time()) / 2
     return offset_s if abs(offset_s) >= _SAME_CLOCK_S else 0.0
 

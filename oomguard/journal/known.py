@@ -148,7 +148,15 @@ def last_run(database: Connection, known: Known) -> KnownRun:
 
     A patch of it goes from what the setting was before any change to what it was in the end, at the highest cost on the way.
     """
-    of_run = (RUN.c.number, RUN.c.session, ATTEMPT.c.number, ATTEMPT.c.started_at, ATTEMPT.c.measured, RUN.c.who, RUN.c.host)
+    of_run = (
+        RUN.c.number,
+        RUN.c.session,
+        ATTEMPT.c.number,
+        ATTEMPT.c.started_at,
+        ATTEMPT.c.measured,
+        RUN.c.who,
+        RUN.c.host,
+    )
     joined = select(*of_run, RUN.c.original).join(RUN, RUN.c.session == ATTEMPT.c.session)
     row = database.execute(joined.where(ATTEMPT.c.id == known.last_id)).one()
     number, session, attempt, began_at, measured, who, host, original = row
@@ -192,4 +200,6 @@ def _known(group: _Group, failures: list[_Group], last_id: int) -> Known:
     since = any(other.last_failed is not None and other.last_failed > last for other in same)
     failed = sum(other.failed for other in same)
     changed = values_of(mapped(settings))
-    return Known(words_of(original), folder, files, engine, version, device, changed, group.held, failed, since, last_id)
+    return Known(
+        words_of(original), folder, files, engine, version, device, changed, group.held, failed, since, last_id
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
@@ -20,11 +20,17 @@ _COMMANDS_AT_ONCE: Final = 10_000
 _MOST: Final = 2**63 - 1
 _RUN: Final = tuple(
     RUN.c[name]
-    for name in "number session original folder engine engine_version model device forgotten who host".split()
+    for name in (
+        *("number", "session", "original", "folder", "engine", "engine_version", "model", "device"),
+        *("forgotten", "who", "host"),
+    )
 )
 _ATTEMPT: Final = tuple(
     ATTEMPT.c[name]
-    for name in "session number command settings patches predicted measured started_at ended_at exit_status error".split()
+    for name in (
+        *("session", "number", "command", "settings", "patches", "predicted", "measured"),
+        *("started_at", "ended_at", "exit_status", "error"),
+    )
 )
 # Of a list kind and cause are enough: an incident holds pages of evidence.
 _KIND: Final = ATTEMPT.c.incident["kind"].as_string()
@@ -70,13 +76,16 @@ def past_runs(database: Connection, asked: Asked, *, limit: int | None = None) -
         return []
     rows = _rows(database, asked, _MOST if limit is None else min(limit, _MOST))
     attempts = _attempts(database, [row.session for row in rows], in_full=asked.number is not None)
-    return [_run(row, attempts[row.session]) for row in rows if row.session in attempts]
+    return [_run(tuple(row), attempts[row.session]) for row in rows if row.session in attempts]
 
 
 def _rows(database: Connection, asked: Asked, limit: int) -> list[Row[Any]]:
     if asked.command is None:
         return list(database.execute(_select(asked).limit(limit)).all())
-    found, folded = list[Row[Any]](), asked.command.casefold()  # no database folds every script's letters as Python does
+    found, folded = (
+        list[Row[Any]](),
+        asked.command.casefold(),
+    )  # no database folds every script's letters as Python does
     while len(found) < limit:
         page = database.execute(_select(asked).limit(_COMMANDS_AT_ONCE)).all()
         found += [row for row in page if folded in " ".join(words_of(row.original)).casefold()]
@@ -117,19 +126,19 @@ def _attempts(database: Connection, sessions: list[str], *, in_full: bool) -> di
     asked = select(*_ATTEMPT, *told).order_by(ATTEMPT.c.session, ATTEMPT.c.number)
     for part in (sessions[at : at + _AT_ONCE] for at in range(0, len(sessions), _AT_ONCE)):
         rows = database.execute(asked.where(ATTEMPT.c.session.in_(part)))
-        for session, own in groupby(rows, key=lambda row: row[0]):
+        for session, own in groupby(map(tuple, rows), key=lambda row: row[0]):
             alike = tuple(map(_attempt, own))
             found[session] = (*(replace(past, is_followed=True) for past in alike[:-1]), *alike[-1:])
     return found
 
 
-def _run(row: Row[Any], attempts: tuple[PastAttempt, ...]) -> PastRun:
+def _run(row: Sequence[Any], attempts: tuple[PastAttempt, ...]) -> PastRun:
     number, session, original, folder, engine, version, model, device, forgotten, who, host = row
     of_it = (folder, engine, version, model, device, bool(forgotten), who, host)
     return PastRun(number, session, words_of(original), attempts, *of_it)
 
 
-def _attempt(row: Row[Any]) -> PastAttempt:
+def _attempt(row: Sequence[Any]) -> PastAttempt:
     _session, number, command, settings, patches, predicted, measured, began_at, ended_at, status, error, *told = row
     said, why = _incident(*told), str(error or "")
     attempt = Attempt(

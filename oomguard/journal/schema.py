@@ -43,7 +43,9 @@ def prepare(connection: Connection) -> None:
         sqlalchemy.exc.SQLAlchemyError: it cannot be written.
     """
     if not is_sqlite(connection):
-        if version_of(connection) == SCHEMA_VERSION:  # to lock it each time would have all who write wait for one another
+        if (
+            version_of(connection) == SCHEMA_VERSION
+        ):  # to lock it each time would have all who write wait for one another
             return
         connection.execute(_LOCK)
         if connection.execute(_HAS_SCHEMA).first() is None:
@@ -85,7 +87,10 @@ def _of_sqlite(connection: Connection) -> int:
 
 
 def _of_postgresql(connection: Connection) -> int:
-    if connection.execute(text("SELECT to_regclass(:name)"), {"name": f"{SCHEMA_NAME}.{VERSION.name}"}).scalar() is None:
+    if (
+        connection.execute(text("SELECT to_regclass(:name)"), {"name": f"{SCHEMA_NAME}.{VERSION.name}"}).scalar()
+        is None
+    ):
         return 0
     found = connection.execute(VERSION.select()).scalar()
     return int(found) if found is not None and str(found).isdecimal() else 0

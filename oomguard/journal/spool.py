@@ -12,7 +12,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -88,7 +88,7 @@ def _locked(path: Path) -> int:
 def left_behind(folder: Path) -> Iterator[Iterator[tuple[Path, int]]]:
     """Yield path and descriptor of each file whose writer is gone, the oldest first; it is locked until the next one is asked for."""
 
-    def each() -> Iterator[tuple[Path, int]]:
+    def each() -> Generator[tuple[Path, int], None, None]:
         for path in waiting(folder):
             try:
                 fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)

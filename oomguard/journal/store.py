@@ -114,4 +114,6 @@ def _record(session: str, number: int, *values: Any) -> Record:
     *texts, incident, started_at, ended_at, exit_status = values
     command, settings, patches, predicted, measured = [json.loads(text or "null") for text in texts]
     told = {"predicted": predicted, "measured": measured, "exit_status": exit_status}
-    return Record(session, number, command, settings, patches, incident, **told, started_at=started_at, ended_at=ended_at)
+    return Record(
+        session, number, command, settings, patches, incident, **told, started_at=started_at, ended_at=ended_at
+    )

@@ -15,7 +15,9 @@ RUN: Final = Table(
     METADATA,
     Column("number", _NUMBER, primary_key=True),
     Column("session", Text, nullable=False, unique=True),
-    Column("original", Text, nullable=False),  # JSON list: the command as it was given, before any patch, secrets masked
+    Column(
+        "original", Text, nullable=False
+    ),  # JSON list: the command as it was given, before any patch, secrets masked
     Column("folder", Text),  # the working directory; NULL where it was not recorded, as all below
     Column("files", Text),  # digest of the files that the command names: its script, its configuration
     Column("engine", Text),
@@ -23,10 +25,14 @@ RUN: Final = Table(
     Column("model", Text),  # masked
     Column("device", Text),  # name and size of the GPUs
     Column("forgotten", Integer, nullable=False, server_default=text("0")),
-    Column("hides_secrets_alone", Integer),  # whether masking hid secrets alone of the original: other commands look different
+    Column(
+        "hides_secrets_alone", Integer
+    ),  # whether masking hid secrets alone of the original: other commands look different
     Column("who", Text),  # the user's name on the host
     Column("host", Text),
-    Column("clock_offset_s", Double),  # in a shared journal: seconds that were added to the host's clock to have the database's
+    Column(
+        "clock_offset_s", Double
+    ),  # in a shared journal: seconds that were added to the host's clock to have the database's
     sqlite_autoincrement=True,
 )
 ATTEMPT: Final = Table(

@@ -40,7 +40,8 @@ def write_begin(connection: Connection, record: Record, clock_offset_s: float | 
         "measured": "{}",
     }
     if is_sqlite(connection):
-        return int(connection.execute(insert(ATTEMPT).values(values)).inserted_primary_key[0])
+        made = connection.execute(insert(ATTEMPT).values(values)).inserted_primary_key
+        return None if made is None else int(made[0])
     row = connection.execute(
         postgresql.insert(ATTEMPT).values(values).on_conflict_do_nothing().returning(ATTEMPT.c.id)
     ).scalar()
@@ -48,7 +49,12 @@ def write_begin(connection: Connection, record: Record, clock_offset_s: float | 
 
 
 def write_end(
-    connection: Connection, ended: Ended, *, row: int | None = None, of: tuple[str, int] = ("", 0), offset_s: float = 0.0
+    connection: Connection,
+    ended: Ended,
+    *,
+    row: int | None = None,
+    of: tuple[str, int] = ("", 0),
+    offset_s: float = 0.0,
 ) -> None:
     """Complete an attempt.
 
@@ -103,6 +109,7 @@ def _insert(connection: Connection, table: Any, values: dict[str, Any]) -> Inser
     """Return the insert of a run that is not there: one that is ignored would use up a number."""
     is_there = exists(select(table.c.number).where(table.c.session == values["session"]))
     columns = [literal(value, table.c[name].type) for name, value in values.items()]
-    make = insert if is_sqlite(connection) else postgresql.insert
-    statement = make(table).from_select(list(values), select(*columns).where(~is_there))
-    return statement if is_sqlite(connection) else statement.on_conflict_do_nothing()
+    made = select(*columns).where(~is_there)
+    if is_sqlite(connection):
+        return insert(table).from_select(list(values), made)
+    return postgresql.insert(table).from_select(list(values), made).on_conflict_do_nothing()

@@ -40,7 +40,11 @@ class Keeper:
     """
 
     def __init__(
-        self, open_journal: Callable[[], Journal | SharedJournal] | None, *, is_asked_for: bool = False, original: Sequence[str] = ()
+        self,
+        open_journal: Callable[[], Journal | SharedJournal] | None,
+        *,
+        is_asked_for: bool = False,
+        original: Sequence[str] = (),
     ) -> None:
         self._open, self._is_asked_for, self._original = open_journal, is_asked_for, tuple(original)
         self._device: str | None = None

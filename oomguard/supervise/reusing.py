@@ -86,9 +86,7 @@ class _Reuse:
             reasons.append(f"run {run.number}: {differs}")
         return reasons[0] if reasons else "no run of this command is known to have worked"
 
-    def _of_command(
-        self, database: Connection, engine: WithVariables, as_kept: Mapping[str, Any]
-    ) -> Iterator[Known]:
+    def _of_command(self, database: Connection, engine: WithVariables, as_kept: Mapping[str, Any]) -> Iterator[Known]:
         """Yield what is known of the command: the same words, but for settings that were changed, and the same files here."""
         asked, is_here = Launch(tuple(as_kept["original"])), names_a_place_here(self.launch.argv)
         for known in known_to_work(database):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.errors import InputError
+from oomguard.journal.database import sqlite_engine
 from oomguard.journal.schema import SCHEMA_VERSION, prepare
 from oomguard.journal.store import Journal, Ran, Record
 
@@ -59,7 +60,7 @@ def test_an_old_journal_is_written_on(old: Path):
     journal.end(row, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0", "./m", "H100"))
 
     assert ask(old, "SELECT * FROM run WHERE number = 5") == [
-        (5, "new", '["vllm"]', "/work", "abc", "vllm", "0.33.0", "./m", "H100", 0, None)
+        (5, "new", '["vllm"]', "/work", "abc", "vllm", "0.33.0", "./m", "H100", 0, None, None, None, None)
     ]
 
 
@@ -105,7 +106,7 @@ def test_several_that_migrate_at_once_migrate_it_once(old: Path):
 
 
 def test_a_migration_that_is_cut_off_leaves_the_old_journal(old: Path):
-    with contextlib.closing(sqlite3.connect(old)) as database:
+    with sqlite_engine(old, 1.0).connect() as database:
         prepare(database)  # and no commit
 
     assert ask(old, "PRAGMA user_version") == [(1,)]
