@@ -61,7 +61,7 @@ def deliver_waiting(place: Place | None) -> int:
         raise InputError(f"{place}: {error}", hint=hint) from None
     click.echo(f"delivered: {_count(delivered.attempts, 'attempt')} of {_count(delivered.runs, 'run')}")
     if delivered.writing:
-        click.echo(f"{_count(delivered.writing, 'run')} of this machine still write, and deliver by themselves")
+        click.echo(f"left to runs that go on: {delivered.writing}")
     for path, why in (delivered.left or {}).items():
         click.echo(f"oomguard: left where it is: {path}: {why}", err=True)
     return 2 if delivered.left else 0

@@ -88,10 +88,15 @@ def require_tables(shared: Shared) -> None:
 
 def _clock_offset_s(connection: Connection) -> float:
     """Return by how much the database's clock is ahead of this machine's; 0 where they are in step."""
-    before = time.time()
+    before = now()
     there = float(connection.execute(SERVER_TIME).scalar_one())
-    offset_s = there - (before + time.time()) / 2
+    offset_s = there - (before + now()) / 2
     return offset_s if abs(offset_s) >= _SAME_CLOCK_S else 0.0
+
+
+def now() -> float:
+    """Return the time of this machine's clock."""
+    return time.time()
 
 
 def _as_postgresql_takes_it(value: Any) -> Any:

@@ -52,6 +52,8 @@ class Known:
         failed: how often it failed so, of memory.
         has_failed_since: whether it failed so after it held last.
         last_id: its last attempt that held.
+        last_held: the place of that one in the order of attempts.
+        last_failed: the place of the last that failed; None: none did.
     """
 
     original: tuple[str, ...]
@@ -65,6 +67,8 @@ class Known:
     failed: int
     has_failed_since: bool
     last_id: int
+    last_held: int = 0
+    last_failed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,11 @@ def known_to_work(database: Connection) -> list[Known]:
 
     A failure whose engine, version or device was not recorded counts for each that it may have been.
     """
+    return [known for known in tried_before(database) if known.held]
+
+
+def tried_before(database: Connection) -> list[Known]:
+    """Return what ``known_to_work`` does, and behind it what never held."""
     tried = _tried(database)
     alike = [tried.c[name] for name in (*_ALIKE, "settings")]
     has_held, has_failed = tried.c.held == 1, tried.c.held == 0
@@ -101,18 +110,15 @@ def known_to_work(database: Connection) -> list[Known]:
         .where(tried.c.held.is_not(None))
         .group_by(*alike)
     )
-    found = database.execute(groups.order_by(func.max(case((has_held, tried.c.moment))).desc())).all()
+    found = database.execute(groups).all()
     ids = _ids(database, tried, [row.last for row in found if row.last is not None])
     failures: dict[tuple[Any, ...], list[_Group]] = {}
     rows = [_Group((*row[:3], row[6]), tuple(row[3:6]), *row[7:]) for row in found]
     for group in rows:
         if group.last_failed is not None:
             failures.setdefault(group.started, []).append(group)
-    return [
-        _known(group, failures.get(group.started, []), ids[group.last])
-        for group in rows
-        if group.last is not None and group.last in ids
-    ]
+    known = [_known(group, failures.get(group.started, []), ids.get(group.last or 0, 0)) for group in rows]
+    return sorted(known, key=lambda one: one.last_held, reverse=True)
 
 
 def _tried(database: Connection) -> Subquery:
@@ -196,10 +202,7 @@ def _known(group: _Group, failures: list[_Group], last_id: int) -> Known:
     original, folder, files, settings = group.started
     engine, version, device = group.ran_on
     same = [other for other in failures if group.may_be(other)]
-    last = group.last or 0
-    since = any(other.last_failed is not None and other.last_failed > last for other in same)
-    failed = sum(other.failed for other in same)
-    changed = values_of(mapped(settings))
-    return Known(
-        words_of(original), folder, files, engine, version, device, changed, group.held, failed, since, last_id
-    )
+    last, last_failed = group.last or 0, max((other.last_failed or 0 for other in same), default=0)
+    counts = group.held, sum(other.failed for other in same), last_failed > last
+    of_it = (words_of(original), folder, files, engine, version, device, values_of(mapped(settings)))
+    return Known(*of_it, *counts, last_id, last, last_failed or None)

@@ -38,10 +38,15 @@ def started_as(argv: Sequence[str]) -> dict[str, Any]:
     original = mask_command(argv, keep_homes=True)
     is_exact = hides_secrets_alone(argv, original)
     told = {"original": original, "folder": folder, "files": digest_of_files(argv), "hides_secrets_alone": is_exact}
-    return told | {"who": _user(), "host": platform.node() or None}
+    return told | {"who": user_name(), "host": host_name()}
 
 
-def _user() -> str | None:
+def host_name() -> str | None:
+    """Return this machine's name; None where it has none."""
+    return platform.node() or None
+
+
+def user_name() -> str | None:
     """Return the user's name; None where this machine has none for its number, as in many containers."""
     try:
         return getpass.getuser()
