@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, IntegrityError
 
 from oomguard.errors import JournalError
 from oomguard.journal.database import SERVER_TIME, plainly, postgresql_engine
 from oomguard.journal.place import Shared
-from oomguard.journal.record import Record
+from oomguard.journal.record import Ran, Record
 from oomguard.journal.schema import prepare
 from oomguard.journal.spool import attempts_in, folder_of, left_behind, read_from, record_in, waiting
 from oomguard.journal.writing import write_begin, write_end
@@ -39,15 +40,19 @@ def deliver(shared: Shared, rows: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         JournalError: it is away, does not permit that, or is of a newer oomguard; nothing of them is there then.
     """
-    with plainly(), postgresql_engine(shared).begin() as connection:
+    known, told_of = set[str](), dict[str, Ran]()  # what is written of a run once need not be written again
+    with plainly(), _engine(shared).begin() as connection:
         prepare(connection)
-        offset_s = _clock_offset_s(connection)
+        offset_s = _clock_offset_s(connection) if rows else 0.0
         for row in rows:
-            told = record_in(_as_postgresql_takes_it(row))
+            session, told = row.get("session", ""), record_in(_as_postgresql_takes_it(row))
             if isinstance(told, Record):
-                write_begin(connection, told, offset_s)
+                write_begin(connection, told, offset_s, has_run=session in known)
+                known.add(session)
             elif told is not None:
-                write_end(connection, told, of=(row["session"], row["number"]), offset_s=offset_s)
+                ended = replace(told, ran=None) if told.ran == told_of.get(session) else told
+                write_end(connection, ended, of=(session, row["number"]), offset_s=offset_s)
+                told_of |= {session: told.ran} if told.ran is not None else {}
 
 
 def deliver_left_behind(shared: Shared, most: int | None = None) -> Delivered:
@@ -79,6 +84,12 @@ def deliver_left_behind(shared: Shared, most: int | None = None) -> Delivered:
                 break
     still = [path for path in waiting(folder_of(shared)) if path not in left]
     return Delivered(attempts, runs, len(still), left)
+
+
+@functools.lru_cache(maxsize=4)
+def _engine(shared: Shared) -> Engine:
+    """Return the engine, which asks a server what it is with its first connection only."""
+    return postgresql_engine(shared)
 
 
 def require_tables(shared: Shared) -> None:

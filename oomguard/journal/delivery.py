@@ -11,7 +11,7 @@ from oomguard.journal.place import Shared
 from oomguard.journal.spool import Spool, attempts_in, read_from
 
 # Between two deliveries: what is written meanwhile goes together, and a fleet's jobs do not knock all the time.
-_BETWEEN_S: Final = 1.0
+_BETWEEN_S: Final = 5.0
 # After a failed one twice as long each time, and not all jobs of a fleet at the same moment.
 _LONGEST_PAUSE_S: Final = 60.0
 # Of runs that left something behind, in one run.
@@ -91,7 +91,7 @@ class Delivery:
             rows, end = read_from(self._spool.fd, self._start)
             if rows:
                 deliver(self._shared, rows)
-            self._start = end
+            self._start = 0 if self._spool.empty(end) else end
             if not self._others_are_done and not self._is_over.is_set():
                 deliver_left_behind(self._shared, _MOST_OF_OTHERS)
                 self._others_are_done = True

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -48,6 +49,7 @@ class Spool:
         self.path = folder / f"{session}{_ENDS}"
         self.fd = _locked(self.path)
         self._size = 0
+        self._one_at_a_time = threading.Lock()
 
     def begin(self, record: Record) -> None:
         """Write that an attempt begins; raises OSError where the disk is full or gone."""
@@ -60,11 +62,21 @@ class Spool:
     def _append(self, kind: str, session: str, number: int, fields: Mapping[str, Any]) -> None:
         row = {"form": FORM, "kind": kind, "session": session, "number": number, "fields": plain_value(fields)}
         line = f"{json_line(row)}\n".encode()
-        written = os.write(self.fd, line)
-        if written != len(line):  # the disk is full: half a line would spoil the next one
-            os.ftruncate(self.fd, self._size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        self._size += written
+        with self._one_at_a_time:
+            written = os.write(self.fd, line)
+            if written != len(line):  # the disk is full: half a line would spoil the next one
+                os.ftruncate(self.fd, self._size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            self._size += written
+
+    def empty(self, end: int) -> bool:
+        """Drop all that is there, unless there is more than ``end`` bytes by now; return whether it was dropped."""
+        with self._one_at_a_time:
+            if self._size != end:
+                return False
+            os.ftruncate(self.fd, 0)
+            self._size = 0
+            return True
 
     def close(self, *, is_delivered: bool) -> None:
         """Let go of the file; where all of it is delivered, it goes."""

@@ -17,18 +17,22 @@ from oomguard.report.json import json_line, plain_value
 _OF_RUN: Final = ("session", "original", "folder", "files", "hides_secrets_alone", "who", "host", "clock_offset_s")
 
 
-def write_begin(connection: Connection, record: Record, clock_offset_s: float | None = None) -> int | None:
+def write_begin(
+    connection: Connection, record: Record, clock_offset_s: float | None = None, *, has_run: bool = False
+) -> int | None:
     """Write an attempt that begins, and its run where it has none yet; one that is there already stays as it is.
 
     Args:
         connection: within a transaction.
         record: the attempt.
         clock_offset_s: what its host's clock lacks of the database's, by which times are kept; None: it is the same clock.
+        has_run: whether its run is known to be there.
 
     Returns:
         The row's number; None where the attempt was there.
     """
-    connection.execute(_insert(connection, RUN, _run(record, clock_offset_s)))
+    if not has_run:
+        connection.execute(_insert(connection, RUN, _run(record, clock_offset_s)))
     values = {
         "session": record.session,
         "number": record.number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,21 @@ def test_a_later_form_is_not_guessed_at(tmp_path: Path):
 def test_a_full_disk_leaves_no_half_line():
     spool = Spool.__new__(Spool)
     spool.path, spool.fd, spool._size = Path("/dev/full"), os.open("/dev/full", os.O_WRONLY), 0
+    spool._one_at_a_time = threading.Lock()
     with pytest.raises(OSError, match="No space left"):
         spool.begin(RECORD)
     os.close(spool.fd)
+
+
+def test_what_is_delivered_is_dropped_unless_more_has_come(tmp_path: Path):
+    spool = Spool(tmp_path, "s")
+    spool.begin(RECORD)
+    _rows, end = read_from(spool.fd, 0)
+    spool.end("s", 1, ENDED)
+    assert not spool.empty(end)
+    rows, end = read_from(spool.fd, end)
+    assert [row["kind"] for row in rows] == ["end"]
+    assert spool.empty(end)
+    spool.begin(RECORD)
+    assert [row["kind"] for row in read_from(spool.fd, 0)[0]] == ["begin"]
+    spool.close(is_delivered=True)
