@@ -62,7 +62,7 @@ class Server:
     def kill(self) -> None:
         """Kill it with SIGKILL; the processes that it started end by themselves."""
         pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
-        own = subprocess.run(["pgrep", "-P", str(pid)], check=False, capture_output=True, text=True).stdout.split()
+        own = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         for each in (pid, *map(int, own)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
