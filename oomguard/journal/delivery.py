@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 import threading
 from dataclasses import dataclass
 from typing import Final
@@ -20,10 +21,11 @@ _MOST_OF_OTHERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """What waits on this machine when a run ends, and why."""
+    """What waits on this machine when a run ends, why, and the command that delivers it."""
 
     attempts: int
     reason: str
+    command: str
 
 
 class Delivery:
@@ -65,7 +67,8 @@ class Delivery:
             self._thread.join(wait_s)
         rows, _end = read_from(self._spool.fd, self._start)
         reason = self._failure or f"the database had not taken it after {wait_s:g} s"
-        return Undelivered(attempts_in(rows), reason) if rows else None
+        command = f"oomguard history --deliver --journal {shlex.quote(str(self._shared))}"
+        return Undelivered(attempts_in(rows), reason, command) if rows else None
 
     def _run(self) -> None:
         failed = 0

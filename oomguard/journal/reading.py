@@ -20,7 +20,9 @@ from oomguard.regular_file import open_regular
 
 _BUSY_S: Final = 10.0
 _ELSEWHERE: Final = "--journal PATH names another one"
-_AWAY: Final = "what runs write meanwhile waits on their machines, and goes there with the next run: docs/fleet.md"
+_AWAY: Final = (
+    "what runs write meanwhile waits on their machines: the next run there brings it, or oomguard history --deliver"
+)
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ class Keeper:
             self._give_up(error)
             return
         if left is not None:
-            fields = {"attempts": left.attempts, "reason": left.reason, "command": "oomguard history --deliver"}
+            fields = {"attempts": left.attempts, "reason": left.reason, "command": left.command}
             get_logger().warning("not yet in the shared journal: the next run delivers it", **fields)
 
     def _end(self, journal: Journal | SharedJournal, row: int, attempt: Attempt, start: EngineStart | None) -> None:

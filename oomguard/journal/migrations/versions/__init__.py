@@ -1,1 +1,0 @@
-"""The revisions; each has the number of the schema that it makes."""
