@@ -82,16 +82,26 @@ def past_runs(database: Connection, asked: Asked, *, limit: int | None = None) -
 def _rows(database: Connection, asked: Asked, limit: int) -> list[Row[Any]]:
     if asked.command is None:
         return list(database.execute(_select(asked).limit(limit)).all())
-    found, folded = (
-        list[Row[Any]](),
-        asked.command.casefold(),
-    )  # no database folds every script's letters as Python does
+    chosen = _numbers(database, asked, asked.command.casefold(), limit)
+    parts = (chosen[at : at + _AT_ONCE] for at in range(0, len(chosen), _AT_ONCE))
+    of_part = (select(*_RUN).where(RUN.c.number.in_(part)).order_by(RUN.c.number.desc()) for part in parts)
+    return [row for query in of_part for row in database.execute(query)]
+
+
+def _numbers(database: Connection, asked: Asked, folded: str, limit: int) -> list[int]:
+    """Return the numbers of the runs whose command holds a text: no database folds every script's letters as Python does."""
+    found, holds = list[int](), dict[str, bool]()  # many runs have one command
     while len(found) < limit:
-        page = database.execute(_select(asked).limit(_COMMANDS_AT_ONCE)).all()
-        found += [row for row in page if folded in " ".join(words_of(row.original)).casefold()]
+        query = _select(asked).with_only_columns(RUN.c.number, RUN.c.original).limit(_COMMANDS_AT_ONCE)
+        page = [(number, original) for number, original in database.execute(query)]
+        for number, original in page:
+            if original not in holds:
+                holds[original] = folded in " ".join(words_of(original)).casefold()
+            if holds[original]:
+                found.append(number)
         if len(page) < _COMMANDS_AT_ONCE:
             break
-        asked = replace(asked, before=page[-1].number)
+        asked = replace(asked, before=page[-1][0])
     return found[:limit]
 
 
