@@ -129,6 +129,7 @@ def main() -> int:
     if not command:
         print(__doc__, file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the server goes with us
     with server() as one:
         env = {**os.environ, "OOMGUARD_JOURNAL": one.create("team")}
         return subprocess.run(command, env=env, check=False).returncode
