@@ -51,7 +51,8 @@ def of_inner_runs(argv: tuple[str, ...]) -> Iterator[Path]:
     """Yield the files that the options of runs inside this one name: they write them as we do ours, and repeat nothing by it."""
     for words in options_of_inner_runs(argv):
         for name, value in _values(words):
-            yield from of_journal(Path(value)) if name == "--journal" else (Path(value),)
+            if "://" not in value:  # else it is a database
+                yield from of_journal(Path(value)) if name == "--journal" else (Path(value),)
 
 
 def _values(words: tuple[str, ...]) -> Iterator[tuple[str, str]]:

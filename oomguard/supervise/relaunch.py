@@ -125,6 +125,7 @@ class Supervision:
                 if not self._place(number):
                     break
                 self._attempt(number, signals, folder)
+        self.keeper.finish()
         if ledger.exhausted:
             tell_exhausted(len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0)
         return outcome_of(ledger, signals, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us)
