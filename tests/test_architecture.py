@@ -39,7 +39,7 @@ ROOMS = (
     {"remedy"},
     {"engines"},
     {"diagnosing"},
-    {"budgeting", "comparing"},
+    {"budgeting", "comparing", "fleet"},
     {"placement"},
     {"report"},
     {"rule_testing", "journal"},
@@ -63,6 +63,8 @@ ENGINES = {
     "wrapt",
     "prometheus_client",
     "opentelemetry",
+    "ray",
+    "fsspec",
 }
 
 
