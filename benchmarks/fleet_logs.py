@@ -36,6 +36,8 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     """Yield the environment in which a command joins a cluster of two nodes with a CPU each, all of it on this machine."""
     from ray.cluster_utils import Cluster
 
+    # Ray's workers are nice by 15 unless told: beside other work on the machine they would wait for what the other side does not.
+    os.environ["RAY_worker_niceness"] = str(os.getpriority(os.PRIO_PROCESS, 0))  # noqa: SIM112 - as Ray spells it
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "temp_dir": str(folder)})
     try:
         for _ in range(NODES - 1):
@@ -147,10 +149,10 @@ def measure(fleet: Fleet, rounds: int) -> None:
     print(f"failures made {dict(fleet.kinds)}, found {dict(kinds)}")
     ratio = statistics.median(two / on_ray for two, on_ray in zip(two_s, ray_s, strict=True))
     above = (peak_bytes - idle) / 2**20
+    print(f"one process {one_s:.0f} s, --jobs 2 {min(two_s):.0f} s, two Ray nodes {min(ray_s):.0f} s")
     conclude(
-        f"{fleet.logs:,} logs, {fleet.size_bytes / 1e9:.2f} GB: one process {one_s:.0f} s, --jobs 2 {min(two_s):.0f} s, two Ray nodes {min(ray_s):.0f} s: "
-        f"{ratio:.2f} of --jobs 2 (goal >= {RATIO_GOAL}); JSON {'identical' if same else 'DIFFERS'}; a worker {above:.0f} MiB above an idle one "
-        f"(goal <= {MEMORY_GOAL_MIB})",
+        f"{fleet.logs:,} logs, {fleet.size_bytes / 1e9:.2f} GB: two Ray nodes at {ratio:.2f} of --jobs 2 (goal >= {RATIO_GOAL}); "
+        f"JSON {'identical' if same else 'DIFFERS'}; a worker {above:.0f} MiB above an idle one (goal <= {MEMORY_GOAL_MIB})",
         met=ratio >= RATIO_GOAL and same and above <= MEMORY_GOAL_MIB and kinds == fleet.kinds,
     )
 

@@ -59,7 +59,8 @@ def measure(ray: Any, rounds: int, tasks: int) -> None:
     added_s = ray.get(added.remote())
     share = added_s / min(taken[0])
     conclude(
-        f"the guard adds {1e6 * added_s:.2f} us to an empty task of {1e6 * min(taken[0]):.0f} us: {100 * share:.2f} % (goal <= {100 * GOAL:.0f} %)",
+        f"the guard adds {1e6 * added_s:.2f} us to an empty Ray task of {1e6 * min(taken[0]):.0f} us: "
+        f"{100 * share:.2f} % (goal <= {100 * GOAL:.0f} %)",
         met=share <= GOAL,
     )
 
