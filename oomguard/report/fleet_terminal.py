@@ -47,14 +47,12 @@ def _print_table(console: Console, headings: tuple[str, ...], groups: list[tuple
 
 
 def _print_below(console: Console, headings: tuple[str, ...], groups: list[tuple[str, ...]]) -> None:
-    from rich.padding import Padding
     from rich.text import Text
 
     for count, cause, *rest in groups:
-        console.print(Text(count.replace("\n", " ")).append(f"  {cause.replace(chr(10), ': ')}", style="bold"))
+        console.print(Text(count.replace("\n", " "), style="bold").append(f"  {cause.replace(chr(10), ': ')}"))
         for heading, cell in zip(headings[2:], rest, strict=True):
-            console.print(
-                Padding(
-                    Text(f"{heading}: ", style="dim").append(cell.replace("\n", ", "), style="not dim"), (0, 0, 0, 2)
-                )
-            )
+            first, *others = cell.split("\n")
+            console.print(Text(f"  {heading}: ", style="dim").append(first, style="not dim"), soft_wrap=True)
+            for line in others:
+                console.print(Text(f"    {line}"), soft_wrap=True)
