@@ -38,7 +38,9 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
 
     # Ray's workers are nice by 15 unless told: beside other work on the machine they would wait for what the other side does not.
     os.environ["RAY_worker_niceness"] = str(os.getpriority(os.PRIO_PROCESS, 0))  # noqa: SIM112 - as Ray spells it
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "temp_dir": str(folder)})
+    os.environ["RAY_TMPDIR"] = str(folder)  # another cluster on this machine has files of its own
+    (folder / "ray").mkdir()
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         for _ in range(NODES - 1):
             started.add_node(num_cpus=1)
@@ -131,7 +133,7 @@ def measure(fleet: Fleet, rounds: int) -> None:
     print(f"{fleet.logs:,} logs, {fleet.size_bytes / 1e9:.2f} GB, load {os.getloadavg()[0]:.1f}", flush=True)
     one_s, one = timed(fleet, "--jobs", "1")  # it warms the page cache too
     two_s, ray_s, same, peak_bytes = [], [], True, 0
-    with tempfile.TemporaryDirectory(prefix="og-ray-") as temporary, cluster(Path(temporary)) as environment:
+    with tempfile.TemporaryDirectory(prefix="og-ray-", dir="/tmp") as temporary, cluster(Path(temporary)) as environment:
         idle = idle_bytes(environment)
         for number in range(rounds):
             took, output = timed(fleet, "--jobs", "2")

@@ -108,6 +108,7 @@ def environment(page: Path, folder: Path, *, vllm: bool) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "XDG_STATE_HOME": str(folder / ".state"),
+        "RAY_TMPDIR": "/tmp",  # noqa: S108 - the path of a socket is short
     }
 
 

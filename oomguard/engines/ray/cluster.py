@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +15,8 @@ from oomguard.errors import UsageError
 
 # The folder that this package lies in: workers on this machine, and on those that share it, load the very same files.
 _OWN_FOLDER: Final = Path(__file__).absolute().parents[3]
+_ADDRESS: Final = re.compile(r"(?:ray://)?(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d{1,5})/?")
+_ANSWER_S: Final = 10.0
 _SIDE: Final = r"started with:\s*Ray: (?P<{0}>\S+)\s*Python: (?P<{0}_python>\S+)"
 _VERSIONS: Final = re.compile(f"{_SIDE.format('theirs')}.*?{_SIDE.format('ours')}", re.DOTALL)
 
@@ -36,6 +40,7 @@ def cluster() -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    _require_answer(os.environ.get("RAY_ADDRESS", ""))
     try:
         with contextlib.chdir(_OWN_FOLDER):
             ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
@@ -45,6 +50,17 @@ def cluster() -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Raise UsageError where nothing listens at an address: Ray itself waits for a minute there, and then ends the process."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        return
+    try:
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise _not_joined(OSError(f"{address}: {error.strerror or error}")) from None
 
 
 def cpus(ray: Any) -> int:
