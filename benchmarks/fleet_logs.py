@@ -133,7 +133,10 @@ def measure(fleet: Fleet, rounds: int) -> None:
     print(f"{fleet.logs:,} logs, {fleet.size_bytes / 1e9:.2f} GB, load {os.getloadavg()[0]:.1f}", flush=True)
     one_s, one = timed(fleet, "--jobs", "1")  # it warms the page cache too
     two_s, ray_s, same, peak_bytes = [], [], True, 0
-    with tempfile.TemporaryDirectory(prefix="og-ray-", dir="/tmp") as temporary, cluster(Path(temporary)) as environment:
+    with (
+        tempfile.TemporaryDirectory(prefix="og-ray-", dir="/tmp") as temporary,
+        cluster(Path(temporary)) as environment,
+    ):
         idle = idle_bytes(environment)
         for number in range(rounds):
             took, output = timed(fleet, "--jobs", "2")

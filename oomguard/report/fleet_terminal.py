@@ -50,7 +50,9 @@ def _print_below(console: Console, headings: tuple[str, ...], groups: list[tuple
     from rich.text import Text
 
     for count, cause, *rest in groups:
-        console.print(Text(count.replace("\n", " "), style="bold").append(f"  {cause.replace(chr(10), ': ')}"))
+        number, inputs = count.split("\n")
+        what = "incident" if number == "1" else "incidents"
+        console.print(Text(f"{number} {what} {inputs}", style="bold").append(f"  {cause.replace(chr(10), ': ')}"))
         for heading, cell in zip(headings[2:], rest, strict=True):
             first, *others = cell.split("\n")
             console.print(Text(f"  {heading}: ", style="dim").append(first, style="not dim"), soft_wrap=True)
