@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from oomguard.comparing.comparison import Comparison
     from oomguard.comparing.diff import diff
     from oomguard.diagnosing import diagnose
+    from oomguard.engines.ray.engine_arguments import ray_patched
+    from oomguard.engines.ray.runtime_env import ray_runtime_env
     from oomguard.errors import (
         InputError,
         LaunchError,
@@ -80,6 +82,8 @@ __all__ = [
     "map",
     "place",
     "plan",
+    "ray_patched",
+    "ray_runtime_env",
     "watch",
 ]
 
@@ -89,6 +93,8 @@ _HOMES = {
     "comparing.comparison": ("Comparison",),
     "comparing.diff": ("diff",),
     "diagnosing": ("diagnose",),
+    "engines.ray.engine_arguments": ("ray_patched",),
+    "engines.ray.runtime_env": ("ray_runtime_env",),
     "errors": (
         "InputError",
         "LaunchError",

@@ -224,14 +224,16 @@ def write(block: Block, target: Path) -> None:
 
 def walk(page: Path, folder: Path, *, vllm: bool = False) -> Iterator[tuple[Block, str, list[str], list[str]]]:
     """Run a page's blocks in this folder: block, command, lines shown, lines printed."""
-    env = environment(page, folder, vllm=vllm)
-    prepare(page, folder, env, vllm=vllm)
-    for block in blocks(page.read_text(encoding="utf-8")):
-        if block.file is not None:
-            write(block, folder / block.file)
-        elif block.needs_vllm == vllm:
-            for command, shown in commands(block.text):
-                yield block, command, shown, run(command, folder, env, block.until)
+    # The sockets of a Ray cluster need a short path, and its files go with it.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:
+        env = environment(page, folder, vllm=vllm) | {"RAY_TMPDIR": short}
+        prepare(page, folder, env, vllm=vllm)
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.file is not None:
+                write(block, folder / block.file)
+            elif block.needs_vllm == vllm:
+                for command, shown in commands(block.text):
+                    yield block, command, shown, run(command, folder, env, block.until)
 
 
 def problems(page: Path, folder: Path, *, vllm: bool = False) -> list[str]:

@@ -39,7 +39,7 @@ ROOMS = (
     {"remedy"},
     {"engines"},
     {"diagnosing"},
-    {"budgeting", "comparing"},
+    {"budgeting", "comparing", "fleet"},
     {"placement"},
     {"report"},
     {"rule_testing", "journal"},
@@ -64,6 +64,8 @@ ENGINES = {
     "wrapt",
     "prometheus_client",
     "opentelemetry",
+    "ray",
+    "fsspec",
 }
 
 

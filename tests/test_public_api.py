@@ -20,6 +20,8 @@ HEAVY = (
     "click",
     "regex",
     "cel_expr_python",
+    "ray",
+    "fsspec",
 )
 
 
@@ -64,6 +66,8 @@ def test_the_public_names_are_exactly_these():
         "map",
         "place",
         "plan",
+        "ray_patched",
+        "ray_runtime_env",
         "watch",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import time
 from typing import Any, Final
@@ -56,3 +57,24 @@ class Age(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         if seconds is None or seconds >= time.time():
             self.fail(f"{value!r} is no time before now: write 90m, 12h, 7d, 2w or 1d12h", param, ctx)
         return seconds
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A moment in the past: an age as ``Age`` takes it, or a date or time of ISO 8601; one without a zone is local."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return it in Unix seconds."""
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        try:
+            return datetime.datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError, OSError):
+            pass
+        seconds = None if _NUMBER.fullmatch(text.lower()) else seconds_of(text)
+        now = time.time()
+        if seconds is None or seconds >= now:
+            self.fail(f"{value!r} is no moment: write 24h, 7d, 2026-11-20 or 2026-11-20T14:00", param, ctx)
+        return now - seconds

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from oomguard.cli.rendering import InputRenderer
-from oomguard.errors import InputError
+from oomguard.errors import InputError, UsageError
+from oomguard.fleet.inputs import is_url
 from oomguard.incident import Diagnosis, Incident
 from oomguard.observe.compressed import HEAD_BYTES, format_of
 from oomguard.observe.follow import Change, Event, follow, follow_stream
@@ -154,3 +156,20 @@ class _Reading:
 
 def _identity(incident: Incident) -> tuple[object, ...]:
     return incident.kind, incident.start, incident.location.line, incident.location.byte, incident.location.process
+
+
+def check_follow(paths: Sequence[str], form: str, *, summary: bool, on: str) -> None:
+    """Raise UsageError for what cannot be followed: several logs, a folder, an object elsewhere, a form that has to end."""
+    if len(paths) > 1:
+        raise UsageError(f"--follow reads one log, not {len(paths)}", hint="start one oomguard for each log")
+    if form == "html":
+        raise UsageError("--follow cannot write a page: it has no end", hint="--format json, markdown or terminal")
+    if summary or on != "local":
+        other = "--summary" if summary else f"--engine {on}"
+        raise UsageError(f"--follow cannot go with {other}: what is followed has no end", hint="leave out one of them")
+    if is_url(paths[0]):
+        raise UsageError(
+            f"{shown(paths[0])}: an object does not grow, so it cannot be followed", hint="leave out --follow"
+        )
+    if paths[0] != "-" and os.path.isdir(paths[0]):  # noqa: PTH112 - takes any name, also one with a null byte
+        raise UsageError(f"{shown(paths[0])}: a folder cannot be followed", hint="name the log in it")

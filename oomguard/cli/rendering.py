@@ -8,7 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from oomguard.assignments import parse_assignment
 from oomguard.cli.options import read_policy, read_rules
@@ -18,6 +18,8 @@ from oomguard.observe.source import damage_of, open_log, open_standard_input, sh
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from oomguard.fleet.finding import Finding
 
 _MAIN: Final = re.compile(r"<main[^>]*>\n?(.*)</main>", re.DOTALL)
 
@@ -69,7 +71,8 @@ class _Text(io.StringIO):
 class Work:
     """What the command line asks for, as plain values that can be sent to any process.
 
-    ``in_folders`` are the inputs that the user did not name: they were met in a folder.
+    ``in_folders`` are the inputs that the user did not name: they were met in a folder. ``summary`` asks for the incidents of each
+    input as plain values, not for its text.
     """
 
     form: str
@@ -85,16 +88,18 @@ class Work:
     quiet: bool = False
     verbose: bool = False
     in_folders: frozenset[str] = frozenset()
+    summary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedInput:
-    """One input, rendered: its text, whether it holds an out-of-memory, and what went wrong while reading it."""
+    """One input, rendered: its text or what a summary takes of it, whether it holds an out-of-memory, what went wrong while reading it."""
 
     text: str = ""
     found: bool = False
     error: str = ""
     hint: str | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 class InputRenderer:
@@ -118,15 +123,18 @@ class InputRenderer:
 
             find_model(work.model)  # raised now, not once for every log
 
-    def diagnose(self, path: str, on_read: Callable[[int], None] | None = None) -> RenderedInput:
+    def diagnose(
+        self, path: str, on_read: Callable[[int], None] | None = None, *, is_named: bool | None = None
+    ) -> RenderedInput:
         """Diagnose one input and render it; an input that cannot be read is told in the result, not raised.
 
-        ``on_read`` is called with the number of bytes that each read took.
+        ``on_read`` is called with the number of bytes that each read took. ``is_named`` says that the user named it; None: as the
+        work tells.
         """
         from oomguard.diagnosing import PASSED_OVER, diagnose_stream
 
         try:
-            with contextlib.closing(open_standard_input(on_read) if path == "-" else open_log(path, on_read)) as stream:
+            with contextlib.closing(_opened(path, on_read)) as stream:
                 diagnosis = diagnose_stream(
                     stream,
                     path,
@@ -135,11 +143,17 @@ class InputRenderer:
                     given=self.facts,
                     settings=self.settings,
                     model=self.work.model,
-                    is_named=path not in self.work.in_folders,
+                    is_named=path not in self.work.in_folders if is_named is None else is_named,
                 )
                 damage = damage_of(stream)
             if damage is not None:
                 diagnosis = replace(diagnosis, notes=(*diagnosis.notes, damage))
+            if self.work.summary:
+                return RenderedInput(
+                    found=diagnosis.verdict == "oom",
+                    error="" if damage is None else f"{shown(path)}: {damage}",
+                    findings=_findings(diagnosis),
+                )
             is_told = self.work.form == "json" or self.work.verbose or PASSED_OVER not in diagnosis.notes
             text = self.render(diagnosis) if is_told else ""
         except InputError as error:
@@ -155,7 +169,7 @@ class InputRenderer:
         """Return the diagnosis in the form asked for; nothing for a clean input under --quiet, except in JSON."""
         if self.work.quiet and self.work.form != "json" and not diagnosis.incidents:
             return ""
-        with contextlib.nullcontext() if self.work.masked else _unmasked():
+        with unmasked_if(not self.work.masked):
             return self._render(diagnosis)
 
     def _render(self, diagnosis: Diagnosis) -> str:
@@ -171,20 +185,52 @@ class InputRenderer:
             from oomguard.report.html import to_html
 
             return to_html(diagnosis)
+        screen = self.work.screen or Screen(80, terminal=False, colors=None, no_color=True, encoding="utf-8")
+        return text_of(screen, lambda console: self._print(console, diagnosis))
+
+    def _print(self, console: Console, diagnosis: Diagnosis) -> None:
         from oomguard.report.terminal import print_diagnosis
 
-        screen = self.work.screen or Screen(80, terminal=False, colors=None, no_color=True, encoding="utf-8")
-        file = _Text(screen.encoding)
-        console = screen.console(file)
         print_diagnosis(console, diagnosis)
         if self.work.verbose:
             for incident in diagnosis.incidents:
                 for line in details(incident):
                     console.print(line, markup=False, highlight=False, soft_wrap=True)
-        return file.getvalue()
 
 
-def _unmasked() -> contextlib.AbstractContextManager[None]:
+def text_of(screen: Screen, show: Callable[[Console], None]) -> str:
+    """Return what ``show`` prints to a console of that screen."""
+    file = _Text(screen.encoding)
+    show(screen.console(file))
+    return file.getvalue()
+
+
+def _opened(path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
+    if path == "-":
+        return open_standard_input(on_read)
+    if "://" in path:
+        from oomguard.fleet.inputs import is_url
+
+        if is_url(path):
+            from oomguard.fleet.remote import open_object
+
+            return open_object(path, on_read)
+    return open_log(path, on_read)
+
+
+def _findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
+    """Return what a summary takes of one input."""
+    if not diagnosis.incidents:
+        return ()
+    from oomguard.fleet.finding import findings_of, modified_at
+
+    return findings_of(diagnosis, modified_at(diagnosis.source))
+
+
+def unmasked_if(asked: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which secrets, prompts and home folders are shown, where that is asked for."""
+    if not asked:
+        return contextlib.nullcontext()
     from oomguard.report.mask import unmasked
 
     return unmasked()

@@ -18,6 +18,7 @@ from typing import Final
 
 from oomguard import clean_start
 from oomguard.cli.rendering import InputRenderer, RenderedInput, Work
+from oomguard.fleet.inputs import is_url
 from oomguard.observe.source import shown
 
 # Finished results that wait for an earlier input are kept: this many at most.
@@ -43,7 +44,9 @@ def automatic_jobs(sizes: Mapping[str, int]) -> int:
 
 
 def is_portable(path: str) -> bool:
-    """Whether another process reads the same bytes there: a regular file, and no name for a descriptor of our own."""
+    """Whether another process reads the same bytes there: a regular file, an object elsewhere, no name for a descriptor of our own."""
+    if is_url(path):
+        return True
     return Path(path).is_file() and not os.path.abspath(path).startswith(("/dev/", "/proc/"))  # noqa: PTH100 - no links
 
 

@@ -11,7 +11,7 @@ from typing import cast
 
 from oomguard.engines import no_insight
 from oomguard.engines.command import Launch
-from oomguard.engines.protocol import Handler, Insight, Launcher, SeenCallHandler
+from oomguard.engines.protocol import Handler, Insight, Launcher, SeenCallHandler, Shelf
 from oomguard.engines.watched_start import StartHandler
 
 
@@ -73,3 +73,20 @@ def launcher_of(launch: Launch) -> Launcher:
     own = (engine for engine in launchers() if engine.is_own_command(launch.argv))
     into_programs = (engine for engine in launchers() if engine.reaches_scripts())
     return next(own, None) or next(into_programs)
+
+
+def shelf() -> Shelf | None:
+    """Return where this process and others of its job leave texts for each other.
+
+    None where no engine that has a module ``shelf`` has one here.
+    """
+    return next((found for module in _modules("shelf") if (found := module.shelf()) is not None), None)
+
+
+def guarded_remotely(function: object, decorate: Callable[..., object]) -> object | None:
+    """Return what is called elsewhere (a remote function, a class of actors) with its code under ``decorate``.
+
+    None where it is no such thing of an engine that has a module ``remote_calls``.
+    """
+    found = (module.guarded(function, decorate) for module in _modules("remote_calls"))
+    return next((made for made in found if made is not None), None)

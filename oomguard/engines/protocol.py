@@ -294,3 +294,13 @@ SeenCallHandler = Callable[
     ],
     Any,
 ]
+
+
+class Shelf(Protocol):
+    """Where the processes of one job leave short texts for each other."""
+
+    def read(self, name: str) -> str | None:
+        """Return the text of this name, None where there is none."""
+
+    def write(self, name: str, text: str) -> None:
+        """Leave a text under this name, in the place of an earlier one."""

@@ -8,13 +8,16 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from oomguard.engines.known import guarded_remotely
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.errors import SettingError, UsageError
+
+# The modules, not what is in them: a decorated function that is sent to another process (Ray's, by cloudpickle) finds them there.
+from oomguard.guarding import observing as told
+from oomguard.guarding import watching as state
 from oomguard.guarding.failure import run_guarded
 from oomguard.guarding.function_call import RowsCall
 from oomguard.guarding.in_parts import in_parts
-from oomguard.guarding.observing import ToldCall, looking_on, observing
-from oomguard.guarding.watching import entered, in_force, inside_call, watch, watching
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.switch import disabled
@@ -26,7 +29,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def decorate(made: Guard, function: F) -> F:
-    """Return the function under a guard of ``made``'s policy; raises UsageError for what is no function."""
+    """Return the function under a guard of ``made``'s policy; raises UsageError for what is no function.
+
+    Of what is called elsewhere (Ray's remote functions, classes of actors) the code is guarded, where it runs.
+    """
+    if not isinstance(function, (types.FunctionType, types.MethodType, type)):
+        remote = guarded_remotely(function, functools.partial(_of_remote, made))
+        if remote is not None:
+            return cast("F", remote)
     if isinstance(function, type) or not callable(function):
         what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
         hint = "guard a function or a method, or a block: with oomguard.guard(): ..."
@@ -37,12 +47,20 @@ def decorate(made: Guard, function: F) -> F:
     return decorated
 
 
+def _of_remote(made: Guard, function: F, *, is_method: bool = False) -> F:
+    """Return the code of what is called elsewhere, guarded; a method without the arguments to split is guarded as it is."""
+    is_whole = is_method and (
+        is_special(function) or not set(made.batch) <= set(inspect.signature(function).parameters)
+    )
+    return decorate(made.for_function(batch=()) if is_whole else made, function)
+
+
 def _as_watched(function: F) -> F:
     """Return an engine's method that was taken from its object before it was watched (``guard(model.generate)``) as it is now."""
     if not isinstance(function, types.MethodType):
         return function
-    if not watching:
-        watch()
+    if not state.watching:
+        state.watch()
     now = getattr(function.__self__, function.__name__, function)
     return cast("F", now) if getattr(now, "__wrapped__", None) == function else function
 
@@ -68,20 +86,20 @@ def _guarding(current: Guard, function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not watching:
-            watch()
+        if not state.watching:
+            state.watch()
         if current.recording is not None:
             current.begin_recording()
-        token = entered.set((*entered.get(), current))
-        in_force.append(None)
+        token = state.entered.set((*state.entered.get(), current))
+        state.in_force.append(None)
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             current.explain(error)
             raise
         finally:
-            in_force.pop()
-            entered.reset(token)
+            state.in_force.pop()
+            state.entered.reset(token)
 
     return cast("F", call)
 
@@ -91,12 +109,12 @@ def _splitting(current: Guard, function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if observing and looking_on():
-            with ToldCall(function.__qualname__, "", lambda: _size(current, function, args, kwargs)):
+        if told.observing and told.looking_on():
+            with told.ToldCall(function.__qualname__, "", lambda: _size(current, function, args, kwargs)):
                 return call(*args, **kwargs)
         if current.recording is not None:
             current.begin_recording()
-        token = inside_call.set(True)
+        token = state.inside_call.set(True)
         try:
             if current.known and not disabled():
                 result, error = _in_parts(current, function, args, kwargs)
@@ -105,7 +123,7 @@ def _splitting(current: Guard, function: F) -> F:
                 if error is not None and may_be_oom(error) and not disabled():
                     result, error = _in_parts(current, function, args, kwargs, error)
         finally:
-            inside_call.reset(token)
+            state.inside_call.reset(token)
         try:
             if error is not None:
                 current.explain(error)

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar, overload
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
+from oomguard.guarding import sent
 from oomguard.guarding.decorating import decorate
 from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.observing import attempted
@@ -69,6 +70,7 @@ class Guard:
         self.recording = None if snapshot is None else Recording(snapshot)
         self._on_incident, self._on_patch = on_incident, on_patch
         self._function: Any = None
+        self._name = ""
         self._lock = threading.Lock()
 
     def __enter__(self) -> Guard:
@@ -107,46 +109,32 @@ class Guard:
 
     def explain(self, error: BaseException) -> None:
         """Add the diagnosis to an exception that leaves the guard, once, and only where it is a memory failure."""
-        if getattr(error, "__oomguard__", False) or not may_be_oom(error) or disabled():
+        if "__oomguard__" in vars(error) or not may_be_oom(error) or disabled():
             return
         self.failing(error)
         try:
-            # Here: a guard that sees no failure does not wait for what explains one.
-            from oomguard.diagnosing import assess_all, default_rules
-            from oomguard.guarding.failure import add_note, annotate, scan_error
-            from oomguard.guarding.seen_call import seen_call
-            from oomguard.guarding.unwatched import unwatched
+            from oomguard.guarding.explained import explained  # a guard that sees no failure does not wait for it
 
-            scanned = scan_error(error)
-            if scanned.first_cause is None:
-                from oomguard.guarding.refused import explain_refusal
-
-                if explain_refusal(error, self.attempts if self._function is None else self._function.attempts):
-                    return
-                scanned = scan_error(error, new_wordings=True)
-            if scanned.first_cause is None:
-                return
-            diagnosis = assess_all(scanned, default_rules(), self.policy, given=seen_call(error))
+            diagnosis = explained(
+                error, self.policy, self.attempts if self._function is None else self._function.attempts
+            )
         except Exception:
             logger = get_plain_logger()
             logger.exception("the diagnosis failed")
             return
-        if diagnosis.first_cause is not None:
+        if diagnosis is not None:
             self._keep(diagnosis)
-            annotate(error, diagnosis.first_cause)
-            if "not run in parts" not in "".join(error.__notes__) and (note := unwatched(error)) is not None:
-                add_note(error, note)
 
     @property
     def snapshot(self) -> Path | None:
         """The file of the memory snapshot that was taken in this process; None: none was."""
         return None if self.recording is None else self.recording.taken
 
-    def for_function(self) -> Guard:
-        """Return a guard of the same policy for all calls of one decorated function."""
+    def for_function(self, batch: tuple[str, ...] | None = None) -> Guard:
+        """Return a guard of the same policy for all calls of one decorated function; ``batch`` None: split as this one says."""
         return Guard(
             self.policy,
-            batch=self.batch,
+            batch=self.batch if batch is None else batch,
             restart=self.restart,
             start_within_s=self.start_within_s,
             snapshot=None if self.recording is None else self.recording.path,
@@ -163,9 +151,15 @@ class Guard:
         """Take the memory snapshot, where one is asked for."""
         take_at(error, self.recording)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return sent.state_of(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        sent.restore(self, state)
+
     def shows_on(self, function: Any) -> None:
         """Show on a decorated function what happened in its calls, as ``attempts`` and ``diagnosis``."""
-        self._function = function
+        self._function, self._name = function, f"{function.__module__}.{function.__qualname__}"
         function.attempts, function.diagnosis = (), None
 
     def _keep(self, diagnosis: Diagnosis) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ _MOST_GROWTH: Final = 8
 _CHUNKED_FROM: Final = 2
 # Where nothing measures memory: calls in a row that fitted, after which twice as many rows are tried.
 _FIRST_PATIENCE_CALLS: Final = 8
+# Rows of: kind of call, model, rows, tokens, bytes of a row, what is done another way.
+Learned = Sequence[Sequence[Any]]
 
 
 @dataclass(slots=True)
@@ -33,14 +35,33 @@ class _Known:
 
 
 class KnownSizes:
-    """What calls of one kind on one model ran with; empty until one of them ran out of memory and was split."""
+    """What calls of one kind on one model ran with; empty until one of them ran out of memory and was split.
+
+    What one process learned can be told to another (``learned``, ``take``): there a model is known by its class and name.
+    """
 
     def __init__(self) -> None:
         self._by_call: dict[tuple[str, int], _Known] = {}
+        self._taken: dict[tuple[str, str], _Known] = {}
         self._lock = threading.Lock()
+        self.on_learned: Callable[[Learned], object] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._by_call)
+        return bool(self._by_call or self._taken)
+
+    def learned(self) -> Learned:
+        """Return what is known of calls that another process can tell again, as plain values."""
+        found = [(key[0], _words(one.model and one.model()), one) for key, one in self._by_call.items()]
+        found += [(call, model, one) for (call, model), one in self._taken.items()]
+        rows = {(call, model): one for call, model, one in reversed(found) if model is not None}
+        return [
+            [call, model, one.rows, one.tokens, one.row_bytes, dict(one.varied)] for (call, model), one in rows.items()
+        ]
+
+    def take(self, learned: Learned) -> None:
+        """Begin with what another process learned; what this one has learned itself comes first."""
+        for call, model, rows, tokens, row_bytes, varied in learned:
+            self._taken[call, model] = _Known(rows, tokens, row_bytes, None, varied=varied)
 
     def begin(self, call: WatchedCall, free_bytes: int | None) -> int:
         """Return how many rows of a call to begin with: all of them unless an earlier call tells of fewer.
@@ -84,6 +105,20 @@ class KnownSizes:
         known = self._known(call)
         if known is None and not after_failure:
             return
+        self._keep(call, known, rows, row_bytes, after_failure=after_failure, varied=varied)
+        if after_failure and self.on_learned is not None:
+            self.on_learned(self.learned())
+
+    def _keep(
+        self,
+        call: WatchedCall,
+        known: _Known | None,
+        rows: int,
+        row_bytes: float | None,
+        *,
+        after_failure: bool,
+        varied: Mapping[str, FactValue],
+    ) -> None:
         with self._lock:
             if known is None or after_failure:
                 again = (
@@ -103,16 +138,30 @@ class KnownSizes:
         """Forget what is known of such calls: a part of one could not be run or joined after all."""
         with self._lock:
             self._by_call.pop(_key(call), None)
+            self._taken.pop((type(call).__name__, _words(call.model) or ""), None)
 
     def _known(self, call: WatchedCall) -> _Known | None:
         known = self._by_call.get(_key(call))
-        if known is None or (known.model is not None and known.model() is not call.model):
+        if known is not None and (known.model is None or known.model() is call.model):
+            return known
+        if not self._taken or (model := _words(call.model)) is None:
             return None
-        return known
+        return self._taken.get((type(call).__name__, model))
 
 
 def _key(call: WatchedCall) -> tuple[str, int]:
     return type(call).__name__, id(call.model)
+
+
+def _words(model: Any) -> str | None:
+    """Return by what another process knows a model too: its class and the name that it was loaded by.
+
+    "" stands for no model; None where the model has no name.
+    """
+    if model is None:
+        return ""
+    name = getattr(getattr(model, "config", None), "_name_or_path", None)
+    return f"{type(model).__name__} {name}" if isinstance(name, str) and name else None
 
 
 def _tokens(call: WatchedCall) -> int | None:

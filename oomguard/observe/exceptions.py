@@ -10,8 +10,9 @@ from oomguard.observe.source import Line
 
 # A memory failure is one of these or a subclass; a KeyError that quotes such a message is a KeyError.
 _CARRIERS = (RuntimeError, MemoryError, ValueError)
-# What vLLM raises in place of what its core died of; its classes differ by version.
-_CARRIERS_BY_NAME = frozenset({"EngineDeadError"})
+# What stands in place of a failure elsewhere: vLLM's for what its core died of (its classes differ by version); Ray's for a worker
+# that its memory monitor killed, that the kernel killed, and for an actor that failed while it was made.
+_CARRIERS_BY_NAME = frozenset({"EngineDeadError", "OutOfMemoryError", "WorkerCrashedError", "ActorDiedError"})
 _MAX_LINKS = 100
 MAX_FRAMES = 60
 
@@ -25,8 +26,22 @@ def _carries(link: BaseException) -> bool:
     return isinstance(link, _CARRIERS) or type(link).__name__ in _CARRIERS_BY_NAME
 
 
+def _wrapped(link: BaseException) -> BaseException | None:
+    """Return the exception of another process that this one brings (Ray's ``cause``), unless its own text has that one's words too.
+
+    The text has the other process's traceback, which an exception that was sent does not.
+    """
+    cause = vars(link).get("cause")
+    if not isinstance(cause, BaseException) or (_carries(link) and _message(cause) in _message(link)):
+        return None
+    return cause
+
+
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception and what it was raised from, latest first, as a traceback shows them, groups included."""
+    """Yield the exception and what it was raised from, latest first, as a traceback shows them, groups included.
+
+    What another process raised counts as that from which the exception that brings it was raised.
+    """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting and len(seen) < _MAX_LINKS:
@@ -37,6 +52,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         yield link
         if isinstance(link, BaseExceptionGroup):
             waiting += reversed(link.exceptions)
+        waiting.append(_wrapped(link))
         waiting.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
 
 

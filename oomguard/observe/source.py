@@ -124,7 +124,7 @@ def open_log(path: str, on_read: Callable[[int], None] | None = None) -> IO[byte
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{shown(path)}: {reason}", hint="give the path of a log, or - for standard input") from None
-    return _unpacked(raw, path, on_read)
+    return unpacked(raw, path, on_read)
 
 
 def open_standard_input(on_read: Callable[[int], None] | None = None) -> IO[bytes]:
@@ -132,7 +132,7 @@ def open_standard_input(on_read: Callable[[int], None] | None = None) -> IO[byte
 
     ``on_read`` as in ``open_log``.
     """
-    return _unpacked(raw_standard_input(), "-", on_read)
+    return unpacked(raw_standard_input(), "-", on_read)
 
 
 def raw_standard_input() -> io.FileIO:
@@ -177,7 +177,7 @@ def _check_kind(mode: int, device: int, path: str) -> None:
         raise InputError(f"{shown(path)}: is a device, not a log", hint="give the path of a log")
 
 
-def _unpacked(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
+def unpacked(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
     """Return the stream, unpacked if its first bytes tell a compressed format; they are given back."""
     try:
         start = raw.tell() if raw.seekable() else None

@@ -8,25 +8,13 @@ from typing import Final
 
 from oomguard.past_runs import RESULTS, PastRun
 from oomguard.report.history_picture import history_picture
-from oomguard.report.history_rows import Rows, change_rows, command_rows, prediction_rows, run_rows
-from oomguard.report.html_parts import element, escaped
-from oomguard.report.html_style import DARK, PAGE_STYLE, STYLE
+from oomguard.report.history_rows import change_rows, command_rows, prediction_rows, run_rows
+from oomguard.report.html_parts import element
+from oomguard.report.html_table import MOST_ROWS, headed, html_table, table_page
 from oomguard.report.picture_svg import svg
 from oomguard.report.presentable import drawn
 
-MOST_ROWS: Final = 200
-_STYLE: Final = """
-main{max-width:64rem}
-.oomguard .timeline{width:100%;min-width:44rem;height:auto}
-.oomguard h2.headline{margin-top:2rem}
-.oomguard table{width:100%}
-.oomguard th{white-space:nowrap;overflow-wrap:normal}
-.oomguard th,.oomguard td{border-bottom:1px solid var(--line);padding:.35rem 1rem .35rem 0}
-.oomguard td{overflow-wrap:normal;font-variant-numeric:tabular-nums}
-.oomguard .command{min-width:16rem;overflow-wrap:anywhere;font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.9em}
-.oomguard .short{white-space:pre}
-"""
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+_OTHERS: Final = "oomguard history --format json --limit 0"
 
 
 def page(runs: Sequence[PastRun], *, nothing: str) -> str:
@@ -37,13 +25,7 @@ def page(runs: Sequence[PastRun], *, nothing: str) -> str:
         nothing: the sentence of a page without runs.
     """
     title = f"oomguard history: {_counts(runs)}" if runs else "oomguard history"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<title>{escaped(title)}</title>\n'
-        f"<style>{STYLE}{DARK}{PAGE_STYLE}{_STYLE}</style>\n</head>\n"
-        f'<body>\n<main class="oomguard">\n{element("h1", title)}{_parts(runs, nothing)}</main>\n</body>\n</html>\n'
-    )
+    return table_page(title, _parts(runs, nothing))
 
 
 def _counts(runs: Sequence[PastRun]) -> str:
@@ -55,33 +37,17 @@ def _counts(runs: Sequence[PastRun]) -> str:
 def _parts(runs: Sequence[PastRun], nothing: str) -> str:
     if not runs:
         return element("p", drawn(nothing))
-    parts = [_headed("Incidents over time", f'<div class="wide">\n{svg(history_picture(runs))}</div>\n')]
-    parts.append(_headed("By command", _table(command_rows(runs), wide={0})))
+    parts = [headed("Incidents over time", f'<div class="wide">\n{svg(history_picture(runs))}</div>\n')]
+    parts.append(headed("By command", html_table(command_rows(runs), _OTHERS, wide={0})))
     changes = change_rows(runs)
     if len(changes) > 1:
-        parts.append(_headed("What was changed", _table(changes)))
+        parts.append(headed("What was changed", html_table(changes, _OTHERS)))
     predictions, sentence = prediction_rows(runs, most=MOST_ROWS)
     if len(predictions) > 1 or sentence:
         told = element("p", sentence) if sentence else ""
-        table = _table(predictions) if len(predictions) > 1 else ""
-        parts.append(_headed("Predicted beside measured", told + table))
-    parts.append(_headed("Runs", _table(run_rows(runs[:MOST_ROWS]), wide={3, 4}, left_out=len(runs) - MOST_ROWS)))
-    return "".join(parts)
-
-
-def _headed(title: str, inside: str) -> str:
-    return f"{element('h2', title, 'headline')}{inside}"
-
-
-def _table(rows: Rows, *, wide: set[int] | None = None, left_out: int = 0) -> str:
-    """Return a table, its first rows where there are very many; the columns ``wide`` hold long texts."""
-    head = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in rows[0])
-    names = ["command" if i in (wide or ()) else "short" for i in range(len(rows[0]))]
-    lines = (
-        "".join(f'<td class="{name}">{escaped(cell)}</td>' for name, cell in zip(names, row, strict=True))
-        for row in rows[1 : MOST_ROWS + 1]
+        table = html_table(predictions, _OTHERS) if len(predictions) > 1 else ""
+        parts.append(headed("Predicted beside measured", told + table))
+    parts.append(
+        headed("Runs", html_table(run_rows(runs[:MOST_ROWS]), _OTHERS, wide={3, 4}, left_out=len(runs) - MOST_ROWS))
     )
-    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    left_out = max(left_out, len(rows) - 1 - MOST_ROWS)
-    more = element("p", f"{left_out:,} more: oomguard history --format json --limit 0", "dim") if left_out > 0 else ""
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n{more}'
+    return "".join(parts)

@@ -150,3 +150,10 @@ def places() -> None:
         oomguard.place({"serve": 400})
     except oomguard.PlacementError as error:
         print(error.hint, error.is_for_now)
+
+
+def on_ray() -> None:
+    diagnosis = oomguard.diagnose("log")
+    arguments: dict[str, int] = oomguard.ray_patched({"max_model_len": 8}, diagnosis, engine_version="0.11.0")
+    environment = oomguard.ray_runtime_env({"max_num_seqs": 8}, base={"pip": ["x"]}, ship=False)
+    print(arguments, environment["env_vars"])

@@ -1,0 +1,44 @@
+"""Remote functions and classes of actors that are guarded after Ray made them: the code within is guarded, and Ray makes them anew."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def guarded(function: object, decorate: Callable[..., Any]) -> Any | None:
+    """Return a remote function or a class of actors with its code under ``decorate``; None for anything else.
+
+    Args:
+        function: what is to be guarded.
+        decorate: guards one function; ``is_method`` says that it is one of several, of which not all need to be split.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None:
+        return None
+    if isinstance(function, ray.remote_function.RemoteFunction):
+        return _again(ray, decorate(function._function), function._default_options)
+    if isinstance(function, ray.actor.ActorClass):
+        plain = function.__ray_metadata__.modified_class.__ray_actor_class__
+        return _again(ray, _guarded_class(plain, decorate), function._default_options)
+    return None
+
+
+def _again(ray: Any, code: Any, options: dict[str, Any]) -> Any:
+    """Return the code as Ray's, with the options that it had; those that Ray set by itself it sets again."""
+    chosen = {name: value for name, value in options.items() if not name.startswith("_")}
+    return ray.remote(**chosen)(code) if chosen else ray.remote(code)
+
+
+def _guarded_class(plain: type, decorate: Callable[..., Any]) -> type:
+    """Return a class in the place of ``plain`` whose own methods are guarded, ``__init__`` too: there engines are started."""
+    methods = {
+        name: decorate(value, is_method=True)
+        for owner in reversed(plain.__mro__[:-1])
+        for name, value in vars(owner).items()
+        if inspect.isfunction(value) and (not name.startswith("_") or name in ("__init__", "__call__"))
+    }
+    about = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+    return type(plain.__name__, (plain,), {**methods, **about})

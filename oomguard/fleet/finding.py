@@ -1,0 +1,144 @@
+"""One incident of one input as the summary of many counts it: cause, model, setting, version, when, where, and what would have fixed it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, Literal
+
+from oomguard.errors import InputError
+from oomguard.facts import FactValue
+from oomguard.fleet.inputs import is_url
+from oomguard.fleet.layouts import Writer, writer_of
+from oomguard.fleet.moments import last_moment, moment_of
+from oomguard.incident import Diagnosis, Incident, Patch
+from oomguard.observe.compressed import HEAD_BYTES, format_of
+from oomguard.records import Record
+
+# A stamped line stands within so many bytes before a failure; a traceback's own lines have no stamp.
+_BEFORE_BYTES: Final = 64 << 10
+Clock = Literal["line", "file"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Change(Record):
+    """One setting of a patch: what it was, what it has to be, and how the engine is told."""
+
+    setting: str
+    old: FactValue | None
+    new: FactValue
+    as_flag: str | None
+    effect: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Finding(Record):
+    """One incident of one input.
+
+    ``at`` is when it was printed, in Unix seconds, by the clock that stamped it: ``clock`` tells the line's from the file's last change.
+    ``changes`` are the patches that would have been applied first, together; empty: none could be solved.
+    """
+
+    source: str
+    line: int | None
+    process: str | None
+    writer: Writer
+    kind: str
+    is_oom: bool
+    cause: str
+    title: str
+    framework: str
+    version: str | None
+    model: str | None
+    at: float | None
+    clock: Clock | None
+    changes: tuple[Change, ...]
+
+
+def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[Finding, ...]:
+    """Return what the incidents of one input are in a summary; ``modified_at`` is when the input was last written."""
+    if not diagnosis.incidents:
+        return ()
+    writer = writer_of(diagnosis.source)
+    return tuple(_finding(diagnosis.source, writer, incident, modified_at) for incident in diagnosis.incidents)
+
+
+def modified_at(source: str) -> float | None:
+    """Return when an input was last written, in Unix seconds; None where nothing tells."""
+    if is_url(source):
+        from oomguard.fleet.remote import modified_at as object_modified_at
+
+        return object_modified_at(source)
+    try:
+        return Path(source).stat().st_mtime if source != "-" else None
+    except (OSError, ValueError):
+        return None
+
+
+def _finding(source: str, writer: Writer, incident: Incident, modified_at: float | None) -> Finding:
+    at = _printed_at(source, incident, modified_at)
+    clock: Clock | None = "line" if at is not None else "file" if modified_at is not None else None
+    cause = incident.causes[0] if incident.causes else None
+    model = incident.facts.get("model")
+    return Finding(
+        source,
+        incident.location.line,
+        incident.location.process,
+        writer,
+        incident.kind,
+        incident.is_oom,
+        cause.id if cause else "unknown",
+        cause.title if cause else "",
+        incident.framework,
+        incident.framework_version,
+        str(model.value) if model else None,
+        modified_at if at is None else at,
+        clock,
+        tuple(_change(patch) for patch in _first_patches(incident)),
+    )
+
+
+def _first_patches(incident: Incident) -> tuple[Patch, ...]:
+    """Return the first patch of the plan whose value is solved, whoever may permit it, with those that belong with it."""
+    for patch in incident.plan:
+        group = [other for other in incident.plan if other is patch or (patch.group and other.group == patch.group)]
+        if all(other.new is not None for other in group):
+            return tuple(group)
+    return ()
+
+
+def _change(patch: Patch) -> Change:
+    assert patch.new is not None  # noqa: S101 - only solved ones are taken
+    return Change(patch.setting, patch.old, patch.new, patch.as_flag, str(patch.effect))
+
+
+def _printed_at(source: str, incident: Incident, modified_at: float | None) -> float | None:
+    for evidence in (*incident.evidence, *(line for cause in incident.causes for line in cause.evidence)):
+        if evidence.line is not None and (at := moment_of(evidence.text, modified_at)) is not None:
+            return at
+    if incident.location.byte is None or source in ("", "-"):
+        return None
+    with contextlib.suppress(OSError, ValueError, InputError):
+        return last_moment(_lines_before(source, incident.location.byte), modified_at)
+    return None
+
+
+def _lines_before(source: str, byte: int) -> Iterator[str]:
+    """Yield the lines just before a byte of a log that is not packed; of a packed one its bytes lie elsewhere."""
+    with contextlib.closing(_opened(source)) as stream:
+        if format_of(stream.read(HEAD_BYTES)) is not None:
+            return
+        start = max(0, byte - _BEFORE_BYTES)
+        stream.seek(start)
+        text = stream.read(byte - start).decode("utf-8", "replace")
+    yield from text.split("\n")
+
+
+def _opened(source: str) -> IO[bytes]:
+    if is_url(source):
+        from oomguard.fleet.remote import open_object
+
+        return open_object(source)
+    return Path(source).open("rb")

@@ -1,0 +1,114 @@
+"""The inputs that paths name: a file, a folder, a pattern, an object behind a URL; in the order of the paths, of each sorted."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from oomguard.errors import InputError
+from oomguard.observe.source import shown
+
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input as it is named to the user; ``is_named`` says that the user named it rather than a folder or pattern around it.
+
+    ``size_bytes`` and ``modified_at`` (Unix seconds) are None where nothing tells them: standard input, a pipe.
+    """
+
+    path: str
+    is_named: bool
+    size_bytes: int | None = None
+    modified_at: float | None = None
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What was found: the inputs, an error for each path that names none, and the folders without a file."""
+
+    found: list[Input] = field(default_factory=list)
+    errors: list[InputError] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path is that of an object elsewhere (``s3://bucket/logs``); a local file of that name comes first."""
+    return _URL.match(path) is not None and not os.path.lexists(path)
+
+
+def find_inputs(paths: Iterable[str]) -> Inputs:
+    """Return the inputs of all paths.
+
+    A folder means the files in it, and below it those of a known layout (``layouts.toml``: a node's pods, a Ray session). A pattern
+    (``*``, ``?``, ``[…]``, ``**``) counts where no file has that name.
+    """
+    inputs = Inputs()
+    for path in paths:
+        try:
+            before = len(inputs.found)
+            inputs.found += _at(path)
+            if len(inputs.found) == before:
+                inputs.empty.append(path)
+        except InputError as error:
+            inputs.errors.append(error)
+        except OSError as error:
+            inputs.errors.append(InputError(f"{shown(path)}: {error.strerror}"))
+        except ValueError:  # a null byte in the name, which reading it reports
+            inputs.found.append(Input(path, is_named=True))
+    return inputs
+
+
+def _at(path: str) -> Iterator[Input]:
+    if path == "-":
+        yield Input(path, is_named=True)
+    elif is_url(path):
+        from oomguard.fleet.remote import find_objects
+
+        yield from find_objects(path)
+    elif Path(path).is_dir():
+        yield from (_local(found, is_named=False) for found in _files_in(Path(path)))
+    elif glob.has_magic(path) and not os.path.lexists(path):
+        matched = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - the pattern is a whole path, of this folder or of the root
+        files = [name for name in matched if os.path.isfile(name)]  # noqa: PTH113 - as it was matched: ./a stays ./a
+        if not files:
+            raise InputError(f"{shown(path)}: no file matches", hint="quote the pattern; ** takes folders of any depth")
+        yield from (_local(name, is_named=False) for name in files)
+    else:
+        yield _local(path, is_named=True)
+
+
+def _local(path: str, *, is_named: bool) -> Input:
+    try:
+        about = Path(path).stat()
+    except (OSError, ValueError):
+        return Input(path, is_named)  # reading it tells why
+    if not stat.S_ISREG(about.st_mode):
+        return Input(path, is_named)
+    return Input(path, is_named, about.st_size, about.st_mtime)
+
+
+def _files_in(folder: Path) -> Iterator[str]:
+    children = sorted(folder.iterdir())
+    yield from (str(child) for child in children if child.is_file())
+    yield from _below(children, folder.absolute().name)
+
+
+def _below(children: Iterable[Path], above: str) -> Iterator[str]:
+    """Yield the logs in those folders that a known layout makes; links lead back to folders that are met themselves."""
+    for child in children:
+        if not child.is_dir() or child.is_symlink():
+            continue
+        from oomguard.fleet.layouts import is_log_of_layout, may_hold_logs
+
+        if may_hold_logs(child.name, above):
+            own = sorted(child.iterdir())
+            yield from (str(log) for log in own if log.is_file() and is_log_of_layout(str(log.absolute())))
+            yield from _below(own, child.name)

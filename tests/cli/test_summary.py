@@ -1,0 +1,160 @@
+"""``diagnose --summary``, ``--since`` and ``--engine``: what comes out of many inputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from oomguard.cli import main
+
+ROOT = Path(__file__).parents[2]
+KV_CACHE = ROOT / "examples" / "logs" / "vllm_serve_kv_cache.log"
+TOO_LOW = ROOT / "examples" / "logs" / "vllm_script_utilization_too_low.log"
+UID = "0b5cf621-1f52-4d3c-9b8f-2f6e0f1c9a11"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    folder = tmp_path / "fleet"
+    for i in range(3):
+        pod = folder / "pods" / f"prod_llm-{i}_{UID}" / "engine"
+        pod.mkdir(parents=True)
+        shutil.copyfile(KV_CACHE, pod / "0.log")
+        shutil.copyfile(TOO_LOW, folder / f"slurm-7_{i}.out")
+    (folder / "healthy.log").write_text("INFO: all is well\n")
+    return folder
+
+
+def run(*arguments: object, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert ended.value.code == code
+
+
+def test_a_summary_is_one_object_with_groups_the_largest_first(fleet: Path, capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "--summary", "--format", "json", fleet / "pods", fleet)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["inputs"], told["inputs_with_oom"], told["incidents"]) == (7, 6, 6)
+    assert [group["cause"] for group in told["groups"]] == ["max_model_len_too_large", "utilization_too_low"]
+    first = told["groups"][0]
+    assert first["fix"]["changes"][0]["as_flag"] == "--max-model-len 1792"
+    assert first["fix"]["fixes"] == 3
+    assert [row["who"] for row in first["writers"]] == [f"pod prod/llm-{i} container engine" for i in range(3)]
+    assert first["first_seen"] <= first["last_seen"]
+    assert told["best"] == 0
+
+
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_a_summary_is_the_same_however_many_processes_read(fleet: Path, jobs: str, capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "--summary", "--format", "json", "--jobs", jobs, fleet / "pods", fleet)
+    told = capsys.readouterr().out
+    run("diagnose", "--summary", "--format", "json", fleet / "pods", fleet)
+    assert capsys.readouterr().out == told
+
+
+def test_the_terminal_names_cause_patch_and_who(fleet: Path, capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "--summary", fleet / "pods", fleet)
+    told = capsys.readouterr().out
+    assert "6 of 7 inputs ran out of memory: 6 incidents in 2 groups" in told
+    assert "--max-model-len 1792" in told
+    assert "pod prod/llm-0 container engine" in told
+    assert "would have fixed most: --max-model-len 1792 of ./tiny (3 of 6 incidents)" in told
+    assert all(line == line.rstrip() for line in told.splitlines())
+
+
+def test_the_page_has_a_picture_over_time_and_loads_nothing(fleet: Path, tmp_path: Path):
+    run("diagnose", "--summary", "--output", tmp_path / "page.html", fleet)
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 1
+    assert "utilization_too_low" in page
+    assert "<script" not in page
+    assert "http-equiv" in page
+
+
+def test_markdown_has_a_row_a_group(fleet: Path, capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "--summary", "--format", "markdown", fleet / "pods", fleet)
+    assert sum(line.startswith("| 3<br>") for line in capsys.readouterr().out.splitlines()) == 2
+
+
+def test_what_was_last_written_before_is_left_out_and_told(fleet: Path, capsys: pytest.CaptureFixture[str]):
+    old = time.time() - 3 * 86400
+    os.utime(fleet / "slurm-7_0.out", (old, old))
+    run("diagnose", "--since", "24h", "--format", "json", fleet)
+    shown = capsys.readouterr()
+    assert [Path(json.loads(line)["source"]).name for line in shown.out.splitlines()] == [
+        "healthy.log",
+        "slurm-7_1.out",
+        "slurm-7_2.out",
+    ]
+    assert "1 input was last written before --since" in shown.err
+
+
+def test_a_summary_leaves_out_incidents_printed_before(fleet: Path, capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "--summary", "--since", "2099-01-01", "-q", "--format", "json", fleet)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["incidents"], told["inputs_left_out"]) == (0, 4)
+
+
+@pytest.mark.parametrize("since", ["7", "yesterday", "-3d", "2026-13-01"])
+def test_a_moment_that_is_none_is_a_usage_error(fleet: Path, since: str, capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "--since", since, fleet, code=2)
+    assert "is no moment" in capsys.readouterr().err
+
+
+def test_exit_code_tells_whether_any_input_ran_out_of_memory(fleet: Path):
+    run("diagnose", "--summary", "--exit-code", fleet, code=1)
+    run("diagnose", "--summary", "--exit-code", fleet / "healthy.log")
+
+
+def test_an_input_that_cannot_be_read_is_counted_and_told(fleet: Path, capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "--summary", "--format", "json", fleet / "slurm-7_0.out", fleet / "none.log", code=2)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["inputs_unread"] == 1
+    assert "none.log" in shown.err
+
+
+def test_a_half_written_packed_log_counts_with_what_could_be_read(
+    fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    import gzip
+
+    packed = gzip.compress(TOO_LOW.read_bytes() + b"x\n" * 40_000)
+    (tmp_path / "cut.log.gz").write_bytes(packed[:-9])
+    run("diagnose", "--summary", "--format", "json", tmp_path / "cut.log.gz", code=2)
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert (told["inputs"], told["incidents"], told["inputs_unread"]) == (1, 1, 0)
+    assert "ends early" in shown.err
+
+
+@pytest.mark.parametrize("option", [["--summary"], ["--engine", "ray"]])
+def test_what_is_followed_has_no_end_to_sum_up(fleet: Path, option: list[str], capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "--follow", *option, fleet / "healthy.log", code=2)
+    assert "--follow cannot go with" in capsys.readouterr().err
+
+
+def test_without_ray_the_extra_is_named(fleet: Path, tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['ray'] = None\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", str(ROOT))])
+    command = [sys.executable, "-m", "oomguard", "diagnose", "--engine", "ray", str(fleet)]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert ran.returncode == 2
+    assert "pip install 'oomguard[ray]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_reading_files_here_loads_nothing_for_clusters_and_stores(fleet: Path):
+    code = (
+        "import atexit, sys; from oomguard.cli import main;"
+        "atexit.register(lambda: print(sorted({'ray', 'fsspec', 'pandas', 'pyarrow'} & set(sys.modules)), file=sys.stderr));"
+        "main(['diagnose', '-q', sys.argv[1]])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(fleet)], capture_output=True, text=True, check=True)
+    assert ran.stderr.splitlines()[-1] == "[]"

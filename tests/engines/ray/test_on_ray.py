@@ -1,0 +1,122 @@
+"""The guard on a real local Ray: all of it is done once, in a process of its own (``guarded_work.py``), and told here piece by piece."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORK = Path(__file__).with_name("guarded_work.py")
+SQUARES = [number**2 for number in range(10)]
+pytestmark = pytest.mark.breadth
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What was done on Ray, as JSON; of several pytest workers one does it."""
+    pytest.importorskip("ray")
+    kept = tmp_path_factory.getbasetemp().parent / "on-ray.json"
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # a socket's path is short
+                variables = {**os.environ, "RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
+                variables.pop("RAY_ADDRESS", None)
+                ran = subprocess.run(
+                    [sys.executable, str(WORK)], capture_output=True, text=True, env=variables, timeout=500, check=False
+                )
+            assert ran.returncode == 0, ran.stderr[-3000:]
+            kept.write_text(ran.stdout.splitlines()[-1])
+    return dict(json.loads(kept.read_text()))
+
+
+def test_a_guarded_function_is_a_task_that_is_split_where_it_runs(told: dict[str, Any]):
+    done = told["tasks"]["below"]
+    assert done["squares"] == SQUARES
+    assert done["sizes"][0] == 10
+    assert done["sizes"][-1] <= 3
+
+
+def test_another_worker_begins_with_what_the_first_one_learned(told: dict[str, Any]):
+    first, second = told["tasks"]["below"], told["tasks"]["below again"]
+    assert second["process"] != first["process"]
+    assert second["squares"] == SQUARES
+    assert max(second["sizes"]) <= 3
+
+
+def test_a_remote_function_that_is_guarded_stays_one_with_its_options(told: dict[str, Any]):
+    assert told["tasks"]["is remote"] == "RemoteFunction"
+    assert told["tasks"]["its options"] == {"num_cpus": 1, "max_retries": 0}
+    for how in ("above", "above, with options"):
+        assert told["tasks"][how]["squares"] == SQUARES
+
+
+@pytest.mark.parametrize("how", ["below", "above"])
+def test_a_method_of_an_actor_is_split(told: dict[str, Any], how: str):
+    assert told["actors"][how]["squares"] == SQUARES
+    assert told["actors"][how]["sizes"][-1] <= 3
+
+
+def test_async_and_streaming_methods_work_as_before(told: dict[str, Any]):
+    assert told["actors"]["async"] == 7
+    assert told["actors"]["stream"] == [1, 2]
+
+
+@pytest.mark.parametrize("what", ["method fails", "async method fails", "start fails"])
+def test_a_failure_in_an_actor_is_explained_there_and_unwrapped_here(told: dict[str, Any], what: str):
+    found = told["actors"][what]
+    assert found["kinds"] == ["cuda_oom"]
+    assert found["guard"] == "cuda_oom"
+    assert found["facts"]["device_total_bytes"] == int(79.25 * 2**30)
+
+
+def test_an_exception_that_has_been_told_in_its_worker_is_not_told_again(told: dict[str, Any]):
+    assert len(told["actors"]["method fails"]["notes"]) == 1
+
+
+def test_a_tasks_error_is_unwrapped_to_its_cause(told: dict[str, Any]):
+    found = told["failures"]["raised"]
+    assert found["type"] == "RayTaskError(RuntimeError)"
+    assert found["kinds"] == ["cuda_oom"]
+    assert found["guard"] == "cuda_oom"
+
+
+@pytest.mark.parametrize("what", ["killed", "actor killed"])
+def test_a_worker_that_died_of_nobody_knows_what_is_no_oom_though_ray_lists_that_among_the_causes(
+    told: dict[str, Any], what: str
+):
+    found = told["failures"][what]
+    assert found["type"] in ("WorkerCrashedError", "ActorDiedError")
+    assert found["kinds"] == []
+
+
+def test_an_error_of_another_kind_that_quotes_such_a_message_is_no_oom(told: dict[str, Any]):
+    assert told["failures"]["something else"]["kinds"] == []
+    assert told["failures"]["something else"]["notes"] == []
+
+
+def test_a_kill_of_rays_memory_monitor_is_the_hosts_memory_with_both_numbers(told: dict[str, Any]):
+    found = told["memory monitor"]
+    assert found["type"] == "OutOfMemoryError"
+    assert found["kinds"] == ["host_oom"]
+    assert found["guard"] == "host_oom"
+    assert 0 < found["facts"]["process_in_use_bytes"] < found["facts"]["device_total_bytes"]
+
+
+def test_the_plugin_and_its_changes_reach_the_workers_of_a_job(told: dict[str, Any]):
+    seen = told["job's environment"]
+    assert json.loads(seen["overrides"]) == {"max_model_len": 1024}
+    assert seen["own"] == "kept"
+    assert "oomguard.engines.vllm.plugin:register" in seen["plugins"]
+    assert seen["shipped"] == 1
+
+
+def test_a_tasks_own_environment_changes_what_the_job_said(told: dict[str, Any]):
+    assert json.loads(told["task's environment"]["overrides"]) == {"max_model_len": 2048}
