@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO, cast
@@ -25,6 +26,7 @@ from oomguard.cli.options import (
     tell_configuration,
 )
 from oomguard.cli.placement_options import PlacementOptions, placement_options
+from oomguard.cli.ranks_options import RanksOptions, ranks_options
 from oomguard.cli.reuse_option import reuse_option, reused
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
@@ -117,6 +119,7 @@ JOURNAL_BUSY_S: Final = 1.0
     help="Form of the events on standard error.",
 )
 @placement_options
+@ranks_options
 @serving_options
 @output_options
 @click.pass_context
@@ -141,6 +144,7 @@ def command(
     pty: bool,
     log_format: str,
     placement: PlacementOptions,
+    ranks: RanksOptions,
     restart: str,
     hang_after: float,
     termination_message: str | None,
@@ -198,7 +202,9 @@ def command(
         launch = Launch(tuple(argv))
         known = reused(launch, policy, journal, reuse=reuse and outer is None)
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None, original=launch.argv)
+        job = ranks.of_a_job(launch, signals, grace) if outer is None else None
+        opens = None if job is not None and not job.tells else partial(_journal, journal)
+        keeper = Keeper(opens, is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch,
             policy,
@@ -209,14 +215,17 @@ def command(
             on_failure,
             idempotent,
             pty,
-            Companions(beside.companions),
+            Companions((*beside.companions, *([] if job is None else [job]))),
             restarts=serving.restarts,
-            ended_by_us=beside.ended_by_us,
+            ended_by_us=lambda: beside.ended_by_us() or (None if job is None else job.ended_by_us()),
             placing=placement.placing(argv, pinned, outer),
             own_files=OwnFiles(report, termination_message, late=[] if asked is None else [asked.files]),
         )
         supervision.begins_with = known
-        outcome = beside.telling_errors()(run_told)(supervision, signals, ctx, metrics, is_inner=outer is not None)
+        if job is not None:
+            supervision.together = job
+        with job or nullcontext():
+            outcome = beside.telling_errors()(run_told)(supervision, signals, ctx, metrics, is_inner=outer is not None)
         beside.tell(outcome)
         _tell(outcome, color, quiet=quiet)
         if asked is not None:

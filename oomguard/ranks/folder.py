@@ -1,0 +1,84 @@
+"""Where the documents lie: a folder that all ranks see, one file a rank, written whole or not at all.
+
+Ranks of other hosts, which do not see the folder, are brought there by a mirror (mirror.py): what it brings lies in ``there``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+_HERE: Final = "here"
+_THERE: Final = "there"
+_END: Final = ".json"
+_MOST_BYTES: Final = 4 << 20
+
+
+class Folder:
+    """The documents of one job.
+
+    Args:
+        path: the folder; it is made, for this user alone where it is not there.
+
+    Raises:
+        OSError: it cannot be made, or belongs to another user.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: dict[Path, tuple[tuple[int, int, int], str]] = {}
+        for folder in (path, self.here, self.there):
+            folder.mkdir(mode=0o700, parents=folder == path, exist_ok=True)
+        if path.stat().st_uid != os.geteuid() and os.geteuid() != 0:
+            raise PermissionError(1, "the folder belongs to another user", str(path))
+
+    @property
+    def here(self) -> Path:
+        """Where ranks that see the folder write."""
+        return self.path / _HERE
+
+    @property
+    def there(self) -> Path:
+        """Where a mirror puts what the others say."""
+        return self.path / _THERE
+
+    def write(self, rank: int, text: str) -> None:
+        """Write a rank's document so that nobody reads half of it, and a host that dies leaves it whole. Raises OSError."""
+        partial = self.here / f"{rank}.{os.getpid()}"
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.here / f"{rank}{_END}")
+
+    def read(self) -> dict[int, str]:
+        """Return every rank's document; a file that has not changed is not read again."""
+        found: dict[int, str] = {}
+        for folder in (self.there, self.here):
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a listing, so that NFS asks its server
+                for entry in entries:
+                    name, dot, end = entry.name.partition(".")
+                    if dot + end == _END and name.isdigit() and (text := self._text(Path(entry.path))) is not None:
+                        found[int(name)] = text
+        return found
+
+    def _text(self, path: Path) -> str | None:
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                state = status.st_ino, status.st_mtime_ns, status.st_size
+                known = self._seen.get(path)
+                if known is not None and known[0] == state:
+                    return known[1]
+                text = file.read(_MOST_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return None
+        self._seen[path] = state, text
+        return text
+
+    def remove(self) -> None:
+        """Remove it: no rank reads it any more."""
+        shutil.rmtree(self.path, ignore_errors=True)
