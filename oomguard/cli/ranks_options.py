@@ -17,7 +17,10 @@ from oomguard.errors import UsageError
 if TYPE_CHECKING:
     from oomguard.engines.command import Launch
     from oomguard.ranks.of_a_job import RankOfAJob
+    from oomguard.supervise.companions import Companion
+    from oomguard.supervise.ended_by_us import EndedByUs
     from oomguard.supervise.signals import Signals
+    from oomguard.supervise.together import Together
 
 DEFAULT_RANK_TIMEOUT_S: Final = 30.0
 # A rank that is ended for another one has this part of the time; the rest is for the agreement.
@@ -34,8 +37,16 @@ class RanksOptions:
     rendezvous: str | None
     timeout_s: float
 
-    def of_a_job(
-        self, launch: Launch, signals: Signals, grace_s: float, environ: Mapping[str, str] = os.environ
+    def beside(self, launch: Launch, signals: Signals, grace_s: float, *, is_inside: bool) -> BesideRanks:
+        """Return what goes along with a run whose command may be one rank of a job; inside another run that one agrees.
+
+        Raises:
+            UsageError: an option cannot be understood, or misses another.
+        """
+        return BesideRanks(None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ))
+
+    def _of_a_job(
+        self, launch: Launch, signals: Signals, grace_s: float, environ: Mapping[str, str]
     ) -> RankOfAJob | None:
         """Return this process as one rank of a job; None where it is none.
 
@@ -78,6 +89,42 @@ class RanksOptions:
         from oomguard.ranks.launcher import Launched
 
         return Launched(self.rank, self.world_size, "--rank") if self.world_size > 1 else None
+
+
+class BesideRanks:
+    """One rank of a job, or a command that is none."""
+
+    def __init__(self, job: RankOfAJob | None) -> None:
+        self._job = job
+
+    def __enter__(self) -> BesideRanks:
+        return self
+
+    def __exit__(self, *_of_error: object) -> None:
+        """Leave the other ranks."""
+        if self._job is not None:
+            self._job.close()
+
+    @property
+    def tells(self) -> bool:
+        """Whether this process tells of the run, and keeps its journal and report: of several ranks one does."""
+        return self._job is None or self._job.tells
+
+    @property
+    def companions(self) -> tuple[Companion, ...]:
+        """What hears of each attempt."""
+        return () if self._job is None else (self._job,)
+
+    @property
+    def together(self) -> Together:
+        """What decides after an attempt."""
+        from oomguard.supervise.together import Alone
+
+        return Alone() if self._job is None else self._job
+
+    def ended_by_us(self) -> EndedByUs | None:
+        """Return why the last attempt was ended for another rank; None where it was not."""
+        return None if self._job is None else self._job.ended_by_us()
 
 
 def ranks_options(function: F) -> F:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO, cast
@@ -32,7 +31,7 @@ from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_o
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
-from oomguard.supervise.own_files import OwnFiles
+from oomguard.supervise.own_files import OwnFiles, of_named_journal
 from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
@@ -184,10 +183,7 @@ def command(
         relaunches = serving.relaunches(ctx, max_relaunches) if outer is None else 0
         limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
         policy = read_policy(allow, pinned, floors, **limits)
-        if rules:
-            read_rules(rules)  # what is wrong in them is told before the command runs
-        if report is not None:
-            _check_report(Path(report))
+        _check(rules, report)
 
         asked = None if snapshot is None else AskedSnapshot(Path(snapshot))
 
@@ -202,9 +198,11 @@ def command(
         launch = Launch(tuple(argv))
         known = reused(launch, policy, journal, reuse=reuse and outer is None)
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-        job = ranks.of_a_job(launch, signals, grace) if outer is None else None
-        opens = None if job is not None and not job.tells else partial(_journal, journal)
-        keeper = Keeper(opens, is_asked_for=journal is not None, original=launch.argv)
+        job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
+        configure_log(log_format, quiet=quiet or not (job.tells or verbose), verbose=verbose)
+        keeper = Keeper(
+            partial(_journal, journal) if job.tells else None, is_asked_for=journal is not None, original=launch.argv
+        )
         supervision = Supervision(
             launch,
             policy,
@@ -215,22 +213,24 @@ def command(
             on_failure,
             idempotent,
             pty,
-            Companions((*beside.companions, *([] if job is None else [job]))),
+            Companions((*beside.companions, *job.companions)),
             restarts=serving.restarts,
-            ended_by_us=lambda: beside.ended_by_us() or (None if job is None else job.ended_by_us()),
+            ended_by_us=lambda: beside.ended_by_us() or job.ended_by_us(),
             placing=placement.placing(argv, pinned, outer),
-            own_files=OwnFiles(report, termination_message, late=[] if asked is None else [asked.files]),
+            own_files=OwnFiles(
+                report, termination_message, *of_named_journal(journal), late=[] if asked is None else [asked.files]
+            ),
+            begins_with=known,
+            together=job.together,
         )
-        supervision.begins_with = known
-        if job is not None:
-            supervision.together = job
-        with job or nullcontext():
+        with job:
             outcome = beside.telling_errors()(run_told)(supervision, signals, ctx, metrics, is_inner=outer is not None)
         beside.tell(outcome)
-        _tell(outcome, color, quiet=quiet)
+        if job.tells:  # of several ranks one does
+            _tell(outcome, color, quiet=quiet)
         if asked is not None:
             asked.tell(outcome)
-        if report is not None:
+        if report is not None and job.tells:
             _write_report(Path(report), outcome)
     _end_as_the_command(signals, outcome.status)
     return outcome.status
@@ -267,8 +267,13 @@ def _journal(path: str | None) -> Journal:
     return Journal(default_path() if path is None else Path(path), busy_s=JOURNAL_BUSY_S)
 
 
-def _check_report(path: Path) -> None:
-    """Raise UsageError where the report cannot be written."""
+def _check(rules: tuple[str, ...], report: str | None) -> None:
+    """Raise UsageError, before the command runs, where rules are wrong or the report cannot be written."""
+    if rules:
+        read_rules(rules)
+    if report is None:
+        return
+    path = Path(report)
     if path.suffix not in {".json", ".md", ".html"}:
         raise UsageError(f"--report {path}: unknown form", hint="end the name in .json, .md or .html")
     if not os.access(path.parent, os.W_OK):

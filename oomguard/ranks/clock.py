@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_ENDED: Final = (b"Z", b"X")
 _NAMESPACES: Final = Path("/proc/self/ns")
 
 
@@ -61,11 +62,10 @@ def offset(
 
 
 def started_s(pid: int) -> float | None:
-    """Return when a process of this host started, in ticks since boot; None where there is none."""
+    """Return when a process of this host started, in ticks since boot; None where there is none, or only its status is left."""
     try:
-        return float(
-            Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]
-        )  # starttime: proc_pid_stat(5)
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in _ENDED else float(fields[19])  # state and starttime: proc_pid_stat(5)
     except (OSError, ValueError, IndexError):
         return None
 

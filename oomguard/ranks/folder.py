@@ -6,11 +6,14 @@ Ranks of other hosts, which do not see the folder, are brought there by a mirror
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
 from typing import Final
 
+# How the folders begin that are made here.
+OWN_NAMES: Final = ("oomguard-ranks-", ".oomguard-ranks-")
 _HERE: Final = "here"
 _THERE: Final = "there"
 _END: Final = ".json"
@@ -21,19 +24,24 @@ class Folder:
     """The documents of one job.
 
     Args:
-        path: the folder; it is made, for this user alone where it is not there.
+        path: the folder; it is made, for this user alone, where it is not there.
 
     Raises:
-        OSError: it cannot be made, or belongs to another user.
+        OSError: it cannot be made, or another user may write it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seen: dict[Path, tuple[tuple[int, int, int], str]] = {}
-        for folder in (path, self.here, self.there):
-            folder.mkdir(mode=0o700, parents=folder == path, exist_ok=True)
-        if path.stat().st_uid != os.geteuid() and os.geteuid() != 0:
-            raise PermissionError(1, "the folder belongs to another user", str(path))
+        self._make()
+        for folder in (path.parent, path):
+            status = folder.stat(follow_symlinks=False)
+            if folder.name.startswith(OWN_NAMES) and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
+                raise PermissionError(errno.EPERM, "others may write it", str(folder))
+
+    def _make(self) -> None:
+        for folder in (self.path.parent, self.path, self.here, self.there):
+            folder.mkdir(mode=0o700, parents=folder == self.path.parent, exist_ok=True)
 
     @property
     def here(self) -> Path:
@@ -47,6 +55,7 @@ class Folder:
 
     def write(self, rank: int, text: str) -> None:
         """Write a rank's document so that nobody reads half of it, and a host that dies leaves it whole. Raises OSError."""
+        self._make()  # the last rank of an earlier job may just have removed it
         partial = self.here / f"{rank}.{os.getpid()}"
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -80,5 +89,8 @@ class Folder:
         return text
 
     def remove(self) -> None:
-        """Remove it: no rank reads it any more."""
+        """Remove it: no rank reads it any more. The one above goes too where it was made for it and is empty."""
         shutil.rmtree(self.path, ignore_errors=True)
+        if self.path.parent.name.startswith(OWN_NAMES):
+            with contextlib.suppress(OSError):
+                self.path.parent.rmdir()

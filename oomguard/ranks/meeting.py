@@ -62,8 +62,10 @@ class Meeting:
     def look(self) -> dict[int, Said]:
         """Read the others, and return the documents that are of this job, by rank, with this rank's own."""
         with self._lock:
-            found = {rank: doc for rank, text in self._folder.read().items() if (doc := said(text)) is not None}
-            found.pop(self.rank, None)
+            texts = self._folder.read()
+            if self._first_written_s is not None and self._own.to_text() != texts.pop(self.rank, None):
+                self._folder.write(self.rank, self._own.to_text())  # an earlier job's last rank removed it
+            found = {rank: doc for rank, text in texts.items() if (doc := said(text)) is not None}
             others = {rank: doc for rank, doc in found.items() if rank < self.size and doc.rank == rank}
             valid = self._as_leader(others) if self.is_leader else self._as_follower(others)
             now_s = clock.now_s()

@@ -41,12 +41,6 @@ class RankOfAJob:
         self._ended: EndedByUs | None = None
         self._why_off: str | None = None
 
-    def __enter__(self) -> RankOfAJob:
-        return self
-
-    def __exit__(self, *_of_error: object) -> None:
-        self.close()
-
     @property
     def tells(self) -> bool:
         """Whether this rank tells of the job, and keeps its journal, while all is well."""
@@ -98,7 +92,7 @@ class RankOfAJob:
             self._off(error)
             return False
         if why is not None and is_able:
-            get_logger().warning("not run again: no rank starts without the others", why=why)
+            get_logger().error("not run again: no rank starts without the others", why=why)
         return why is None
 
     def close(self) -> None:
@@ -135,7 +129,7 @@ class RankOfAJob:
         if decision.silent and is_told:
             problem = None if self._mirror is None else self._mirror.problem()
             beside = {} if problem is None else {"mirror": problem}
-            get_logger().warning(f"{ranks_in_words(decision.silent)} is silent: no rank starts again", **beside)
+            get_logger().error(f"{ranks_in_words(decision.silent)} is silent: no rank starts again", **beside)
         elif decision.why and decision.first is not None and is_told:
             get_logger().warning(f"no rank starts again: {decision.why}")
         patches = tuple(patch_of(patch) for patch in decision.patches) if decision.again else ()
@@ -144,7 +138,7 @@ class RankOfAJob:
     def _off(self, error: OSError) -> None:
         self._why_off = error.strerror or str(error)
         with contextlib.suppress(OSError):
-            get_logger().warning("the ranks cannot meet: none starts again by itself", reason=self._why_off)
+            get_logger().error("the ranks cannot meet: none starts again by itself", reason=self._why_off)
 
 
 def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:

@@ -124,7 +124,8 @@ def free_port() -> int:
 def _asked(launched: Launched, asked: str) -> Rendezvous:
     parts = urlsplit(asked)
     if re.match(r"[a-z]+://", asked) is None and asked != "ray":
-        return Rendezvous(launched, Path(asked).absolute())
+        # Hidden, so that it is no file that the command may have written (supervise/places.py).
+        return Rendezvous(launched, Path(asked).absolute() / f".oomguard-ranks-{_key(launched)}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:

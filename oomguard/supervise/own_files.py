@@ -65,3 +65,8 @@ def of_journal(journal: Path | None) -> Iterator[Path]:
     """Yield the journal and what SQLite keeps beside it; nothing where no journal is kept."""
     if journal is not None:
         yield from (Path(f"{journal}{suffix}") for suffix in _OF_A_JOURNAL)
+
+
+def of_named_journal(named: str | None) -> Iterator[Path]:
+    """Yield the files of the journal that the user names: another rank of the job may write it."""
+    yield from of_journal(None if named is None else Path(named))
