@@ -190,8 +190,8 @@ def main() -> None:
         waited_s = max(row["waited_s"] for row in rounds)
         met = met and not bad and waited_s <= WAIT_GOAL_S
         lines.append(
-            f"{launcher}: {len(rounds) - len(bad)} of {len(rounds)} rounds with one plan and the same patch on all (goal: all), no rank waited"
-            f" longer than {waited_s:.1f} s (goal: {WAIT_GOAL_S:g} s)"
+            f"{launcher}: {len(rounds) - len(bad)} of {len(rounds)} rounds with one plan and the same patch on all (goal: all), no rank"
+            f" waited longer than {waited_s:.1f} s (goal: {WAIT_GOAL_S:g} s)"
         )
         for row in bad:
             print(f"{launcher}: {row['problems']}\n{row['text']}")

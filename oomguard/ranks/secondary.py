@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import Final
 
+from oomguard.supervise.last_words import is_of_another_rank
 from oomguard.user_files import read_tables
 
 _FILE: Final = Path(__file__).with_name("secondary.toml")
@@ -16,7 +17,7 @@ _END_CHARS: Final = 16_384
 def is_secondary(tail: str) -> bool:
     """Return whether an output ends with a failure that only passes on another rank's."""
     end = tail[-_END_CHARS:].lower()
-    return any(text in end for text in _texts())
+    return is_of_another_rank(end) or any(text in end for text in _texts())
 
 
 @functools.cache

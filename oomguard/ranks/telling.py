@@ -14,7 +14,7 @@ from oomguard.ranks.documents import Decision, RankEnd
 _HOWS: Final = {
     "memory": "ran out of memory",
     "secondary": "lost the others",
-    "ended": "ended by oomguard, as all ranks do the same",
+    "ended": "ended by oomguard for it",
     "other": "failed of something else",
     "ran": "ran",
 }
@@ -30,7 +30,9 @@ def told(decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: 
         rank: this one.
         size: how many ranks there are.
     """
-    notes = (*own.notes, *_notes(decision, size))
+    if all(how == "ran" for how in decision.hows.values()) and not decision.silent:
+        return own
+    notes = (*(own.notes if decision.first in {None, rank} else ()), *_notes(decision, size))
     if decision.first is None:
         return replace(own, notes=notes)
     found = own.first_cause if decision.first == rank else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import DEBUG
@@ -13,6 +13,7 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.protocol import Insight
+from oomguard.engines.started import StartedEngine
 from oomguard.errors import DeadlineError, PlacementError, UsageError
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
@@ -211,15 +212,15 @@ class Supervision:
         """Return what all ranks do after an attempt; None where this process is the only one."""
         if isinstance(self.together, Alone):
             return None
-        incident, is_planned = found.first_cause, not self._refused
-        patches = self._ledger.wanted(incident, self._carries) if incident is not None and is_planned else ()
+        incident = found.first_cause
+        patches = () if incident is None or self._refused else self._ledger.wanted(incident, self._carries)
         refusal = refusal_of(number, self._ledger, self._stdin, folder, self._witness, dry_run=self.dry_run)
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
         told = ("", None) if heard is None else (heard.tail, heard.scanner.began_s())
         own = OwnEnd(number, status, error_of(status, incident), found, patches, refusal, *told)
-        agreed = self.together.agree(own, self._between.stopped)
-        self._ledger.diagnosis = agreed.diagnosis if agreed is not None else found
+        if (agreed := self.together.agree(own, self._between.stopped)) and agreed.diagnosis.incidents:
+            self._ledger.diagnosis = agreed.diagnosis
         return agreed
 
     def _goes_on_as_it_was(self, attempt: Attempt, signals: Signals, *, of_reader: bool) -> bool:
@@ -241,11 +242,11 @@ class Supervision:
     ) -> None:
         log, started = get_logger(), self._insight.started(self.launch)
         self._first = with_failed_engine(self._first, incident)
-        told = diagnosis, incident, (self._first, self.launch), (self._engine, self._insight), self._ledger, folder
         if agreed is None or agreed.tells:
+            told = diagnosis, incident, (self._first, self.launch), (self._engine, self._insight), self._ledger, folder
             heeded, commands = tell_failure(*told, self.on_failure, was_refused=bool(self._refused))
         if agreed is not None:
-            self._follow(agreed, incident)
+            self._follow(agreed, incident, started)
             return
         if heeded and not self.dry_run and self._ledger.leaves_another():
             incident = self.placing.once_free(incident, self._between.stopped, self._ledger.time_left_s())
@@ -269,11 +270,10 @@ class Supervision:
                 self._ledger.refuse(self._witness.refusal)
             self._first = with_change(self._first, incident, started, chosen)
 
-    def _follow(self, agreed: Agreed, incident: Incident) -> None:
+    def _follow(self, agreed: Agreed, incident: Incident, started: Sequence[StartedEngine]) -> None:
         """Change what all ranks change; what any of them failed with is not tried again."""
         self._ledger.tried.update(self._ledger.settings.items())
         self._ledger.pending, self._variables = agreed.patches, agreed.variables
-        started = self._insight.started(self.launch)
         self._first = with_change(self._first, incident, started, agreed.patches)
 
     def _carries(self, name: str) -> bool:

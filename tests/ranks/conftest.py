@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ class Job:
 
     def start(self, size: int, *options: str, env: dict[str, str] | None = None, **job: Any) -> None:
         """Start the ranks; ``job`` are the variables of ranked_job.py, mappings by rank."""
-        variables = {name.upper(): value if isinstance(value, str) else json.dumps(value) for name, value in job.items()}
+        variables = {
+            name.upper(): value if isinstance(value, str) else json.dumps(value) for name, value in job.items()
+        }
         for rank in range(size):
             own = {"RANK": str(rank), "WORLD_SIZE": str(size), "JOB": str(self.folder), "OMP_NUM_THREADS": "1"}
             given = {name: value for name, value in os.environ.items() if name not in {"MASTER_ADDR", "MASTER_PORT"}}
@@ -57,12 +59,12 @@ class Job:
         return [[int(line) for line in path.read_text().split()] if path.exists() else [] for path in paths]
 
     def wait_until_all_run(self) -> None:
-        """Wait until every rank has met the others."""
+        """Wait until every rank's command runs and has met the others."""
         end_s = time.monotonic() + LIMIT_S
         while time.monotonic() < end_s:
             docs = [json.loads(path.read_text()) for path in self.folder.glob(".oomguard-ranks-*/here/*.json")]
             leader = next((doc for doc in docs if doc["rank"] == 0), {"met": {}})
-            if len(leader["met"]) == len(self.ranks) - 1:
+            if len(leader["met"]) == len(self.ranks) - 1 and all(self.lengths()):
                 return
             time.sleep(0.05)
         raise TimeoutError
@@ -77,6 +79,3 @@ def job(tmp_path: Path) -> Iterator[Job]:
         with contextlib.suppress(OSError):
             rank.kill()
         rank.communicate()
-
-
-Start = Callable[..., None]

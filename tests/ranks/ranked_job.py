@@ -19,7 +19,7 @@ if overrides:
         told.write(json.dumps({"pid": os.getpid(), "order": 1, "applied": overrides}) + "\n")
 with (folder / f"lengths-{rank}.log").open("a") as lengths:
     lengths.write(f"{length}\n")
-print(f"(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {{'model': './none'}}", flush=True)
+print("(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {'model': './none'}", flush=True)
 time.sleep(float(os.environ.get("AFTER_S", "0")))
 if length > fits:
     print(
