@@ -140,7 +140,7 @@ def start_together(
 
 def leave(meeting: Meeting, *, keeps_store: bool) -> None:
     """Say that this rank leaves; where the others read what it says from a store of its own, wait a moment until they have."""
-    meeting.close()
+    meeting.leave()
     began_s = time.monotonic()
     while keeps_store and time.monotonic() - began_s < _LEAVE_S:
         if all(doc.state == "left" for doc in meeting.look().values()):

@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-# How the folders begin that are made here.
-OWN_NAMES: Final = ("oomguard-ranks-", ".oomguard-ranks-")
+# How the folders begin that are made here: hidden, so that none counts as a file that the command may have written.
+OWN_NAME: Final = ".oomguard-ranks-"
 _HERE: Final = "here"
 _THERE: Final = "there"
 _END: Final = ".json"
@@ -36,7 +36,7 @@ class Folder:
         self._make()
         for folder in (path.parent, path):
             status = folder.stat(follow_symlinks=False)
-            if folder.name.startswith(OWN_NAMES) and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
+            if folder.name.startswith(OWN_NAME) and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
                 raise PermissionError(errno.EPERM, "others may write it", str(folder))
 
     def _make(self) -> None:
@@ -74,6 +74,10 @@ class Folder:
                         found[int(name)] = text
         return found
 
+    def written_here(self) -> set[int]:
+        """Return the ranks that see the folder and have written into it."""
+        return {int(path.stem) for path in self.here.glob(f"*{_END}") if path.stem.isdigit()}
+
     def _text(self, path: Path) -> str | None:
         try:
             with path.open("rb") as file:
@@ -91,6 +95,6 @@ class Folder:
     def remove(self) -> None:
         """Remove it: no rank reads it any more. The one above goes too where it was made for it and is empty."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self.path.parent.name.startswith(OWN_NAMES):
+        if self.path.parent.name.startswith(OWN_NAME):
             with contextlib.suppress(OSError):
                 self.path.parent.rmdir()

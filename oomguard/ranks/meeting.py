@@ -102,12 +102,16 @@ class Meeting:
         """Return the ranks that were never met."""
         return set(range(self.size)) - {self.rank} - set(self._others)
 
-    def close(self) -> None:
-        """Say that this rank leaves; the last one removes the folder."""
+    def leave(self) -> None:
+        """Say that this rank has nothing more to do with the job."""
         with contextlib.suppress(OSError):
             self.say(state="left")
-            docs = self.look()
-            if len(docs) == self.size and all(doc.state == "left" for doc in docs.values()):
+
+    def tidy(self) -> None:
+        """Remove the folder where this is the last rank that sees it."""
+        with contextlib.suppress(OSError):
+            docs, here = self.look(), self._folder.written_here()
+            if all(docs[rank].state == "left" for rank in here & set(docs)):
                 self._folder.remove()
 
     def _say(self, **changes: Any) -> None:

@@ -103,6 +103,8 @@ class RankOfAJob:
             leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
         if self._mirror is not None:
             self._mirror.close()
+        if self._meeting is not None:
+            self._meeting.tidy()
 
     def _met(self, launch: Launch) -> Meeting:
         own, place = self._rendezvous.launched, self._rendezvous

@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from oomguard.errors import UsageError
+from oomguard.ranks.folder import OWN_NAME
 from oomguard.ranks.launcher import Launched
 
 # Beside the port that torch.distributed has: the next one.
@@ -111,7 +112,7 @@ def rendezvous(launched: Launched, asked: str | None) -> Rendezvous:
 
 def own_folder(launched: Launched, name: str = "") -> Path:
     """Return the folder of a job on this host."""
-    return Path(tempfile.gettempdir()) / f"oomguard-ranks-{os.geteuid()}" / f"{_key(launched)}{name}"
+    return Path(tempfile.gettempdir()) / f"{OWN_NAME}{os.geteuid()}" / f"{_key(launched)}{name}"
 
 
 def free_port() -> int:
@@ -124,8 +125,7 @@ def free_port() -> int:
 def _asked(launched: Launched, asked: str) -> Rendezvous:
     parts = urlsplit(asked)
     if re.match(r"[a-z]+://", asked) is None and asked != "ray":
-        # Hidden, so that it is no file that the command may have written (supervise/places.py).
-        return Rendezvous(launched, Path(asked).absolute() / f".oomguard-ranks-{_key(launched)}")
+        return Rendezvous(launched, Path(asked).absolute() / f"{OWN_NAME}{_key(launched)}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:

@@ -41,9 +41,10 @@ def test_what_an_earlier_job_left_is_not_believed(tmp_path):
 def test_the_last_rank_that_leaves_takes_the_folder_along(tmp_path):
     ranks = [Meeting(Folder(tmp_path / "job"), rank, 2) for rank in range(2)]
     met(*ranks)
-    ranks[0].close()
-    assert (tmp_path / "job").exists()
-    ranks[1].close()
+    for rank in ranks:
+        assert (tmp_path / "job").exists()
+        rank.leave()
+        rank.tidy()
     assert not (tmp_path / "job").exists()
 
 
