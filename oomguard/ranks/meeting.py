@@ -89,10 +89,11 @@ class Meeting:
         }
 
     def silent(self) -> set[int]:
-        """Return the ranks that were met and whose document does not change any more."""
+        """Return the ranks whose document has not changed for long, or that were not met for as long."""
         now_s = clock.now_s()
         quiet = {rank for rank, (_, at_s) in self._beats.items() if now_s - at_s > SILENT_S}
-        return {rank for rank in quiet if (doc := self._others.get(rank)) is None or doc.state != "left"}
+        met = {rank for rank in quiet if (doc := self._others.get(rank)) is None or doc.state != "left"}
+        return met | (self.missing() if self.age_s() > SILENT_S else set())
 
     def age_s(self) -> float:
         """Return how long ago this rank first said anything."""

@@ -15,6 +15,7 @@ from typing import Final
 
 from oomguard.log import get_logger
 from oomguard.ranks.folder import Folder
+from oomguard.ranks.mirror_child import READY
 from oomguard.ranks.rendezvous import Rendezvous
 from oomguard.supervise.environment import inherited
 
@@ -41,6 +42,9 @@ class Mirror:
             "there": str(folder.there),
             "size": rendezvous.launched.size,
         }
+        self._ready = folder.there / READY
+        place = "" if store.address is None else f" at {store.address}:{store.port}"
+        self._named = f"the {store.kind} store{place}"
         self._process = subprocess.Popen(
             [_python(store.kind, argv), str(_CHILD)],
             stdin=subprocess.PIPE,
@@ -58,7 +62,7 @@ class Mirror:
     def problem(self) -> str | None:
         """Return why it mirrors nothing any more; None while it does."""
         if self._process.poll() is None:
-            return None
+            return None if self._ready.exists() else f"{self._named} was not reached"
         errors = self._process.stderr.read() if self._process.stderr is not None else ""
         return next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it ended")
 

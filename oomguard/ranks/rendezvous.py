@@ -124,7 +124,7 @@ def free_port() -> int:
 
 def _asked(launched: Launched, asked: str) -> Rendezvous:
     parts = urlsplit(asked)
-    if re.match(r"[a-z]+://", asked) is None and asked != "ray":
+    if re.match(r"[a-z][a-z\d+.-]*://", asked) is None and asked != "ray":
         return Rendezvous(launched, Path(asked).absolute() / f"{OWN_NAME}{_key(launched)}")
     try:
         host, port = parts.hostname, parts.port

@@ -27,23 +27,23 @@ class Job:
     folder: Path
     ranks: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, size: int, *options: str, env: dict[str, str] | None = None, **job: Any) -> None:
-        """Start the ranks; ``job`` are the variables of ranked_job.py, mappings by rank."""
+    def start(self, size: int, *options: str, rendezvous: str = "", **job: Any) -> None:
+        """Start the ranks, which meet in the job's folder; ``job`` are the variables of ranked_job.py, mappings by rank."""
         variables = {
             name.upper(): value if isinstance(value, str) else json.dumps(value) for name, value in job.items()
         }
         for rank in range(size):
             own = {"RANK": str(rank), "WORLD_SIZE": str(size), "JOB": str(self.folder), "OMP_NUM_THREADS": "1"}
             given = {name: value for name, value in os.environ.items() if name not in {"MASTER_ADDR", "MASTER_PORT"}}
-            meets = ("--rank", str(rank), "--world-size", str(size), "--rendezvous", str(self.folder))
-            command = [*RUN, *(meets if env is None else ()), *options, "--", sys.executable, str(JOB)]
+            meets = ("--rank", str(rank), "--world-size", str(size), "--rendezvous", rendezvous or str(self.folder))
+            command = [*RUN, *meets, *options, "--", sys.executable, str(JOB)]
             self.ranks.append(
                 subprocess.Popen(
                     command,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
-                    env={**given, **variables, **own, **(env or {})},
+                    env={**given, **variables, **own},
                     cwd=self.folder,
                 )
             )
