@@ -46,6 +46,7 @@ ROOMS = (
     {"attempting", "checking", "telemetry"},
     {"guarding", "supervise", "testing"},
     {"instrumentation", "mapping", "ranks", "serving"},
+    {"schedulers"},
     {"cli"},
     {"__main__", "__init__"},
 )

@@ -39,6 +39,7 @@ class Ledger:
         tried: every (setting, value) that failed; none is chosen again.
         diagnosis: the last one that found an incident, else the first.
         exhausted: whether patches were left when the policy's relaunches or its time were not.
+        left: these patches.
     """
 
     def __init__(self, policy: Policy, settings: Mapping[str, FactValue] | None = None) -> None:
@@ -50,6 +51,7 @@ class Ledger:
         self.tried: set[tuple[str, FactValue]] = set()
         self.diagnosis: Diagnosis | None = None
         self.exhausted = False
+        self.left: tuple[Patch, ...] = ()
         self._is_stopped = False
         self._repeats = False
         self._before = 0
@@ -158,7 +160,7 @@ class Ledger:
         """
         wanted = () if self._is_stopped else self.wanted(incident, carries)
         self.exhausted = bool(wanted) and not self.leaves_another()
-        self.pending = () if self.exhausted else wanted
+        self.pending, self.left = ((), wanted) if self.exhausted else (wanted, ())
         return self.pending
 
     def repeat(self) -> bool:

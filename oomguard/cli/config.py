@@ -55,13 +55,18 @@ OPTIONS: Final = (
     "restart",
     "hang_after",
     "termination_message",
+    "probes",
+    "exit_status",
     "slurm_comment",
+    "slurm_requeue",
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
 _SWITCHES: Final = frozenset(
     {"dry_run", "idempotent", "pty", "quiet", "verbose", "exit_code", "follow", "no_mask", "reuse", "slurm_comment"}
 )
-_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour"})
+# Text that may be a number alone.
+_PORTS_AND_COUNTS: Final = frozenset({"gpus", "metrics", "probes"})
+_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "slurm_requeue"})
 _TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}
@@ -195,7 +200,7 @@ def _value(name: str, value: Any, path: Path) -> Any:
         if seconds is None:
             raise UsageError(f"{path}: {name} is a time such as 30m, 1h30m, or 90 (seconds), not {value!r}")
         return seconds
-    if name == "gpus" and type(value) is int:
+    if name in _PORTS_AND_COUNTS and type(value) is int:
         return str(value)
     wanted: type | tuple[type, ...] = bool if name in _SWITCHES else (int, float) if name in _NUMBERS else str
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):

@@ -27,6 +27,8 @@ from oomguard.cli.options import (
 from oomguard.cli.placement_options import PlacementOptions, placement_options
 from oomguard.cli.ranks_options import RanksOptions, ranks_options
 from oomguard.cli.reuse_option import reuse_option, reused
+from oomguard.cli.run_report import check_report, write_report
+from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, scheduler_options
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
@@ -120,6 +122,7 @@ JOURNAL_BUSY_S: Final = 1.0
 @placement_options
 @ranks_options
 @serving_options
+@scheduler_options
 @output_options
 @click.pass_context
 def command(
@@ -147,7 +150,7 @@ def command(
     restart: str,
     hang_after: float,
     termination_message: str | None,
-    slurm_comment: bool,
+    scheduling: SchedulerOptions,
     quiet: bool,
     verbose: bool,
     color: str,
@@ -155,7 +158,7 @@ def command(
     """Run a command; when it dies of memory, say why with numbers, change the least that fits, and run it again.
 
     The exit status is the command's own, or 1 where that is 0 though the engine's log says that it died, or a full disk did not
-    take its output; 128+n after a signal; 125 when oomguard itself failed; 126 and 127 as a shell.
+    take its output; 128+n after a signal; 125 when oomguard itself failed; 126 and 127 as a shell; see --exit-status.
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
@@ -178,8 +181,7 @@ def command(
         outer = outer_run()
         if outer is not None:
             get_logger().debug("the outer run changes and runs again", outer_pid=outer)
-        serving = ServingOptions(restart, hang_after, termination_message, slurm_comment)
-        serving = serving.checked(is_inside=outer is not None)
+        serving = ServingOptions(restart, hang_after, termination_message).checked(is_inside=outer is not None)
         relaunches = serving.relaunches(ctx, max_relaunches) if outer is None else 0
         limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
         policy = read_policy(allow, pinned, floors, **limits)
@@ -191,18 +193,16 @@ def command(
             if not quiet:
                 from oomguard.report.terminal import print_diagnosis
 
-                first = diagnosis.first_cause
-                shown = Diagnosis("", (first,) if first else (), diagnosis.notes)
+                shown = Diagnosis("", tuple(filter(None, [diagnosis.first_cause])), diagnosis.notes)
                 print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
         launch = Launch(tuple(argv))
-        known = reused(launch, policy, journal, reuse=reuse and outer is None)
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
+        scheduler = BesideScheduler(scheduling, beside.health, is_inside=outer is not None)
         job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
         configure_log(log_format, quiet=quiet or not (job.tells or verbose), verbose=verbose)
-        keeper = Keeper(
-            partial(_journal, journal) if job.tells else None, is_asked_for=journal is not None, original=launch.argv
-        )
+        opens = partial(_journal, journal) if job.tells else None
+        keeper = Keeper(opens, is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch,
             policy,
@@ -213,25 +213,25 @@ def command(
             on_failure,
             idempotent,
             pty,
-            Companions((*beside.companions, *job.companions)),
+            Companions((*beside.companions, *scheduler.companions, *job.companions)),
             restarts=serving.restarts,
             ended_by_us=lambda: beside.ended_by_us() or job.ended_by_us(),
             placing=placement.placing(argv, pinned, outer),
             own_files=OwnFiles(
                 report, termination_message, *of_named_journal(journal), late=[] if asked is None else [asked.files]
             ),
-            begins_with=known,
             together=job.together,
         )
+        known = reused(launch, policy, journal, reuse=reuse and outer is None)
+        supervision.begins_with = scheduler.begins_with(policy) or known
+        told = beside.telling_errors(scheduler.tell_error)(run_told)
         with job:
-            outcome = beside.telling_errors()(run_told)(supervision, signals, ctx, metrics, is_inner=outer is not None)
+            outcome = scheduler.classified(told(supervision, signals, ctx, metrics, is_inner=outer is not None))
         beside.tell(outcome)
         if job.tells:  # of several ranks one does
+            _tell_all(outcome, scheduler, asked, report)
             _tell(outcome, color, quiet=quiet)
-        if asked is not None:
-            asked.tell(outcome)
-        if report is not None and job.tells:
-            _write_report(Path(report), outcome)
+            scheduler.requeue(outcome)
     _end_as_the_command(signals, outcome.status)
     return outcome.status
 
@@ -242,6 +242,22 @@ def _end_as_the_command(signals: Signals, status: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
     if signals.was_typed and status == 128 + signal.SIGINT and not signals.watcher.exited:
         os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
+
+
+def _check(rules: tuple[str, ...], report: str | None) -> None:
+    """Raise UsageError where something is wrong in the rules, or the report cannot be written: before the command runs."""
+    if rules:
+        read_rules(rules)
+    check_report(report)
+
+
+def _tell_all(outcome: Outcome, scheduler: BesideScheduler, asked: AskedSnapshot | None, report: str | None) -> None:
+    """Tell how the run ended where others read it."""
+    scheduler.tell(outcome)
+    if asked is not None:
+        asked.tell(outcome)
+    if report is not None:
+        write_report(Path(report), outcome)
 
 
 def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
@@ -265,29 +281,3 @@ def _journal(path: str | None) -> Journal:
     if path is None and not default_path().is_absolute():
         raise InputError("no home folder is known")
     return Journal(default_path() if path is None else Path(path), busy_s=JOURNAL_BUSY_S)
-
-
-def _check(rules: tuple[str, ...], report: str | None) -> None:
-    """Raise UsageError, before the command runs, where rules are wrong or the report cannot be written."""
-    if rules:
-        read_rules(rules)
-    if report is None:
-        return
-    path = Path(report)
-    if path.suffix not in {".json", ".md", ".html"}:
-        raise UsageError(f"--report {path}: unknown form", hint="end the name in .json, .md or .html")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--report {path}: the folder cannot be written", hint="name a folder that exists")
-
-
-def _write_report(path: Path, outcome: Outcome) -> None:
-    """Write the report; a failure by now is told and leaves the command's own exit status alone."""
-    from oomguard.log import get_logger
-    from oomguard.report.attempts import report_text
-
-    try:
-        path.write_text(
-            report_text(path.suffix, outcome.diagnosis or Diagnosis(""), outcome.attempts), encoding="utf-8"
-        )
-    except OSError as error:
-        get_logger().warning("the report could not be written", path=str(path), reason=error.strerror)

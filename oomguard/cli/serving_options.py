@@ -34,7 +34,7 @@ _END_S: Final = 10.0
 
 
 def serving_options(function: F) -> F:
-    """Add --restart, --hang-after, --termination-message and --slurm-comment."""
+    """Add --restart, --hang-after and --termination-message."""
     return decorated(
         function,
         (
@@ -61,7 +61,6 @@ def serving_options(function: F) -> F:
                 metavar="PATH",
                 help="Where a failed run leaves how it ended, at most 4096 bytes. [default: /dev/termination-log in a pod of Kubernetes]",
             ),
-            option("--slurm-comment", is_flag=True, help="Make how the run ended the comment of its SLURM job."),
         ),
     )
 
@@ -73,7 +72,6 @@ class ServingOptions:
     restart: str
     hang_after: float
     termination_message: str | None
-    slurm_comment: bool
 
     def checked(self, *, is_inside: bool) -> ServingOptions:
         """Return what this run does of it: inside another run that one looks and runs again.
@@ -149,37 +147,42 @@ class BesideServer:
         """Return why we ended the last attempt; None where it ended by itself."""
         return None if self._health is None else self._health.ended_by_us()
 
+    @property
+    def health(self) -> Health | None:
+        """What looks at the server; None where the command is none."""
+        return self._health
+
     def tell(self, outcome: Outcome) -> None:
         """Tell how the run ended, to all that were asked to hear."""
         if self._told is not None:
             self._told.close(outcome.status)
-        from oomguard.serving.end_message import comment_of, message_of
+        from oomguard.serving.end_message import message_of
 
-        message = None if outcome.attempts[-1].succeeded else partial(message_of, outcome)
-        self._leave(message, partial(comment_of, outcome) if outcome.status else None)
+        if not outcome.attempts[-1].succeeded:
+            self._leave(partial(message_of, outcome))
 
     @contextlib.contextmanager
-    def telling_errors(self) -> Iterator[None]:
-        """Tell of a run that ends before its command could start, as of one that failed; the error goes on."""
+    def telling_errors(self, also: Callable[[str], None]) -> Iterator[None]:
+        """Tell of a run that ends before its command could start, as of one that failed; the error goes on.
+
+        Args:
+            also: who else is told, in the words of the message.
+        """
         try:
             yield
         except OomguardError as error:
-            self._tell_error(error)
+            if self._told is not None:
+                self._told.close(exit_status_of(error))
+            from oomguard.serving.end_message import message_of_error
+
+            self._leave(partial(message_of_error, error))
+            also(message_of_error(error))
             raise
 
-    def _tell_error(self, error: OomguardError) -> None:
-        if self._told is not None:
-            self._told.close(exit_status_of(error))
-        from oomguard.serving.end_message import message_of_error
-
-        self._leave(*[partial(message_of_error, error)] * 2)
-
-    def _leave(self, message: Callable[[], str] | None, comment: Callable[[], str] | None) -> None:
-        """Leave how the run ended where that is asked for; without a comment of its own the job's says that it ended."""
-        from oomguard.serving.end_message import leave_message, message_place, set_job_comment
+    def _leave(self, message: Callable[[], str]) -> None:
+        """Leave how the run ended where that is asked for."""
+        from oomguard.serving.end_message import leave_message, message_place
 
         place = message_place(self._options.termination_message, os.environ)
-        if place is not None and message is not None:
+        if place is not None:
             leave_message(place, message())
-        if self._options.slurm_comment:
-            set_job_comment("oomguard: ended" if comment is None else comment(), os.environ)

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 4096
 DEFAULT_MESSAGE: Final = Path("/dev/termination-log")
 _IN_A_POD: Final = "KUBERNETES_SERVICE_HOST"
-_JOB: Final = "SLURM_JOB_ID"
-_MOST_COMMENT: Final = 250
-_SCONTROL_S: Final = 10.0
+MOST_COMMENT_BYTES: Final = 250
 
 
 def message_of(outcome: Outcome) -> str:
@@ -42,14 +40,14 @@ def message_of(outcome: Outcome) -> str:
 
 
 def comment_of(outcome: Outcome) -> str:
-    """Return how the run ended in one line of at most ``_MOST_COMMENT`` bytes: what first, and the status in any case."""
+    """Return how the run ended in one line of at most ``MOST_COMMENT_BYTES`` bytes: what first, and the status in any case."""
     from oomguard.report.presentable import drawn
 
     last, end = outcome.attempts[-1], _end(outcome)
     why = last.incident.headline if last.incident is not None else last.error
     if not why or end.startswith(why):
         return f"oomguard: {end}"
-    left = _MOST_COMMENT - len(f"oomguard: ; {end}".encode())
+    left = MOST_COMMENT_BYTES - len(f"oomguard: ; {end}".encode())
     return f"oomguard: {cut(' '.join(drawn(why).split()), left)}; {end}"
 
 
@@ -90,29 +88,3 @@ def leave_message(place: Path, text: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         get_logger().warning("the termination message could not be written", path=str(place), reason=reason)
-
-
-def set_job_comment(text: str, environ: Mapping[str, str]) -> None:
-    """Make a line the comment of the SLURM job that this is, which ``squeue`` and ``sacct`` show; where that fails it is told."""
-    import shutil
-    import subprocess  # every run ends here, few in a job of SLURM that asks for a comment
-
-    job, scontrol = environ.get(_JOB), shutil.which("scontrol", path=environ.get("PATH"))
-    if job is None or scontrol is None:
-        reason = f"{_JOB} is not set" if job is None else "no scontrol on PATH"
-        get_logger().warning("the job's comment is not set", reason=reason)
-        return
-    line = cut(" ".join(text.split()), _MOST_COMMENT)
-    command = [scontrol, "update", f"JobId={job}", f"Comment={line}"]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_S, check=False)
-    except subprocess.TimeoutExpired:
-        get_logger().warning("the job's comment is not set", reason=f"scontrol did not end within {_SCONTROL_S:.0f} s")
-        return
-    except (OSError, ValueError) as error:
-        get_logger().warning("the job's comment is not set", reason=str(error))
-        return
-    if ran.returncode:
-        said = " ".join((ran.stderr or ran.stdout).split())[:200]
-        ended = f"scontrol ended with {status_in_words(ran.returncode)}"
-        get_logger().warning("the job's comment is not set", reason=f"{ended}: {said}" if said else ended)

@@ -7,7 +7,7 @@ from typing import Final
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.exit_status import status_in_words
-from oomguard.incident import Attempt, Diagnosis, Incident
+from oomguard.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.supervise.signals import Signals
 
 # The run's own status where the command ends with 0 though its engine died, or its output did not arrive, as tee has it; and where
@@ -17,11 +17,23 @@ FAILED_STATUS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the whole run ended: the last exit status, every attempt, and the last diagnosis with an incident, else the first."""
+    """How the whole run ended.
+
+    Attributes:
+        status: the last exit status.
+        attempts: every attempt.
+        diagnosis: the last one with an incident, else the first.
+        is_ended_by_us: we ended the last attempt, which could not go on by itself.
+        is_stopped: the user stopped the run.
+        left: what another attempt would change, where the policy left none.
+    """
 
     status: int
     attempts: tuple[Attempt, ...]
     diagnosis: Diagnosis | None
+    is_ended_by_us: bool = False
+    is_stopped: bool = False
+    left: tuple[Patch, ...] = ()
 
 
 def outcome_of(ledger: Ledger, signals: Signals, *, is_cut: bool, is_ended_by_us: bool = False) -> Outcome:
@@ -39,7 +51,8 @@ def outcome_of(ledger: Ledger, signals: Signals, *, is_cut: bool, is_ended_by_us
         status = FAILED_STATUS
     if signals.stopped_between_runs and signals.stopped_by is not None:
         status = 128 + signals.stopped_by
-    return Outcome(status, tuple(ledger.attempts), ledger.diagnosis)
+    is_stopped = signals.stopped_by is not None
+    return Outcome(status, tuple(ledger.attempts), ledger.diagnosis, is_ended_by_us, is_stopped, ledger.left)
 
 
 def error_of(status: int, incident: Incident | None) -> str:

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.log import get_logger
 from oomguard.telemetry.exporter import Exporter, registry_of
-from oomguard.telemetry.target import Address
+from oomguard.telemetry.target import EVERYWHERE, Address, listening_at
 
 if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
-
-
-EVERYWHERE: Final = "::"
 # An address to listen at that is none to open.
 _OPENED: Final = {"0.0.0.0": "127.0.0.1", EVERYWHERE: "::1"}  # noqa: S104
 
@@ -36,10 +33,7 @@ class Endpoint:
     """
 
     def __init__(self, address: Address, exporter: Exporter) -> None:
-        family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        # "::" is all addresses of both families, as servers commonly have it, whatever the system's own default.
-        both = address.host == EVERYWHERE and socket.has_dualstack_ipv6()
-        self._socket: socket.socket | None = socket.create_server(place[:2], family=family, dualstack_ipv6=both)
+        self._socket: socket.socket | None = listening_at(address)
         self.address = Address(address.host, self._socket.getsockname()[1])
         self._exporter = exporter
 

@@ -12,6 +12,8 @@ from typing import Final
 from oomguard.errors import UsageError
 
 LOCAL: Final = "127.0.0.1"
+ANY: Final = "*"
+EVERYWHERE: Final = "::"
 SUFFIX: Final = ".prom"  # node_exporter's textfile collector reads no other
 _LARGEST_PORT: Final = 65535
 _ADDRESS: Final = re.compile(r"(?:(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/]+)):)?(?P<port>[0-9]{1,5})")
@@ -45,13 +47,33 @@ def parse_target(text: str) -> Address | Path:
         ):  # a loop of links; a device, which a file would replace
             raise UsageError(f"--metrics {text}: it is no regular file", hint="name another file")
         return path
-    found = _ADDRESS.fullmatch(text)
-    port = int(found["port"]) if found else _LARGEST_PORT + 1
-    if found is None or port > _LARGEST_PORT:
+    address = parse_address(text, LOCAL)
+    if address is None:
         raise UsageError(
             f"--metrics {text}: neither a port, nor an address, nor a file whose name ends in {SUFFIX}",
             hint=f"--metrics 9400, --metrics 0.0.0.0:9400, --metrics /var/lib/node_exporter/oomguard{SUFFIX}",
         )
-    host = found["v6"] or found["host"] or LOCAL
+    return address
+
+
+def parse_address(text: str, default_host: str) -> Address | None:
+    """Return the address that ``[HOST:]PORT`` names, None where it names none; the host ``*`` is every address of this machine."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found["port"]) > _LARGEST_PORT:
+        return None
+    host = found["v6"] or found["host"] or default_host
     # getaddrinfo(3) takes "*" for this machine alone, where its writer means every address of it.
-    return Address(("::" if socket.has_dualstack_ipv6() else "0.0.0.0") if host == "*" else host, port)  # noqa: S104
+    everywhere = EVERYWHERE if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
+    return Address(everywhere if host == ANY else host, int(found["port"]))
+
+
+def listening_at(address: Address) -> socket.socket:
+    """Return a socket that listens; what comes before it is served waits in its queue.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+    family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    # "::" is all addresses of both families, as servers commonly have it, whatever the system's own default.
+    both = address.host == EVERYWHERE and socket.has_dualstack_ipv6()
+    return socket.create_server(place[:2], family=family, dualstack_ipv6=both)

@@ -49,7 +49,10 @@ RAISING = {
     "restart": ("'on-failure'", "only no"),
     "hang_after": ("'1s'", "only a flag"),
     "termination_message": ("'/tmp/planted.txt'", "only a flag"),
+    "probes": ("'8090'", "only a flag"),
+    "exit_status": ("'by-cause'", "only a flag"),
     "slurm_comment": ("true", "only a flag"),
+    "slurm_requeue": ("3", "only a flag"),
 }
 
 
@@ -167,6 +170,7 @@ def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
         ("hang_after = '10s'\ngrace = '1m'", "", {"hang_after": 10, "grace": 60}),
         ("gpus = 2\nlease = 'job'", "", {"gpus": "2", "lease": "job"}),
         ("slurm-comment = true", "", {"slurm_comment": True}),
+        ("slurm_requeue = 2\nprobes = 8090", "", {"slurm_requeue": 2, "probes": "8090"}),
         ("dry_run = true", "dry_run = false", {"dry_run": True}),
         ("pin = 'dtype'", "pin = 'max_model_len'", {"pinned": ["dtype", "max_model_len"]}),
         ("min = { max_model_len = 8192 }", "min = { max_model_len = 1 }", {"floors": ["max_model_len=8192"]}),

@@ -1,0 +1,162 @@
+"""The options of ``oomguard run`` for what schedules it: probes, an exit status by cause, a SLURM job's comment and its queue."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import click
+
+from oomguard.cli.options import decorated, option
+from oomguard.errors import UsageError
+
+if TYPE_CHECKING:
+    from oomguard.incident import Patch
+    from oomguard.remedy.policy import Policy
+    from oomguard.schedulers.requeued import RunInJob
+    from oomguard.serving.health import Health
+    from oomguard.supervise.companions import Companion
+    from oomguard.supervise.outcome import Outcome
+
+F = TypeVar("F", bound=Callable[..., Any])
+_BY_CAUSE: Final = "by-cause"
+
+
+def scheduler_options(function: F) -> F:
+    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue; the command gets them as ``scheduling``."""
+
+    @functools.wraps(function)
+    def with_scheduling(
+        *args: Any, probes: str | None, exit_status: str, slurm_comment: bool, slurm_requeue: int, **kwargs: Any
+    ) -> Any:
+        asked = SchedulerOptions(probes, exit_status, slurm_comment, slurm_requeue)
+        return function(*args, scheduling=asked, **kwargs)
+
+    return decorated(
+        cast("F", with_scheduling),
+        (
+            option(
+                "--probes",
+                metavar="[HOST:]PORT",
+                help="Answer /livez and /readyz, which see a hang, on a port of every address of this machine, 0 for any.",
+            ),
+            option(
+                "--exit-status",
+                type=click.Choice(["own", _BY_CAUSE]),
+                default="own",
+                show_default=True,
+                help="by-cause: a run that failed ends with 90 where memory was the cause and no permitted change is left, 91 where "
+                "others hold the device's memory, 92 where its server hung; else with the command's own.",
+            ),
+            option(
+                "--slurm-comment",
+                is_flag=True,
+                help="Make what the run does, and how it ended, the comment of its SLURM job.",
+            ),
+            option(
+                "--slurm-requeue",
+                type=click.IntRange(min=0),
+                default=0,
+                show_default=True,
+                metavar="N",
+                help="Put the SLURM job back into its queue, N times at most, where memory failed and a change is left to make, or others "
+                "hold the device. Its next start begins with the changes, which stand in the job's comment.",
+            ),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """What was asked for."""
+
+    probes: str | None
+    exit_status: str
+    slurm_comment: bool
+    slurm_requeue: int
+
+
+class BesideScheduler:
+    """What goes along with a run for what schedules it.
+
+    Args:
+        options: what was asked for.
+        health: of the command's server; None: it is none.
+        is_inside: another run is around this one, and speaks for it.
+
+    Raises:
+        UsageError: ``--probes`` names no port that can be had.
+    """
+
+    def __init__(self, options: SchedulerOptions, health: Health | None, *, is_inside: bool) -> None:
+        self._options, self._job = options, None
+        self.companions: tuple[Companion, ...] = ()
+        if is_inside:
+            self._options = SchedulerOptions(None, "own", slurm_comment=False, slurm_requeue=0)
+        if self._options.probes is not None:
+            self.companions += (_probes(self._options.probes, health),)
+        if self._options.slurm_comment or self._options.slurm_requeue:
+            self._job = _run_in_job(self._options)
+            self.companions += (self._job,) if self._job is not None else ()
+
+    def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
+        """Return the changes that a job's last start left for this one."""
+        return () if self._job is None else self._job.begins_with(policy)
+
+    def classified(self, outcome: Outcome) -> Outcome:
+        """Return how the run ended, with the status that was asked for."""
+        if self._options.exit_status != _BY_CAUSE or outcome.is_stopped:
+            return outcome
+        from oomguard.schedulers.status_by_cause import by_cause
+
+        return by_cause(outcome)
+
+    def tell(self, outcome: Outcome) -> None:
+        """Tell the job's queue how the run ended."""
+        if self._job is not None:
+            from oomguard.serving.end_message import comment_of
+
+            self._job.end(outcome, comment_of(outcome) if outcome.status else "oomguard: ended")
+
+    def tell_error(self, text: str) -> None:
+        """Tell the job's queue why nothing ran."""
+        if self._job is not None:
+            self._job.say_error(text)
+
+    def requeue(self, outcome: Outcome) -> None:
+        """Put the job back where its next start may fit; the last thing that a run does."""
+        if self._job is not None:
+            self._job.requeue(outcome)
+
+
+def _probes(text: str, health: Health | None) -> Companion:
+    from oomguard.log import get_logger
+    from oomguard.serving.probes import ALIVE, Probes
+    from oomguard.telemetry.target import ANY, parse_address
+
+    address = parse_address(text, ANY)
+    if address is None:
+        raise UsageError(
+            f"--probes {text}: neither a port nor an address", hint="--probes 8090, --probes 127.0.0.1:8090"
+        )
+    try:
+        probes = Probes(address, health)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"--probes {text}: {reason}", hint="name another port; --probes 0 takes any that is free"
+        ) from None
+    tell = get_logger().info if address.port == 0 else get_logger().debug
+    tell("probes are answered", port=probes.address.port, path=ALIVE)
+    return probes
+
+
+def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
+    from oomguard.schedulers.requeued import RunInJob
+    from oomguard.schedulers.slurm import job_of
+
+    job = job_of(os.environ, "the job's comment is not set")
+    return None if job is None else RunInJob(job, options.slurm_requeue)

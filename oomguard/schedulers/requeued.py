@@ -1,0 +1,110 @@
+"""A run in a SLURM job: a line for those who watch the queue, and a job that goes back to it with its changes."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from oomguard.engines.command import Launch
+from oomguard.facts import FactValue
+from oomguard.incident import Attempt, Patch
+from oomguard.log import get_logger
+from oomguard.report.wording import arrow
+from oomguard.schedulers.carried import changes_of, state_in, with_state
+from oomguard.schedulers.slurm import Job
+from oomguard.schedulers.status_by_cause import is_held
+from oomguard.serving.end_message import MOST_COMMENT_BYTES, cut
+
+if TYPE_CHECKING:
+    from oomguard.remedy.policy import Policy
+    from oomguard.supervise.outcome import Outcome
+
+
+class RunInJob:
+    """Goes along with a run as its companion.
+
+    Args:
+        job: the job.
+        most: how often it may go back to the queue; 0: never.
+    """
+
+    def __init__(self, job: Job, most: int) -> None:
+        self._job, self._most = job, most
+        self._settings: dict[str, FactValue] = {}
+        self._setting = threading.Lock()
+        self._latest = ""
+
+    def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
+        """Return the changes that the job's last start left for this one, and say which; none of a job that starts first."""
+        comment = self._job.comment() if self._job.restarts and self._most else None
+        settings = state_in(comment or "")
+        if not settings:
+            return ()
+        log, reason = get_logger(), f"SLURM job {self._job.number}, requeued {self._job.restarts} times"
+        patches, refused = changes_of(settings, policy, reason)
+        if refused:
+            log.warning("left out of what the job's last start had changed", settings=", ".join(refused))
+        if patches:
+            told = {patch.setting: arrow(patch) for patch in patches}
+            log.info("the job goes on with what its last start changed", **told, restart=self._job.restarts)
+        return patches
+
+    def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
+        """Make an attempt that begins with changes, or is not the first, the job's comment."""
+        self._settings |= {patch.setting: patch.new for patch in patches if patch.new is not None}
+        if number > 1 or patches:
+            self._say(f"oomguard: attempt {number} runs")
+
+    def began(self, _number: int, _launch: Launch, _pid: int | None) -> None:
+        """Nothing: what is said stands since before the command."""
+
+    def ended(self, _attempt: Attempt) -> None:
+        """Nothing: the next attempt or the end of the run says it."""
+
+    def end(self, outcome: Outcome, text: str) -> None:
+        """Make how the run ended the comment, with the changes that the job's next start begins with."""
+        self._settings |= {patch.setting: patch.new for patch in outcome.left if patch.new is not None}
+        with self._setting:
+            self._latest = ""
+            self._set(text)
+
+    def say_error(self, text: str) -> None:
+        """Make why nothing ran the comment."""
+        with self._setting:
+            self._latest = ""
+            self._set(cut(" ".join(text.split()), MOST_COMMENT_BYTES))
+
+    def requeue(self, outcome: Outcome) -> None:
+        """Put the job back into the queue where its next start may fit: with changes left to make, or on a device that others leave.
+
+        SLURM ends what runs in the job then, this process too: all else is done before.
+        """
+        incident = outcome.attempts[-1].incident
+        if not self._most or outcome.is_stopped or incident is None or not incident.is_oom:
+            return
+        if not outcome.left and not is_held(incident):
+            return
+        log = get_logger()
+        if self._job.restarts >= self._most:
+            log.warning("the job is not requeued: its restarts are used up", restarts=self._job.restarts, of=self._most)
+            return
+        changes = {patch.setting: arrow(patch) for patch in outcome.left}
+        log.info("the job goes back to its queue", job=self._job.number, restart=self._job.restarts + 1, **changes)
+        self._job.requeue()
+
+    def _say(self, text: str) -> None:
+        """Set the comment beside the command, whose start does not wait for SLURM; of several the latest stands."""
+        self._latest = text
+
+        def say() -> None:
+            with self._setting:
+                if self._latest == text:
+                    self._set(text)
+
+        threading.Thread(target=say, name="oomguard-slurm", daemon=True).start()
+
+    def _set(self, text: str) -> None:
+        comment = with_state(self._settings, text) if self._most else text
+        if comment is None:
+            get_logger().warning("the changes are too long for the job's comment: its next start begins without them")
+        self._job.set_comment(text if comment is None else comment)

@@ -1,0 +1,85 @@
+"""The SLURM job that a run is: its comment, and its place in the queue, through scontrol and squeue."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from oomguard.exit_status import status_in_words
+from oomguard.log import get_logger
+
+_LIMIT_S: Final = 10.0
+_FIRST: Final = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job, and what asks SLURM about it.
+
+    Attributes:
+        number: the job, of an array its element.
+        restarts: how often it went back to the queue.
+        path: where SLURM's programs are looked for.
+    """
+
+    number: str
+    restarts: int
+    path: str | None
+
+    def comment(self) -> str | None:
+        """Return the job's comment, None where SLURM does not tell it, which is logged."""
+        return self._said(("squeue", "--noheader", "--jobs", self.number, "--format", "%k"), "the comment is not read")
+
+    def set_comment(self, text: str) -> bool:
+        """Make a line the job's comment, which ``squeue -o %k`` and ``sacct -o comment`` show; return whether it is."""
+        words = ("scontrol", "update", f"JobId={self.number}", f"Comment={' '.join(text.split())}")
+        return self._said(words, "the job's comment is not set") is not None
+
+    def requeue(self) -> bool:
+        """Put the job back into its queue; return whether it is there. SLURM then ends what runs in it."""
+        return self._said(("scontrol", "requeue", self.number), "the job is not requeued") is not None
+
+    def _said(self, words: Sequence[str], failure: str) -> str | None:
+        name = words[0]
+        program = shutil.which(name, path=self.path)
+        if program is None:
+            return _not(failure, f"no {name} on PATH")
+        try:
+            ran = subprocess.run(
+                [program, *words[1:]], capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return _not(failure, f"{name} did not end within {_LIMIT_S:.0f} s")
+        except (OSError, ValueError) as error:
+            return _not(failure, str(error))
+        if ran.returncode:
+            said = " ".join((ran.stderr or ran.stdout).split())[:200]
+            ended = f"{name} ended with {status_in_words(ran.returncode)}"
+            return _not(failure, f"{ended}: {said}" if said else ended)
+        return ran.stdout.strip()
+
+
+def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
+    """Return the job that this process leads; None outside one, with a line that says so, and in a job's other tasks.
+
+    Args:
+        environ: its variables.
+        failure: what is not done without a job.
+    """
+    number = environ.get("SLURM_JOB_ID")
+    if number is None:
+        _not(failure, "SLURM_JOB_ID is not set")
+        return None
+    if environ.get("SLURM_PROCID", _FIRST) != _FIRST:  # the first task of a step speaks for all
+        return None
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    return Job(number, int(restarts) if restarts.isdigit() else 0, environ.get("PATH"))
+
+
+def _not(failure: str, reason: str) -> str | None:
+    """Log what is not done, and return None for what SLURM would have said."""
+    get_logger().warning(failure, reason=reason)
+    return None

@@ -1,0 +1,77 @@
+"""Jobs of a real SLURM: the line that its queue shows, and a job that goes back to it with its changes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.supervising import wait_for
+
+ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
+pytestmark = pytest.mark.xdist_group("slurm")  # one cluster for all of these
+
+
+def script(options: str, command: str = f"{sys.executable} {ENGINE}") -> str:
+    return f"#!/bin/bash\nexec oomguard run {options} -- {command}\n"
+
+
+def test_a_requeued_job_begins_with_the_change_that_its_last_start_left(slurm):
+    job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2"))
+    slurm.wait_for_requeue(job)
+    assert slurm.told(job, "%k").startswith('oomguard {"max_model_len": 1792}: One request needs about 0.02 GiB')
+    assert "the job goes back to its queue: job=" in slurm.output(job)
+    slurm.begin_now(job)
+    slurm.wait_for(job, "COMPLETED")
+    said = slurm.output(job)
+    assert "the job goes on with what its last start changed: max_model_len=1792 restart=1" in said
+    assert slurm.told(job, "%k") == 'oomguard {"max_model_len": 1792}: ended'
+
+
+def test_a_job_goes_back_so_often_and_not_oftener(slurm):
+    stubborn = f"{sys.executable} {ENGINE} --mode stubborn"
+    job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 1", stubborn))
+    slurm.wait_for_requeue(job)
+    slurm.begin_now(job)
+    slurm.wait_for(job, "FAILED")
+    assert slurm.told(job, "%r") == "NonZeroExitCode"
+
+
+def test_a_change_that_is_made_at_once_takes_no_queue(slurm):
+    job = slurm.submit(script("--slurm-requeue 2"))
+    slurm.wait_for(job, "COMPLETED")
+    assert "goes back to its queue" not in slurm.output(job)
+    assert slurm.told(job, "%k") == 'oomguard {"max_model_len": 1792}: ended'
+
+
+def test_the_queue_shows_the_attempt_that_runs(slurm):
+    waits = f"{sys.executable} {ENGINE} --mode wait"
+    job = slurm.submit(script("--slurm-comment", waits))
+    assert wait_for(lambda: slurm.told(job, "%k") == "oomguard: attempt 2 runs", 60), slurm.output(job)
+    slurm.ask("scancel", job)
+
+
+def test_a_failure_of_something_else_and_a_stop_leave_the_queue_alone(slurm):
+    job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2", "sh -c 'exit 3'"))
+    slurm.wait_for(job, "FAILED")
+    assert slurm.told(job, "%k") == "oomguard: exit status 3 after 1 attempt"
+
+
+def test_a_job_that_may_not_be_requeued_says_why(slurm):
+    job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2"), "--no-requeue")
+    slurm.wait_for(job, "FAILED")
+    assert "the job is not requeued: reason=scontrol ended with exit status 1:" in slurm.output(job)
+
+
+def test_what_the_scripts_own_words_forbid_is_left_out(slurm):
+    job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2"))
+    slurm.wait_for_requeue(job)
+    slurm.ask(
+        "scontrol", "update", f"JobId={job}", 'Comment=oomguard {"max_model_len": 8, "kv_cache_dtype": "fp8"}: edited'
+    )
+    slurm.begin_now(job)
+    slurm.wait_for(job, "COMPLETED")
+    said = slurm.output(job)
+    assert "left out of what the job's last start had changed: settings=kv_cache_dtype=fp8 (changes outputs" in said
+    assert "max_model_len=8 restart=1" in said

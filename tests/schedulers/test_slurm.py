@@ -1,0 +1,101 @@
+"""The comment of a SLURM job, with an scontrol of our own; the real SLURM is in test_real_slurm.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from oomguard.schedulers import slurm
+from oomguard.schedulers.slurm import Job
+from support.supervising import RUN
+
+ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
+FAILS = (sys.executable, str(ENGINE), "--max-model-len", "32768")
+
+
+def run(*options: str, command: tuple[str, ...], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RUN, *options, "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path) -> dict[str, str]:
+    """A ``scontrol`` that keeps its words."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "scontrol"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, sys\nopen({str(tmp_path / 'words')!r}, 'w').write(json.dumps(sys.argv[1:]))\n"
+    )
+    program.chmod(0o755)
+    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
+
+
+def test_the_comment_of_the_slurm_job_says_how_it_ended(tmp_path, scontrol):
+    run("--slurm-comment", command=FAILS, env=scontrol)
+    update, job, comment = json.loads((tmp_path / "words").read_text())
+    assert (update, job) == ("update", "JobId=4711")
+    assert comment.startswith("Comment=oomguard: ")
+    assert "One request needs about 0.02 GiB of KV cache" in comment
+    assert comment.endswith("; exit status 1 after 1 attempt")
+    assert len(comment.encode()) <= 258
+    assert "\n" not in comment
+
+
+def test_without_being_asked_no_comment_is_touched(tmp_path, scontrol):
+    run(command=FAILS, env=scontrol)
+    assert not (tmp_path / "words").exists()
+
+
+def test_outside_a_job_it_is_said_and_the_status_stays():
+    ran = run("--slurm-comment", command=("sh", "-c", "exit 3"))
+    assert ran.returncode == 3
+    assert "the job's comment is not set: reason=SLURM_JOB_ID is not set" in ran.stderr
+
+
+def test_a_comment_says_a_status_once_and_names_the_signal(tmp_path, scontrol):
+    for status, words in (
+        ("4", "exit status 4 after 1 attempt"),
+        ("137", "exit status 137, signal 9 (KILL) after 1 attempt"),
+    ):
+        run("--slurm-comment", command=("sh", "-c", f"exit {status}"), env=scontrol)
+        assert json.loads((tmp_path / "words").read_text())[2] == f"Comment=oomguard: {words}"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 1", "reason=scontrol ended with exit status 1\n"),
+        ("echo 'Invalid job' >&2; exit 1", "reason=scontrol ended with exit status 1: Invalid job\n"),
+    ],
+    ids=["silent", "said"],
+)
+def test_a_comment_that_slurm_refuses_is_told_with_what_it_said(tmp_path, scontrol, script, reason):
+    (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
+    ran = run("--slurm-comment", command=("sh", "-c", "exit 3"), env=scontrol)
+    assert ran.returncode == 3
+    assert ran.stderr.endswith(f"the job's comment is not set: {reason}")
+
+
+def test_an_scontrol_that_hangs_is_told_in_words(tmp_path, monkeypatch):
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(slurm, "_LIMIT_S", 0.2)
+    told: list[str] = []
+    monkeypatch.setattr(
+        slurm, "get_logger", lambda: SimpleNamespace(warning=lambda _event, reason: told.append(reason))
+    )
+    assert not Job("1", 0, f"{tmp_path}:/usr/bin:/bin").set_comment("x")
+    assert told == ["scontrol did not end within 0 s"]

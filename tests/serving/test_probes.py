@@ -1,0 +1,113 @@
+"""What a kubelet is answered, with a server of vLLM in small under the real oomguard run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support.supervising import RUN, wait_for
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def asked(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except ConnectionError as error:
+        return 0, str(error)
+    finally:
+        connection.close()
+
+
+def port_of(served) -> int:
+    return int(served.wait_for("probes are answered")["port"])
+
+
+def test_a_server_is_ready_when_it_answers_and_alive_from_the_beginning(serve):
+    served = serve("--probes", "0", flags=("--mode", "slow start"))
+    port = port_of(served)
+    assert asked(port, "/livez") == (200, "ok\n")
+    assert asked(port, "/readyz")[0] == 503
+    served.wait_for("the server answers")
+    assert wait_for(lambda: asked(port, "/readyz") == (200, "ok\n"), 20)
+    assert served.end() == 0
+
+
+def test_a_hang_is_neither_alive_nor_ready_and_says_why(serve):
+    served = serve("--probes", "127.0.0.1:0", "--hang-after", "2")
+    port = port_of(served)
+    served.wait_for("the server answers")
+    served.order("stuck")
+    served.request()
+    served.wait_for("the server hangs")
+    for path in ("/livez", "/readyz"):
+        status, text = asked(port, path)
+        assert status == 503
+        assert text.startswith("the server hangs: a request has waited for")
+    served.forget("stuck")
+    served.wait_for("the server goes on")
+    assert asked(port, "/livez")[0] == asked(port, "/readyz")[0] == 200
+    assert served.end() == 0
+
+
+def test_a_command_that_is_no_server_is_ready_while_it_runs():
+    port = free_port()
+    words = [*RUN, "--probes", str(port), "--", sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as run:
+        assert wait_for(lambda: asked(port, "/readyz") == (200, "ok\n"), 40)
+        assert asked(port, "/livez/") == (200, "ok\n")
+        assert asked(port, "/readyz?verbose", "HEAD") == (200, "")
+        assert asked(port, "/healthz") == (404, "/livez or /readyz\n")
+        run.stdin.close()
+        assert run.wait(40) == 0
+
+
+def test_a_probe_that_breaks_off_says_nothing_on_standard_error():
+    port = free_port()
+    words = [*RUN, "-v", "--probes", str(port), "--", sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert wait_for(lambda: asked(port, "/livez")[0] == 200, 40)
+        for data in (b"", b"nonsense\r\n\r\n", b"GET /livez HTTP/1.1\r\n"):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(data)
+        time.sleep(0.2)
+        _, said = run.communicate("", timeout=40)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("text", ["http", "70000", "a:b:c", "127.0.0.1"])
+def test_what_is_no_port_is_a_mistake(text):
+    ran = subprocess.run(
+        [*RUN, "--probes", text, "--", "true"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ran.returncode == 2
+    assert f"--probes {text}: neither a port nor an address" in ran.stderr
+
+
+def test_a_port_that_is_taken_is_told_before_the_command_starts(tmp_path):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = [*RUN, "--probes", str(port), "--", "touch", str(tmp_path / "ran")]
+        ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert "Address already in use" in ran.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_events_name_the_port_that_was_taken():
+    words = [*RUN, "--probes", "0", "--log-format", "json", "--", "true"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    (event,) = [json.loads(line) for line in ran.stderr.splitlines()]
+    assert (event["event"], event["path"]) == ("probes are answered", "/livez")
