@@ -13,6 +13,7 @@ import click
 from oomguard.cli.durations import Duration
 from oomguard.cli.options import F, decorated, option
 from oomguard.errors import UsageError
+from oomguard.log import get_logger
 
 if TYPE_CHECKING:
     from oomguard.engines.command import Launch
@@ -109,6 +110,12 @@ class BesideRanks:
     def tells(self) -> bool:
         """Whether this process tells of the run, and keeps its journal and report: of several ranks one does."""
         return self._job is None or self._job.tells
+
+    def may_reuse(self) -> bool:
+        """Return whether the first attempt may begin with what a journal knows: ranks of one job may read different ones."""
+        if self._job is not None:
+            get_logger().warning("--reuse is left out: this is one of several ranks, and all begin alike")
+        return self._job is None
 
     @property
     def companions(self) -> tuple[Companion, ...]:

@@ -222,7 +222,7 @@ def command(
             ),
             together=job.together,
         )
-        known = reused(launch, policy, journal, reuse=reuse and outer is None)
+        known = reused(launch, policy, journal, reuse=reuse and outer is None and job.may_reuse())
         supervision.begins_with = scheduler.begins_with(policy) or known
         told = beside.telling_errors(scheduler.tell_error)(run_told)
         with job:

@@ -23,7 +23,11 @@ DEFAULT_TIMEOUT_S: Final = 30.0
 _LEADER_RATIO: Final = 5 / 6
 # A failure of something else than memory, which another rank's memory failure may have led to.
 _OTHER_S: Final = 5.0
+# Ranks that start together have met by then.
+_MET_S: Final = 10.0
 _PAUSE_S: Final = 0.1
+# A thousand ranks that read one another are a load for the folder.
+_RANKS_A_PAUSE: Final = 512
 # Rank 0's documents may go with it: so long it waits until the others have read the last one.
 _LEAVE_S: Final = 3.0
 
@@ -67,7 +71,7 @@ class Round:
                 if self._meeting.is_leader:
                     self._meeting.say(decision=decision)
                 return decision
-            time.sleep(_PAUSE_S)
+            time.sleep(max(_PAUSE_S, self._meeting.size / _RANKS_A_PAUSE))
         return None
 
     def _of_leader(self, docs: dict[int, Said]) -> Decision | None:
@@ -96,15 +100,16 @@ class Round:
         now_s = time.monotonic()
         if self._called_s is not None:
             is_over = now_s - self._called_s > ratio * self._timeout_s
-            return waited_for if is_over or self._is_alone() else None
-        if self._own.how == "ran":  # the others go on with their work, unless their hosts are gone
-            return waited_for if waited_for and waited_for <= self._meeting.silent() else None
+            return waited_for if is_over or self._met_nobody(self._timeout_s) else None
+        if self._own.how == "ran":  # the others go on with their work, unless their hosts are gone, or nobody is there
+            is_over = self._met_nobody(_MET_S) or waited_for <= self._meeting.silent()
+            return waited_for if waited_for and is_over else None
         limit_s = _OTHER_S if self._own.how in {"other", "memory"} else self._timeout_s
         return set() if now_s - self._began_s > ratio * limit_s else None
 
-    def _is_alone(self) -> bool:
-        """Return whether no other rank was met, long after the first one would have been."""
-        return len(self._meeting.missing()) == self._meeting.size - 1 and self._meeting.age_s() > self._timeout_s
+    def _met_nobody(self, within_s: float) -> bool:
+        """Return whether no other rank was met, so long after this one began."""
+        return len(self._meeting.missing()) == self._meeting.size - 1 and self._meeting.age_s() > within_s
 
 
 def start_together(

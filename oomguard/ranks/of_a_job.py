@@ -48,6 +48,9 @@ class RankOfAJob:
 
     def began(self, number: int, launch: Launch, _pid: int | None) -> None:
         """Meet the others, now that the command has started, and watch them."""
+        if self._rendezvous.problem is not None:
+            self._why_off = self._rendezvous.problem
+            return
         try:
             meeting = self._meeting or self._met(launch)
             meeting.say(number=number, state="running")
@@ -131,6 +134,8 @@ class RankOfAJob:
         if decision.silent and is_told:
             problem = None if self._mirror is None else self._mirror.problem()
             beside = {} if problem is None else {"mirror": problem}
+            if meeting.missing():
+                beside["hint"] = "each rank needs an oomguard run of its own; --rendezvous none has each rank alone"
             get_logger().error(f"{ranks_in_words(decision.silent)} is silent: no rank starts again", **beside)
         elif decision.why and decision.first is not None and is_told:
             get_logger().warning(f"no rank starts again: {decision.why}")

@@ -21,8 +21,7 @@ from oomguard.errors import UsageError
 from oomguard.ranks.folder import OWN_NAME
 from oomguard.ranks.launcher import Launched
 
-# Beside the port that torch.distributed has: the next one.
-_BESIDE_PORT: Final = 1
+_LAST_PORT: Final = 65535
 _FORMS: Final = "a folder that all ranks see, tcp://HOST:PORT, or ray[://HOST:PORT]"
 
 
@@ -54,12 +53,14 @@ class Rendezvous:
         folder: where the documents lie on this host.
         store: what mirrors the folder to other hosts; None: all ranks see it.
         mirrors: whether this rank is the one that mirrors for its host.
+        problem: why the ranks cannot meet, as far as that is known before; the command runs all the same.
     """
 
     launched: Launched
     folder: Path
     store: Store | None = None
     mirrors: bool = False
+    problem: str | None = None
 
     @property
     def keeps_store(self) -> bool:
@@ -93,7 +94,7 @@ def rendezvous(launched: Launched, asked: str | None) -> Rendezvous:
         asked: what the user says; None: as the launcher offers.
 
     Raises:
-        UsageError: it cannot be understood, or nothing is known that all ranks reach.
+        UsageError: what the user says cannot be understood.
     """
     if asked is not None:
         return _asked(launched, asked)
@@ -101,11 +102,10 @@ def rendezvous(launched: Launched, asked: str | None) -> Rendezvous:
     if launched.is_on_one_host:
         return Rendezvous(launched, shared)
     if launched.address is None or launched.port is None:
-        raise UsageError(
-            f"{launched.launcher} does not tell where the {launched.size} ranks can meet",
-            hint=f"--rendezvous: {_FORMS}",
-        )
-    port = launched.port if launched.keeps_store else launched.port + _BESIDE_PORT
+        why = f"{launched.launcher} does not tell where: --rendezvous names {_FORMS}"
+        return Rendezvous(launched, shared, problem=why)
+    beside = launched.port + (1 if launched.port < _LAST_PORT else -1)
+    port = launched.port if launched.keeps_store else beside
     store = Store("torch", launched.address, port, not launched.keeps_store, _key(launched))
     return _mirrored(launched, store)
 

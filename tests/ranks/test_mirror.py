@@ -61,6 +61,6 @@ def test_what_names_no_place_is_refused(asked):
         rendezvous(of_two_hosts(), asked)
 
 
-def test_a_launcher_that_tells_no_address_asks_for_a_place():
-    with pytest.raises(UsageError, match="does not tell where the 2 ranks can meet"):
-        rendezvous(of_two_hosts(address=None), None)
+def test_a_launcher_that_tells_no_address_stops_no_command():
+    found = rendezvous(of_two_hosts(address=None), None)
+    assert found.problem.startswith("torchrun does not tell where: --rendezvous names")
