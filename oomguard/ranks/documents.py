@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from oomguard.report.json import json_line, plain_value
-
 VERSION: Final = 1
 # How an attempt of a rank ended: well; of memory; of a message that only passes on another rank's failure; since we ended it; else.
 How = Literal["ran", "memory", "secondary", "ended", "other"]
@@ -95,7 +93,6 @@ class Said:
         state: what the rank does.
         end: how its last attempt ended.
         decision: of rank 0: the last one.
-        address: where the rank's host is reached.
     """
 
     rank: int
@@ -112,10 +109,11 @@ class Said:
     state: State = "running"
     end: RankEnd | None = None
     decision: Decision | None = None
-    address: str = ""
 
     def to_text(self) -> str:
         """Return the document as one line of JSON."""
+        from oomguard.report.json import json_line, plain_value  # written first when the command has started
+
         return json_line(plain_value(asdict(self) | {"version": VERSION}))
 
 

@@ -30,14 +30,13 @@ class Meeting:
         folder: where the documents lie.
         rank: this one.
         size: how many there are.
-        address: where this host is reached.
     """
 
-    def __init__(self, folder: Folder, rank: int, size: int, address: str = "") -> None:
+    def __init__(self, folder: Folder, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._folder = folder
         self._lock = threading.Lock()
-        self._own = Said(rank, uuid.uuid4().hex, host=clock.host(), pid=clock.own_pid(), address=address)
+        self._own = Said(rank, uuid.uuid4().hex, host=clock.host(), pid=clock.own_pid())
         self._written_s = self._beaten_s = 0.0
         self._first_written_s: float | None = None
         self._heard: dict[str, tuple[str, float]] = {}

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from oomguard.engines.command import Launch
 from oomguard.incident import Attempt
 from oomguard.log import get_logger
-from oomguard.ranks.agreement import Round, ends_of, leave, start_together
 from oomguard.ranks.decision import ranks_in_words
 from oomguard.ranks.documents import Decision, How, RankEnd
 from oomguard.ranks.folder import Folder
 from oomguard.ranks.meeting import LEADER, Meeting
-from oomguard.ranks.mirror import Mirror
 from oomguard.ranks.rendezvous import Rendezvous
-from oomguard.ranks.secondary import is_secondary
-from oomguard.ranks.telling import record, told
 from oomguard.ranks.watching import Watch
 from oomguard.supervise.ended_by_us import EndedByUs
 from oomguard.supervise.together import Agreed, OwnEnd
+
+# What only an agreement needs is loaded for one: the command starts at once.
+if TYPE_CHECKING:
+    from oomguard.ranks.mirror import Mirror
 
 
 class RankOfAJob:
@@ -48,29 +48,28 @@ class RankOfAJob:
 
     def began(self, number: int, launch: Launch, _pid: int | None) -> None:
         """Meet the others, now that the command has started, and watch them."""
-        if self._rendezvous.problem is not None:
-            self._why_off = self._rendezvous.problem
-            return
-        try:
-            meeting = self._meeting or self._met(launch)
-            meeting.say(number=number, state="running")
-        except OSError as error:
-            self._off(error)
-            return
-        self._ended = None
-        self._watch = Watch(meeting, number, self._end)
+        self._why_off = self._why_off or self._rendezvous.problem
+        if self._why_off is None:
+            self._ended = None
+            self._watch = Watch(lambda: self._meeting or self._met(launch), number, self._end)
 
     def ended(self, _attempt: Attempt) -> None:
         """Hear that an attempt has ended: it is known already."""
 
     def ended_by_us(self) -> EndedByUs | None:
         """Stop watching; return why the last attempt was ended for another rank, None where it was not."""
-        if self._watch is not None:
-            self._ended, self._watch = self._watch.stop(), None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self._ended = watch.stop()
+            self._meeting = watch.meeting
+            if watch.problem is not None:
+                self._off(watch.problem)
         return self._ended
 
     def agree(self, own: OwnEnd, stopped: Callable[[], bool]) -> Agreed:
         """Return what all ranks do after an attempt."""
+        from oomguard.ranks.agreement import Round
+
         self.ended_by_us()
         decision, meeting = None, self._meeting
         if meeting is not None and self._why_off is None and not stopped():
@@ -79,7 +78,7 @@ class RankOfAJob:
                 again = self._rendezvous.again
                 decision = Round(meeting, end, self._timeout_s, stopped, again).decision()
             except OSError as error:
-                self._off(error)
+                self._off(error.strerror or str(error))
         if decision is None or meeting is None:
             why = () if self._why_off is None else (f"the ranks could not agree: {self._why_off}",)
             return Agreed(replace(own.diagnosis, notes=(*own.diagnosis.notes, *why)))
@@ -89,10 +88,12 @@ class RankOfAJob:
         """Wait until all ranks can make an attempt that they agreed on; return whether to make it."""
         if self._meeting is None or self._why_off is not None or agreed is None or not agreed.patches:
             return False
+        from oomguard.ranks.agreement import start_together
+
         try:
             why = start_together(self._meeting, number, self._timeout_s, stopped, is_able=is_able)
         except OSError as error:
-            self._off(error)
+            self._off(error.strerror or str(error))
             return False
         if why is not None and is_able:
             get_logger().error("not run again: no rank starts without the others", why=why)
@@ -100,21 +101,23 @@ class RankOfAJob:
 
     def close(self) -> None:
         """Leave the others."""
-        if self._watch is not None:
-            self._watch.stop()
-        if self._meeting is not None:
+        from oomguard.ranks.agreement import leave
+
+        self.ended_by_us()
+        if self._meeting is not None and self._why_off is None:
             leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
         if self._mirror is not None:
             self._mirror.close()
-        if self._meeting is not None:
+        if self._meeting is not None and self._why_off is None:
             self._meeting.tidy()
 
     def _met(self, launch: Launch) -> Meeting:
         own, place = self._rendezvous.launched, self._rendezvous
         folder = Folder(place.folder)
         if place.mirrors:
+            from oomguard.ranks.mirror import Mirror
+
             self._mirror = Mirror(place, folder, launch.argv)
-        self._meeting = Meeting(folder, own.rank, own.size)
         where = "" if place.store is None else f"{place.store.kind} store"
         get_logger().debug(
             "one of several ranks",
@@ -123,10 +126,12 @@ class RankOfAJob:
             launcher=own.launcher,
             meets_in=where or str(place.folder),
         )
-        return self._meeting
+        return Meeting(folder, own.rank, own.size)
 
     def _agreed(self, decision: Decision, meeting: Meeting, own: OwnEnd) -> Agreed:
         from oomguard.journal.contract import patch_of
+        from oomguard.ranks.agreement import ends_of
+        from oomguard.ranks.telling import record, told
 
         docs, size = meeting.look(), meeting.size
         is_told = meeting.is_leader or LEADER not in docs or LEADER in decision.silent
@@ -142,14 +147,14 @@ class RankOfAJob:
         patches = tuple(patch_of(patch) for patch in decision.patches) if decision.again else ()
         return Agreed(diagnosis, patches, decision.variables, record(decision, size), is_told)
 
-    def _off(self, error: OSError) -> None:
-        self._why_off = error.strerror or str(error)
-        with contextlib.suppress(OSError):
-            get_logger().error("the ranks cannot meet: none starts again by itself", reason=self._why_off)
+    def _off(self, why: str) -> None:
+        self._why_off = why
+        get_logger().error("the ranks cannot meet: none starts again by itself", reason=why)
 
 
 def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
     """Return how this rank's attempt ended, as it is told to the others."""
+    from oomguard.ranks.secondary import is_secondary
     from oomguard.report.json import incident_dict, patch_dict
 
     incident = own.diagnosis.first_cause
