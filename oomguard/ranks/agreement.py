@@ -77,7 +77,9 @@ class Round:
     def _of_leader(self, docs: dict[int, Said]) -> Decision | None:
         ends = ends_of(docs, self._own.number)
         waited_for = set(range(self._meeting.size)) - set(ends)
-        silent = self._meeting.lost() & waited_for or self._overdue(waited_for, _LEADER_RATIO)
+        left = {rank for rank, doc in docs.items() if doc.state == "left"}  # without saying how it ended
+        gone = (self._meeting.lost() | left) & waited_for
+        silent = gone or self._overdue(waited_for, _LEADER_RATIO)
         if waited_for and silent is None:
             return None
         offsets = {rank: _offset(docs[rank]) for rank in ends}
@@ -124,10 +126,15 @@ def start_together(
         stopped: whether the user asked to stop.
         is_able: whether this rank can make it.
     """
-    if not is_able:
-        meeting.say(state="left")
-        return "this rank cannot"
-    meeting.say(number=number, state="ready")
+    if is_able:
+        meeting.say(number=number, state="ready")
+    why = _why_not_together(meeting, number, timeout_s, stopped) if is_able else "this rank cannot"
+    if why is not None:
+        meeting.say(state="left", number=number - 1)
+    return why
+
+
+def _why_not_together(meeting: Meeting, number: int, timeout_s: float, stopped: Callable[[], bool]) -> str | None:
     began_s = time.monotonic()
     while not stopped():
         docs = meeting.look()

@@ -74,6 +74,10 @@ class Folder:
                         found[int(name)] = text
         return found
 
+    def withdraw(self, rank: int) -> None:
+        """Remove a rank's document. Raises OSError."""
+        (self.here / f"{rank}{_END}").unlink(missing_ok=True)
+
     def written_here(self) -> set[int]:
         """Return the ranks that see the folder and have written into it."""
         return {int(path.stem) for path in self.here.glob(f"*{_END}") if path.stem.isdigit()}

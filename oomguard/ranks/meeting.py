@@ -107,6 +107,11 @@ class Meeting:
         with contextlib.suppress(OSError):
             self.say(state="left")
 
+    def withdraw(self) -> None:
+        """Take this rank's document back, as it cannot be written any more: who reads it late would think that its process was killed."""
+        with contextlib.suppress(OSError):
+            self._folder.withdraw(self.rank)
+
     def tidy(self) -> None:
         """Remove the folder where this is the last rank that sees it."""
         with contextlib.suppress(OSError):

@@ -106,6 +106,8 @@ class RankOfAJob:
         self.ended_by_us()
         if self._meeting is not None and self._why_off is None:
             leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
+        elif self._meeting is not None:
+            self._meeting.withdraw()
         if self._mirror is not None:
             self._mirror.close()
         if self._meeting is not None and self._why_off is None:

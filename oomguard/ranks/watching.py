@@ -50,6 +50,7 @@ class Watch:
         self._over.set()
         self._thread.join(_ANSWER_S)
         if self._thread.is_alive():
+            self.meeting = None
             self.problem = f"the folder where they meet has not answered for {_ANSWER_S:g} s"
         return self._ended
 
@@ -80,7 +81,10 @@ class Watch:
         caller = calling(docs, self._number)
         if caller is not None:
             return f"ended, as {ranks_in_words([caller])} ran out of memory and all ranks start again"
-        return f"ended, as {ranks_in_words(lost)} is gone: its process was killed" if lost else None
+        if lost:
+            return f"ended, as {ranks_in_words(lost)} is gone: its process was killed"
+        never_began = {rank for rank, doc in docs.items() if doc.state == "left" and doc.number < self._number}
+        return f"ended, as {ranks_in_words(never_began)} did not start again" if never_began else None
 
 
 def calling(docs: dict[int, Said], number: int) -> int | None:

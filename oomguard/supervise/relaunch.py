@@ -178,8 +178,7 @@ class Supervision:
             launches = self._first, self.launch
             explained = self._explainer.explain(heard, ended.status, cgroup, launches, stopped=stopped, ended=ours)
         self._refused = "request refused" if explained.refused else ""
-        if explained.refused:
-            self._first = without_changes(self._first, explained.refused)
+        self._first = without_changes(self._first, explained.refused)
         found = self.placing.moved(explained.diagnosis)
         agreed = self._agree(number, ended.status, found, heard, folder)
         diagnosis = found if agreed is None else agreed.diagnosis
