@@ -45,7 +45,7 @@ ROOMS = (
     {"rule_testing", "journal"},
     {"attempting", "checking", "telemetry"},
     {"guarding", "supervise", "testing"},
-    {"instrumentation", "mapping", "serving"},
+    {"instrumentation", "mapping", "ranks", "serving"},
     {"schedulers"},
     {"cli"},
     {"__main__", "__init__"},

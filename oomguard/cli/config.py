@@ -59,6 +59,10 @@ OPTIONS: Final = (
     "exit_status",
     "slurm_comment",
     "slurm_requeue",
+    "rank",
+    "world_size",
+    "rendezvous",
+    "rank_timeout",
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
 _SWITCHES: Final = frozenset(
@@ -66,8 +70,8 @@ _SWITCHES: Final = frozenset(
 )
 # Text that may be a number alone.
 _PORTS_AND_COUNTS: Final = frozenset({"gpus", "metrics", "probes"})
-_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "slurm_requeue"})
-_TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after"})
+_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "slurm_requeue", "rank", "world_size"})
+_TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after", "rank_timeout"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
 _PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}
 _TABLE: Final = "[tool.oomguard]"

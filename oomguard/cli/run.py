@@ -26,14 +26,16 @@ from oomguard.cli.options import (
     tell_configuration,
 )
 from oomguard.cli.placement_options import PlacementOptions, placement_options
+from oomguard.cli.ranks_options import RanksOptions, ranks_options
 from oomguard.cli.reuse_option import reuse_option, reused
+from oomguard.cli.run_report import check_report, write_report
 from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, scheduler_options
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.journal.place import Place, Shared, default_path
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
-from oomguard.supervise.own_files import OwnFiles
+from oomguard.supervise.own_files import OwnFiles, of_named_journal
 from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ JOURNAL_BUSY_S: Final = 1.0
     help="Form of the events on standard error.",
 )
 @placement_options
+@ranks_options
 @serving_options
 @scheduler_options
 @output_options
@@ -141,6 +144,7 @@ def command(
     pty: bool,
     log_format: str,
     placement: PlacementOptions,
+    ranks: RanksOptions,
     restart: str,
     hang_after: float,
     termination_message: str | None,
@@ -175,15 +179,11 @@ def command(
         outer = outer_run()
         if outer is not None:
             get_logger().debug("the outer run changes and runs again", outer_pid=outer)
-        serving = ServingOptions(restart, hang_after, termination_message)
-        serving = serving.checked(is_inside=outer is not None)
+        serving = ServingOptions(restart, hang_after, termination_message).checked(is_inside=outer is not None)
         relaunches = serving.relaunches(ctx, max_relaunches) if outer is None else 0
         limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
         policy = read_policy(allow, pinned, floors, **limits)
-        if rules:
-            read_rules(rules)  # what is wrong in them is told before the command runs
-        if report is not None:
-            _check_report(Path(report))
+        _check(rules, report)
 
         asked = None if snapshot is None else AskedSnapshot(Path(snapshot))
 
@@ -191,15 +191,16 @@ def command(
             if not quiet:
                 from oomguard.report.terminal import print_diagnosis
 
-                first = diagnosis.first_cause
-                shown = Diagnosis("", (first,) if first else (), diagnosis.notes)
+                shown = Diagnosis("", tuple(filter(None, [diagnosis.first_cause])), diagnosis.notes)
                 print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
         launch = Launch(tuple(argv))
-        known = reused(launch, policy, journal, reuse=reuse and outer is None)
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
         scheduler = BesideScheduler(scheduling, beside.health, is_inside=outer is not None)
-        keeper = Keeper(partial(_journal, journal), is_asked_for=journal is not None, original=launch.argv)
+        job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
+        configure_log(log_format, quiet=quiet or not (job.tells or verbose), verbose=verbose)
+        opens = partial(_journal, journal) if job.tells else None
+        keeper = Keeper(opens, is_asked_for=journal is not None, original=launch.argv)
         supervision = Supervision(
             launch,
             policy,
@@ -210,18 +211,25 @@ def command(
             on_failure,
             idempotent,
             pty,
-            Companions((*beside.companions, *scheduler.companions)),
+            Companions((*beside.companions, *scheduler.companions, *job.companions)),
             restarts=serving.restarts,
-            ended_by_us=beside.ended_by_us,
+            ended_by_us=lambda: beside.ended_by_us() or job.ended_by_us(),
             placing=placement.placing(argv, pinned, outer),
-            own_files=OwnFiles(report, termination_message, late=[] if asked is None else [asked.files]),
+            own_files=OwnFiles(
+                report, termination_message, *of_named_journal(journal), late=[] if asked is None else [asked.files]
+            ),
+            together=job.together,
         )
+        known = reused(launch, policy, journal, reuse=reuse and outer is None and job.may_reuse())
         supervision.begins_with = scheduler.begins_with(policy) or known
         told = beside.telling_errors(scheduler.tell_error)(run_told)
-        outcome = scheduler.classified(told(supervision, signals, ctx, metrics, is_inner=outer is not None))
-        _tell_all(outcome, beside, scheduler, asked, report)
-        _tell(outcome, color, quiet=quiet)
-        scheduler.requeue(outcome)
+        with job:
+            outcome = scheduler.classified(told(supervision, signals, ctx, metrics, is_inner=outer is not None))
+        beside.tell(outcome)
+        if job.tells:  # of several ranks one does
+            _tell_all(outcome, scheduler, asked, report)
+            _tell(outcome, color, quiet=quiet)
+            scheduler.requeue(outcome)
     _end_as_the_command(signals, outcome.status)
     return outcome.status
 
@@ -234,16 +242,20 @@ def _end_as_the_command(signals: Signals, status: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
 
 
-def _tell_all(
-    outcome: Outcome, beside: BesideServer, scheduler: BesideScheduler, asked: AskedSnapshot | None, report: str | None
-) -> None:
+def _check(rules: tuple[str, ...], report: str | None) -> None:
+    """Raise UsageError where something is wrong in the rules, or the report cannot be written: before the command runs."""
+    if rules:
+        read_rules(rules)
+    check_report(report)
+
+
+def _tell_all(outcome: Outcome, scheduler: BesideScheduler, asked: AskedSnapshot | None, report: str | None) -> None:
     """Tell how the run ended where others read it."""
-    beside.tell(outcome)
     scheduler.tell(outcome)
     if asked is not None:
         asked.tell(outcome)
     if report is not None:
-        _write_report(Path(report), outcome)
+        write_report(Path(report), outcome)
 
 
 def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
@@ -271,24 +283,3 @@ def _journal(place: Place | None) -> Journal | SharedJournal:
     if place is None and not default_path().is_absolute():
         raise InputError("no home folder is known")
     return Journal(default_path() if place is None else place, busy_s=JOURNAL_BUSY_S)
-
-
-def _check_report(path: Path) -> None:
-    """Raise UsageError where the report cannot be written."""
-    if path.suffix not in {".json", ".md", ".html"}:
-        raise UsageError(f"--report {path}: unknown form", hint="end the name in .json, .md or .html")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--report {path}: the folder cannot be written", hint="name a folder that exists")
-
-
-def _write_report(path: Path, outcome: Outcome) -> None:
-    """Write the report; a failure by now is told and leaves the command's own exit status alone."""
-    from oomguard.log import get_logger
-    from oomguard.report.attempts import report_text
-
-    try:
-        path.write_text(
-            report_text(path.suffix, outcome.diagnosis or Diagnosis(""), outcome.attempts), encoding="utf-8"
-        )
-    except OSError as error:
-        get_logger().warning("the report could not be written", path=str(path), reason=error.strerror)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +17,6 @@ from oomguard.cli.options import decorated, option
 from oomguard.errors import OomguardError, UsageError, exit_status_of
 
 if TYPE_CHECKING:
-    import threading
-
     from oomguard.engines.command import Launch
     from oomguard.serving.health import Health
     from oomguard.serving.systemd import Told
@@ -128,8 +125,9 @@ class BesideServer:
         if not is_server(launch):
             return
         from oomguard.serving.health import Health
+        from oomguard.supervise.ending import Ending
 
-        end = _Ending(signals, min(grace_s, _END_S))
+        end = Ending(signals, min(grace_s, _END_S))
         name = launcher_of(launch).NAME
         self._health = Health(name, options.hang_after, end, dict(os.environ), options.restarts, asked, end.is_stopped)
         if "NOTIFY_SOCKET" in os.environ:
@@ -188,20 +186,3 @@ class BesideServer:
         place = message_place(self._options.termination_message, os.environ)
         if place is not None:
             leave_message(place, message())
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """Ends the command: asked first, then killed with all that it started."""
-
-    signals: Signals
-    wait_s: float
-
-    def __call__(self, over: threading.Event) -> None:
-        self.signals.watcher.forward(int(signal.SIGTERM), None, None)
-        if not over.wait(self.wait_s):
-            self.signals.watcher.kill()
-
-    def is_stopped(self) -> bool:
-        """Return whether the user asked to stop."""
-        return self.signals.stopped_by is not None

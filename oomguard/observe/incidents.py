@@ -22,8 +22,9 @@ MAX_WRAPPERS = 20
 class ScannedIncident:
     """One incident while the scan goes on.
 
-    ``own`` are the facts of its message alone, ``seen_s`` is when it was last seen (``time.monotonic`` seconds), ``kinds``
-    are all kinds that its messages had, ``near`` the frames beside it, ``becomes`` and ``wraps`` those of its signature.
+    ``own`` are the facts of its message alone, ``began_s`` and ``seen_s`` are when it was first and last seen (``time.monotonic``
+    seconds), ``kinds`` are all kinds that its messages had, ``near`` the frames beside it, ``becomes`` and ``wraps`` those of its
+    signature.
     """
 
     incident: Incident
@@ -36,6 +37,7 @@ class ScannedIncident:
     becomes: dict[str, str] = field(default_factory=dict)
     phase_is_told: bool = False
     wraps: tuple[str, ...] = ()
+    began_s: float | None = None
 
     def say_more(self, hit: Hit) -> None:
         """Add figures that another wording read from the same message, and take the more exact of two that agree."""
@@ -103,6 +105,7 @@ class ScannedIncidents:
             becomes=dict(hit.signature.becomes),
             phase_is_told=incident.phase != "unknown",
             wraps=hit.signature.wraps,
+            began_s=self._clock(),
         )
         self.all.append(found)
         context.failed = True

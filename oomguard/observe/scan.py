@@ -253,6 +253,11 @@ class Scanner:
         last = next((c for c in reversed(self._contexts) if c.ending.death is not None or c.stands), self._context)
         return last.death
 
+    def began_s(self) -> float | None:
+        """Return when the first memory failure was printed, as the clock told; None where there is none, or it is not known."""
+        began = (found.began_s for found in self._found.all if found.incident.is_oom)
+        return min((at_s for at_s in began if at_s is not None), default=None)
+
     def flush(self) -> None:
         """Close all open windows: what follows is not part of them."""
         while self._open:

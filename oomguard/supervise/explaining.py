@@ -21,6 +21,7 @@ from oomguard.supervise.ended_by_us import EndedByUs
 from oomguard.supervise.in_force import as_it_ran, given_settings
 from oomguard.supervise.kernel_kill import killed_by_kernel
 from oomguard.supervise.process import Exit
+from oomguard.supervise.rank_in_text import with_ranks
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.taking_back import take_back
@@ -126,6 +127,7 @@ class Explainer:
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
         if status:
             scanned = heard.or_said(scanned, self.insight.said(launch), self.rules, settings)
+            scanned = with_ranks(scanned, heard.tail, first.argv)
         if death is not None:  # what an earlier start or a request failed of did not end the run
             own = tuple(i for i in scanned.incidents if i.start == death.start)
             scanned = replace(scanned, incidents=own or (death,))

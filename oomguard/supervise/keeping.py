@@ -80,16 +80,17 @@ class Keeper:
         """The run's name in the journal."""
         return self._session
 
-    def end(self, attempt: Attempt, start: EngineStart | None = None) -> None:
+    def end(self, attempt: Attempt, start: EngineStart | None = None, ranks: Mapping[str, Any] | None = None) -> None:
         """Write how the attempt ended; say, once, where a failure, or anything that was asked for, cannot be kept.
 
         Args:
             attempt: what was changed in it, and what came of it.
             start: what the engine told of itself, where one spoke.
+            ranks: of a job of several ranks, how each ended: kept with the incident.
         """
         self._wait()
         if self._journal is not None and self._row is not None:
-            self._end(self._journal, self._row, attempt, start)
+            self._end(self._journal, self._row, attempt, start, ranks)
         if self._untold is not None:
             event, fields = self._untold
             logger = get_logger()
@@ -108,7 +109,14 @@ class Keeper:
             fields = {"attempts": left.attempts, "reason": left.reason, "command": left.command}
             get_logger().warning("not yet in the shared journal: the next run delivers it", **fields)
 
-    def _end(self, journal: Journal | SharedJournal, row: int, attempt: Attempt, start: EngineStart | None) -> None:
+    def _end(
+        self,
+        journal: Journal | SharedJournal,
+        row: int,
+        attempt: Attempt,
+        start: EngineStart | None,
+        ranks: Mapping[str, Any] | None,
+    ) -> None:
         from oomguard.report.json import incident_dict
         from oomguard.report.mask import mask
         from oomguard.supervise.what_ran import chosen_by_user, what_ran
@@ -116,7 +124,7 @@ class Keeper:
         incident = None
         if attempt.incident is not None:
             slack = {name: fact.slack for name, fact in attempt.incident.facts.items() if fact.slack}
-            incident = incident_dict(attempt.incident) | {"slack": slack}
+            incident = incident_dict(attempt.incident) | {"slack": slack} | ({"ranks": dict(ranks)} if ranks else {})
         status = attempt.exit_status if attempt.exit_status is not None else 125
         error = None if attempt.error == error_of(status, attempt.incident) else mask(attempt.error)
         try:

@@ -35,7 +35,8 @@ class LastWords:
     @property
     def passes_on(self) -> bool:
         """Whether the exception only says that another process failed."""
-        return self.exception.partition(":")[0].rpartition(".")[2].partition("(")[0] in _data().passing_on
+        name = self.exception.partition(":")[0].rpartition(".")[2].partition("(")[0]
+        return name in _data().passing_on or is_of_another_rank(self.exception)
 
     @property
     def is_of_a_test(self) -> bool:
@@ -46,6 +47,7 @@ class LastWords:
 @dataclass(frozen=True, slots=True)
 class _Data:
     passing_on: frozenset[str]
+    of_other_ranks: tuple[str, ...]
     not_the_end: tuple[str, ...]
 
 
@@ -66,6 +68,11 @@ def last_words(tail: bytes) -> LastWords | None:
     while (before := _direct_cause(texts, first)) is not None:
         first = before
     return LastWords(texts[end].strip(), tuple(texts[i] for i in range(first, len(texts))))
+
+
+def is_of_another_rank(text: str) -> bool:
+    """Return whether a text holds what an exception says that ended one rank since another one is gone."""
+    return any(said in text.lower() for said in _data().of_other_ranks)
 
 
 class _Peeled:
@@ -108,4 +115,5 @@ def _above(texts: _Peeled, at: int) -> str:
 @functools.cache
 def _data() -> _Data:
     table = next(iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values()))
-    return _Data(frozenset(table["exceptions"]), tuple(table["not_the_end"]))
+    ranks = tuple(text.lower() for text in table["of_other_ranks"])
+    return _Data(frozenset(table["exceptions"]), ranks, tuple(table["not_the_end"]))

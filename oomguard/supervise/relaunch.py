@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import DEBUG
 from pathlib import Path
@@ -13,6 +13,7 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.protocol import Insight
+from oomguard.engines.started import StartedEngine
 from oomguard.errors import DeadlineError, PlacementError, UsageError
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
@@ -24,24 +25,26 @@ from oomguard.supervise.by_variable import BY_VARIABLE, WithVariables
 from oomguard.supervise.companions import Companions
 from oomguard.supervise.ended_by_us import EndedByUs
 from oomguard.supervise.explaining import Explained, Explainer
-from oomguard.supervise.in_force import tell_unheeded
-from oomguard.supervise.job_files import tell_places
+from oomguard.supervise.failure_told import tell_failure
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.learning import last_start, learn
 from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.outcome import Outcome, error_of, outcome_of
 from oomguard.supervise.own_files import OwnFiles, of_inner_runs, of_journal
-from oomguard.supervise.pasting import commands_to_paste, to_paste
+from oomguard.supervise.pasting import to_paste
 from oomguard.supervise.placing import AsGiven, Placing
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
+from oomguard.supervise.refusals import refusal_of
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
+from oomguard.supervise.together import Agreed, Alone, OwnEnd, Together, record_of
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
     from oomguard.rules.load import RuleSet
+    from oomguard.supervise.heard import Heard
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class Supervision:
         restarts: run the command again as it was where it failed of something else than memory.
         ended_by_us: returns why we ended the last attempt; None where it ended by itself.
         own_files: what oomguard itself writes; the journal is added.
+        together: the other ranks of its job, where it is one of several.
     """
 
     launch: Launch
@@ -81,6 +85,7 @@ class Supervision:
     ended_by_us: Callable[[], EndedByUs | None] = lambda: None
     placing: Placing = field(default_factory=AsGiven)
     own_files: OwnFiles = field(default_factory=OwnFiles)
+    together: Together = field(default_factory=Alone)
     _first: Launch = field(init=False)
     _engine: WithVariables = field(init=False)
     _insight: Insight = field(init=False)
@@ -92,6 +97,7 @@ class Supervision:
     _refused: str = field(init=False, default="")
     _is_cut: bool = field(init=False, default=False)
     _is_ended_by_us: bool = field(init=False, default=False)
+    _variables: Mapping[str, str] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         engine = launcher_of(self.launch)
@@ -164,7 +170,7 @@ class Supervision:
                 ended = run(self.launch, marker.recording, signals, self._stdin)
         finally:
             marker.stop()
-        self._is_cut = self._is_cut or ended.is_cut
+        self._is_cut |= ended.is_cut
         ours = self.ended_by_us() if signals.stopped_by is None else None
         self._is_ended_by_us = ours is not None
         heard = self._explainer.hear(marker.recording, ended, witness, self._first)
@@ -173,35 +179,45 @@ class Supervision:
             launches = self._first, self.launch
             explained = self._explainer.explain(heard, ended.status, cgroup, launches, stopped=stopped, ended=ours)
         self._refused = "request refused" if explained.refused else ""
-        if explained.refused:
-            self._first = without_changes(self._first, explained.refused)
-        diagnosis = self.placing.moved(explained.diagnosis)
+        self._first = without_changes(self._first, explained.refused)
+        found = self.placing.moved(explained.diagnosis)
+        agreed = self._agree(number, ended.status, found, heard, folder)
+        diagnosis = found if agreed is None else agreed.diagnosis
         incident = diagnosis.first_cause
-        error, measured = (
-            self._refused or (ours.why if ours is not None else error_of(ended.status, incident)),
-            heard.comparable(ledger.patches) if heard is not None else {},
-        )
-        attempt = ledger.end(
-            None if self._refused else incident,
-            error=error,
-            exit_status=ended.status,
-            seconds=ended.seconds,
-            measured=measured,
-        )
-        self.keeper.end(attempt, last_start(heard, self._engine, self.launch))
+        error = self._refused or (error_of(ended.status, incident) if ours is None else ours.why)
+        measured = heard.comparable(ledger.patches) if heard is not None else {}
+        failed = None if self._refused else incident
+        status, seconds = ended.status, ended.seconds
+        attempt = ledger.end(failed, error=error, exit_status=status, seconds=seconds, measured=measured)
+        self.keeper.end(attempt, last_start(heard, self._engine, self.launch), record_of(agreed))
         self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
             learn(heard.scanner, self._engine, self.launch, self.keeper)
         tell = log.info if incident is not None or ours is not None else tell
         tell("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
         if incident is not None:
-            self._after_failure(diagnosis, incident, signals, folder)
-        if self._goes_on_as_it_was(attempt, signals, of_reader=ended.of_reader):
+            self._after_failure(diagnosis, incident, signals, folder, agreed)
+        if agreed is None and self._goes_on_as_it_was(attempt, signals, of_reader=ended.of_reader):
             leads_on = self._between.restarts(self.launch, attempt, self.placing.devices())
         else:
             leads_on = incident is None or self._between.leads_on(self.launch, attempt, folder, self.placing.devices())
-        if not leads_on:
+        if not self.together.starts_again(number + 1, agreed, self._between.stopped, is_able=leads_on):
             ledger.stop()
+
+    def _agree(self, number: int, status: int, found: Diagnosis, heard: Heard | None, folder: Path) -> Agreed | None:
+        """Return what all ranks do after an attempt; None where this process is the only one."""
+        if isinstance(self.together, Alone):
+            return None
+        incident = found.first_cause
+        patches = () if incident is None or self._refused else self._ledger.wanted(incident, self._carries)
+        refusal = refusal_of(number, self._ledger, self._stdin, folder, self._witness, dry_run=self.dry_run)
+        if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
+            refusal = "the change did not reach the engine"
+        told = ("", None) if heard is None else (heard.tail, heard.scanner.began_s())
+        own = OwnEnd(number, status, error_of(status, incident), found, patches, refusal, *told)
+        if (agreed := self.together.agree(own, self._between.stopped)) and agreed.diagnosis.incidents:
+            self._ledger.diagnosis = agreed.diagnosis
+        return agreed
 
     def _goes_on_as_it_was(self, attempt: Attempt, signals: Signals, *, of_reader: bool) -> bool:
         """Return whether the command is to run again as it was: it failed, not of memory, and nothing is to be changed."""
@@ -217,24 +233,17 @@ class Supervision:
             return False
         return ledger.repeat()
 
-    def _after_failure(self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path) -> None:
+    def _after_failure(
+        self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path, agreed: Agreed | None
+    ) -> None:
         log, started = get_logger(), self._insight.started(self.launch)
-        log.warning(
-            "planned again" if self._refused else "out of memory" if incident.is_oom else "failed",
-            kind=incident.kind,
-            what=incident.headline,
-            cause=incident.causes[0].id,
-        )
-        heeded = not self._ledger.settings or self._engine.took_effect(self.launch, folder)
-        if not heeded:
-            log.warning("the change did not reach the engine: no engine in the command's Python took it")
-        elif not self._refused:
-            heeded = not tell_unheeded(self._ledger.attempts[-1], incident, self._engine, self.launch)
         self._first = with_failed_engine(self._first, incident)
-        reached = self._ledger.settings if heeded else {}
-        commands = commands_to_paste(self._first, self._engine, reached, incident, started)
-        self.on_failure(diagnosis, commands)
-        tell_places(self._first.argv, incident)
+        if agreed is None or agreed.tells:
+            told = diagnosis, incident, (self._first, self.launch), (self._engine, self._insight), self._ledger, folder
+            heeded, commands = tell_failure(*told, self.on_failure, was_refused=bool(self._refused))
+        if agreed is not None:
+            self._follow(agreed, incident, started)
+            return
         if heeded and not self.dry_run and self._ledger.leaves_another():
             incident = self.placing.once_free(incident, self._between.stopped, self._ledger.time_left_s())
         wanted = self._ledger.wanted(incident, self._carries)
@@ -257,6 +266,12 @@ class Supervision:
                 self._ledger.refuse(self._witness.refusal)
             self._first = with_change(self._first, incident, started, chosen)
 
+    def _follow(self, agreed: Agreed, incident: Incident, started: Sequence[StartedEngine]) -> None:
+        """Change what all ranks change; what any of them failed with is not tried again."""
+        self._ledger.tried.update(self._ledger.settings.items())
+        self._ledger.pending, self._variables = agreed.patches, agreed.variables
+        self._first = with_change(self._first, incident, started, agreed.patches)
+
     def _carries(self, name: str) -> bool:
         return self._engine.carries(name) and (name in BY_VARIABLE or self._insight.carries(self._first, name))
 
@@ -272,6 +287,7 @@ class Supervision:
             self.launch = self._engine.apply(self._first, ledger.settings, folder)
         elif cannot_make(folder) is None:
             self.launch = self._insight.watched(self._first, folder)
+        self.launch = replace(self.launch, env={**self.launch.env, **self._variables})
         if not ledger.patches:
             log.info("running again as it was", why=ledger.attempts[-1].error)
             return

@@ -139,9 +139,13 @@ class Witness:
             tell(event, **fields)
         if refused:
             tell("to run it again all the same, paste this, or give oomguard run --idempotent", command=again)
-            what = "; ".join(f"{event} ({', '.join(map(str, fields.values()))})" for event, fields in seen.told())
-            self.refusal = f"not run again, it would repeat what it did: {what}"
+            self.refusal = _refusal(seen)
         return not refused
+
+    def why_not_again(self) -> str | None:
+        """Return why the command must not be run again, as ``refusal`` has it; None where it may."""
+        seen = self.seen()
+        return _refusal(seen) if seen.would_be_repeated and not self._idempotent else None
 
     def _excuse(self, seen: SideEffects) -> str:
         if not seen.were_seen:
@@ -183,6 +187,11 @@ class Witness:
 
             self._served = ServedRequests()
         return self._served
+
+
+def _refusal(seen: SideEffects) -> str:
+    what = "; ".join(f"{event} ({', '.join(map(str, fields.values()))})" for event, fields in seen.told())
+    return f"not run again, it would repeat what it did: {what}"
 
 
 def _when(incident: Incident) -> dict[str, str]:

@@ -53,6 +53,10 @@ RAISING = {
     "exit_status": ("'by-cause'", "only a flag"),
     "slurm_comment": ("true", "only a flag"),
     "slurm_requeue": ("3", "only a flag"),
+    "rank": ("1", "only a flag"),
+    "world_size": ("2", "only a flag"),
+    "rendezvous": ("'/tmp/planted'", "only a flag"),
+    "rank_timeout": ("'1s'", "only a flag"),
 }
 
 

@@ -114,3 +114,22 @@ def test_an_output_of_many_lines_is_not_peeled_for_it(monkeypatch):
 def test_a_test_that_compares_texts_is_known(line, is_one):
     traceback = f'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n{line}\n'
     assert last_words(traceback.encode()).is_of_a_test is is_one
+
+
+OF_OTHER_RANKS = [
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error",
+    "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (node-1, 29500).",
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9130. GLHF!",
+    "RuntimeError: NCCL communicator was aborted on rank 1.",
+]
+
+
+@pytest.mark.parametrize("line", OF_OTHER_RANKS, ids=lambda line: line.split()[1].rstrip(":"))
+def test_a_rank_that_lost_another_one_only_passes_on(line):
+    tail = f'Traceback (most recent call last):\n  File "job.py", line 22, in <module>\n    dist.barrier()\n{line}\n'
+    assert last_words(tail.encode()).passes_on
+
+
+def test_a_connection_that_a_program_of_its_own_lost_ended_it():
+    tail = 'Traceback (most recent call last):\n  File "a.py", line 2, in <module>\nConnectionRefusedError: [Errno 111] Connection refused\n'
+    assert not last_words(tail.encode()).passes_on

@@ -1,0 +1,176 @@
+"""The options of ``oomguard run`` for a command that is one rank of a job: which it is, and where the ranks meet."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import click
+
+from oomguard.cli.durations import Duration
+from oomguard.cli.options import F, decorated, option
+from oomguard.errors import UsageError
+from oomguard.log import get_logger
+
+if TYPE_CHECKING:
+    from oomguard.engines.command import Launch
+    from oomguard.ranks.of_a_job import RankOfAJob
+    from oomguard.supervise.companions import Companion
+    from oomguard.supervise.ended_by_us import EndedByUs
+    from oomguard.supervise.signals import Signals
+    from oomguard.supervise.together import Together
+
+DEFAULT_RANK_TIMEOUT_S: Final = 30.0
+# A rank that is ended for another one has this part of the time; the rest is for the agreement.
+_GRACE_RATIO: Final = 1 / 3
+_OFF: Final = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class RanksOptions:
+    """What was given of them; without any, the launcher's variables tell."""
+
+    rank: int | None
+    world_size: int | None
+    rendezvous: str | None
+    timeout_s: float
+
+    def beside(self, launch: Launch, signals: Signals, grace_s: float, *, is_inside: bool) -> BesideRanks:
+        """Return what goes along with a run whose command may be one rank of a job; inside another run that one agrees.
+
+        Raises:
+            UsageError: an option cannot be understood, or misses another.
+        """
+        return BesideRanks(None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ))
+
+    def _of_a_job(
+        self, launch: Launch, signals: Signals, grace_s: float, environ: Mapping[str, str]
+    ) -> RankOfAJob | None:
+        """Return this process as one rank of a job; None where it is none.
+
+        Raises:
+            UsageError: an option cannot be understood, or misses another.
+        """
+        if self.rendezvous == _OFF:
+            return None
+        from oomguard.ranks.launcher import Launched, launched
+
+        own = self._asked() or launched(environ)
+        if own is None:
+            from oomguard.engines.ranks import ranks_in_command
+
+            found = ranks_in_command(launch)
+            own = None if found is None else Launched(**found)
+        if own is None:
+            if self.rendezvous is not None:
+                raise UsageError(
+                    "--rendezvous is for one of several ranks, and nothing tells which one this is",
+                    hint="--rank I --world-size N",
+                )
+            return None
+        from oomguard.ranks.of_a_job import RankOfAJob
+        from oomguard.ranks.rendezvous import rendezvous
+        from oomguard.supervise.ending import Ending
+
+        end = Ending(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
+        return RankOfAJob(rendezvous(own, self.rendezvous), self.timeout_s, end)
+
+    def _asked(self) -> Any:
+        if self.rank is None and self.world_size is None:
+            return None
+        if self.rank is None or self.world_size is None or self.rendezvous is None:
+            raise UsageError(
+                "--rank, --world-size and --rendezvous belong together", hint="--rank 0 --world-size 4 --rendezvous DIR"
+            )
+        if self.rank >= self.world_size:
+            raise UsageError(f"--rank {self.rank} of --world-size {self.world_size}", hint="ranks count from 0")
+        from oomguard.ranks.launcher import Launched
+
+        return Launched(self.rank, self.world_size, "--rank") if self.world_size > 1 else None
+
+
+class BesideRanks:
+    """One rank of a job, or a command that is none."""
+
+    def __init__(self, job: RankOfAJob | None) -> None:
+        self._job = job
+
+    def __enter__(self) -> BesideRanks:
+        return self
+
+    def __exit__(self, *_of_error: object) -> None:
+        """Leave the other ranks."""
+        if self._job is not None:
+            self._job.close()
+
+    @property
+    def tells(self) -> bool:
+        """Whether this process tells of the run, and keeps its journal and report: of several ranks one does."""
+        return self._job is None or self._job.tells
+
+    def may_reuse(self) -> bool:
+        """Return whether the first attempt may begin with what a journal knows: ranks of one job may read different ones."""
+        if self._job is not None:
+            get_logger().warning("--reuse is left out: this is one of several ranks, and all begin alike")
+        return self._job is None
+
+    @property
+    def companions(self) -> tuple[Companion, ...]:
+        """What hears of each attempt."""
+        return () if self._job is None else (self._job,)
+
+    @property
+    def together(self) -> Together:
+        """What decides after an attempt."""
+        from oomguard.supervise.together import Alone
+
+        return Alone() if self._job is None else self._job
+
+    def ended_by_us(self) -> EndedByUs | None:
+        """Return why the last attempt was ended for another rank; None where it was not."""
+        return None if self._job is None else self._job.ended_by_us()
+
+
+def ranks_options(function: F) -> F:
+    """Add --rank, --world-size, --rendezvous and --rank-timeout; the command gets them as ``ranks``."""
+
+    @functools.wraps(function)
+    def with_ranks(
+        *args: Any, rank: int | None, world_size: int | None, rendezvous: str | None, rank_timeout: float, **kwargs: Any
+    ) -> Any:
+        return function(*args, ranks=RanksOptions(rank, world_size, rendezvous, rank_timeout), **kwargs)
+
+    return decorated(
+        cast("F", with_ranks),
+        (
+            option(
+                "--rank",
+                type=click.IntRange(min=0),
+                metavar="I",
+                help="Which rank of its job the command is. [default: as torchrun, srun or mpirun tells]",
+            ),
+            option(
+                "--world-size",
+                type=click.IntRange(min=1),
+                metavar="N",
+                help="How many ranks the job has, each under an oomguard of its own.",
+            ),
+            option(
+                "--rendezvous",
+                metavar="WHERE",
+                help="Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT of rank 0, ray, or none to have each "
+                "rank alone. [default: as the launcher offers]",
+            ),
+            option(
+                "--rank-timeout",
+                type=Duration(),
+                default=DEFAULT_RANK_TIMEOUT_S,
+                show_default=True,
+                metavar="TIME",
+                help="After the first failure, so long for all ranks to say how they ended; none starts again without the others.",
+            ),
+        ),
+    )

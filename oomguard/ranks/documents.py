@@ -1,0 +1,137 @@
+"""What one rank says of itself: one document that it alone writes, and all others read.
+
+Each rank's document holds all that the others need, so whoever reads late reads the same; nothing is sent twice, and no message is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+VERSION: Final = 1
+# How an attempt of a rank ended: well; of memory; of a message that only passes on another rank's failure; since we ended it; else.
+How = Literal["ran", "memory", "secondary", "ended", "other"]
+# What a rank does: its command runs, it has ended, it could start again, it has nothing more to do with the job.
+State = Literal["running", "ended", "ready", "left"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How the attempt of one rank ended.
+
+    Attributes:
+        number: the attempt.
+        how: in one word.
+        status: the command's exit status.
+        error: in words, empty where it ran.
+        incident: the memory failure as the contract's object.
+        patches: what the rank would change for it, as the contract's objects.
+        refusal: why its command must not be run again; None: it may be.
+        failed_s: when it failed, on its own monotonic clock; None where that is not known.
+    """
+
+    number: int
+    how: How
+    status: int
+    error: str = ""
+    incident: Mapping[str, Any] | None = None
+    patches: tuple[Mapping[str, Any], ...] = ()
+    refusal: str | None = None
+    failed_s: float | None = None
+
+    @property
+    def calls_for_another(self) -> bool:
+        """Whether all ranks should start again for it."""
+        return self.how == "memory" and bool(self.patches) and self.refusal is None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What rank 0 decided after an attempt, for all.
+
+    Attributes:
+        number: the attempt.
+        again: whether all start again.
+        why: why not, where they do not.
+        first: the rank that failed first; None where none failed of memory.
+        is_order_known: whether the ranks' clocks told which failed first, where several did.
+        patches: what all change, as the contract's objects.
+        silent: ranks that had not said how they ended in time.
+        hows: how each rank ended.
+        variables: what every rank's command gets in its environment.
+    """
+
+    number: int
+    again: bool
+    why: str = ""
+    first: int | None = None
+    is_order_known: bool = True
+    patches: tuple[Mapping[str, Any], ...] = ()
+    silent: tuple[int, ...] = ()
+    hows: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The document of a rank.
+
+    Attributes:
+        rank: whose it is.
+        nonce: drawn for this run: a document that an earlier job left has another one.
+        of_leader: the nonce that rank 0 has, as far as it was read.
+        heard: of rank 0: the nonce that each rank shows, and when rank 0 read it first, on its own clock.
+        met: of rank 0: the nonce of each rank that has answered to rank 0's own.
+        host: whose process ids and whose clock it has, and the host's name (clock.py).
+        pid: the process, with its start, by which it is known on its own host.
+        offset_s: what has to be added to the rank's monotonic clock to have rank 0's; None: not known yet.
+        slack_s: how far off that may be.
+        beat: grows while the process lives.
+        number: the attempt that it makes, or is about to.
+        state: what the rank does.
+        end: how its last attempt ended.
+        decision: of rank 0: the last one.
+    """
+
+    rank: int
+    nonce: str
+    of_leader: str | None = None
+    heard: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    met: Mapping[str, str] = field(default_factory=dict)
+    host: tuple[str, str, str] = ("", "", "")
+    pid: tuple[int, float] = (0, 0.0)
+    offset_s: float | None = None
+    slack_s: float = 0.0
+    beat: int = 0
+    number: int = 1
+    state: State = "running"
+    end: RankEnd | None = None
+    decision: Decision | None = None
+
+    def to_text(self) -> str:
+        """Return the document as one line of JSON."""
+        from oomguard.report.json import json_line, plain_value  # written first when the command has started
+
+        return json_line(plain_value(asdict(self) | {"version": VERSION}))
+
+
+def said(text: str) -> Said | None:
+    """Read a document; None for one that is none, or of another version."""
+    try:
+        row = json.loads(text)
+        if not isinstance(row, dict) or row.pop("version", None) != VERSION:
+            return None
+        end, decision = row.pop("end"), row.pop("decision")
+        row["heard"] = {rank: (str(nonce), float(at_s)) for rank, (nonce, at_s) in row["heard"].items()}
+        row["host"], row["pid"] = tuple(row["host"]), tuple(row["pid"])
+        return Said(
+            **row,
+            end=None if end is None else RankEnd(**end | {"patches": tuple(end["patches"])}),
+            decision=None
+            if decision is None
+            else Decision(**decision | {name: tuple(decision[name]) for name in ("patches", "silent")}),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,135 @@
+"""Mirror the documents of one host to the others, through torch's store or Ray's; run as a program by mirror.py.
+
+It imports nothing of oomguard, so that any Python which has torch, or Ray, can run it. What ranks of this host write is put into the
+store, what the others have put there is written beside it. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+PAUSE_S = 0.25
+CONNECT_S = 60.0
+MOST_BYTES = 4 << 20
+# Says that the store was reached.
+READY = "ready"
+
+
+class Store(Protocol):
+    """Keys and values that all hosts reach."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key."""
+
+    def get(self, key: str) -> bytes | None:
+        """Return its value, None where there is none."""
+
+
+class TorchStore:
+    """torch.distributed's TCPStore: the launcher's, or one that rank 0 keeps."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        from torch.distributed import PrefixStore, TCPStore
+
+        own = TCPStore(
+            asked["address"],
+            asked["port"],
+            is_master=asked["keeps"],
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=CONNECT_S),
+        )
+        self._store = PrefixStore(f"oomguard/{asked['prefix']}", own)
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes | None:
+        """Return its value; asked for first, since a get waits for a key that is not there."""
+        return bytes(self._store.get(key)) if self._store.check([key]) else None
+
+
+class RayStore:
+    """Ray's key-value store, in its GCS: no worker is started for it."""
+
+    NAMESPACE = b"oomguard"
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        from ray._private.services import canonicalize_bootstrap_address_or_die
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+        named = None if asked["address"] is None else f"{asked['address']}:{asked['port']}"
+        self._client = GcsClient(address=canonicalize_bootstrap_address_or_die(named or "auto"))
+        self._prefix = asked["prefix"]
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key."""
+        self._client.internal_kv_put(self._name(key), value, True, self.NAMESPACE)
+
+    def get(self, key: str) -> bytes | None:
+        """Return its value."""
+        value: bytes | None = self._client.internal_kv_get(self._name(key), self.NAMESPACE)
+        return value
+
+    def _name(self, key: str) -> bytes:
+        return f"{self._prefix}/{key}".encode()
+
+
+STORES: dict[str, Callable[[dict[str, Any]], Store]] = {"torch": TorchStore, "ray": RayStore}
+
+
+def main() -> None:
+    """Mirror until standard input ends."""
+    asked: dict[str, Any] = json.loads(sys.stdin.readline())
+    over = threading.Event()
+    threading.Thread(target=_wait_for_end, args=(over,), daemon=True).start()
+    os.nice(5)
+    store = STORES[asked["kind"]](asked)
+    here, there = Path(asked["here"]), Path(asked["there"])
+    (there / READY).touch()
+    put: dict[str, tuple[int, int]] = {}
+    got: dict[str, bytes] = {}
+    while True:
+        is_last = over.is_set()  # what was written before the end is put there too
+        for path in sorted(here.glob("*.json")):
+            _put(path, store, put)
+        if is_last:
+            break
+        own = {path.stem for path in here.glob("*.json")}
+        for rank in {str(rank) for rank in range(asked["size"])} - own:
+            value = store.get(rank)
+            if value is not None and value != got.get(rank):
+                got[rank] = value
+                partial = there / f"{rank}.{os.getpid()}"
+                partial.write_bytes(value)
+                partial.replace(there / f"{rank}.json")
+        over.wait(PAUSE_S)
+    if asked["keeps"]:  # the others read what was put last, out of this process
+        time.sleep(2 * PAUSE_S)
+
+
+def _put(path: Path, store: Store, put: dict[str, tuple[int, int]]) -> None:
+    try:
+        status = path.stat()
+        if put.get(path.stem) != (status.st_ino, status.st_mtime_ns) and status.st_size <= MOST_BYTES:
+            store.put(path.stem, path.read_bytes())
+            put[path.stem] = status.st_ino, status.st_mtime_ns
+    except FileNotFoundError:  # the last rank has removed the folder
+        return
+
+
+def _wait_for_end(over: threading.Event) -> None:
+    sys.stdin.read()
+    over.set()
+
+
+if __name__ == "__main__":
+    main()

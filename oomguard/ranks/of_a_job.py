@@ -1,0 +1,175 @@
+"""This process as one rank of a job, for ``oomguard run``: it watches the others while its command runs, and agrees with them after."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from oomguard.engines.command import Launch
+from oomguard.incident import Attempt
+from oomguard.log import get_logger
+from oomguard.ranks.decision import ranks_in_words
+from oomguard.ranks.documents import Decision, How, RankEnd
+from oomguard.ranks.folder import Folder
+from oomguard.ranks.meeting import LEADER, Meeting
+from oomguard.ranks.rendezvous import Rendezvous
+from oomguard.ranks.watching import Watch
+from oomguard.supervise.ended_by_us import EndedByUs
+from oomguard.supervise.together import Agreed, OwnEnd
+
+# What only an agreement needs is loaded for one: the command starts at once.
+if TYPE_CHECKING:
+    from oomguard.ranks.mirror import Mirror
+
+
+class RankOfAJob:
+    """Agrees with the other ranks (supervise/together.py), and goes along with the attempts (supervise/companions.py).
+
+    Args:
+        rendezvous: where the ranks meet.
+        timeout_s: after the first failure, so long for all ranks to say how they ended.
+        end: ends the command; it gets what is set when the attempt is over.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, timeout_s: float, end: Callable[[threading.Event], None]) -> None:
+        self._rendezvous, self._timeout_s, self._end = rendezvous, timeout_s, end
+        self._meeting: Meeting | None = None
+        self._mirror: Mirror | None = None
+        self._watch: Watch | None = None
+        self._ended: EndedByUs | None = None
+        self._why_off: str | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether this rank tells of the job, and keeps its journal, while all is well."""
+        return self._rendezvous.launched.rank == LEADER
+
+    def began(self, number: int, launch: Launch, _pid: int | None) -> None:
+        """Meet the others, now that the command has started, and watch them."""
+        self._why_off = self._why_off or self._rendezvous.problem
+        if self._why_off is None:
+            self._ended = None
+            self._watch = Watch(lambda: self._meeting or self._met(launch), number, self._end)
+
+    def ended(self, _attempt: Attempt) -> None:
+        """Hear that an attempt has ended: it is known already."""
+
+    def ended_by_us(self) -> EndedByUs | None:
+        """Stop watching; return why the last attempt was ended for another rank, None where it was not."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self._ended = watch.stop()
+            self._meeting = watch.meeting
+            if watch.problem is not None:
+                self._off(watch.problem)
+        return self._ended
+
+    def agree(self, own: OwnEnd, stopped: Callable[[], bool]) -> Agreed:
+        """Return what all ranks do after an attempt."""
+        from oomguard.ranks.agreement import Round
+
+        self.ended_by_us()
+        decision, meeting = None, self._meeting
+        if meeting is not None and self._why_off is None and not stopped():
+            end = rank_end(own, self._ended)
+            try:
+                again = self._rendezvous.again
+                decision = Round(meeting, end, self._timeout_s, stopped, again).decision()
+            except OSError as error:
+                self._off(error.strerror or str(error))
+        if decision is None or meeting is None:
+            why = () if self._why_off is None else (f"the ranks could not agree: {self._why_off}",)
+            return Agreed(replace(own.diagnosis, notes=(*own.diagnosis.notes, *why)))
+        return self._agreed(decision, meeting, own)
+
+    def starts_again(self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool) -> bool:
+        """Wait until all ranks can make an attempt that they agreed on; return whether to make it."""
+        if self._meeting is None or self._why_off is not None or agreed is None or not agreed.patches:
+            return False
+        from oomguard.ranks.agreement import start_together
+
+        try:
+            why = start_together(self._meeting, number, self._timeout_s, stopped, is_able=is_able)
+        except OSError as error:
+            self._off(error.strerror or str(error))
+            return False
+        if why is not None and is_able:
+            get_logger().error("not run again: no rank starts without the others", why=why)
+        return why is None
+
+    def close(self) -> None:
+        """Leave the others."""
+        from oomguard.ranks.agreement import leave
+
+        self.ended_by_us()
+        if self._meeting is not None and self._why_off is None:
+            leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
+        elif self._meeting is not None:
+            self._meeting.withdraw()
+        if self._mirror is not None:
+            self._mirror.close()
+        if self._meeting is not None and self._why_off is None:
+            self._meeting.tidy()
+
+    def _met(self, launch: Launch) -> Meeting:
+        own, place = self._rendezvous.launched, self._rendezvous
+        folder = Folder(place.folder)
+        if place.mirrors:
+            from oomguard.ranks.mirror import Mirror
+
+            self._mirror = Mirror(place, folder, launch.argv)
+        where = "" if place.store is None else f"{place.store.kind} store"
+        get_logger().debug(
+            "one of several ranks",
+            rank=own.rank,
+            size=own.size,
+            launcher=own.launcher,
+            meets_in=where or str(place.folder),
+        )
+        return Meeting(folder, own.rank, own.size)
+
+    def _agreed(self, decision: Decision, meeting: Meeting, own: OwnEnd) -> Agreed:
+        from oomguard.journal.contract import patch_of
+        from oomguard.ranks.agreement import ends_of
+        from oomguard.ranks.telling import record, told
+
+        docs, size = meeting.look(), meeting.size
+        is_told = meeting.is_leader or LEADER not in docs or LEADER in decision.silent
+        diagnosis = told(decision, ends_of(docs, own.number), own.diagnosis, meeting.rank, size)
+        if decision.silent and is_told:
+            problem = None if self._mirror is None else self._mirror.problem()
+            beside = {} if problem is None else {"mirror": problem}
+            if meeting.missing():
+                beside["hint"] = "each rank needs an oomguard run of its own; --rendezvous none has each rank alone"
+            get_logger().error(f"{ranks_in_words(decision.silent)} is silent: no rank starts again", **beside)
+        elif decision.why and decision.first is not None and is_told:
+            get_logger().warning(f"no rank starts again: {decision.why}")
+        patches = tuple(patch_of(patch) for patch in decision.patches) if decision.again else ()
+        return Agreed(diagnosis, patches, decision.variables, record(decision, size), is_told)
+
+    def _off(self, why: str) -> None:
+        self._why_off = why
+        get_logger().error("the ranks cannot meet: none starts again by itself", reason=why)
+
+
+def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
+    """Return how this rank's attempt ended, as it is told to the others."""
+    from oomguard.ranks.secondary import is_secondary
+    from oomguard.report.json import incident_dict, patch_dict
+
+    incident = own.diagnosis.first_cause
+    is_oom = incident is not None and incident.is_oom
+    how: How = "other"
+    if is_oom:
+        how = "memory"
+    elif ended is not None:
+        how = "ended"
+    elif own.status == 0 and incident is None:
+        how = "ran"
+    elif is_secondary(own.tail):
+        how = "secondary"
+    row = None if incident is None or not is_oom else incident_dict(incident)
+    patches = tuple(patch_dict(patch) for patch in own.patches)
+    return RankEnd(own.number, how, own.status, own.error, row, patches, own.refusal, own.failed_s if is_oom else None)

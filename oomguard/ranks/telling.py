@@ -1,0 +1,82 @@
+"""What is told of a decision: the failure of the rank that failed first, what became of the others, and who was silent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from oomguard.incident import Diagnosis, Incident
+from oomguard.journal.contract import incident_of
+from oomguard.ranks.decision import ranks_in_words
+from oomguard.ranks.documents import Decision, RankEnd
+
+_HOWS: Final = {
+    "memory": "ran out of memory",
+    "secondary": "lost the others",
+    "ended": "ended by oomguard for it",
+    "other": "failed of something else",
+    "ran": "ran",
+}
+
+
+def told(decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: int, size: int) -> Diagnosis:
+    """Return what this rank tells after a decision: one incident, of the rank that failed first, and how each rank ended.
+
+    Args:
+        decision: of rank 0.
+        ends: how each rank ended.
+        own: what this rank's output tells.
+        rank: this one.
+        size: how many ranks there are.
+    """
+    if all(how == "ran" for how in decision.hows.values()) and not decision.silent:
+        return own
+    notes = (*(own.notes if decision.first in {None, rank} else ()), *_notes(decision, size))
+    if decision.first is None:
+        return replace(own, notes=notes)
+    found = own.first_cause if decision.first == rank else None
+    row = ends[decision.first].incident if decision.first in ends else None
+    incident = found or (None if row is None else incident_of(row))
+    if incident is None:
+        return replace(own, notes=notes)
+    others = [
+        f"rank {other}" for other, how in decision.hows.items() if how == "memory" and other != str(decision.first)
+    ]
+    return replace(own, incidents=(_of_rank(incident, decision.first, others),), notes=notes)
+
+
+def record(decision: Decision, size: int) -> dict[str, Any]:
+    """Return a decision as the journal keeps it with the incident."""
+    return {
+        "size": size,
+        "first": decision.first,
+        "first_is_known": decision.is_order_known,
+        "ended": dict(decision.hows),
+        "silent": list(decision.silent),
+        "again": decision.again,
+    }
+
+
+def _of_rank(incident: Incident, rank: int, others: list[str]) -> Incident:
+    named = incident.location.process
+    process = f"rank {rank}" if named is None else f"rank {rank}: {named}"
+    return replace(incident, location=replace(incident.location, process=process), also_in=(*incident.also_in, *others))
+
+
+def _notes(decision: Decision, size: int) -> tuple[str, ...]:
+    by_how: dict[str, list[int]] = {}
+    for rank, how in decision.hows.items():
+        by_how.setdefault(how, []).append(int(rank))
+    hows = "; ".join(f"{ranks_in_words(ranks)}: {_HOWS.get(how, how)}" for how, ranks in by_how.items())
+    notes = [f"{size} ranks. {hows}"]
+    if decision.first is not None:
+        known = (
+            ""
+            if decision.is_order_known
+            else " (their clocks do not tell the order: it had the least room, or the lowest number)"
+        )
+        notes.append(f"first: rank {decision.first}{known}")
+    if decision.silent:
+        notes.append(f"silent: {ranks_in_words(decision.silent)}")
+    return tuple(notes)

@@ -1,0 +1,95 @@
+"""While a rank's command runs: meet the others, and end the command where another rank's failure calls for all to start again.
+
+A command whose peer has died may wait for it in a collective for as long as its timeout says, minutes or for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from oomguard.log import get_logger
+from oomguard.ranks.decision import ranks_in_words
+from oomguard.ranks.documents import Said
+from oomguard.ranks.meeting import Meeting
+from oomguard.supervise.ended_by_us import EndedByUs
+
+# How often a rank looks: soon at first, as it has to meet the others, then seldom enough that a thousand ranks are no load.
+_MEETING_PAUSE_S: Final = 0.1
+_PAUSE_S: Final = 0.5
+_RANKS_A_PAUSE: Final = 512
+# A network's file system that takes longer is not waited for.
+_ANSWER_S: Final = 5.0
+
+
+class Watch:
+    """Looks at the other ranks during one attempt, in a thread: a file system that does not answer holds nothing else up.
+
+    Args:
+        meet: returns the ranks' meeting, and raises OSError where they cannot meet.
+        number: the attempt.
+        end: ends the command; it gets what is set when the attempt is over.
+
+    Attributes:
+        meeting: the ranks, once they can meet.
+        problem: why they cannot; None where they can.
+    """
+
+    def __init__(self, meet: Callable[[], Meeting], number: int, end: Callable[[threading.Event], None]) -> None:
+        self._meet, self._number, self._end = meet, number, end
+        self.meeting: Meeting | None = None
+        self.problem: str | None = None
+        self._over = threading.Event()
+        self._ended: EndedByUs | None = None
+        self._thread = threading.Thread(target=self._run, name="oomguard-ranks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> EndedByUs | None:
+        """Look no more; return why the command was ended, None where it was not."""
+        self._over.set()
+        self._thread.join(_ANSWER_S)
+        if self._thread.is_alive():
+            self.meeting = None
+            self.problem = f"the folder where they meet has not answered for {_ANSWER_S:g} s"
+        return self._ended
+
+    def _run(self) -> None:
+        try:
+            self.meeting = self._meet()
+            self.meeting.say(number=self._number, state="running")
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+            return
+        pause_s = _MEETING_PAUSE_S
+        while not self._over.wait(pause_s):
+            try:
+                docs = self.meeting.look()
+            except OSError as error:
+                get_logger().debug("the ranks cannot be read", reason=error.strerror or str(error))
+                pause_s = _PAUSE_S
+                continue
+            if not self.meeting.missing():
+                pause_s = max(_PAUSE_S, self.meeting.size / _RANKS_A_PAUSE)
+            why = self._why_to_end(docs, self.meeting.lost())
+            if why is not None and not self._over.is_set():
+                self._ended = EndedByUs(why)
+                self._end(self._over)
+                return
+
+    def _why_to_end(self, docs: dict[int, Said], lost: set[int]) -> str | None:
+        caller = calling(docs, self._number)
+        if caller is not None:
+            return f"ended, as {ranks_in_words([caller])} ran out of memory and all ranks start again"
+        if lost:
+            return f"ended, as {ranks_in_words(lost)} is gone: its process was killed"
+        never_began = {rank for rank, doc in docs.items() if doc.state == "left" and doc.number < self._number}
+        return f"ended, as {ranks_in_words(never_began)} did not start again" if never_began else None
+
+
+def calling(docs: dict[int, Said], number: int) -> int | None:
+    """Return a rank whose failure in an attempt calls for all to start again; None where there is none."""
+    called = (
+        rank for rank, doc in sorted(docs.items()) if doc.end and doc.end.number == number and doc.end.calls_for_another
+    )
+    return next(called, None)

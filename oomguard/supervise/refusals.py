@@ -1,0 +1,34 @@
+"""Why a command must not be run again, whatever would be changed: asked by a rank before all ranks decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oomguard.attempting.ledger import Ledger
+from oomguard.supervise.between import cannot_make
+from oomguard.supervise.side_effects import Witness
+from oomguard.supervise.standard_input import StandardInput
+
+
+def refusal_of(
+    number: int, ledger: Ledger, stdin: StandardInput, folder: Path, witness: Witness, *, dry_run: bool
+) -> str | None:
+    """Return why a command must not be run again after an attempt; None where it may be.
+
+    Args:
+        number: the attempt that has ended.
+        ledger: those before it, with the policy.
+        stdin: the command's standard input, which it would have from its beginning.
+        folder: a temporary one, which a change may need.
+        witness: of what the attempt did.
+        dry_run: nothing is run again.
+    """
+    if dry_run:
+        return "a dry run"
+    if number > ledger.policy.max_relaunches or ledger.time_left_s() <= 0:
+        return "no relaunch is left"
+    if stdin.lost is not None:
+        return f"it would not have the same standard input: {stdin.lost}"
+    if (missing := cannot_make(folder)) is not None:
+        return f"it needs a temporary folder: {missing}"
+    return witness.why_not_again()

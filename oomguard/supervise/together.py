@@ -1,0 +1,82 @@
+"""A command that is one rank of a job: what it does after a failure is decided for all ranks, or for this process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from oomguard.incident import Diagnosis, Patch
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEnd:
+    """How this process's command ended.
+
+    Attributes:
+        number: the attempt.
+        status: its exit status.
+        error: in words, empty where it ran.
+        diagnosis: what its output tells.
+        patches: what would be changed for it.
+        refusal: why it must not be run again; None: it may be.
+        tail: the end of its output.
+        failed_s: when its failure was printed first, on the monotonic clock; None where there is none.
+    """
+
+    number: int
+    status: int
+    error: str
+    diagnosis: Diagnosis
+    patches: tuple[Patch, ...]
+    refusal: str | None
+    tail: str
+    failed_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all ranks agreed on.
+
+    Attributes:
+        diagnosis: of the rank that failed first.
+        patches: of the next attempt; none where none follows.
+        variables: what the command gets in its environment for it.
+        record: the ranks and how each ended, for the journal.
+        tells: whether this rank tells it: one does.
+    """
+
+    diagnosis: Diagnosis
+    patches: tuple[Patch, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
+    tells: bool = True
+
+
+class Together(Protocol):
+    """Agrees with the other ranks."""
+
+    def agree(self, own: OwnEnd, stopped: Callable[[], bool]) -> Agreed | None:
+        """Return what all do after an attempt; None where this process decides alone. Wait no longer than the deadline of the ranks."""
+
+    def starts_again(self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool) -> bool:
+        """Wait until all ranks can make an attempt that they agreed on; return whether to make it: no rank does where one cannot."""
+
+
+class Alone:
+    """No other rank."""
+
+    def agree(self, _own: OwnEnd, _stopped: Callable[[], bool]) -> None:
+        """Return None."""
+        return
+
+    def starts_again(
+        self, _number: int, _agreed: Agreed | None, _stopped: Callable[[], bool], *, is_able: bool
+    ) -> bool:
+        """Return what this process is able to do."""
+        return is_able
+
+
+def record_of(agreed: Agreed | None) -> Mapping[str, Any] | None:
+    """Return the ranks and how each ended; None where there is only one."""
+    return None if agreed is None else agreed.record

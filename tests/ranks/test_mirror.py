@@ -1,0 +1,66 @@
+"""Ranks that see no common folder meet in a store: torch's, which rank 0 keeps where no launcher does."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.errors import UsageError
+from oomguard.ranks.launcher import Launched
+from oomguard.ranks.rendezvous import free_port, rendezvous
+from support.supervising import LIMIT_S
+
+
+def test_ranks_of_two_hosts_agree_through_torchs_store(job):
+    pytest.importorskip("torch")
+    job.start(2, rendezvous=f"tcp://127.0.0.1:{free_port()}", fits={"1": 1792})
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    assert job.lengths() == [[32768, 1792]] * 2
+    assert "note: first: rank 1" in ended[0][2]
+
+
+def test_a_store_that_cannot_be_reached_lets_no_rank_start_again_and_says_why(job):
+    job.start(2, "--rank-timeout", "4s", rendezvous="ray://127.0.0.1:1", fits={"0": 1792}, modes={"1": "early"})
+    _, errors = job.ranks[0].communicate(timeout=LIMIT_S)
+    assert job.ranks[0].returncode == 1
+    assert "rank 1 is silent: no rank starts again: mirror=" in errors
+    assert job.lengths()[0] == [32768]
+
+
+def of_two_hosts(**told: object) -> Launched:
+    return Launched(
+        **{"rank": 1, "size": 2, "launcher": "torchrun", "job": "a", "address": "node-1", "port": 29500} | told
+    )
+
+
+def test_ranks_of_one_host_need_no_store():
+    assert rendezvous(of_two_hosts(local_rank=1, local_size=2), None).store is None
+
+
+def test_the_launchers_own_store_is_taken_where_it_keeps_one():
+    store = rendezvous(of_two_hosts(keeps_store=True), None).store
+    assert (store.kind, store.port, store.is_kept_by_rank_0) == ("torch", 29500, False)
+
+
+def test_else_rank_0_keeps_one_beside_its_port():
+    store = rendezvous(of_two_hosts(), None).store
+    assert (store.address, store.port, store.is_kept_by_rank_0) == ("node-1", 29501, True)
+
+
+def test_one_rank_a_host_mirrors():
+    ranks = [rendezvous(of_two_hosts(size=4, local_rank=local, local_size=2), None) for local in (0, 1)]
+    assert [rank.mirrors for rank in ranks] == [True, False]
+    assert ranks[0].folder == ranks[1].folder
+
+
+@pytest.mark.parametrize(
+    "asked", ["tcp://", "tcp://host", "http://host:1", "tcp://host:port", "ray://host", "s3://bucket/x"]
+)
+def test_what_names_no_place_is_refused(asked):
+    with pytest.raises(UsageError, match="not understood"):
+        rendezvous(of_two_hosts(), asked)
+
+
+def test_a_launcher_that_tells_no_address_stops_no_command():
+    found = rendezvous(of_two_hosts(address=None), None)
+    assert found.problem.startswith("torchrun does not tell where: --rendezvous names")

@@ -1,0 +1,123 @@
+"""Ranks of one job, each under its own oomguard run: one fails, all start again with one change, or none does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from oomguard.journal.store import Journal
+
+
+def test_one_rank_fails_and_all_start_again_with_the_same_patch(job):
+    job.start(3, fits={"1": 1792})
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0, 0, 0], ended
+    assert job.lengths() == [[32768, 1792]] * 3
+    assert not list(job.folder.glob(".oomguard*"))
+
+
+def test_the_failure_is_told_once_by_rank_0_with_the_rank_it_came_from(job):
+    job.start(3, fits={"2": 1792})
+    errors = [errors for _, _, errors in job.ended()]
+    panels = [sum(line.startswith("╭") for line in text.splitlines()) for text in errors]
+    assert panels == [1, 0, 0]
+    assert "rank 2: EngineCore pid=2" in errors[0]
+    assert "note: first: rank 2" in errors[0]
+    assert "Ran with reduced settings" in errors[0]
+    assert "Ran with reduced settings" not in errors[1]
+
+
+def test_of_two_ranks_that_ran_out_the_fuller_one_decides_for_all(job):
+    job.start(3, fits={"0": 4096, "2": 1792})
+    assert [status for status, _, _ in job.ended()] == [0, 0, 0]
+    assert job.lengths() == [[32768, 1792]] * 3
+
+
+def test_a_patch_that_is_not_permitted_lets_no_rank_start_again(job):
+    job.start(2, "--pin", "max_model_len", "--rank-timeout", "3s", fits={"1": 1792}, modes={"0": "early"})
+    ended = job.ended()
+    assert ended[1][0] == 1
+    assert job.lengths() == [[32768]] * 2
+
+
+def test_a_rank_that_wrote_a_file_lets_no_rank_start_again(job):
+    """One rank refuses to repeat what it did: the others would wait for it in vain."""
+    (job.folder / "results.jsonl").touch()
+    script = job.folder / "writes.sh"
+    script.write_text(f'echo row >> {job.folder}/results.jsonl; exec "$@"')
+    job.start(2, fits={"1": 1792}, modes={"0": "early"}, after_s="0.5")
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0, 0], ended
+
+
+def test_a_failure_of_something_else_ends_that_rank_alone_with_its_own_status(job):
+    began_s = time.monotonic()
+    job.start(2, modes={"0": "early", "1": "other"})
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0, 1]
+    assert "oomguard: out of memory" not in ended[0][2] + ended[1][2]
+    assert time.monotonic() - began_s < 30
+
+
+def test_a_rank_that_is_killed_leaves_nobody_waiting(job):
+    job.start(3, "--rank-timeout", "10s", modes={}, after_s="300")
+    job.wait_until_all_run()
+    began_s = time.monotonic()
+    job.ranks[1].send_signal(signal.SIGKILL)
+    ended = job.ended()
+    assert time.monotonic() - began_s < 30
+    assert [status != 0 for status, _, _ in ended] == [True] * 3
+    assert "rank 1 is silent: no rank starts again" in ended[0][2]
+    assert job.lengths() == [[32768]] * 3
+
+
+def test_rank_0_that_is_killed_leaves_nobody_waiting(job):
+    job.start(3, "--rank-timeout", "10s", after_s="300")
+    job.wait_until_all_run()
+    began_s = time.monotonic()
+    job.ranks[0].send_signal(signal.SIGKILL)
+    ended = job.ended()
+    assert time.monotonic() - began_s < 30
+    assert "rank 0 is silent: no rank starts again" in ended[1][2]
+    assert job.lengths() == [[32768]] * 3
+
+
+def test_a_rank_without_an_oomguard_lets_no_rank_start_again(job):
+    job.start(2, "--rank-timeout", "3s", fits={"1": 1792})
+    job.ranks[0].send_signal(signal.SIGKILL)
+    job.ended()
+    assert job.lengths()[1] == [32768]
+
+
+def test_the_journal_holds_one_record_of_all_ranks(job, tmp_path):
+    path = tmp_path / "journal.sqlite3"
+    job.start(3, "--journal", str(path), fits={"1": 1792})
+    job.ended()
+    first, second = Journal(path).records()
+    assert first.incident["location"]["process"] == "rank 1: EngineCore pid=2"
+    ranks = first.incident["ranks"]
+    assert (ranks["size"], ranks["first"], ranks["silent"]) == (3, 1, [])
+    assert ranks["ended"]["1"] == "memory"
+    assert second.settings == {"max_model_len": 1792}
+
+
+def test_the_report_tells_the_ranks(job, tmp_path):
+    path = tmp_path / "report.json"
+    job.start(2, "--report", str(path), fits={"1": 1792})
+    job.ended()
+    answer = json.loads(path.read_text())
+    assert answer["incidents"][0]["location"]["process"].startswith("rank 1")
+    assert any(note.startswith("2 ranks.") for note in answer["notes"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_of_the_launcher_starts_no_rank_again(job, number):
+    job.start(2, "--rank-timeout", "5s", after_s="300")
+    job.wait_until_all_run()
+    for rank in job.ranks:
+        rank.send_signal(number)
+    assert [status for status, _, _ in job.ended()] == [128 + number] * 2
+    assert job.lengths() == [[32768]] * 2
