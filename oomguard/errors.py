@@ -9,6 +9,7 @@ OomguardError
 │   └── RuleError          a rule file that cannot be used: says file, key path and column
 ├── PlacementError         no device for a command, or not enough for a mapping of names to devices (exit status 125)
 ├── DeadlineError          the time of a run was over before its first attempt (exit status 125)
+├── JournalError           a journal's database that is locked, damaged, away or of a newer oomguard: what is written waits
 ├── WakeUpError            a sleeping engine whose memory is not free: it is not woken, and sleeps on
 └── LaunchError            a command that could not be started (exit status 126 or 127, as a shell)
 
@@ -42,6 +43,16 @@ class PlacementError(OomguardError):
     def __init__(self, message: str, *, hint: str | None = None, is_for_now: bool = False) -> None:
         super().__init__(message)
         self.hint, self.is_for_now = hint, is_for_now
+        if hint is not None:
+            self.add_note(hint)
+
+
+class JournalError(OomguardError):
+    """A journal's database that cannot be used now: locked, full, damaged, away, or a newer oomguard's. ``hint`` says what to do."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
         if hint is not None:
             self.add_note(hint)
 

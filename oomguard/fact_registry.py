@@ -136,6 +136,7 @@ def _specs() -> dict[str, FactSpec]:
         ("array_shape", "str", "dimensions of the array that was refused"),
         ("array_type", "str", "data type of the array that was refused"),
         ("prompt_long", "bool", "the text says that the prompt or the context is long"),
+        ("told_cause", "str", "the cause that who wrote the failure down names beside it"),
         ("buffer", "str", "what the failed buffer was for"),
         ("own_bytes", "int", "device memory that the failed process held"),
         ("own_ratio", "float", "share of the device that the failed process held"),

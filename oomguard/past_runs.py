@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from oomguard.facts import FactValue
 from oomguard.incident import Attempt, Incident, Patch
 from oomguard.records import Record
 
@@ -71,6 +72,8 @@ class PastRun(Record):
         model: as the engine printed it, or the command named it.
         device: name and size of the GPUs; None where NVML told none.
         is_forgotten: whether ``--reuse`` leaves it alone.
+        who: the name of the user who ran it; None where it was not recorded.
+        host: the machine it ran on.
     """
 
     number: int
@@ -83,6 +86,8 @@ class PastRun(Record):
     model: str | None = None
     device: str | None = None
     is_forgotten: bool = False
+    who: str | None = None
+    host: str | None = None
 
     @property
     def began_at(self) -> float:
@@ -110,3 +115,32 @@ class PastRun(Record):
         """How it ended, one of ``RESULTS``."""
         result = self.attempts[-1].result
         return REPAIRED if result in {RAN, STOPPED} and len(self.attempts) > 1 else result
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KnownSettings(Record):
+    """Settings under which a model ran on a device, by all who wrote the journal; times are Unix seconds.
+
+    Attributes:
+        model: as the engine printed it, masked; None where it did not.
+        engine: the engine.
+        engine_version: as it printed it.
+        device: name and size of the GPUs; None where NVML told none.
+        settings: what was changed, by setting; empty: it ran as given.
+        held: how often it ran so.
+        failed: how often it failed so, of memory.
+        measured_by: user, host, and how many attempts were theirs, most first; None where it was not recorded.
+        first_at: when it was first measured.
+        last_at: when it was last measured.
+    """
+
+    model: str | None
+    engine: str | None
+    engine_version: str | None
+    device: str | None
+    settings: Mapping[str, FactValue]
+    held: int
+    failed: int
+    measured_by: tuple[tuple[str | None, str | None, int], ...]
+    first_at: float
+    last_at: float

@@ -6,6 +6,7 @@ A problem is one line of text that names the file and what is wrong; an empty li
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.diagnosing import assess
@@ -22,6 +23,7 @@ from oomguard.rules.load import RuleSet
 from oomguard.rules.match import matches
 from oomguard.rules.rule import Rule
 from oomguard.rules.signature import Quotation, Signature
+from oomguard.rules.told import ToldCause
 from oomguard.settings import SETTINGS
 
 # What a rule's test may know of a failed call beside its facts.
@@ -35,6 +37,8 @@ def problems(rules: RuleSet) -> list[str]:
         found += [f"{signature.path}: {text}" for text in _signature_problems(signature, rules)]
     for rule in rules.rules:
         found += [f"{rule.path}: {text}" for text in _rule_problems(rule, rules)]
+    for told in rules.told:
+        found += [f"told cause {told.cause!r}: {text}" for text in _told_problems(told, rules)]
     for quotation in rules.quotations:
         found += [f"quotation {quotation.name!r}: {text}" for text in _quotation_problems(quotation, rules)]
     return found
@@ -83,6 +87,16 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
         yield "a wording has no test"
     if not negatives:
         yield "no near-miss: one test with expect_no_match = true"
+
+
+def _told_problems(told: ToldCause, rules: RuleSet) -> Iterator[str]:
+    alone = replace(rules, told=(told,))
+    for i, text in enumerate(told.examples):
+        incidents = scan(
+            _lines(f"{text}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."), alone
+        ).incidents
+        if not incidents or "told_cause" not in incidents[0].facts:
+            yield f"examples[{i}] does not tell it"
 
 
 def _quotation_problems(quotation: Quotation, rules: RuleSet) -> Iterator[str]:

@@ -130,6 +130,7 @@ def run(command: str, folder: Path, env: dict[str, str], until: str | None = Non
         assert process.stdout is not None
         for line in process.stdout:
             shown = line.rstrip().replace(port, PORT).replace(str(folder), "~")
+            shown = re.sub(rf"@{re.escape(socket.gethostname())}\b", "@node7", shown)  # whose name has any length
             lines.append(re.sub(r"/\S*/\.venv\b", ".venv", shown))
             if until is not None and until in line:
                 process.send_signal(signal.SIGTERM)

@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -221,3 +222,20 @@ def gpus(tmp_path: Path, nvml_library: Path) -> Gpus:
 
     (tmp_path / "gpus").mkdir()
     return made(tmp_path / "gpus", library=nvml_library)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Any]:
+    """A PostgreSQL server of this worker's own, in a folder that goes with it (examples/throwaway_postgresql.py)."""
+    from support.postgresql import throwaway
+
+    if throwaway.programs() is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with throwaway.server() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgresql: Any) -> str:
+    """The URL of an empty database."""
+    return str(postgresql.create(f"t{uuid.uuid4().hex}"))

@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from oomguard.facts import GIB
+from oomguard.memory.constants import tables as constants_of
 from support.published import graphs_gib
 
 Row = dict[str, Any]
@@ -29,11 +30,16 @@ ENCODER_VERSIONS = ("<0.13", ">=0.13,<0.24", ">=0.24")
 UNPRINTED_SINCE = Version("0.27")
 # Stages of which none was measured are like so many ranks without links. Until 0.11 the communicators between stages were made behind
 # the first look at the device, as those between ranks, and counted (init_device in vllm/worker/worker.py of 0.8.5,
-# vllm/v1/worker/gpu_worker.py of 0.10.2 and 0.11.0); from 0.27 on what torch keeps between tensors counts, as of one rank.
-STAGED_LIKE = {"<0.6.5": 2, ">=0.6.5,<0.8": 2, ">=0.8,<0.11": 2, ">=0.27": 1}
+# vllm/v1/worker/gpu_worker.py of 0.10.2 and 0.11.0); from 0.27 on all that the driver says is gone counts: a start of two stages left
+# 1.5 GiB for it and the sampler's share, one of two ranks 1.0.
+STAGED_LIKE = {"<0.6.5": 2, ">=0.6.5,<0.8": 2, ">=0.8,<0.11": 2, ">=0.27": 2}
 # Rows of one group say little more than one another: so many of them count as one that is known well.
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
 ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
+# How often the drivers of starts that did not print theirs are guessed anew.
+DRIVER_ROUNDS = 4
+OLD_DRIVER = constants_of()["old_driver"]
+FINE = {"bytes_per_token_and_hidden"}
 
 
 def center(values: Iterable[tuple[str, float]], towards: float | None) -> tuple[float, float]:
@@ -71,42 +77,62 @@ def of_versions(rows: list[Row], versions: str) -> list[Row]:
 
 
 def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
-    """Fit what a graph takes: a base, a share by the hidden size and one for each layer and other rank; then a factor by version.
+    """Fit the constants that a start's graphs are counted by (cuda_graphs.graph_counts); then a factor by version.
 
-    The sum of relative errors is the smallest, all three above zero. AMD's are left out: no plan counts them.
+    The sum of relative errors is the smallest, no constant below zero. AMD's are left out: no plan counts them.
     """
     measured = [row for row in rows if graphs_gib(row) and row["graphs"] and not row["rocm"]]
-    found = np.array([graphs_gib(row) for row in measured], dtype=float)
-    counted = np.array(
-        [[row["graphs"], row["graphs"] * row["hidden"], row["graphs"] * row["peers"]] for row in measured],
-        dtype=float,
-    )
-    weights = np.array(weights_of(row["group"] for row in measured))
-    constants = _least_relative(counted, found, weights)
-    residuals = [
-        (row["group"], math.log(size / max(size_planned, LEAST_GIB)))
-        for row, size, size_planned in zip(measured, found, counted @ constants, strict=True)
-    ]
+    found = np.array([graphs_gib(row) / row["driver_ratio"] for row in measured], dtype=float)
+    names = list(measured[0]["graph_counts"])
+    counted = np.array([[row["graph_counts"][name] for name in names] for row in measured], dtype=float)
+    counted_by = counted.max(axis=0, initial=1)
+    weights, groups = np.array(weights_of(row["group"] for row in measured)), [row["group"] for row in measured]
+    ratios, factors = np.ones(len(measured)), np.ones(len(measured))
+    for _ in range(DRIVER_ROUNDS):
+        constants = _least_relative(counted / counted_by, found / ratios / factors, weights) / counted_by
+        planned = np.maximum(counted @ constants, LEAST_GIB)
+        residuals = list(zip(groups, np.log(found / ratios / planned).tolist(), strict=True))
+        by_version = {versions: _of_graphs(measured, residuals, versions) for versions in GRAPH_VERSIONS}
+        for own, factor, _ in by_version.values():
+            factors[own] = math.exp(factor)
+        ratios = np.array(list(map(_driver_ratio, measured, found / (planned * factors))))
     _, spread = center(residuals, None)
     ratio, _ = center(_estimates(measured), None)
     tables = []
-    for versions in GRAPH_VERSIONS:
-        of_these = [row for row in measured if Version(row["by_engine"]).base_version in SpecifierSet(versions)]
-        own = [residual for row, residual in zip(measured, residuals, strict=True) if row in of_these]
-        factor, around = center(own, 0.0)
-        base, per_hidden, per_peer = (math.exp(factor) * value * GIB for value in constants)
+    for versions, (own, factor, around) in by_version.items():
+        sizes = dict(zip(names, (math.exp(factor) * constants * GIB).tolist(), strict=True))
+        estimates = _estimates([measured[place] for place in own])
         tables.append(
             {
                 "versions": versions,
-                "bytes": round(base),
-                "bytes_per_hidden": round(per_hidden, 2),
-                "bytes_per_layer_and_peer": round(per_peer),
-                "estimate_ratio": round(math.exp(center(_estimates(of_these), ratio)[0]), 3),
+                **{name: round(size, 2 if name in FINE else None) for name, size in sizes.items()},
+                "estimate_ratio": round(math.exp(center(estimates, ratio)[0]), 3),
                 "uncertainty_ratio": round(math.expm1(max(around, spread / 2)), 3),
                 "starts": len(own),
             }
         )
     return tables
+
+
+def _of_graphs(
+    measured: list[Row], residuals: list[tuple[str, float]], versions: str
+) -> tuple[list[int], float, float]:
+    """Return the places of a version's starts, and by how much theirs are above the others' as a logarithm, with its spread."""
+    own = [
+        place for place, row in enumerate(measured) if Version(row["by_engine"]).base_version in SpecifierSet(versions)
+    ]
+    return own, *center([residuals[place] for place in own], 0.0)
+
+
+def _driver_ratio(row: Row, beyond: float) -> float:
+    """Return the ratio of the driver that a start had: where no one printed it and it may be an old one, the nearer of both."""
+    old: float = OLD_DRIVER["graphs_ratio"]
+    return old if may_be_old(row) and beyond > math.sqrt(old) else 1.0
+
+
+def may_be_old(row: Row) -> bool:
+    """Whether a start's driver may be one before CUDA 12.4's: it was not printed, and the version's wheels take one."""
+    return row["driver"] is None and not row["rocm"] and Version(row["vllm_version"]) < Version(OLD_DRIVER["not_since"])
 
 
 def _estimates(rows: list[Row]) -> list[tuple[str, float]]:
@@ -193,7 +219,11 @@ def _others_gib(row: Row) -> float | None:
 
 
 def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:
-    """Fit how many tensors of its MLP's width a rotary encoder takes beyond those that every version makes."""
+    """Fit how many tensors of its MLP's width a rotary encoder takes beyond those that every version makes.
+
+    Under WSL2 what Windows' own programs take meanwhile counts too: such starts say nothing of it.
+    """
+    rows = [row for row in rows if "wsl2" not in row["flags"]]
     tables = []
     for versions in ENCODER_VERSIONS:
         own = [

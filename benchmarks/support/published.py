@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from oomguard.budgeting.contributed_record import read_record
 from oomguard.cli.plan import command
 from oomguard.errors import OomguardError
 from oomguard.facts import GIB
@@ -40,7 +41,8 @@ def published(*more: Path, campaign: bool = True) -> list[dict[str, Any]]:
         rows += list(_of_campaign())
     for file in more:
         for number, line in enumerate(file.read_text().splitlines(), 1):
-            row = {"id": f"{file.stem}-{number}", "confidence": "high", **json.loads(line)}
+            record = read_record(line, f"{file}, line {number}")
+            row = {"id": f"{file.stem}-{number}", "confidence": "high", **record}
             rows.append({**row, "gpu": row["gpu"] or f"{row['gpu_total_gib']:.0f} GiB"})
     for row in rows:
         minor = ".".join(row["vllm_version"].split(".")[:2])

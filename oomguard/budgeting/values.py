@@ -24,6 +24,7 @@ _NO_SETTINGS: Final = frozenset(
         "device",
         "device_free_bytes",
         "device_free_from",
+        "driver_version",
         "gpu_name",
         "gpu_total_bytes",
         "peak_activation_ratio",

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from oomguard.errors import UsageError
+from oomguard.journal.place import Place, Shared, default_path
 from oomguard.observe.check import Check
 
+_BUSY_S: Final = 2.0
 
-def journal_check(given: str | None) -> Check:
+
+def journal_check(given: Place | None) -> Check:
     """Check where the journal is, and that it can be read and written; nothing is made.
 
     Args:
-        given: its path; None for the user's state folder.
+        given: the file, or the shared database; None for the file in the user's state folder.
     """
-    import sqlite3
-
-    from oomguard.journal.store import SCHEMA_VERSION, default_path
-
-    path = Path(given) if given else default_path()
+    if isinstance(given, Shared):
+        return _counted(given, "is the server there? what runs write meanwhile waits on their machines")
+    path = given or default_path()
     elsewhere = "export XDG_STATE_HOME=DIR, or oomguard run --journal PATH"
     try:
         there = path.exists()
@@ -30,16 +31,28 @@ def journal_check(given: str | None) -> Check:
             return Check("journal", "problem", f"the journal {path} cannot be written", elsewhere)
         if not there:
             return Check("journal", "ok", f"journal: {path}, made by the first oomguard run")
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=2)) as database:
-            version = database.execute("PRAGMA user_version").fetchone()[0]
-            count = database.execute("SELECT count(*) FROM attempt").fetchone()[0] if version else 0
-    except (OSError, ValueError, sqlite3.Error) as error:
+    except (OSError, ValueError) as error:
         return Check("journal", "problem", f"the journal {path} cannot be read: {error}", elsewhere)
-    if version > SCHEMA_VERSION:
-        text = f"the journal {path} was written by a newer oomguard (schema {version})"
-        return Check("journal", "problem", text, "pip install --upgrade oomguard")
-    return Check("journal", "ok", f"journal: {path}, {count} attempts")
+    return _counted(path, elsewhere)
+
+
+def _counted(place: Place, hint: str) -> Check:
+    from sqlalchemy import func, select
+
+    from oomguard.journal.reading import reading
+    from oomguard.journal.tables import ATTEMPT
+
+    try:
+        with reading(place, busy_s=_BUSY_S) as database:
+            count = 0 if database is None else database.execute(select(func.count(ATTEMPT.c.id))).scalar_one()
+    except UsageError as error:
+        # reading names the place first
+        why = f"{error}".removeprefix(f"{place}: ")
+        newer = error.hint if why.startswith("written by a newer oomguard") else None
+        return Check("journal", "problem", f"the journal {place} cannot be read: {why}", newer or hint)
+    except ImportError as error:
+        return Check("journal", "problem", f"the journal {place} cannot be read: {error}", hint)
+    return Check("journal", "ok", f"journal: {place}, {count} attempts")
 
 
 def rules_check(folders: Iterable[str]) -> Check:

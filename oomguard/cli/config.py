@@ -100,7 +100,7 @@ class Configuration:
     def tell(self, warn: Callable[[str], None], detail: Callable[[str], None]) -> None:
         """Say what was left out and why (``warn``), and which file was read for what (``detail``)."""
         for file in self.files:
-            taken = " ".join(f"{option}={value}" for option, value in file.taken.items())
+            taken = " ".join(f"{option}={_shown(value)}" for option, value in file.taken.items())
             detail(_line(f"options of {file.place}: {taken or 'none'}"))
             for option, why in file.left_out[:_MAX_TOLD]:
                 warn(_line(f"{file.place}: left out, {f'{option}: ' if option else ''}{why}"))
@@ -211,6 +211,15 @@ def _value(name: str, value: Any, path: Path) -> Any:
         kind = "true or false" if name in _SWITCHES else "a number" if name in _NUMBERS else "text"
         raise UsageError(f"{path}: {name} is {kind}, not {value!r}")
     return value
+
+
+def _shown(value: object) -> str:
+    """Return a value without the password of a URL."""
+    if "://" not in str(value):
+        return str(value)
+    from oomguard.report.mask import mask
+
+    return mask(str(value))
 
 
 def _line(text: str) -> str:

@@ -6,7 +6,9 @@ import contextlib
 
 import click
 
+from oomguard.cli.journal_option import journal_option
 from oomguard.cli.options import color_option, console, form_of, option, rules_option
+from oomguard.journal.place import Place
 
 _FORMS = ("terminal", "json")
 
@@ -15,7 +17,7 @@ _FORMS = ("terminal", "json")
 @option("--format", "form", default="terminal", show_default=True, metavar="[terminal|json]", help="Output form.")
 @option("--exit-code", is_flag=True, help="Exit with 1 when a problem was found.")
 @rules_option
-@option("--journal", type=click.Path(), metavar="PATH", help="Where the journal is. [default: your state folder]")
+@journal_option("Where the journal is")
 @option("--no-mask", is_flag=True, help="Print secrets and home folders as they stand.")
 @color_option
 @click.pass_context
@@ -24,7 +26,7 @@ def command(
     form: str,
     exit_code: bool,
     rules: tuple[str, ...],
-    journal: str | None,
+    journal: Place | None,
     no_mask: bool,
     color: str,
 ) -> int:

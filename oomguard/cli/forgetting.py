@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from oomguard.errors import InputError, UsageError
+from oomguard.errors import UsageError
+from oomguard.journal.place import Place, default_path
 
 if TYPE_CHECKING:
     from oomguard.past_runs import PastRun
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 _HINT = "oomguard history --forget 12, --forget --all, or --forget --model MODEL"
 
 
-def forget_learned(path: Path | None, number: int | None, model: str | None, *, everything: bool, yes: bool) -> int:
+def forget_learned(path: Place | None, number: int | None, model: str | None, *, everything: bool, yes: bool) -> int:
     """Drop what run ``number``, runs of ``model`` or all learned; return the exit status.
 
     What happened stays written. Dropped is what later runs would take from it: settings for ``--reuse``, and calibrations of plans.
@@ -52,7 +51,7 @@ def forget_learned(path: Path | None, number: int | None, model: str | None, *, 
     return 0
 
 
-def _chosen(path: Path | None, number: int | None, model: str | None) -> list[PastRun]:
+def _chosen(path: Place | None, number: int | None, model: str | None) -> list[PastRun]:
     from oomguard.journal.reading import reading
     from oomguard.journal.runs import Asked, past_runs
     from oomguard.report.presentable import drawn
@@ -75,18 +74,11 @@ def _is_agreed(count: int) -> bool:
     return click.confirm(f"Forget {'this' if count == 1 else f'these {count}'}?")
 
 
-def _forget(path: Path | None, numbers: list[int]) -> None:
-    from oomguard.journal.store import Journal, default_path
+def _forget(path: Place | None, numbers: list[int]) -> None:
+    from oomguard.journal.changing import forget
 
-    if not numbers:
-        return
-    place = path or default_path()
-    try:
-        Journal(place).forget(numbers)
-    except sqlite3.Error as error:
-        raise InputError(
-            f"{place}: {error}", hint="nothing is forgotten; try again when nothing else holds it"
-        ) from None
+    if numbers:
+        forget(path or default_path(), numbers)
 
 
 def _of(number: int | None, model: str | None) -> str:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from oomguard.cli.durations import Age
+from oomguard.cli.journal_option import journal_option
 from oomguard.cli.options import color_option, console, form_of, option
 from oomguard.errors import UsageError
+from oomguard.journal.place import Place, default_path
 
 if TYPE_CHECKING:
     from oomguard.journal.runs import Asked
@@ -25,6 +27,9 @@ _DEFAULT_LIMIT: Final = 20
 _ALWAYS: Final = frozenset({"journal", "color"})
 _FILTERS: Final = frozenset({"words", "since", "failed"})  # forgetting more than these name cannot be taken back
 _MODES: Final = {
+    "--deliver": (("deliver",), _ALWAYS | {"deliver"}),
+    "--keep": (("keep",), _ALWAYS | {"keep", "yes"}),
+    "--fleet": (("fleet",), _ALWAYS | {"fleet", "model", "since", "limit", "form"}),
     "--forget": (("forget",), _ALWAYS | {"forget", "number", "everything", "model", "yes"}),
     "--original": (("original",), _ALWAYS | {"original", "number"}),
     "the number of a run": (("number",), _ALWAYS | {"number", "form"}),
@@ -34,7 +39,7 @@ _MODES: Final = {
 
 @click.command("history")
 @click.argument("number", metavar="[N]", required=False, type=click.IntRange(min=1))
-@option("--journal", type=click.Path(), metavar="PATH", help="Which journal. [default: the user's state folder]")
+@journal_option("Which journal")
 @option("--command", "words", metavar="TEXT", help="Only runs whose command holds TEXT, in any case.")
 @option("--since", type=Age(), metavar="AGE", help="Only runs that began so long ago at most: 90m, 12h, 7d, 1d12h.")
 @option("--failed", is_flag=True, help="Only runs that failed in the end.")
@@ -57,14 +62,21 @@ _MODES: Final = {
     "--forget", is_flag=True, help="Drop what was learned from run N, from all (--all), or of a model (--model)."
 )
 @click.option("--all", "everything", is_flag=True, help="With --forget: from all runs.")
-@click.option("--model", metavar="MODEL", help="With --forget: from runs of this model.")
-@click.option("--yes", is_flag=True, help="With --forget: ask nothing.")
+@click.option(
+    "--model", metavar="MODEL", help="With --forget: from runs of this model. With --fleet: only models so named."
+)
+@click.option("--yes", is_flag=True, help="With --forget and --keep: ask nothing.")
+@click.option(
+    "--fleet", is_flag=True, help="Under which settings each model ran, how often that held, and who measured it where."
+)
+@click.option("--keep", type=Age(), metavar="AGE", help="Remove runs that ended longer ago: 90d, 26w.")
+@click.option("--deliver", is_flag=True, help="Bring what runs of this machine left behind into the shared journal.")
 @color_option
 @click.pass_context
 def command(
     ctx: click.Context,
     number: int | None,
-    journal: str | None,
+    journal: Place | None,
     words: str | None,
     since: float | None,
     failed: bool,
@@ -76,6 +88,9 @@ def command(
     everything: bool,
     model: str | None,
     yes: bool,
+    fleet: bool,
+    keep: float | None,
+    deliver: bool,
     color: str,
 ) -> int:
     """List the runs that the journal holds, the newest first; with N show one in full.
@@ -84,25 +99,46 @@ def command(
 
     Exit status: 0 ran, 2 bad usage, or a journal that cannot be read.
     """
-    path = None if journal is None else Path(journal)
     _refuse_together(ctx)
-    if forget:
-        from oomguard.cli.forgetting import forget_learned
+    if forget or keep is not None or deliver:
+        return _change(journal, number, model, everything=everything, yes=yes, keep_s=keep, deliver=deliver)
+    if fleet:
+        from oomguard.cli.shared_history import show_fleet
 
-        return forget_learned(path, number, model, everything=everything, yes=yes)
+        return show_fleet(journal, model, since, limit, form_of(ctx, form, FORMS), color)
     if everything or model is not None or yes:
         raise UsageError("--all, --model and --yes go with --forget", hint="oomguard history --forget --all")
     if original:
-        return _print_original(path, number)
+        return _print_original(journal, number)
     if number is not None:
-        return _show_one(path, number, form_of(ctx, form, FORMS), color)
+        return _show_one(journal, number, form_of(ctx, form, FORMS), color)
     from oomguard.journal.runs import Asked
 
     asked = Asked(words, None if since is None else time.time() - since, failed)
     if page is not None:
         given = ctx.get_parameter_source("limit") is not click.core.ParameterSource.DEFAULT
-        return _write_page(path, asked, limit if given else 0, page)
-    return _list(path, asked, limit, form_of(ctx, form, FORMS), color)
+        return _write_page(journal, asked, limit if given else 0, page)
+    return _list(journal, asked, limit, form_of(ctx, form, FORMS), color)
+
+
+def _change(
+    path: Place | None,
+    number: int | None,
+    model: str | None,
+    *,
+    everything: bool,
+    yes: bool,
+    keep_s: float | None,
+    deliver: bool,
+) -> int:
+    from oomguard.cli.forgetting import forget_learned
+    from oomguard.cli.shared_history import deliver_waiting, keep_only
+
+    if deliver:
+        return deliver_waiting(path)
+    if keep_s is not None:
+        return keep_only(path, keep_s, yes=yes)
+    return forget_learned(path, number, model, everything=everything, yes=yes)
 
 
 def _refuse_together(ctx: click.Context) -> None:
@@ -132,7 +168,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
     return (is_written or is_filter) and ctx.params.get(name) not in (False, None)
 
 
-def _list(path: Path | None, asked: Asked, limit: int, form: str, color: str) -> int:
+def _list(path: Place | None, asked: Asked, limit: int, form: str, color: str) -> int:
     from oomguard.report.history import print_runs, run_json
 
     runs = _each(path, asked, limit + 1 if limit else None)
@@ -153,7 +189,7 @@ def _list(path: Path | None, asked: Asked, limit: int, form: str, color: str) ->
     return 0
 
 
-def _show_one(path: Path | None, number: int, form: str, color: str) -> int:
+def _show_one(path: Place | None, number: int, form: str, color: str) -> int:
     from oomguard.report.history import print_run, run_json
 
     run = _run(path, number)
@@ -166,7 +202,7 @@ def _show_one(path: Path | None, number: int, form: str, color: str) -> int:
     return 0
 
 
-def _print_original(path: Path | None, number: int | None) -> int:
+def _print_original(path: Place | None, number: int | None) -> int:
     from oomguard.report.history_original import to_paste
 
     if number is None:
@@ -178,7 +214,7 @@ def _print_original(path: Path | None, number: int | None) -> int:
     return 0
 
 
-def _write_page(path: Path | None, asked: Asked, limit: int, target: str) -> int:
+def _write_page(path: Place | None, asked: Asked, limit: int, target: str) -> int:
     from oomguard.report.history_html import page
 
     runs = _runs(path, asked, limit or None)
@@ -194,7 +230,7 @@ def _write_page(path: Path | None, asked: Asked, limit: int, target: str) -> int
     return 0
 
 
-def _each(path: Path | None, asked: Asked, limit: int | None) -> Iterator[PastRun]:
+def _each(path: Place | None, asked: Asked, limit: int | None) -> Iterator[PastRun]:
     from oomguard.journal.reading import reading
     from oomguard.journal.runs import each_run
 
@@ -203,7 +239,7 @@ def _each(path: Path | None, asked: Asked, limit: int | None) -> Iterator[PastRu
             yield from each_run(database, asked, limit=limit)
 
 
-def _runs(path: Path | None, asked: Asked, limit: int | None) -> list[PastRun]:
+def _runs(path: Place | None, asked: Asked, limit: int | None) -> list[PastRun]:
     from oomguard.journal.reading import reading
     from oomguard.journal.runs import past_runs
 
@@ -211,7 +247,7 @@ def _runs(path: Path | None, asked: Asked, limit: int | None) -> list[PastRun]:
         return [] if database is None else past_runs(database, asked, limit=limit)
 
 
-def _run(path: Path | None, number: int) -> PastRun:
+def _run(path: Place | None, number: int) -> PastRun:
     from oomguard.journal.runs import Asked
 
     found = _runs(path, Asked(number=number), None)
@@ -222,9 +258,7 @@ def _run(path: Path | None, number: int) -> PastRun:
     raise UsageError(f"there is no run {number}: {there}", hint="oomguard history lists the runs")
 
 
-def _nothing(path: Path | None, asked: Asked) -> str:
-    from oomguard.journal.store import default_path
-
+def _nothing(path: Place | None, asked: Asked) -> str:
     if asked.command is not None or asked.since is not None or asked.failed:
         return f"no such run is recorded in {path or default_path()}"
     return f"no run is recorded in {path or default_path()}: oomguard run writes there"

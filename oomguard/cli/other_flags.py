@@ -7,10 +7,11 @@ from typing import Final
 import click
 
 OTHER_FLAGS: Final = "oomguard.other_flags"
+KEPT_WORDS: Final = "oomguard.kept_words"
 
 
 class PlanCommand(click.Command):
-    """A command that takes vLLM's flags as vLLM does; those that take memory and are not counted go to ``ctx.meta``."""
+    """A command that takes vLLM's flags as vLLM does; those that are no option go to ``ctx.meta``, and which of them are not counted."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments with vLLM's settings as options, without its other flags.
@@ -31,4 +32,5 @@ class PlanCommand(click.Command):
         if found.unknown is not None:
             raise click.NoSuchOption(found.unknown, possibilities=found.nearest, ctx=ctx)
         ctx.meta[OTHER_FLAGS] = found.not_counted
+        ctx.meta[KEPT_WORDS] = found.kept
         return super().parse_args(ctx, found.words)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from oomguard.cli.options import color_option, console, form_of, option
-from oomguard.cli.other_flags import OTHER_FLAGS, PlanCommand
+from oomguard.cli.other_flags import KEPT_WORDS, OTHER_FLAGS, PlanCommand
 from oomguard.cli.plan_options import POSITIVE, call_options, engine_options
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import GIB, parse_size
@@ -25,6 +25,9 @@ _FORMS: Final = ("terminal", "json")
 @option("--gpu-memory", metavar="SIZE", help="Total memory of one GPU, for example 24GiB.")
 @option("--gpu", type=click.IntRange(0), metavar="INDEX", help="The GPU of this machine with this index.")
 @option("--gpu-name", metavar="NAME", help="A GPU by its name, for example H100 or 'RTX 4090'.")
+@option(
+    "--driver-version", metavar="VERSION", help="The NVIDIA driver's, for example 535.129. [default: this machine's]"
+)
 @option(
     "--memory-kind",
     type=click.Choice(KINDS),
@@ -78,6 +81,7 @@ def command(
     gpu_memory: str | None,
     gpu: int | None,
     gpu_name: str | None,
+    driver_version: str | None,
     memory_kind: str | None,
     gpu_replicas: int,
     device: str,
@@ -117,6 +121,7 @@ def command(
     asked = ask_for_start(
         model,
         **gpu_options,
+        driver_version=driver_version,
         memory_kind=memory_kind,
         gpu_replicas=gpu_replicas,
         device=device,
@@ -125,6 +130,7 @@ def command(
         use_calibrations=not no_calibration,
         compile_cache=compile_cache,
         not_counted=ctx.meta.get(OTHER_FLAGS, ()),
+        kept_words=ctx.meta.get(KEPT_WORDS, ()),
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
     )
     fits = _sweep_start(asked, sweep, form, color) if sweep else _plan_start(asked, form, color, by_engine=ask_engine)

@@ -14,6 +14,7 @@ from oomguard.cli.after_dashes import CommandAfterDashes
 from oomguard.cli.asked_snapshot import AskedSnapshot
 from oomguard.cli.durations import Duration
 from oomguard.cli.events import Errors, configure_log
+from oomguard.cli.journal_option import journal_option
 from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
     console,
@@ -32,11 +33,13 @@ from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, sc
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
+from oomguard.journal.place import Place, Shared, default_path
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
-from oomguard.supervise.own_files import OwnFiles, of_named_journal
+from oomguard.supervise.own_files import OwnFiles, of_journal
 from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
+    from oomguard.journal.shared import SharedJournal
     from oomguard.journal.store import Journal
     from oomguard.supervise.outcome import Outcome
     from oomguard.supervise.signals import Signals
@@ -91,12 +94,7 @@ JOURNAL_BUSY_S: Final = 1.0
     help="Write torch's memory snapshot to PATH where an allocation of a vLLM engine fails; `oomguard diagnose PATH` reads it. A program "
     "without vLLM is not reached: oomguard.guard(snapshot=PATH) is for it.",
 )
-@option(
-    "--journal",
-    type=click.Path(),
-    metavar="PATH",
-    help="Where attempts are recorded. [default: the user's state folder]",
-)
+@journal_option("Where attempts are recorded")
 @reuse_option
 @option(
     "--grace",
@@ -140,7 +138,7 @@ def command(
     report: str | None,
     metrics: str | None,
     snapshot: str | None,
-    journal: str | None,
+    journal: Place | None,
     reuse: bool,
     grace: float,
     pty: bool,
@@ -218,7 +216,10 @@ def command(
             ended_by_us=lambda: beside.ended_by_us() or job.ended_by_us(),
             placing=placement.placing(argv, pinned, outer),
             own_files=OwnFiles(
-                report, termination_message, *of_named_journal(journal), late=[] if asked is None else [asked.files]
+                report,
+                termination_message,
+                *of_journal(journal if isinstance(journal, Path) else None),
+                late=[] if asked is None else [asked.files],
             ),
             together=job.together,
         )
@@ -274,10 +275,14 @@ def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
         screen.print(drawn(text), markup=False)
 
 
-def _journal(path: str | None) -> Journal:
-    """Open the journal at ``path``, else the default one; raise InputError where it cannot be used."""
-    from oomguard.journal.store import Journal, default_path
+def _journal(place: Place | None) -> Journal | SharedJournal:
+    """Open the journal at ``place``, else the default one; raise InputError where it cannot be used."""
+    if isinstance(place, Shared):
+        from oomguard.journal.shared import SharedJournal
 
-    if path is None and not default_path().is_absolute():
+        return SharedJournal(place)
+    from oomguard.journal.store import Journal
+
+    if place is None and not default_path().is_absolute():
         raise InputError("no home folder is known")
-    return Journal(default_path() if path is None else Path(path), busy_s=JOURNAL_BUSY_S)
+    return Journal(default_path() if place is None else place, busy_s=JOURNAL_BUSY_S)

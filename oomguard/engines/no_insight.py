@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oomguard.engines.command import Launch
+from oomguard.engines.protocol import StartKey
 from oomguard.engines.started import StartedEngine
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import SettingInForce
@@ -14,6 +15,11 @@ from oomguard.remedy.policy import Need
 
 
 def version(_launch: Launch) -> str | None:
+    """Return None."""
+    return None
+
+
+def start_key(_launch: Launch) -> StartKey | None:
     """Return None."""
     return None
 

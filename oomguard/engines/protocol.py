@@ -77,11 +77,34 @@ class Launcher(Protocol):
         """Drop what ``measured`` returns."""
 
 
+@dataclass(frozen=True, slots=True)
+class StartKey:
+    """What decides the memory of a server's start, whoever words it.
+
+    Attributes:
+        settings: those that the command itself gives, the model among them, by canonical name.
+        others: all else in it that takes memory.
+    """
+
+    settings: Mapping[str, FactValue | None]
+    others: frozenset[str]
+
+    def is_same(self, other: StartKey, but: Collection[str]) -> bool:
+        """Return whether both are the same but for these settings."""
+        mine, theirs = (
+            {name: value for name, value in one.items() if name not in but} for one in (self.settings, other.settings)
+        )
+        return mine == theirs and self.others == other.others
+
+
 class Insight(Protocol):
     """The module ``insight`` of an engine: what is known of engines beyond their command. No engine needs one."""
 
     def version(self, launch: Launch) -> str | None:
         """Return the version of the engine that a launch would start, before it has; None where that is not found."""
+
+    def start_key(self, launch: Launch) -> StartKey | None:
+        """Return what decides the memory of the launch, so that other words for it are known; None where that cannot be read."""
 
     def watched(self, launch: Launch, session: Path) -> Launch:
         """Return the launch with what makes it tell which engines it starts, and nothing else changed."""

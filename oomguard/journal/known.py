@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from sqlalchemy import ColumnElement, Connection, Subquery, and_, case, func, or_, select
+
 from oomguard.facts import FactValue
 from oomguard.incident import Patch
 from oomguard.journal.contract import listed, mapped, numbers_of, patch_of, values_of
+from oomguard.journal.database import is_sqlite
 from oomguard.journal.runs import words_of
+from oomguard.journal.tables import ATTEMPT, RUN
 from oomguard.past_runs import STOP_STATUSES
 
 # A start does not wait for all of a journal of years.
 _MOST_ATTEMPTS: Final = 20_000
-# An attempt held where it ended well, and where its user stopped it after its engine had told what it got. One that failed of
-# something that is no memory failure, a hang too, says nothing.
-_HELD: Final = """
-CASE WHEN a.ended_at IS NULL THEN NULL WHEN a.incident IS NOT NULL THEN 0 WHEN a.error <> '' THEN NULL WHEN a.exit_status = 0 THEN 1
-WHEN a.exit_status IN ({stops}) AND a.measured <> '{}' THEN 1 END""".replace(
-    "{stops}", ", ".join(map(str, STOP_STATUSES))
-)
-# Of a run that does not say so a mask within a word may stand for more than a secret: then other commands look like it.
-_KNOWN: Final = """
-SELECT original, folder, files, engine, engine_version, device, settings, max(CASE WHEN held THEN id END) AS last, sum(held), sum(NOT held),
-  max(CASE WHEN NOT held THEN id END)
-FROM (SELECT a.id, a.settings, r.*, {held} AS held FROM attempt a JOIN run r ON r.session = a.session WHERE r.forgotten = 0
-  AND coalesce(r.hides_secrets_alone, instr(replace(r.original, '"***"', ''), '***') = 0)
-  AND a.id > (SELECT max(id) FROM attempt) - ?)
-WHERE held IS NOT NULL
-GROUP BY original, folder, files, engine, engine_version, device, settings ORDER BY last DESC""".replace(
-    "{held}", _HELD
-)
-_OF_RUN: Final = """
-SELECT r.number, a.session, a.number, a.started_at, a.measured FROM attempt a JOIN run r ON r.session = a.session WHERE a.id = ?"""
-_CHANGED: Final = "SELECT patches FROM attempt WHERE session = ? AND number <= ? ORDER BY number"
-_CHOSEN: Final = """
-SELECT a.set_by_user FROM attempt a JOIN run r ON r.session = a.session
-WHERE r.original = ? AND a.set_by_user IS NOT NULL ORDER BY a.id"""
+_ALIKE: Final = ("original", "folder", "files", "engine", "engine_version", "device")
+
+
+def held() -> ColumnElement[int | None]:
+    """Return 1 for an attempt that held, 0 for one that memory failed, else NULL.
+
+    It held where it ended well, and where its user stopped it after its engine had told what it got. One that failed of something
+    that is no memory failure, a hang too, says nothing.
+    """
+    return case(
+        (ATTEMPT.c.ended_at.is_(None), None),
+        (ATTEMPT.c.incident.is_not(None), 0),
+        (ATTEMPT.c.error != "", None),
+        (ATTEMPT.c.exit_status == 0, 1),
+        (and_(ATTEMPT.c.exit_status.in_(STOP_STATUSES), ATTEMPT.c.measured != "{}"), 1),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +52,8 @@ class Known:
         failed: how often it failed so, of memory.
         has_failed_since: whether it failed so after it held last.
         last_id: its last attempt that held.
+        last_held: the place of that one in the order of attempts.
+        last_failed: the place of the last that failed; None: none did.
     """
 
     original: tuple[str, ...]
@@ -70,49 +67,116 @@ class Known:
     failed: int
     has_failed_since: bool
     last_id: int
+    last_held: int = 0
+    last_failed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
-    """The last run that held: its number, when it began, what changed each setting last, what it measured, and whose each was."""
+    """The last run that held: its number, when it began, what changed each setting last, what it measured, whose each was, and who ran
+    it on which host (None: not recorded).
+    """
 
     number: int
     began_at: float
     patches: Mapping[str, Patch]
     measured: Mapping[str, float]
     set_by_user: Mapping[str, bool | None]
+    who: str | None = None
+    host: str | None = None
 
 
-def known_to_work(database: sqlite3.Connection) -> list[Known]:
+def known_to_work(database: Connection) -> list[Known]:
     """Return all that is known to work by the last 20,000 attempts and not forgotten, what held last first.
 
     A failure whose engine, version or device was not recorded counts for each that it may have been.
     """
-    rows = database.execute(_KNOWN, (_MOST_ATTEMPTS,)).fetchall()
-    alike: dict[tuple[Any, ...], list[_Group]] = {}
-    groups = [_Group(row[:3] + row[6:7], row[3:6], *row[7:]) for row in rows]
-    for group in groups:
+    return [known for known in tried_before(database) if known.held]
+
+
+def tried_before(database: Connection) -> list[Known]:
+    """Return what ``known_to_work`` does, and behind it what never held."""
+    tried = _tried(database)
+    alike = [tried.c[name] for name in (*_ALIKE, "settings")]
+    has_held, has_failed = tried.c.held == 1, tried.c.held == 0
+    groups = (
+        select(
+            *alike,
+            func.max(case((has_held, tried.c.moment))).label("last"),
+            func.sum(tried.c.held),
+            func.sum(1 - tried.c.held),
+            func.max(case((has_failed, tried.c.moment))),
+        )
+        .where(tried.c.held.is_not(None))
+        .group_by(*alike)
+    )
+    found = database.execute(groups).all()
+    ids = _ids(database, tried, [row.last for row in found if row.last is not None])
+    failures: dict[tuple[Any, ...], list[_Group]] = {}
+    rows = [_Group((*row[:3], row[6]), tuple(row[3:6]), *row[7:]) for row in found]
+    for group in rows:
         if group.last_failed is not None:
-            alike.setdefault(group.started, []).append(group)
-    return [_known(group, alike.get(group.started, [])) for group in groups if group.last is not None]
+            failures.setdefault(group.started, []).append(group)
+    known = [_known(group, failures.get(group.started, []), ids.get(group.last or 0, 0)) for group in rows]
+    return sorted(known, key=lambda one: one.last_held, reverse=True)
 
 
-def last_run(database: sqlite3.Connection, known: Known) -> KnownRun:
+def _tried(database: Connection) -> Subquery:
+    """Return the last attempts of runs that are not forgotten, each with the moment by which they are in order.
+
+    In a file that is the order in which they began. Into a shared journal they come late, from hosts with other clocks: there it is
+    the time at which they began by the database's clock.
+    """
+    of_server = func.row_number().over(order_by=(ATTEMPT.c.started_at, ATTEMPT.c.id))
+    moment = (ATTEMPT.c.id if is_sqlite(database) else of_server).label("moment")
+    newest = select(func.max(ATTEMPT.c.id)).scalar_subquery() - _MOST_ATTEMPTS
+    # Of a run that does not say so a mask within a word may stand for more than a secret: then other commands look like it.
+    is_exact = func.replace(RUN.c.original, '"***"', "").not_like("%***%")
+    return (
+        select(ATTEMPT.c.id, ATTEMPT.c.settings, *(RUN.c[name] for name in _ALIKE), held().label("held"), moment)
+        .join(RUN, RUN.c.session == ATTEMPT.c.session)
+        .where(RUN.c.forgotten == 0, ATTEMPT.c.id > newest)
+        .where(or_(RUN.c.hides_secrets_alone == 1, and_(RUN.c.hides_secrets_alone.is_(None), is_exact)))
+        .subquery()
+    )
+
+
+def _ids(database: Connection, tried: Subquery, moments: list[int]) -> dict[int, int]:
+    """Return the attempts of these moments."""
+    if is_sqlite(database):
+        return {moment: moment for moment in moments}
+    found = database.execute(select(tried.c.moment, tried.c.id).where(tried.c.moment.in_(moments)))
+    return {int(moment): int(row) for moment, row in found}
+
+
+def last_run(database: Connection, known: Known) -> KnownRun:
     """Return the last run in which it held.
 
     A patch of it goes from what the setting was before any change to what it was in the end, at the highest cost on the way.
     """
-    number, session, attempt, began_at, measured = database.execute(_OF_RUN, (known.last_id,)).fetchone()
+    of_run = (
+        RUN.c.number,
+        RUN.c.session,
+        ATTEMPT.c.number,
+        ATTEMPT.c.started_at,
+        ATTEMPT.c.measured,
+        RUN.c.who,
+        RUN.c.host,
+    )
+    joined = select(*of_run, RUN.c.original).join(RUN, RUN.c.session == ATTEMPT.c.session)
+    row = database.execute(joined.where(ATTEMPT.c.id == known.last_id)).one()
+    number, session, attempt, began_at, measured, who, host, original = row
     patches: dict[str, Patch] = {}
-    for (text,) in database.execute(_CHANGED, (session, attempt)):
+    changed = select(ATTEMPT.c.patches).where(ATTEMPT.c.session == session, ATTEMPT.c.number <= attempt)
+    for text in database.execute(changed.order_by(ATTEMPT.c.number)).scalars():
         for patch in (patch_of(row) for row in listed(text) if isinstance(row, dict)):
             before = patches.get(patch.setting)
             patches[patch.setting] = patch if before is None else _joined(before, patch)
     chosen: dict[str, Any] = {}
-    (original,) = database.execute("SELECT original FROM run WHERE number = ?", (number,)).fetchone()
-    for (text,) in database.execute(_CHOSEN, (original,)):
+    told = select(ATTEMPT.c.set_by_user).join(RUN, RUN.c.session == ATTEMPT.c.session).order_by(ATTEMPT.c.id)
+    for text in database.execute(told.where(RUN.c.original == original, ATTEMPT.c.set_by_user.is_not(None))).scalars():
         chosen |= mapped(text)
-    return KnownRun(number, began_at, patches, numbers_of(mapped(measured)), chosen)
+    return KnownRun(number, began_at, patches, numbers_of(mapped(measured)), chosen, who, host)
 
 
 def _joined(first: Patch, then: Patch) -> Patch:
@@ -134,12 +198,11 @@ class _Group:
         return all(a is None or b is None or a == b for a, b in zip(self.ran_on, other.ran_on, strict=True))
 
 
-def _known(group: _Group, failures: list[_Group]) -> Known:
+def _known(group: _Group, failures: list[_Group], last_id: int) -> Known:
     original, folder, files, settings = group.started
     engine, version, device = group.ran_on
     same = [other for other in failures if group.may_be(other)]
-    last = group.last or 0
-    since = any(other.last_failed is not None and other.last_failed > last for other in same)
-    failed = sum(other.failed for other in same)
-    changed = values_of(mapped(settings))
-    return Known(words_of(original), folder, files, engine, version, device, changed, group.held, failed, since, last)
+    last, last_failed = group.last or 0, max((other.last_failed or 0 for other in same), default=0)
+    counts = group.held, sum(other.failed for other in same), last_failed > last
+    of_it = (words_of(original), folder, files, engine, version, device, values_of(mapped(settings)))
+    return Known(*of_it, *counts, last_id, last, last_failed or None)

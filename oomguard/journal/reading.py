@@ -5,80 +5,101 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from oomguard.errors import InputError
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from oomguard.errors import InputError, JournalError
+from oomguard.journal.database import memory_engine, postgresql_engine, sqlite_engine, words_of_error
+from oomguard.journal.place import Place, Shared, default_path
 from oomguard.journal.schema import SCHEMA_VERSION, prepare, version_of
-from oomguard.journal.store import default_path
 from oomguard.regular_file import open_regular
 
 _BUSY_S: Final = 10.0
-_UPGRADE: Final = "pip install --upgrade oomguard"
 _ELSEWHERE: Final = "--journal PATH names another one"
+_AWAY: Final = (
+    "what runs write meanwhile waits on their machines: the next run there brings it, or oomguard history --deliver"
+)
 
 
 @contextlib.contextmanager
-def reading(path: Path | None = None, *, busy_s: float = _BUSY_S) -> Iterator[sqlite3.Connection | None]:
+def reading(place: Place | None = None, *, busy_s: float = _BUSY_S) -> Iterator[Connection | None]:
     """Open a journal for reading; the connection has the tables of this version.
 
     An older file is copied into memory and migrated there, so that a folder that cannot be written is read too.
 
     Args:
-        path: the journal; None: the user's own, of which there may be none yet (None is yielded then).
-        busy_s: how long to wait for others that hold it locked.
+        place: the journal; None: the user's own, of which there may be none yet (None is yielded then, and for a shared database
+            that nobody has written to).
+        busy_s: how long to wait for others that hold a file locked, and for each answer of a shared database.
 
     Raises:
-        InputError: it is missing, is not readable, is locked, is damaged, or is no journal of this version or before.
+        InputError: it is missing, is not readable, is locked, is damaged, is away, or is no journal of this version or before.
     """
-    place = path or default_path()
+    where = place or default_path()
     try:
-        if path is None and not place.exists():
+        if isinstance(where, Shared):
+            with _shared(where, busy_s) as database:
+                yield database
+            return
+        if place is None and not where.exists():
             yield None
             return
-        open_regular(place).close()  # a FIFO would be waited for
-        with contextlib.closing(_open(place, busy_s)) as file, _of_this_version(file) as database:
+        open_regular(where).close()  # a FIFO would be waited for
+        with sqlite_engine(where, busy_s, reads_only=True).connect() as file, _of_this_version(file) as database:
             yield database
     except OSError as error:
-        raise InputError(f"{place}: {error.strerror or error}", hint=_ELSEWHERE) from None
+        raise InputError(f"{where}: {error.strerror or error}", hint=_ELSEWHERE) from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{place}: a record is no JSON: {error}", hint=_damaged(place)) from None
-    except sqlite3.Error as error:
-        raise InputError(f"{place}: {error}", hint=_hint(place, error)) from None
-
-
-def _open(path: Path, busy_s: float) -> sqlite3.Connection:
-    # Not read-only: what a killed writer left half written is rolled back by who comes next.
-    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=busy_s)
-    database.execute("PRAGMA query_only = ON")
-    return database
+        raise InputError(f"{where}: a record is no JSON: {error}", hint=_damaged(where)) from None
+    except SQLAlchemyError as error:
+        raise InputError(f"{where}: {words_of_error(error)}", hint=_hint(where, words_of_error(error))) from None
+    except JournalError as error:
+        raise InputError(f"{where}: {error}", hint=error.hint or _ELSEWHERE) from None
 
 
 @contextlib.contextmanager
-def _of_this_version(file: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+def _shared(shared: Shared, wait_s: float) -> Iterator[Connection | None]:
+    with postgresql_engine(shared, wait_s, reads_only=True).connect() as database:
+        version = version_of(database)
+        if 0 < version < SCHEMA_VERSION:
+            raise JournalError(
+                f"its tables are of schema {version}, this oomguard reads {SCHEMA_VERSION}",
+                hint="the next oomguard run that writes there migrates them, or: oomguard history --deliver",
+            )
+        yield database if version else None
+
+
+@contextlib.contextmanager
+def _of_this_version(file: Connection) -> Iterator[Connection]:
     if version_of(file) == SCHEMA_VERSION:
         yield file
         return
-    with contextlib.closing(sqlite3.connect(":memory:")) as copy:
-        file.backup(copy)
+    with memory_engine().begin() as copy:
+        source, target = file.connection.driver_connection, copy.connection.driver_connection
+        if source is not None and target is not None:
+            copy.exec_driver_sql("COMMIT")  # a backup begins what it needs by itself
+            source.backup(target)
+            copy.exec_driver_sql("BEGIN")
         prepare(copy)
-        copy.commit()
         yield copy
 
 
-def _hint(path: Path, error: sqlite3.Error) -> str:
-    text = str(error)
-    if "newer oomguard" in text:
-        return _UPGRADE
-    if "locked" in text or "busy" in text:
+def _hint(place: Place, said: str) -> str:
+    if isinstance(place, Shared):
+        return _AWAY
+    if "locked" in said or "busy" in said:
         return "another program holds it; try again when that has ended"
-    if "malformed" in text:
-        return _damaged(path)
+    if "malformed" in said:
+        return _damaged(place)
     return _ELSEWHERE
 
 
-def _damaged(path: Path) -> str:
-    old, new = shlex.quote(str(path)), shlex.quote(f"{path}.damaged")
+def _damaged(place: Place) -> str:
+    if not isinstance(place, Path):
+        return "somebody else has written it"
+    old, new = shlex.quote(str(place)), shlex.quote(f"{place}.damaged")
     return f"it is damaged; keep it apart, and the next run begins a new one: mv {old} {new}"

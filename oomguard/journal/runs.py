@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from oomguard.exit_status import status_in_words
 from oomguard.incident import Attempt
 from oomguard.journal.contract import incident_of, listed, mapped, numbers_of, patch_of, values_of
+from oomguard.journal.tables import ATTEMPT, RUN
 from oomguard.past_runs import STOP_STATUSES, PastAttempt, PastRun
 
-# The last attempt of each run decides how it ended.
-_FAILED: Final = """
-EXISTS (SELECT 1 FROM attempt a WHERE a.session = run.session
-  AND a.number = (SELECT max(number) FROM attempt WHERE session = run.session)
-  AND a.ended_at IS NOT NULL AND (a.incident IS NOT NULL OR a.error <> '' OR (a.exit_status <> 0 AND a.exit_status NOT IN ({stops}))))"""
-_RUNS: Final = """
-SELECT number, session, original, folder, engine, engine_version, model, device, forgotten FROM run
-WHERE EXISTS (SELECT 1 FROM attempt a WHERE a.session = run.session{since}) {where}
-ORDER BY number DESC {limit}"""
-_ATTEMPTS: Final = """
-SELECT session, number, command, settings, patches, {incident}, predicted, measured, started_at, ended_at, exit_status, error
-FROM attempt WHERE session IN ({sessions}) ORDER BY session, number"""
-# Of a list kind and cause are enough: an incident holds pages of evidence.
-_SHORT_INCIDENT: Final = """
-CASE WHEN incident IS NOT NULL THEN json_object('kind', json_extract(incident, '$.kind'),
-  'causes', json_array(json_object('id', json_extract(incident, '$.causes[0].id')))) END"""
 _AT_ONCE: Final = 500  # SQLite takes so many variables in any version
+_COMMANDS_AT_ONCE: Final = 10_000
 _MOST: Final = 2**63 - 1
+_RUN: Final = tuple(
+    RUN.c[name]
+    for name in (
+        *("number", "session", "original", "folder", "engine", "engine_version", "model", "device"),
+        *("forgotten", "who", "host"),
+    )
+)
+_ATTEMPT: Final = tuple(
+    ATTEMPT.c[name]
+    for name in (
+        *("session", "number", "command", "settings", "patches", "predicted", "measured"),
+        *("started_at", "ended_at", "exit_status", "error"),
+    )
+)
+# Of a list kind and cause are enough: an incident holds pages of evidence.
+_KIND: Final = ATTEMPT.c.incident["kind"].as_string()
+_CAUSE: Final = ATTEMPT.c.incident[("causes", 0, "id")].as_string()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,11 @@ class Asked:
     before: int | None = None
 
 
-def each_run(database: sqlite3.Connection, asked: Asked, *, limit: int | None = None) -> Iterator[PastRun]:
+def each_run(database: Connection, asked: Asked, *, limit: int | None = None) -> Iterator[PastRun]:
     """Yield the runs as ``past_runs`` returns them, read a page at a time: nobody is locked out while they are shown.
 
     Raises:
-        sqlite3.Error: the file is damaged or locked.
+        sqlalchemy.exc.SQLAlchemyError: the database is damaged, locked or away.
     """
     left = _MOST if limit is None else limit
     while left > 0:
@@ -63,68 +66,91 @@ def each_run(database: sqlite3.Connection, asked: Asked, *, limit: int | None = 
         asked = replace(asked, before=runs[-1].number)
 
 
-def past_runs(database: sqlite3.Connection, asked: Asked, *, limit: int | None = None) -> list[PastRun]:
+def past_runs(database: Connection, asked: Asked, *, limit: int | None = None) -> list[PastRun]:
     """Return the runs that are asked for, the newest first, at most ``limit`` of them; one that is asked by number in full.
 
     Raises:
-        sqlite3.Error: the file is damaged or locked.
+        sqlalchemy.exc.SQLAlchemyError: the database is damaged, locked or away.
     """
-    if asked.number is not None and asked.number > _MOST:  # SQLite has no such number
+    if asked.number is not None and asked.number > _MOST:  # no database has such a number
         return []
-    where, values, since = list[str](), list[Any](), ""
+    rows = _rows(database, asked, _MOST if limit is None else min(limit, _MOST))
+    attempts = _attempts(database, [row.session for row in rows], in_full=asked.number is not None)
+    return [_run(tuple(row), attempts[row.session]) for row in rows if row.session in attempts]
+
+
+def _rows(database: Connection, asked: Asked, limit: int) -> list[Row[Any]]:
+    if asked.command is None:
+        return list(database.execute(_select(asked).limit(limit)).all())
+    chosen = _numbers(database, asked, asked.command.casefold(), limit)
+    parts = (chosen[at : at + _AT_ONCE] for at in range(0, len(chosen), _AT_ONCE))
+    of_part = (select(*_RUN).where(RUN.c.number.in_(part)).order_by(RUN.c.number.desc()) for part in parts)
+    return [row for query in of_part for row in database.execute(query)]
+
+
+def _numbers(database: Connection, asked: Asked, folded: str, limit: int) -> list[int]:
+    """Return the numbers of the runs whose command holds a text: no database folds every script's letters as Python does."""
+    found, holds = list[int](), dict[str, bool]()  # many runs have one command
+    while len(found) < limit:
+        query = _select(asked).with_only_columns(RUN.c.number, RUN.c.original).limit(_COMMANDS_AT_ONCE)
+        page = [(number, original) for number, original in database.execute(query)]
+        for number, original in page:
+            if original not in holds:
+                holds[original] = folded in " ".join(words_of(original)).casefold()
+            if holds[original]:
+                found.append(number)
+        if len(page) < _COMMANDS_AT_ONCE:
+            break
+        asked = replace(asked, before=page[-1][0])
+    return found[:limit]
+
+
+def _select(asked: Asked) -> Select[Any]:
+    own = ATTEMPT.c.session == RUN.c.session
+    has_attempts = select(ATTEMPT.c.id).where(own)
     if asked.since is not None:
-        since = " AND a.number = 1 AND a.started_at >= ?"
-        values.append(asked.since)
-    if asked.command is not None:
-        where.append("holds(original)")
-        database.create_function("holds", 1, partial(_holds, asked.command.casefold()), deterministic=True)
+        has_attempts = has_attempts.where(ATTEMPT.c.number == 1, ATTEMPT.c.started_at >= asked.since)
+    chosen = select(*_RUN).where(has_attempts.exists()).order_by(RUN.c.number.desc())
     if asked.failed:
-        where.append(_FAILED.format(stops=", ".join(map(str, STOP_STATUSES))))
+        chosen = chosen.where(_failed())
     if asked.number is not None:
-        where.append("number = ?")
-        values.append(asked.number)
+        chosen = chosen.where(RUN.c.number == asked.number)
     if asked.before is not None:
-        where.append("number < ?")
-        values.append(asked.before)
-    rows = database.execute(
-        _RUNS.format(
-            since=since,
-            where="".join(f" AND {condition}" for condition in where),
-            limit="" if limit is None else f"LIMIT {min(limit, _MOST)}",
-        ),
-        values,
-    ).fetchall()
-    attempts = _attempts(database, [row[1] for row in rows], in_full=asked.number is not None)
-    return [_run(row, attempts[row[1]]) for row in rows if row[1] in attempts]
+        chosen = chosen.where(RUN.c.number < asked.before)
+    return chosen
 
 
-def _holds(folded: str, original: str) -> bool:
-    return folded in " ".join(words_of(original)).casefold()
+def _failed() -> ColumnElement[bool]:
+    """Return the condition that a run failed: its last attempt decides."""
+    last, attempt = ATTEMPT.alias("last"), ATTEMPT.alias("a")
+    number = select(func.max(last.c.number)).where(last.c.session == RUN.c.session).scalar_subquery()
+    ended_badly = (attempt.c.exit_status != 0) & attempt.c.exit_status.not_in(STOP_STATUSES)
+    failed = attempt.c.incident.is_not(None) | (attempt.c.error != "") | ended_badly
+    of_it = (attempt.c.session == RUN.c.session) & (attempt.c.number == number) & attempt.c.ended_at.is_not(None)
+    return select(attempt.c.id).where(of_it, failed).exists()
 
 
-def _attempts(
-    database: sqlite3.Connection, sessions: list[str], *, in_full: bool
-) -> dict[str, tuple[PastAttempt, ...]]:
+def _attempts(database: Connection, sessions: list[str], *, in_full: bool) -> dict[str, tuple[PastAttempt, ...]]:
     found: dict[str, tuple[PastAttempt, ...]] = {}
+    told = (ATTEMPT.c.incident,) if in_full else (ATTEMPT.c.incident.is_not(None), _KIND, _CAUSE)
+    asked = select(*_ATTEMPT, *told).order_by(ATTEMPT.c.session, ATTEMPT.c.number)
     for part in (sessions[at : at + _AT_ONCE] for at in range(0, len(sessions), _AT_ONCE)):
-        query = _ATTEMPTS.format(
-            incident="incident" if in_full else _SHORT_INCIDENT, sessions=", ".join("?" for _ in part)
-        )
-        for session, rows in groupby(database.execute(query, part), key=lambda row: row[0]):
-            alike = tuple(map(_attempt, rows))
+        rows = database.execute(asked.where(ATTEMPT.c.session.in_(part)))
+        for session, own in groupby(map(tuple, rows), key=lambda row: row[0]):
+            alike = tuple(map(_attempt, own))
             found[session] = (*(replace(past, is_followed=True) for past in alike[:-1]), *alike[-1:])
     return found
 
 
-def _run(row: tuple[Any, ...], attempts: tuple[PastAttempt, ...]) -> PastRun:
-    number, session, original, folder, engine, version, model, device, forgotten = row
-    of_it = (folder, engine, version, model, device, bool(forgotten))
+def _run(row: Sequence[Any], attempts: tuple[PastAttempt, ...]) -> PastRun:
+    number, session, original, folder, engine, version, model, device, forgotten, who, host = row
+    of_it = (folder, engine, version, model, device, bool(forgotten), who, host)
     return PastRun(number, session, words_of(original), attempts, *of_it)
 
 
-def _attempt(row: tuple[Any, ...]) -> PastAttempt:
-    _session, number, command, settings, patches, incident, predicted, measured, began_at, ended_at, status, error = row
-    said, why = mapped(incident), str(error or "")
+def _attempt(row: Sequence[Any]) -> PastAttempt:
+    _session, number, command, settings, patches, predicted, measured, began_at, ended_at, status, error, *told = row
+    said, why = _incident(*told), str(error or "")
     attempt = Attempt(
         number,
         values_of(mapped(settings)),
@@ -136,6 +162,14 @@ def _attempt(row: tuple[Any, ...]) -> PastAttempt:
         numbers_of(mapped(measured)),
     )
     return PastAttempt(attempt, words_of(command), began_at, ended_at, numbers_of(mapped(predicted)), why)
+
+
+def _incident(*told: Any) -> dict[str, Any]:
+    """Return an incident that was read whole, or of which kind and cause were."""
+    if len(told) == 1:
+        return told[0] if isinstance(told[0], dict) else {}
+    is_there, kind, cause = told
+    return {"kind": kind, "causes": [{"id": cause}]} if is_there else {}
 
 
 def words_of(text: str) -> tuple[str, ...]:

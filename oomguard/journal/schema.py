@@ -1,92 +1,96 @@
-"""The journal's tables, version by version; an older file is migrated in place, a newer one is left alone."""
+"""Which schema a database has, and giving it this version's; a newer one is left alone."""
 
 from __future__ import annotations
 
-import sqlite3
+import threading
+from pathlib import Path
 from typing import Final
 
-SCHEMA_VERSION: Final = 4
-_SCHEMA_1: Final = (
-    """
-CREATE TABLE IF NOT EXISTS attempt (
-  id INTEGER PRIMARY KEY,
-  session TEXT NOT NULL,           -- one oomguard run, or one guarded call
-  number INTEGER NOT NULL,         -- 1 is the first attempt
-  started_at REAL NOT NULL,        -- Unix seconds
-  ended_at REAL,                   -- NULL while it runs
-  command TEXT NOT NULL,           -- JSON list, secrets masked
-  settings TEXT NOT NULL,          -- JSON object: what oomguard changed so far
-  patches TEXT NOT NULL,           -- JSON list of the contract's patches, applied before this attempt
-  incident TEXT,                   -- JSON object of the contract, NULL where none was found
-  predicted TEXT NOT NULL,         -- JSON object
-  measured TEXT NOT NULL,          -- JSON object
-  exit_status INTEGER
-)""",
-)
-# An oomguard of schema 1 that runs since before the migration goes on writing attempts: the trigger gives them a run.
-_SCHEMA_2: Final = (
-    """
-CREATE TABLE run (
-  number INTEGER PRIMARY KEY AUTOINCREMENT,
-  session TEXT NOT NULL UNIQUE,
-  original TEXT NOT NULL,          -- JSON list: the command as it was given, before any patch, secrets masked
-  folder TEXT,                     -- the working directory; NULL where it was not recorded, as all below
-  files TEXT,                      -- digest of the files that the command names: its script, its configuration
-  engine TEXT,
-  engine_version TEXT,
-  model TEXT,                      -- masked
-  device TEXT,                     -- name and size of the GPUs
-  forgotten INTEGER NOT NULL DEFAULT 0
-)""",
-    "ALTER TABLE attempt ADD COLUMN set_by_user TEXT",  # JSON object: setting -> whether the user had set it
-    "CREATE INDEX attempt_session ON attempt (session, number)",
-    """
-INSERT INTO run (session, original, engine, engine_version)
-SELECT a.session, a.command, json_extract(f.incident, '$.framework'), json_extract(f.incident, '$.framework_version')
-FROM (SELECT session, min(id) AS first, max(CASE WHEN incident IS NOT NULL THEN id END) AS failed FROM attempt GROUP BY session) s
-JOIN attempt a ON a.id = s.first LEFT JOIN attempt f ON f.id = s.failed
-ORDER BY s.first""",
-    """
-CREATE TRIGGER attempt_of_no_run AFTER INSERT ON attempt
-WHEN NOT EXISTS (SELECT 1 FROM run WHERE session = NEW.session)
-BEGIN INSERT INTO run (session, original) VALUES (NEW.session, NEW.command); END""",
-)
-_SCHEMA_3: Final = (
-    # Whether masking hid secrets alone of the original, so that another command looks different; NULL where it was not recorded.
-    "ALTER TABLE run ADD COLUMN hides_secrets_alone INTEGER",
-)
-_SCHEMA_4: Final = (
-    # Why it failed, in the run's own words, where its status tells less: it hung and was ended. NULL: as status and incident tell.
-    "ALTER TABLE attempt ADD COLUMN error TEXT",
-)
-_STEPS: Final = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4)
+from sqlalchemy import Connection, inspect, text
+
+from oomguard.errors import JournalError
+from oomguard.journal.database import SCHEMA_NAME, is_sqlite
+from oomguard.journal.tables import METADATA, VERSION
+
+SCHEMA_VERSION: Final = 5
+UPGRADE: Final = "pip install --upgrade oomguard"
+_MIGRATIONS: Final = Path(__file__).with_name("migrations")
+# Alembic keeps what it is about in its own module; and who migrates a server's tables does it alone (any number will do).
+_ONE_AT_A_TIME: Final = threading.Lock()
+_LOCK: Final = text("SELECT pg_advisory_xact_lock(7205759403792793)")
+_HAS_SCHEMA: Final = text("SELECT 1 FROM pg_namespace WHERE nspname = :name").bindparams(name=SCHEMA_NAME)
 
 
-def version_of(database: sqlite3.Connection) -> int:
-    """Return the schema of a file, 0 of an empty one.
+def version_of(connection: Connection) -> int:
+    """Return the schema of a database, 0 of an empty one.
 
     Raises:
-        sqlite3.DatabaseError: a newer oomguard wrote it, or another program.
+        JournalError: a newer oomguard wrote it, or another program.
     """
-    version = int(database.execute("PRAGMA user_version").fetchone()[0])
+    version = _of_sqlite(connection) if is_sqlite(connection) else _of_postgresql(connection)
     if version > SCHEMA_VERSION:
-        raise sqlite3.DatabaseError(f"written by a newer oomguard (schema {version}, this one reads {SCHEMA_VERSION})")
-    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if (version and "attempt" not in tables) or (tables and "attempt" not in tables):
-        raise sqlite3.DatabaseError("a database of another program, no journal")
+        raise JournalError(
+            f"written by a newer oomguard (schema {version}, this one reads {SCHEMA_VERSION})", hint=UPGRADE
+        )
     return version
 
 
-def prepare(database: sqlite3.Connection) -> None:
-    """Give a file this version's tables, where it has not got them; all of its records stay.
+def prepare(connection: Connection) -> None:
+    """Give a database this version's tables, where it has not got them; all of its records stay.
 
     Raises:
-        sqlite3.Error: as ``version_of``, or it cannot be written.
+        JournalError: as ``version_of``.
+        sqlalchemy.exc.SQLAlchemyError: it cannot be written.
     """
-    if version_of(database) == SCHEMA_VERSION:  # to lock it each time would lock out those that write at once
+    if not is_sqlite(connection):
+        if (
+            version_of(connection) == SCHEMA_VERSION
+        ):  # to lock it each time would have all who write wait for one another
+            return
+        connection.execute(_LOCK)
+        if connection.execute(_HAS_SCHEMA).first() is None:
+            connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA_NAME}")
+    version = version_of(connection)  # another may have been faster
+    if version == SCHEMA_VERSION:
         return
-    database.execute("BEGIN IMMEDIATE")
-    for step in _STEPS[version_of(database) :]:  # another may have been faster
-        for statement in step:
-            database.execute(statement)
-    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    if version == 0 and not inspect(connection).get_table_names():
+        METADATA.create_all(connection)  # as the migrations make it, which a test holds; they take a second to load
+        connection.execute(VERSION.insert().values(version_num=str(SCHEMA_VERSION)))
+    else:
+        _migrate(connection, version)
+    if is_sqlite(connection):
+        connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _migrate(connection: Connection, version: int) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    with _ONE_AT_A_TIME:
+        if version and not inspect(connection).has_table(VERSION.name):  # of before there were migrations
+            command.stamp(config, str(version))
+        command.upgrade(config, "head")
+
+
+def _of_sqlite(connection: Connection) -> int:
+    version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+    if version > SCHEMA_VERSION:
+        return version
+    found = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")
+    tables = set(found.scalars())
+    if (version or tables) and "attempt" not in tables:
+        raise JournalError("a database of another program, no journal")
+    return version
+
+
+def _of_postgresql(connection: Connection) -> int:
+    if (
+        connection.execute(text("SELECT to_regclass(:name)"), {"name": f"{SCHEMA_NAME}.{VERSION.name}"}).scalar()
+        is None
+    ):
+        return 0
+    found = connection.execute(VERSION.select()).scalar()
+    return int(found) if found is not None and str(found).isdecimal() else 0

@@ -19,6 +19,8 @@ from oomguard.rules.signature import Quotation, Signature, Wording
 CLAUSE_CHARS: Final = 2500
 # What introduces a quotation, or goes on from it, lies within so many characters of it.
 ABOVE_CHARS: Final = 1500
+# A sentence that tells what happened begins so many characters before the message at most.
+TOLD_CHARS: Final = 400
 # From the beginning of a word, so that a long word is tried once; scripts without spaces write a name behind the word before it.
 _NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z", re.ASCII)
 _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
@@ -146,12 +148,15 @@ def quoted(
         "above": above,
         "below": "".join(window.texts[hit.last + 1 :])[:ABOVE_CHARS],
     }
+    told = f"{above}\n{parts['lead']}"[-TOLD_CHARS:]
     figures = sum(not isinstance(fact.value, str) for fact in hit.facts.values())
     for quotation in quotations:
         if figures >= quotation.below_facts:
             continue
         try:
-            if time.search(quotation.pattern, parts[quotation.part]):
+            if time.search(quotation.pattern, parts[quotation.part]) and not (
+                quotation.told is not None and time.search(quotation.told, told)
+            ):
                 return quotation.name
         except TimeoutError:
             slow(quotation)

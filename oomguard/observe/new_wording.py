@@ -16,9 +16,11 @@ from oomguard.observe.hits import CLAUSE_CHARS, Hit, captured, quoted
 from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.title import is_title, mark_chars
+from oomguard.observe.told_cause import beside, with_told_cause
 from oomguard.observe.window import Window
 from oomguard.rules.lexicon import Lexicon
 from oomguard.rules.signature import Quotation, Signature, Wording
+from oomguard.rules.told import ToldCause
 from oomguard.settings import SETTING_FACTS
 
 # What stands so far around a phrase speaks of it.
@@ -166,8 +168,9 @@ class NewWordings:
     Windows wait until the input is over, or what it says so far is asked: where a signature has found a failure, none of them is weighed.
     """
 
-    def __init__(self, lexicon: Lexicon | None) -> None:
+    def __init__(self, lexicon: Lexicon | None, told: tuple[ToldCause, ...] = ()) -> None:
         self.lexicon = lexicon
+        self._told = told
         self._first: list[_Waiting] = []
         self._last: deque[_Waiting] = deque(maxlen=LAST_WINDOWS)
         self._quoted_lines: list[int] = []
@@ -212,7 +215,9 @@ class NewWordings:
         best = max(told, key=lambda found: found[0].certainty_ratio, default=None)
         if best is None or self.lexicon is None:
             return None
-        return _scanned(*best, _nearest(self.lexicon, best[1], best[0].hit, time))
+        found = _scanned(*best, _nearest(self.lexicon, best[1], best[0].hit, time))
+        found.incident = with_told_cause(found.incident, beside(best[1], best[0].hit), self._told, time)
+        return found
 
     def _is_near_quotation(self, line: int) -> bool:
         return any(abs(line - other) <= QUOTED_LINES for other in self._quoted_lines)

@@ -1,6 +1,6 @@
 """Find incidents in a stream of lines: anchors first, then patterns on a short window of peeled lines.
 
-The scanner takes line by line and keeps a bounded state, so the same code reads a saved log and a running child.
+The scanner takes line by line and keeps a bounded state: the same code reads a saved log and a running child.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Final
 
 from oomguard.escapes import strip_escapes
@@ -24,6 +25,7 @@ from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
 from oomguard.observe.text import PlainLine, peel, words_of
+from oomguard.observe.told_cause import MAX_TOLD, beside, with_told_cause
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
 from oomguard.rules.signature import Quotation
@@ -35,8 +37,7 @@ INFO_CHARS: Final = 80
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
-# After so many lines the search for all anchors at once is worth making ready.
-_FINDER_AFTER: Final = 4000
+_FINDER_AFTER: Final = 4000  # lines: the search for all anchors at once is worth making ready
 _OUT_OF_TIME: Final = "ran out of time and was left out"
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 
@@ -67,14 +68,16 @@ class Scanner:
         self, rules: RuleSet, clock: Callable[[], float] = time.monotonic, *, new_wordings: bool = False
     ) -> None:
         self._rules = rules
-        self._anchors = [(w.anchor, (s, w)) for s in rules.signatures for w in s.wordings]
+        self._anchors: dict[str, list[tuple[int, Candidate]]] = {}  # in the order of the files
+        for number, pair in enumerate((s, w) for s in rules.signatures for w in s.wordings):
+            self._anchors.setdefault(pair[1].anchor, []).append((number, pair))
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
         self._open: list[tuple[_Stream, Window]] = []
         self._found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
         self._finder: Finder | None = None
-        self.new_wordings = NewWordings(rules.lexicon if new_wordings else None)
+        self.new_wordings = NewWordings(rules.lexicon if new_wordings else None, rules.told)
         self._looked = 0
         self._time = SearchTime()
         self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
@@ -106,7 +109,7 @@ class Scanner:
         self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         may_hold = self._may_hold(text)
-        candidates = [candidate for anchor, candidate in self._anchors if anchor in text] if may_hold else []
+        candidates = self._candidates(anchor for anchor in self._anchors if anchor in text) if may_hold else []
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -137,11 +140,11 @@ class Scanner:
         if not self._may_hold(seam):
             return []
         words, inside = words_of(text), [words_of(part) for part in before]
-        return [
-            candidate
-            for anchor, candidate in self._anchors
-            if anchor in seam and anchor not in words and not any(anchor in part for part in inside)
-        ]
+        anchors = (anchor for anchor in self._anchors if anchor in seam and anchor not in words)
+        return self._candidates(anchor for anchor in anchors if not any(anchor in part for part in inside))
+
+    def _candidates(self, anchors: Iterable[str]) -> list[Candidate]:
+        return [candidate for _, candidate in sorted((c for a in anchors for c in self._anchors[a]), key=itemgetter(0))]
 
     def _settle(self) -> None:
         """Close the windows that are complete, in the order in which they came over all streams.
@@ -181,6 +184,8 @@ class Scanner:
         state.taken[window.process] = (first, last, found)
         if found is not None:
             self._attach(found, window.lines[best.last].number)
+            if len(self._found.all) <= MAX_TOLD:
+                found.incident = with_told_cause(found.incident, beside(window, best), self._rules.told, self._time)
 
     def _match(self, candidate: Candidate, window: Window) -> Hit | None:
         signature, wording = candidate

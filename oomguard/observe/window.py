@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
+from string import ascii_letters
 from typing import Final
 
 from oomguard.observe.echo import ECHO_ANCHOR
@@ -38,6 +40,14 @@ _SENTENCES: Final = (
 # What stands for a figure, a unit and the allocator's options there.
 _MARKS: Final = ((r"PYTORCH_\w*ALLOC_CONF=\S*", "CONF"), (r"\d[\d.]*", "N"), (r"\b(?:[KMG]iB|bytes)\b", "GiB"))
 _BEGINS_WORDS: Final = 3
+# A terminal or a form cuts a line at its width, amid a word or a figure; narrower ones are not used.
+_LEAST_COLUMNS: Final = 40
+_WORDS: Final = frozenset(filter(str.isalpha, (word.strip("(),.;'") for word in _SENTENCES.split()))) | {
+    "KiB", "MiB", "bytes", "OutOfMemoryError", "PyTorch", "non",
+}  # fmt: skip
+_UNITS: Final = ("KiB", "MiB", "GiB")
+_BEFORE_FIGURES: Final = frozenset({"allocate", "of", "which", "has", "memory", "and", "with", ""})
+_DIGITS: Final = "0123456789."
 
 
 def _goes_on(text: str) -> bool:
@@ -48,6 +58,41 @@ def _goes_on(text: str) -> bool:
         begun = re.sub(pattern, mark, begun)
     begun = " ".join(begun.replace("NGiB", "N GiB").split()[:_BEGINS_WORDS])
     return bool(begun) and f" {begun} " in f"{_SENTENCES} "
+
+
+def _is_cut(before: str, behind: str) -> bool:
+    """Return whether a line ends amid a word or a figure of the allocator's sentences, and the next goes on with it."""
+    if len(before) < _LEAST_COLUMNS or not behind[:1].isascii() or not before.strip() or not behind.strip():
+        return False
+    if before.endswith(" "):  # cut behind a word: the space is all that stands between the two
+        return all(
+            part in _WORDS or part[:1].isdigit()
+            for part in (before.rsplit(maxsplit=1)[-1], behind.split(None, 1)[0].strip(",.;"))
+        )
+    if behind[:1].isalpha():
+        begun, rest = (
+            before[len(before.rstrip(ascii_letters)) :],
+            behind[: len(behind) - len(behind.lstrip(ascii_letters))],
+        )
+        return bool(begun) and begun + rest in _WORDS and not _WORDS.issuperset((begun, rest))
+    return _goes_on_with_figure(before, behind)
+
+
+def _goes_on_with_figure(before: str, behind: str) -> bool:
+    """Return whether a line ends amid a figure of the allocator's, and the next has the rest of it with its unit."""
+    known, rest = before.rstrip(_DIGITS), behind.lstrip(_DIGITS)
+    if known == before or rest == behind or not known.endswith((" ", "(")):
+        return False
+    word = known.rstrip(" (;,").rpartition(" ")[2]
+    is_decimal = behind[0] == "." and behind[1:2].isdigit()
+    return (word in _BEFORE_FIGURES or known[-2:-1] in {";", ","}) and (
+        is_decimal or rest.lstrip(" ").startswith(_UNITS)
+    )
+
+
+def _joint(before: str, line: Line, text: str) -> str:
+    """Return what stands between two lines: nothing where one line was cut in two."""
+    return "" if line.continued or _is_cut(before, text) else "\n"
 
 
 @dataclass(slots=True)
@@ -111,7 +156,7 @@ class Window:
         # A document wraps a prefixed line onto lines without a prefix: indented ones, and those that cannot begin a message.
         indented = len(text) - len(text.lstrip()) >= 2
         if plain.process == self.process or (plain.process is None and (indented or _goes_on(text))):
-            self.texts.append(text if line.continued else "\n" + text)
+            self.texts.append(_joint(self.texts[-1], line, text) + text)
             self.lines.append(line)
             self.orders.append(order)
         elif plain.process is None and plain.text.strip():
@@ -133,7 +178,9 @@ def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candi
         # Wrapped behind a process: the message is that process's, with all that was wrapped so far.
         process = next((row[2].process for row in reversed(lines) if row[2].process), None)
         same = [row for row in lines if row[2].process == process or (row[2].process is None and _goes_on(row[2].text))]
-    texts = [("" if line.continued or i == 0 else "\n") + text.text for i, (_, line, text) in enumerate(same)]
+    texts = [same[0][2].text]
+    for (_, _, before), (_, line, behind) in itertools.pairwise(same):
+        texts.append(_joint(before.text, line, behind.text) + behind.text)
     window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
     window.context = tuple((order, text.text) for order, _, text in lines)
     # A frame or a figure takes its line or the next; only a failure and a list of settings go on for long.

@@ -128,6 +128,8 @@ def run_dict(run: PastRun, *, in_full: bool = False) -> dict[str, Any]:
         "engine_version": run.engine_version,
         "model": masked(run.model),
         "device": run.device,
+        "who": masked(run.who),
+        "host": masked(run.host),
         "forgotten": run.is_forgotten,
     }
     attempts = [_attempt_dict(past, in_full=in_full) for past in run.attempts]

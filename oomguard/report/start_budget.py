@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from oomguard.incident import Budget, BudgetPart
 from oomguard.memory.vllm.encoder_profile import NO_IMAGES
 from oomguard.memory.vllm.start import Stage, StartBudget
 from oomguard.report.json import SCHEMA
+from oomguard.report.mask import mask_command
 from oomguard.report.terminal_bar import BudgetBar
 from oomguard.surfaces import as_flag
 
@@ -93,8 +95,13 @@ def _stage_record(stage: Stage) -> dict[str, int]:
 def plan_record(plan: StartPlan) -> dict[str, Any]:
     """Return a planned start as the JSON contract has it: its budget, the command that fits, and what that changes."""
     changes = [{"setting": patch.setting, "from": patch.old, "to": patch.new} for patch in plan.changes]
-    record = {**start_record(plan.budget), "command": plan.command, "changes": changes}
+    record = {**start_record(plan.budget), "command": _shown(plan.command), "changes": changes}
     return record if plan.needed is None else {**record, "smallest": asdict(plan.needed)}
+
+
+def _shown(command: str | None) -> str | None:
+    """Return a command without the secrets in the flags that it keeps."""
+    return None if command is None else shlex.join(mask_command(shlex.split(command), keep_homes=True))
 
 
 def print_start_plan(console: Console, plan: StartPlan) -> None:
@@ -154,7 +161,7 @@ def _advice(plan: StartPlan) -> Iterator[str]:
             yield "this fits:"
         for patch in plan.changes:
             yield f"  {patch.setting}: {_text(patch.old)} -> {_text(patch.new)}"
-        yield plan.command
+        yield str(_shown(plan.command))
     elif (needed := plan.needed) is not None:
         if needed.tensor_parallel_size:
             yield f"it would fit with {as_flag('tensor_parallel_size', needed.tensor_parallel_size, 'vllm')}"

@@ -24,6 +24,9 @@ _SHOWN_MESSAGE_CHARS: Final = 300
 # Macros over lists: no fact is a list, and nested macros multiply the work.
 _MACRO: Final = re.compile(r"\b(?:all|exists|exists_one|existsOne|filter|map)(?:\s|//[^\n]*\n)*+\(")
 
+# An expression with one of these may hold although a fact that it names is missing.
+_EITHER: Final = re.compile(r"\|\||&&|\?")
+
 
 @functools.cache
 def _environment() -> Any:
@@ -50,6 +53,8 @@ class Expression:
 
     def evaluate(self, facts: Mapping[str, Fact]) -> FactValue | None:
         """Return the value over the known facts, or None (unknown) if a fact it needs is missing."""
+        if not _EITHER.search(self.source) and self.missing(facts):
+            return None  # without being compiled: most conditions of most rules
         # CEL divides a double by zero to infinity; here the result is unknown.
         for divisor in re.findall(r"[/%]\s*([a-z]\w*)", _without_strings(self.source)):
             if divisor in facts and facts[divisor].value == 0:

@@ -15,6 +15,7 @@ from oomguard.rules.pattern import compile_pattern
 from oomguard.rules.rule import Rule, read_rule
 from oomguard.rules.signature import Quotation, Signature, read_quotations, read_signature
 from oomguard.rules.table import read_toml
+from oomguard.rules.told import ToldCause, read_told
 from oomguard.user_files import read_tables
 
 
@@ -27,6 +28,7 @@ class RuleSet:
     quotations: tuple[Quotation, ...] = ()
     lexicon: Lexicon | None = None
     missing: tuple[MissingRow, ...] = ()
+    told: tuple[ToldCause, ...] = ()
 
     @property
     def anchors(self) -> tuple[str, ...]:
@@ -67,6 +69,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     quotations: list[Quotation] = []
     lexicon: Lexicon | None = None
     missing: list[MissingRow] = []
+    told: list[ToldCause] = []
     shipped = shipped_root()
     for root in (shipped, *extra):
         lazy = root == shipped and not check
@@ -86,6 +89,8 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 rules[rule.code] = rule
             elif "quotation" in table:
                 quotations += read_quotations(table, path, pattern)
+            elif isinstance(table.get("told"), list):
+                told += read_told(table, path, pattern)
             elif "missing" in table:
                 missing += read_missing(table, path)
             elif "phrase" in table:
@@ -93,7 +98,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
             else:
                 signatures.append(read_signature(table, path, pattern))
     in_order = tuple(rules[code] for code in sorted(rules))
-    return RuleSet(tuple(signatures), in_order, tuple(quotations), lexicon, tuple(missing))
+    return RuleSet(tuple(signatures), in_order, tuple(quotations), lexicon, tuple(missing), tuple(told))
 
 
 def _is_folder(path: Path) -> bool:

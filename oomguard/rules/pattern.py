@@ -15,9 +15,11 @@ MAX_PATTERN_CHARS: Final = 4000
 _DECIMAL: Final = "_decimal_gb"
 
 # What ``{size}`` in a pattern stands for: a size with its unit, as any engine prints it. It begins where its digits
-# begin, so that a long row of digits is tried once and not again from each digit.
+# begin, so that a long row of digits is tried once and not again from each digit. Scripts without
+# spaces go on right behind the unit.
 SIZE: Final = (
-    r"-?(?<!\d,?)\d[\d,]*(?:\.\d+|\.(?=\s[KMGT]i?B))?(?:(?:\s?|\n\x20{1,12})(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)\b)?"
+    r"-?(?<!\d,?)\d[\d,]*(?:\.\d+|\.(?=\s[KMGT]i?B))?"
+    r"(?:(?:\s?|\n\x20{1,12})(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)(?![A-Za-z\d_]))?"
 )
 
 

@@ -89,6 +89,7 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
     },
     "quotations": {
         "schema": Key(int, required=True),
+        "told": Key(str),
         "quotation": Key(list, required=True),
     },
     "quotation": {
@@ -98,6 +99,17 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "quoted": Key(list, required=True),
         "real": Key(list),
         "below_facts": Key(int),
+        "unless_told": Key(bool),
+    },
+    "told causes": {
+        "schema": Key(int, required=True),
+        "told": Key(list, required=True),
+    },
+    "told cause": {
+        "cause": Key(str, required=True),
+        "words": Key(list, required=True),
+        "pattern": Key(str, required=True),
+        "examples": Key(list, required=True),
     },
     "signature test": {
         "log": Key(str, required=True),

@@ -3,7 +3,7 @@
 Nobody hears of it while all is well: a healthy run prints nothing, and many at once lock each other's journal.
 
 A thread opens it and begins the record while the command starts: loading SQLite and writing to a disk take as long as all
-that has to come before the command.
+that has to come before the command. A shared journal is written on this machine first, and brought to its database beside the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.errors import InputError
 from oomguard.facts import FactValue
@@ -23,7 +23,11 @@ from oomguard.log import get_logger
 from oomguard.supervise.outcome import error_of
 
 if TYPE_CHECKING:
+    from oomguard.journal.shared import SharedJournal
     from oomguard.journal.store import Journal
+
+# How long the end of a run waits until a shared journal has what it wrote.
+_DELIVERY_S: Final = 3.0
 
 
 class Keeper:
@@ -36,11 +40,15 @@ class Keeper:
     """
 
     def __init__(
-        self, open_journal: Callable[[], Journal] | None, *, is_asked_for: bool = False, original: Sequence[str] = ()
+        self,
+        open_journal: Callable[[], Journal | SharedJournal] | None,
+        *,
+        is_asked_for: bool = False,
+        original: Sequence[str] = (),
     ) -> None:
         self._open, self._is_asked_for, self._original = open_journal, is_asked_for, tuple(original)
         self._device: str | None = None
-        self._journal: Journal | None = None
+        self._journal: Journal | SharedJournal | None = None
         self._row: int | None = None
         self._untold: tuple[str, dict[str, str]] | None = None
         self._beginning: threading.Thread | None = None
@@ -89,9 +97,21 @@ class Keeper:
             (logger.warning if self._is_asked_for or attempt.incident else logger.debug)(event, **fields)
             self._untold = None
 
+    def finish(self) -> None:
+        """Wait a little, when the run is over, until a shared journal has what was written; say what it has not, and what to do."""
+        self._wait()
+        try:
+            left = None if self._journal is None else self._journal.finish(_DELIVERY_S)
+        except Exception as error:  # noqa: BLE001 - as below
+            self._give_up(error)
+            return
+        if left is not None:
+            fields = {"attempts": left.attempts, "reason": left.reason, "command": left.command}
+            get_logger().warning("not yet in the shared journal: the next run delivers it", **fields)
+
     def _end(
         self,
-        journal: Journal,
+        journal: Journal | SharedJournal,
         row: int,
         attempt: Attempt,
         start: EngineStart | None,

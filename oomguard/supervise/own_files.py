@@ -51,7 +51,8 @@ def of_inner_runs(argv: tuple[str, ...]) -> Iterator[Path]:
     """Yield the files that the options of runs inside this one name: they write them as we do ours, and repeat nothing by it."""
     for words in options_of_inner_runs(argv):
         for name, value in _values(words):
-            yield from of_journal(Path(value)) if name == "--journal" else (Path(value),)
+            if "://" not in value:  # else it is a database
+                yield from of_journal(Path(value)) if name == "--journal" else (Path(value),)
 
 
 def _values(words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -65,8 +66,3 @@ def of_journal(journal: Path | None) -> Iterator[Path]:
     """Yield the journal and what SQLite keeps beside it; nothing where no journal is kept."""
     if journal is not None:
         yield from (Path(f"{journal}{suffix}") for suffix in _OF_A_JOURNAL)
-
-
-def of_named_journal(named: str | None) -> Iterator[Path]:
-    """Yield the files of the journal that the user names: another rank of the job may write it."""
-    yield from of_journal(None if named is None else Path(named))

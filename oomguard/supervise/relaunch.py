@@ -131,6 +131,7 @@ class Supervision:
                 if not self._place(number):
                     break
                 self._attempt(number, signals, folder)
+        self.keeper.finish()
         if ledger.exhausted:
             tell_exhausted(len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0)
         return outcome_of(ledger, signals, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us)
@@ -173,9 +174,8 @@ class Supervision:
         ours = self.ended_by_us() if signals.stopped_by is None else None
         self._is_ended_by_us = ours is not None
         heard = self._explainer.hear(marker.recording, ended, witness, self._first)
-        stopped, explained = signals.stopped_by is not None, Explained()
+        stopped, explained, launches = signals.stopped_by is not None, Explained(), (self._first, self.launch)
         if heard is not None:
-            launches = self._first, self.launch
             explained = self._explainer.explain(heard, ended.status, cgroup, launches, stopped=stopped, ended=ours)
         self._refused = "request refused" if explained.refused else ""
         self._first = without_changes(self._first, explained.refused)

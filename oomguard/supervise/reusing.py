@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.command import Launch
 from oomguard.engines.known import insight_of, launcher_of
+from oomguard.engines.protocol import StartKey
 from oomguard.facts import FactValue
 from oomguard.incident import Incident, Patch, SettingInForce
-from oomguard.journal.known import Known, KnownRun, known_to_work, last_run
+from oomguard.journal.known import Known, KnownRun, last_run, tried_before
 from oomguard.log import get_logger
 from oomguard.remedy.policy import Policy, with_needed
+from oomguard.report.known_settings import person
 from oomguard.report.wording import arrow
 from oomguard.settings import SETTINGS, effect_of
 from oomguard.supervise.by_variable import ALLOCATOR, DEVICE, WithVariables
-from oomguard.supervise.what_ran import device_words, names_a_place_here, started_as
+from oomguard.supervise.what_ran import device_words, host_name, names_a_place_here, started_as, user_name
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 # A setting is a flag and a value, and either command may have another spelling of it.
 _WORDS: Final = 4
-Reading = Callable[[], AbstractContextManager[sqlite3.Connection | None]]
+Reading = Callable[[], AbstractContextManager["Connection | None"]]
 
 
 def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Patch, ...]:
@@ -48,7 +52,7 @@ def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Pat
     told = {patch.setting: arrow(patch) for patch in patches}
     held = f"{known.held} of {known.held + known.failed} times"
     event = "reusing what is known to work" if patches else "nothing is reused: the command as given is known to work"
-    log.info(event, **told, of_run=run.number, began=_moment(run.began_at), held=held, **_unsure(known))
+    log.info(event, **told, of_run=run.number, began=_moment(run.began_at), held=held, **_by(run), **_unsure(known))
     return patches
 
 
@@ -58,8 +62,9 @@ class _Reuse:
 
     launch: Launch
     policy: Policy
+    _keys: dict[tuple[str, ...], StartKey | None] = field(default_factory=dict)
 
-    def chosen(self, database: sqlite3.Connection) -> tuple[Known, KnownRun, tuple[Patch, ...]] | str:
+    def chosen(self, database: Connection) -> tuple[Known, KnownRun, tuple[Patch, ...]] | str:
         """Return what held last and is permitted, else why there is nothing."""
         engine = WithVariables(launcher_of(self.launch), self.launch.argv)
         insight = insight_of(launcher_of(self.launch))
@@ -68,7 +73,8 @@ class _Reuse:
         reasons, as_kept = [], started_as(self.launch.argv)
         if not as_kept["hides_secrets_alone"]:
             return "the journal masks more of this command than its secrets, and other commands would look like it"
-        for known in self._of_command(database, engine, as_kept):
+        tried = [known for known in tried_before(database) if self._is_same(known, engine, as_kept)]
+        for known in (_of_all(known, tried) for known in tried if known.held):
             differs = _differs(known, version, device)
             if differs is None and known.files != as_kept["files"]:
                 differs = "the files that the command names have changed"
@@ -84,18 +90,32 @@ class _Reuse:
             reasons.append(f"run {run.number}: {differs}")
         return reasons[0] if reasons else "no run of this command is known to have worked"
 
-    def _of_command(
-        self, database: sqlite3.Connection, engine: WithVariables, as_kept: Mapping[str, Any]
-    ) -> Iterator[Known]:
-        """Yield what is known of the command: the same words, but for settings that were changed, and the same files here."""
-        asked, is_here = Launch(tuple(as_kept["original"])), names_a_place_here(self.launch.argv)
-        for known in known_to_work(database):
-            if is_here and known.folder != as_kept["folder"]:
-                continue
-            if len({*asked.argv} ^ {*known.original}) > _WORDS * len(known.settings):  # most are told apart at once
-                continue
-            if engine.shown(asked, known.settings) == engine.shown(Launch(known.original), known.settings):
-                yield known
+    def _is_same(self, known: Known, engine: WithVariables, as_kept: Mapping[str, Any]) -> bool:
+        """Return whether what is known is of this command, or of the same start in other words.
+
+        Of this command: the same words, but for settings that were changed, and the same files here. Of the same start: what decides
+        its memory is the same, and the engine's version is recorded.
+        """
+        is_here = names_a_place_here(self.launch.argv)
+        if is_here and known.folder != as_kept["folder"]:
+            return False
+        asked, before = Launch(tuple(as_kept["original"])), Launch(known.original)
+        # Most are told apart at once.
+        may_be = len({*asked.argv} ^ {*known.original}) <= _WORDS * len(known.settings)
+        if may_be and engine.shown(asked, known.settings) == engine.shown(before, known.settings):
+            return True
+        if is_here or known.engine_version is None:
+            return False
+        mine = self._key(asked)
+        if mine is None or not any(str(mine.settings["model"]) in word for word in known.original):
+            return False
+        theirs = self._key(before)
+        return theirs is not None and mine.is_same(theirs, known.settings)
+
+    def _key(self, launch: Launch) -> StartKey | None:
+        if launch.argv not in self._keys:
+            self._keys[launch.argv] = insight_of(launcher_of(launch)).start_key(launch)
+        return self._keys[launch.argv]
 
     def _patches(self, known: Known, run: KnownRun, engine: WithVariables) -> tuple[Patch, ...]:
         """Return what has to be changed, for what the command does not already say."""
@@ -128,6 +148,17 @@ class _Reuse:
         return None if why is None else f"{name} {arrow(patch)} is not permitted ({why})"
 
 
+def _of_all(known: Known, tried: Sequence[Known]) -> Known:
+    """Return what is known with how often it held and failed in other words, or elsewhere, on the same version and device."""
+    ran_on = known.settings, known.engine, known.engine_version, known.device
+    alike = [one for one in tried if (one.settings, one.engine, one.engine_version, one.device) == ran_on]
+    last_held = max(one.last_held for one in alike)
+    last_failed = max(one.last_failed or 0 for one in alike)
+    held, failed = sum(one.held for one in alike), sum(one.failed for one in alike)
+    has_failed_since = known.has_failed_since or last_failed > last_held
+    return replace(known, held=held, failed=failed, has_failed_since=has_failed_since)
+
+
 def _explicit(engine: WithVariables, launch: Launch) -> Mapping[str, FactValue | None]:
     return {name: setting.value for name, setting in engine.settings_in_force(launch).items()}
 
@@ -139,6 +170,13 @@ def _differs(known: Known, version: str | None, device: str | None) -> str | Non
     if known.engine_version is not None and version is not None and _public(known.engine_version) != _public(version):
         return f"it ran on {known.engine} {known.engine_version}, here is {version}"
     return None
+
+
+def _by(run: KnownRun) -> dict[str, str]:
+    """Return who measured it, where that was somebody else or elsewhere."""
+    if run.who is None or (run.who, run.host) == (user_name(), host_name()):
+        return {}
+    return {"by": person(run.who, run.host)}
 
 
 def _unsure(known: Known) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
+import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any, Final
 
 from oomguard.facts import format_gib
 from oomguard.incident import EngineStart, Incident
-from oomguard.journal.store import Ran
+from oomguard.journal.record import Ran
 from oomguard.observe.nvml import devices
 from oomguard.regular_file import read_regular
 from oomguard.remedy.policy import set_by_user
@@ -26,13 +28,30 @@ _MOST_FILES: Final = 16
 
 
 def started_as(argv: Sequence[str]) -> dict[str, Any]:
-    """Return how a run was started, as the journal keeps it: the command masked, and whether of secrets alone, folder, files' digest."""
+    """Return how a run was started, as the journal keeps it.
+
+    That is the command masked, and whether of secrets alone, the folder, the files' digest, the user's name and the host's.
+    """
     folder = None
     with homes_kept(), suppress(OSError):  # the working directory may be gone
         folder = mask(str(Path.cwd()))
     original = mask_command(argv, keep_homes=True)
     is_exact = hides_secrets_alone(argv, original)
-    return {"original": original, "folder": folder, "files": digest_of_files(argv), "hides_secrets_alone": is_exact}
+    told = {"original": original, "folder": folder, "files": digest_of_files(argv), "hides_secrets_alone": is_exact}
+    return told | {"who": user_name(), "host": host_name()}
+
+
+def host_name() -> str | None:
+    """Return this machine's name; None where it has none."""
+    return platform.node() or None
+
+
+def user_name() -> str | None:
+    """Return the user's name; None where this machine has none for its number, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return None
 
 
 def digest_of_files(argv: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from oomguard.journal.store import Journal, Record, default_path
 
 def test_a_journal_that_is_not_there_yet_is_fine_and_is_not_made(tmp_path):
     assert journal_check(None).status == "ok"
-    assert journal_check(str(tmp_path / "deep/er/journal")).status == "ok"
+    assert journal_check(tmp_path / "deep/er/journal").status == "ok"
     assert not default_path().exists()
     assert not (tmp_path / "deep").exists()
 
@@ -18,7 +18,7 @@ def test_a_journal_that_is_not_there_yet_is_fine_and_is_not_made(tmp_path):
 def test_the_attempts_of_a_journal_are_counted(tmp_path):
     path = tmp_path / "journal #1?.sqlite3"
     Journal(path).begin(Record("s", 1, ["true"], {}, []))
-    check = journal_check(str(path))
+    check = journal_check(path)
 
     assert (check.status, check.text) == ("ok", f"journal: {path}, 1 attempts")
 
@@ -37,7 +37,7 @@ def test_a_journal_that_cannot_be_used_is_a_problem(tmp_path):
         ("newer", "a newer oomguard"),
         ("", "cannot be"),
     ):
-        check = journal_check(str(tmp_path / path))
+        check = journal_check(tmp_path / path)
         assert check.status == "problem", path
         assert words in check.text
 

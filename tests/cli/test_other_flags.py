@@ -37,23 +37,35 @@ def plan(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "kept"),
     [
-        "m --gpu-memory 24GiB --max-model-len 4096",
-        "vllm serve m --gpu-memory 24GiB --max-model-len 4096",
-        "--gpu-memory 24GiB -- vllm serve m --max_model_len=4096",
-        "--gpu-memory 24GiB CUDA_VISIBLE_DEVICES=0 vllm serve m --max-model-len 4096 --api-key x --port 8000",
-        "--gpu-memory 24GiB python3 -m vllm.entrypoints.openai.api_server --model m --max-model-len 4096 --host 0.0.0.0",
-        "vllm serve --trust-remote-code m --served-model-name a b --gpu-memory 24GiB --max-model-len 4096",
-        "vllm serve --gpu-memory 24GiB --max-model-len 4096 --served-model-name a m",
-        "vllm serve m --tool-call-parser hermes --enable-auto-tool-choice --gpu-memory 24GiB --max-model-l 4096",
+        ("m --gpu-memory 24GiB --max-model-len 4096", ""),
+        ("vllm serve m --gpu-memory 24GiB --max-model-len 4096", ""),
+        ("--gpu-memory 24GiB -- vllm serve m --max_model_len=4096", ""),
+        (
+            "--gpu-memory 24GiB CUDA_VISIBLE_DEVICES=0 vllm serve m --max-model-len 4096 --api-key x --port 8000",
+            " --api-key '***' --port 8000",
+        ),
+        (
+            "--gpu-memory 24GiB python3 -m vllm.entrypoints.openai.api_server --model m --max-model-len 4096 --host 0.0.0.0",
+            " --host 0.0.0.0",
+        ),
+        (
+            "vllm serve --trust-remote-code m --served-model-name a b --gpu-memory 24GiB --max-model-len 4096",
+            " --trust-remote-code --served-model-name a b",
+        ),
+        ("vllm serve --gpu-memory 24GiB --max-model-len 4096 --served-model-name a m", " --served-model-name a"),
+        (
+            "vllm serve m --tool-call-parser hermes --enable-auto-tool-choice --gpu-memory 24GiB --max-model-l 4096",
+            " --tool-call-parser hermes --enable-auto-tool-choice",
+        ),
     ],
 )
-def test_a_command_is_planned_however_it_is_pasted(plan, line):
+def test_a_command_is_planned_however_it_is_pasted_and_keeps_its_other_flags(plan, line, kept):
     ran = plan(f"{line} --format json")
 
     answer = json.loads(ran.output)
-    assert (answer["max_model_len"], answer["command"]) == (4096, "vllm serve m --max-model-len 4096")
+    assert (answer["max_model_len"], answer["command"]) == (4096, f"vllm serve m --max-model-len 4096{kept}")
     assert not [assumed for assumed in answer["assumptions"] if "not counted" in assumed]
 
 

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from support.postgresql import throwaway
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,6 +33,8 @@ PAGES = [page for page in docs_output.PAGES if docs_output.blocks(page.read_text
     [pytest.param(page, marks=() if page.name == "README.md" else pytest.mark.breadth, id=page.name) for page in PAGES],
 )
 def test_each_block_of_a_page_is_what_its_command_prints(page: Path, tmp_path: Path):
+    if "throwaway_postgresql" in page.read_text(encoding="utf-8") and throwaway.programs() is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
     assert docs_output.problems(page, tmp_path) == []
 
 

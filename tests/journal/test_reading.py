@@ -9,11 +9,13 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from oomguard.errors import InputError
 from oomguard.journal.reading import reading
 from oomguard.journal.runs import Asked, past_runs
 from oomguard.journal.store import Journal, Record, default_path
+from oomguard.journal.tables import RUN
 
 OLD = Path(__file__).with_name("schema_1.sqlite3")
 
@@ -49,8 +51,8 @@ def test_an_empty_file_has_no_runs(tmp_path: Path):
 
 def test_reading_permits_no_writing(tmp_path: Path):
     Journal(tmp_path / "j")
-    with reading(tmp_path / "j") as database, pytest.raises(sqlite3.OperationalError, match="readonly"):
-        database.execute("DELETE FROM run")
+    with reading(tmp_path / "j") as database, pytest.raises(OperationalError, match="readonly"):
+        database.execute(RUN.delete())
 
 
 @pytest.mark.parametrize(

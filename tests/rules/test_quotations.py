@@ -94,3 +94,28 @@ def test_the_self_test_names_an_example_that_does_not_hold(values, problem):
 
 def test_the_self_test_finds_no_problem_in_the_shipped_entries():
     assert [text for text in problems(RULES) if text.startswith("quotation")] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'vLLM then died at init with "CUDA error: out of memory" after the merge.',
+        "# The container exited(1): vLLM hit:\n#   RuntimeError: CUDA error: out of memory",
+        "The prefill leg crashed with\n`RuntimeError: CUDA error: out of memory` on both ranks.",
+        "首次用 8 卡跑 → `RuntimeError: CUDA error: out of memory`",
+        '- `--gpu-memory-utilization 0.98` refuses to boot: *"RuntimeError: CUDA error: out of memory"*',
+    ],
+)
+def test_what_happened_to_somebody_is_a_report(text: str):
+    assert diagnose(text).verdict == "oom"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'If the server died with "CUDA error: out of memory", lower the share.',
+        "# A worker that crashed may print:\n#   RuntimeError: CUDA error: out of memory",
+    ],
+)
+def test_what_may_happen_to_anybody_is_none(text: str):
+    assert diagnose(text).verdict == "no_oom"

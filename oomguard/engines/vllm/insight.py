@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.engines.command import Launch
+from oomguard.engines.protocol import StartKey
 from oomguard.engines.started import StartedEngine
 from oomguard.engines.vllm import lengths, plugin
 from oomguard.engines.vllm.environment import set_by_variable
@@ -32,6 +33,13 @@ def version(launch: Launch) -> str | None:
     from oomguard.engines.vllm.installed import installed_version  # asks that Python
 
     return installed_version(launch, os.environ)
+
+
+def start_key(launch: Launch) -> StartKey | None:
+    """Return what decides the memory of a server's start, so that other words for it are known; None where that cannot be read."""
+    from oomguard.engines.vllm.same_start import start_key as key  # reads the table of all flags
+
+    return key(launch)
 
 
 def watched(launch: Launch, session: Path) -> Launch:

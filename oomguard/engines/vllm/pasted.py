@@ -31,11 +31,13 @@ class Pasted:
     Attributes:
         words: what is ours, with vLLM's settings as options.
         not_counted: flags that take memory and are no option, as they were typed, each with its reason.
+        kept: vLLM's flags that are no option, with their values, as they were typed: a command to paste has them again.
         unknown: the first flag that no version of vLLM has, None without one; ``nearest`` are flags that it may stand for.
     """
 
     words: list[str]
     not_counted: list[str]
+    kept: tuple[str, ...] = ()
     unknown: str | None = None
     nearest: tuple[str, ...] = ()
 
@@ -51,7 +53,7 @@ def read_pasted(words: Sequence[str], options: Mapping[str, bool]) -> Pasted:
         InputError: the file of ``--config`` cannot be read.
     """
     flags, left = all_flags(NAME), _without_program(list(words))
-    own, theirs, reasons = list[str](), list[str](), dict[str, str]()
+    own, theirs, kept, reasons = list[str](), list[str](), list[str](), dict[str, str]()
     models: list[str] = []
     at = 0
     while at < len(left):
@@ -71,7 +73,7 @@ def read_pasted(words: Sequence[str], options: Mapping[str, bool]) -> Pasted:
         name = flags.name_of(word)
         if name is None:
             if word.startswith("--"):
-                return Pasted(own, [], word.partition("=")[0], _nearest(word, options, flags))
+                return Pasted(own, [], (), word.partition("=")[0], _nearest(word, options, flags))
             own.append(word)  # a short form: click says what is wrong with it
             at += 1
             continue
@@ -81,15 +83,18 @@ def read_pasted(words: Sequence[str], options: Mapping[str, bool]) -> Pasted:
             models.append(value)
         elif name in _config_flags():
             theirs = [*_of_file(value), *theirs]
+            kept += left[at:end]
         elif name in flags.means:
             theirs += _meant(flags.means[name])
         else:
             theirs += left[at:end]
+            if not _as_options(left[at:end], options):
+                kept += left[at:end]
             if name in flags.takes_memory and not _is_read(name, word, value):
                 reasons.setdefault(name, f"{_FLAG_ENDS.split(word)[0]} ({flags.takes_memory[name]})")
         at = end
     given = _as_options(theirs, options)
-    return Pasted([*models[-1:], *given, *own], [*reasons.values()])
+    return Pasted([*models[-1:], *given, *own], [*reasons.values()], tuple(kept))
 
 
 def _config_flags() -> set[str]:

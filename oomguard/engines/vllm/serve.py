@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 
 from oomguard.facts import FactValue
@@ -13,9 +13,16 @@ from oomguard.memory.vllm.start import VllmSettings
 from oomguard.surfaces import flag_words, surfaces
 
 
-def serve_command(model: str, settings: VllmSettings, named: Collection[str]) -> str:
-    """Return ``vllm serve`` for a shell, with the settings in ``named`` except those at the value they have anyway."""
-    return shlex.join(["vllm", "serve", model, *serve_words(settings, named)])
+def serve_command(model: str, settings: VllmSettings, named: Collection[str], kept_words: Sequence[str] = ()) -> str:
+    """Return ``vllm serve`` for a shell.
+
+    Args:
+        model: the model.
+        settings: vLLM's settings.
+        named: which of them are written, except those at the value they have anyway.
+        kept_words: flags that are no setting here, as they were typed.
+    """
+    return shlex.join(["vllm", "serve", model, *serve_words(settings, named), *kept_words])
 
 
 def serve_words(settings: VllmSettings, named: Collection[str]) -> list[str]:

@@ -18,6 +18,8 @@ from oomguard.memory.model.shape import ModelShape, is_count
 
 Kind = Literal["full", "sliding", "chunked", "cross", "state"]
 
+# What engines without latent vectors pad heads of 192 to: vllm/model_executor/models/deepseek_v2.py of 0.6.6.
+_PADDED_WIDTH: Final = 256
 _MLA_HEADS: Final = 1
 _FLOAT32_BYTES: Final = 4
 # A sparse attention's indexer keeps its own key of a token in eight bits, with a scale of four bytes for each 128 of them
@@ -55,6 +57,7 @@ def layer_caches(
     kv_element_bytes: float,
     tensor_parallel_size: int = 1,
     state_dtype_bytes: int | None = None,
+    latent: bool = True,
 ) -> tuple[LayerCache, ...]:
     """Return the caches of all layers on one rank.
 
@@ -63,6 +66,7 @@ def layer_caches(
         kv_element_bytes: bytes of an element of keys and values.
         tensor_parallel_size: ranks that share each layer.
         state_dtype_bytes: bytes of an element of a recurrent state; None for the model's own.
+        latent: whether the engine keeps latent vectors; else keys and values of every head, padded.
 
     Raises:
         ConfigError: a number is missing or absurd.
@@ -74,7 +78,7 @@ def layer_caches(
             if part == "none":
                 continue
             if part in {"full", "sliding", "chunked", "cross"}:
-                found.append(_attention(shape, index, part, kv_element_bytes, tensor_parallel_size))  # type: ignore[arg-type]
+                found.append(_attention(shape, index, part, kv_element_bytes, tensor_parallel_size, latent=latent))  # type: ignore[arg-type]
                 found += _indexer(shape, index)
             else:
                 size = _STATES[part](shape, tensor_parallel_size, state_dtype_bytes)
@@ -87,9 +91,11 @@ def keeps_latent(shape: ModelShape) -> bool:
     return bool(shape.number("kv_lora_rank")) and shape.model_type in FAMILIES["types"]["latent_attention"]
 
 
-def _attention(shape: ModelShape, index: int, kind: Kind, element_bytes: float, ranks: int) -> LayerCache:
+def _attention(
+    shape: ModelShape, index: int, kind: Kind, element_bytes: float, ranks: int, *, latent: bool
+) -> LayerCache:
     rank = shape.number("kv_lora_rank")
-    if rank and keeps_latent(shape):
+    if rank and keeps_latent(shape) and latent:
         rope = shape.number("qk_rope_head_dim")
         if rope is None:
             raise ConfigError("qk_rope_head_dim is missing beside kv_lora_rank")
@@ -98,6 +104,8 @@ def _attention(shape: ModelShape, index: int, kind: Kind, element_bytes: float, 
     kv_heads, key, value = _heads(shape, index, kind)
     if rank and (nope := shape.number("qk_nope_head_dim")):
         key = value = nope + (shape.number("qk_rope_head_dim") or 0)  # unfolded, values padded to the keys
+        if keeps_latent(shape):
+            key = value = _PADDED_WIDTH
     heads = max(1, kv_heads // ranks)  # where ranks outnumber the heads, each holds a copy of one
     window = {"sliding": window_tokens(shape), "chunked": shape.number("attention_chunk_size") or 0}.get(kind, 0)
     if not heads * (key + value):

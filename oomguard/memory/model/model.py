@@ -7,6 +7,7 @@ from typing import Final
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.model.audio_encoder import read_audio_encoder
+from oomguard.memory.model.contradictions import check_headers
 from oomguard.memory.model.drafts import Speculation, read_speculation
 from oomguard.memory.model.encoder import Encoder
 from oomguard.memory.model.files import ModelFiles, find_model
@@ -104,6 +105,7 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
     if dtype != "auto":
         shape = replace(shape, dtype_bytes=element_bytes(dtype))
     if model.parameters is not None:
+        check_headers(model.parameters, shape, model.config_path)
         parameters = loaded(model.parameters, shape, quantization, assumed)
         return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
     found = laid_out(shape, tied=is_tied(shape)) or built_on_meta(shape)

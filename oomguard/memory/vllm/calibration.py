@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import ConfigError, InputError, OomguardError, SettingError
-from oomguard.facts import GIB, format_gib, number_of
+from oomguard.facts import number_of
 from oomguard.incident import EngineStart
 from oomguard.memory.model.files import find_model
 from oomguard.memory.model.model import Model, read_model
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.failed_start import local_path, settings_of
 from oomguard.memory.vllm.fixed_parts import counts_graphs
+from oomguard.memory.vllm.same_model import refuse_other_start
 from oomguard.memory.vllm.start import Correction, StartBudget, VllmSettings
 from oomguard.memory.vllm.start_budget import budget_start
 from oomguard.regular_file import read_regular
@@ -30,10 +31,6 @@ _SCHEMA: Final = 1
 _MAX_BYTES: Final = 16_000_000
 # Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device up to this.
 _SAME_DEVICE_RATIO: Final = 0.05
-# Totals and what is asked of them are printed with two decimals.
-_TOTAL_SLACK_BYTES: Final = 2e-2 * GIB
-# By how much counting may be off; another model's weights differ by more.
-_SAME_WEIGHTS_RATIO: Final = 0.1
 
 
 def measured_start(starts: tuple[EngineStart, ...]) -> EngineStart:
@@ -185,23 +182,7 @@ def keep_measured(start: EngineStart, name: str, kept: Calibrations, session: st
 
 def checked_correction(start: EngineStart, own: VllmSettings, model: Model, name: str) -> Correction:
     """Return the correction of a start of this model without a draft; raises SettingError for any other start."""
-    if "speculative" in start.facts and start.facts["speculative"].value:
-        raise SettingError(f"{name} is of a start with a draft model", hint="give the log of a start without one")
-    desired = number_of(start.facts, "desired_bytes")
-    asked = own.gpu_total_bytes * own.gpu_memory_utilization
-    slack = start.facts["desired_bytes"].slack + _TOTAL_SLACK_BYTES if desired is not None else 0.0
-    if desired is not None and own.kv_cache_memory_bytes is None and abs(desired - asked) > slack:
-        raise SettingError(
-            f"{name} is of several engines: {format_gib(desired)} were asked for, its settings ask for {format_gib(asked)}",
-            hint="give the log of one start",
-        )
-    printed = number_of(start.facts, "model_weights_bytes")
-    weights = budget_start(model, replace(own, device_free_bytes=None)).weights_bytes
-    if printed is not None and abs(printed - weights) > _SAME_WEIGHTS_RATIO * weights:
-        raise SettingError(
-            f"{name} is of a model with {format_gib(printed)} of weights, this one has {format_gib(weights)}",
-            hint="give the log of a start of this model",
-        )
+    refuse_other_start(start, own, model, name)
     version = f"vLLM {start.framework_version}" if start.framework_version else "vLLM"
     return correction_of(start, model, f"a start of {version}, {name}")
 

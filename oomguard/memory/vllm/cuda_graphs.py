@@ -1,7 +1,8 @@
 """CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the bytes of each by measured starts.
 
-One takes a base, more with the hidden size, and more for each other rank that a layer's all-reduces are with; of both a pipeline
-stage has its share.
+Each takes a base, and more for each other rank that a layer's all-reduces are with, of which a pipeline stage has its share. All
+share one pool, which the largest size makes: so many tokens of the hidden size. Experts take more once, quantized ones
+most, by measured starts alone. Drivers older than CUDA 12.4's take several times as much for all of it.
 constants.toml has the sizes by version with their sources, fitted.toml the bytes that a fit found.
 """
 
@@ -10,10 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from packaging.version import Version
+
 from oomguard.errors import SettingError
-from oomguard.memory.constants import constant
+from oomguard.memory.constants import constant, since, tables
+from oomguard.memory.model.drafts import read_speculation
+from oomguard.memory.model.quantized import quantization_config
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.first_engine import by_engine
+from oomguard.memory.vllm.known_gpu import is_rocm
 from oomguard.memory.vllm.start import VllmSettings
 
 # Sizes go by one step up to here and by the version's own beyond.
@@ -45,23 +51,103 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
     """
     if settings.enforce_eager or settings.device == "cpu":
         return NO_GRAPHS
-    count = captured_graphs(settings)
+    counts = graph_counts(settings, shape)
     prior = constant("cudagraphs", by_engine(settings))
-    peers = shape.layers * (settings.tensor_parallel_size - 1)
-    share = 1 / settings.pipeline_parallel_size
-    each = prior["bytes"] + share * (
-        shape.hidden * prior["bytes_per_hidden"] + peers * prior["bytes_per_layer_and_peer"]
+    size = driver_ratio(settings.driver_version) * sum(prior[name] * count for name, count in counts.items())
+    return Graphs(
+        captured_graphs(settings),
+        round(size),
+        round(prior["uncertainty_ratio"] * size),
+        round(prior["estimate_ratio"] * size),
     )
-    size = count * each
-    return Graphs(count, round(size), round(prior["uncertainty_ratio"] * size), round(prior["estimate_ratio"] * size))
+
+
+def graph_counts(settings: VllmSettings, shape: ModelShape) -> dict[str, float]:
+    """Return how often each constant of fitted.toml counts in what a start's graphs take.
+
+    Args:
+        settings: vLLM's settings with all defaults filled in.
+        shape: the model's numbers.
+    """
+    sizes = captured_sizes_of(settings)
+    graphs = captured_graphs(settings)
+    peers = shape.layers * (settings.tensor_parallel_size - 1) / settings.pipeline_parallel_size
+    experts = int((shape.number("num_experts") or 0) > 1)
+    quantized = settings.quantization is not None or quantization_config(shape) is not None
+    return {
+        "bytes": graphs,
+        "bytes_per_token_and_hidden": max(sizes, default=0) * shape.hidden,
+        "bytes_per_layer_and_peer": graphs * peers,
+        "bytes_of_experts": experts,
+        "bytes_of_quantized_experts": experts * quantized,
+    }
+
+
+def driver_ratio(driver_version: str | None) -> float:
+    """Return by how much graphs take more with a driver than with one since CUDA 12.4, which one that is not known is taken for.
+
+    Raises:
+        SettingError: the driver's version is none.
+    """
+    if driver_version is None:
+        return 1.0
+    rule, major = tables()["old_driver"], driver_version.partition(".")[0]
+    if not (major.isascii() and major.isdigit()):
+        raise SettingError(f"driver_version is {driver_version!r}, not a version", hint="for example 580.95.05")
+    return float(rule["graphs_ratio"]) if int(major) < rule["before"] else 1.0
+
+
+def of_old_driver(settings: VllmSettings, graphs_bytes: int) -> str | None:
+    """Return the sentence on a start's graphs and an old driver: it has one, or may have one; None where neither counts.
+
+    Args:
+        settings: vLLM's settings with all defaults filled in.
+        graphs_bytes: what the graphs are planned with.
+
+    Raises:
+        SettingError: the driver's version is none.
+    """
+    driver, rule = settings.driver_version, tables()["old_driver"]
+    if not graphs_bytes or is_rocm(settings):
+        return None
+    ratio = f"{rule['graphs_ratio']} times"
+    if driver is not None:
+        return (
+            f"CUDA graphs: driver {driver} takes {ratio} as much as one since {rule['before']}"
+            if driver_ratio(driver) > 1
+            else None
+        )
+    if settings.version >= Version(rule["not_since"]):
+        return None
+    return f"CUDA graphs: of a driver since {rule['before']}; an older one takes {ratio} as much (--driver-version)"
 
 
 def captured_graphs(settings: VllmSettings) -> int:
     """Return how many graphs a start captures: one for each size, and where the version has both modes another for each decode size."""
-    rule = constant("captured_sizes", by_engine(settings))
-    rows = settings.max_num_seqs or 1
-    sizes = {size for size in _sizes(settings, rule, rows) if size <= (settings.max_num_batched_tokens or size)}
-    return len(sizes) + (sum(size <= rows for size in sizes) if rule["decode_too"] else 0)
+    rule, rows = constant("captured_sizes", by_engine(settings)), settings.max_num_seqs or 1
+    sizes, tokens = captured_sizes_of(settings), _request_tokens(settings)
+    graphs = len(sizes)
+    if rule["decode_too"]:
+        graphs += sum(tokens <= size <= rows * tokens for size in sizes)
+    doubled = settings.enable_lora and since("lora_doubles_graphs_since", settings.version)
+    return 2 * graphs if doubled else graphs
+
+
+def captured_sizes_of(settings: VllmSettings) -> set[int]:
+    """Return the sizes that are captured: those that a step can have, in versions that draft whole requests' tokens."""
+    version, rule = by_engine(settings), constant("captured_sizes", by_engine(settings))
+    sizes, step = _sizes(settings, rule, settings.max_num_seqs or 1), settings.max_num_batched_tokens
+    found = {size for size in sizes if size <= (step or size)}
+    tokens = _request_tokens(settings) if since("drafts_round_graphs_since", version) else 1
+    most = max(found, default=0)
+    whole = {-(-size // tokens) * tokens for size in found}
+    return {size for size in whole if size <= max(most, tokens)}
+
+
+def _request_tokens(settings: VllmSettings) -> int:
+    """Return the tokens of one request in a step that only decodes: those that are drafted, and one."""
+    drafts = read_speculation(settings.speculative_config)
+    return 1 if drafts is None else 1 + drafts.tokens
 
 
 def _sizes(settings: VllmSettings, rule: dict[str, Any], rows: int) -> set[int]:
@@ -69,7 +155,8 @@ def _sizes(settings: VllmSettings, rule: dict[str, Any], rows: int) -> set[int]:
     given = settings.cudagraph_capture_sizes
     if given is not None and given != _LEFT_TO_ENGINE:
         return given_sizes(given)
-    most = min(rule["most_tokens"], rows * rule["tokens_per_row"])
+    drafted = _request_tokens(settings) if since("drafts_widen_graphs_since", by_engine(settings)) else 1
+    most = min(rule["most_tokens"], rows * rule["tokens_per_row"] * drafted)
     if settings.max_cudagraph_capture_size is not None:
         most = settings.max_cudagraph_capture_size
     sizes = captured_sizes(most, rule["coarse_step_tokens"])

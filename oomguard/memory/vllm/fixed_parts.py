@@ -46,7 +46,8 @@ def counts_graphs(settings: VllmSettings, shape: ModelShape) -> bool:
     """Whether this version takes its estimate of the CUDA graphs out of the utilization."""
     runner = model_runner(settings.version, shape)
     counted = bool(constant("cudagraph_accounting", settings.version, runner=runner)["subtracted"])
-    return counted and not settings.enforce_eager and settings.device != "cpu" and not is_rocm(settings)
+    there = not is_rocm(settings) or since("rocm_graphs_counted_since", settings.version)
+    return counted and there and not settings.enforce_eager and settings.device != "cpu"
 
 
 def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:

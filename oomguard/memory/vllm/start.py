@@ -33,7 +33,8 @@ class VllmSettings:
     """vLLM's settings by their own names; None stands for the engine's default.
 
     ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the CUDA context;
-    ``device_free_from`` says what it was taken from, where it is an assumption. ``unified_memory``: whether the host's own programs
+    ``device_free_from`` says what it was taken from, where it is an assumption. ``driver_version``: the NVIDIA driver's, None
+    where it is not known. ``unified_memory``: whether the host's own programs
     take of it too. ``compile_cache_entry``: whether vLLM's compile cache may have an entry of
     this start, None where it cannot be seen. ``peak_activation_ratio`` is by how much the peak is
     larger at least than by the model's sum, where a start failed before it was measured.
@@ -70,6 +71,7 @@ class VllmSettings:
     limit_mm_per_prompt: str | None = None
     skip_mm_profiling: bool = False
     gpu_name: str | None = None
+    driver_version: str | None = None
     prompt_logprobs: bool = False
     device_free_bytes: int | None = None
     device_free_from: str = ""

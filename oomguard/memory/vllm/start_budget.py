@@ -16,6 +16,7 @@ from oomguard.memory.constants import since
 from oomguard.memory.model.model import Model
 from oomguard.memory.vllm.activations import Peak, peak_activation, prompt_logprobs_bytes
 from oomguard.memory.vllm.compile_floor import compile_floor_bytes
+from oomguard.memory.vllm.cuda_graphs import of_old_driver
 from oomguard.memory.vllm.defaults import with_defaults
 from oomguard.memory.vllm.encoder_profile import EncoderProfile, profile_encoder, profiled_seats, profiles_seats
 from oomguard.memory.vllm.first_engine import is_first_engine
@@ -79,6 +80,8 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         )
     if later := stages[-1].unprofiled_bytes:
         assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
+    if older := of_old_driver(settings, fixed.cudagraph_bytes):
+        assumed.append(older)
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
     blocks = caches.layout.blocks(least.pool_bytes, layers[least.number])

@@ -71,6 +71,7 @@ def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]
         kv_element_bytes=element,
         tensor_parallel_size=settings.tensor_parallel_size,
         state_dtype_bytes=_state_bytes(settings),
+        latent=since("latent_cache_since", settings.version),
     )
 
 

@@ -104,6 +104,21 @@ def test_a_latent_cache_is_one_vector_that_every_rank_holds():
         assert (cache.token_bytes, cache.latent) == (576 * 2, True)
 
 
+def test_without_latent_vectors_each_head_is_padded_as_vllm_0_6_did():
+    deepseek = shape(
+        model_type="deepseek_v3",
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        hidden_size=7168,
+        num_attention_heads=128,
+        num_key_value_heads=128,
+    )
+    cache = layer_caches(deepseek, kv_element_bytes=2, tensor_parallel_size=8, latent=False)[0]
+    # 16 heads of 256, keys and values: 31 layers of it are the 507,904 bytes a token that 0.6.6 had on eight ranks and two stages
+    assert (cache.token_bytes, cache.latent) == (507_904 // 31, False)
+
+
 def test_another_family_unfolds_its_latent_vector():
     minicpm = shape(
         model_type="minicpm3", kv_lora_rank=256, qk_rope_head_dim=32, qk_nope_head_dim=64, num_key_value_heads=8

@@ -1,15 +1,17 @@
-"""CUDA graphs of a start: counted by the version's rules, weighed by hidden size, ranks and stages."""
+"""CUDA graphs of a start: counted by the version's rules, weighed by the pool, ranks, stages, experts and the driver."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from packaging.version import Version
 
 from oomguard.errors import SettingError
 from oomguard.memory.model.shape import read_shape
-from oomguard.memory.vllm.cuda_graphs import NO_GRAPHS, captured_graphs, cuda_graphs
+from oomguard.memory.vllm.cuda_graphs import NO_GRAPHS, captured_graphs, captured_sizes_of, cuda_graphs, of_old_driver
 from oomguard.memory.vllm.start import VllmSettings
 
 SHAPE = read_shape(
@@ -58,9 +60,9 @@ def test_without_graphs_there_are_none(changes):
     assert cuda_graphs(replace(SETTINGS, **changes), SHAPE) == NO_GRAPHS
 
 
-def test_a_stage_of_a_pipeline_has_as_many_graphs_that_take_less_each():
-    whole = cuda_graphs(SETTINGS, SHAPE)
-    half = cuda_graphs(replace(SETTINGS, pipeline_parallel_size=2), SHAPE)
+def test_a_stage_of_a_pipeline_has_as_many_graphs_with_fewer_all_reduces_each():
+    whole = cuda_graphs(replace(SETTINGS, tensor_parallel_size=2), SHAPE)
+    half = cuda_graphs(replace(SETTINGS, tensor_parallel_size=2, pipeline_parallel_size=2), SHAPE)
 
     assert whole.count == half.count == 86
     assert whole.bytes / 2 < half.bytes < whole.bytes
@@ -100,3 +102,68 @@ def test_sizes_that_are_given_are_those_that_are_captured(changes, graphs):
 def test_sizes_that_are_no_counts_are_refused(text):
     with pytest.raises(SettingError, match="cudagraph_capture_sizes is"):
         captured_graphs(replace(SETTINGS, cudagraph_capture_sizes=text))
+
+
+def test_adapters_have_graphs_of_their_own_since_0_12():
+    assert captured_graphs(replace(SETTINGS, enable_lora=True)) == 2 * captured_graphs(SETTINGS)
+    older = replace(SETTINGS, version=Version("0.11.0"))
+    assert captured_graphs(replace(older, enable_lora=True)) == captured_graphs(older)
+
+
+@pytest.mark.parametrize(
+    ("version", "rows", "drafted", "graphs"),
+    [  # multiples of a request's tokens, up to twice those of all requests; those of whole decode steps a second time
+        ("0.27.0", 8, 1, 6 + 4),
+        ("0.27.0", 1, 2, 1 + 1),
+        ("0.11.0", 256, 2, 67 + 67 - 2),
+    ],
+)
+def test_drafts_are_captured_with_the_tokens_of_whole_requests(version, rows, drafted, graphs):
+    drafts = f'{{"method": "mtp", "num_speculative_tokens": {drafted}}}'
+    start = replace(SETTINGS, version=Version(version), max_num_seqs=rows, speculative_config=drafts)
+    assert captured_graphs(start) == graphs
+
+
+@given(st.integers(1, 512), st.integers(0, 7))
+def test_every_captured_size_of_drafts_is_a_whole_number_of_requests(rows, drafted):
+    config = f'{{"method": "mtp", "num_speculative_tokens": {drafted}}}' if drafted else None
+    start = replace(SETTINGS, max_num_seqs=rows, speculative_config=config)
+    sizes = captured_sizes_of(start)
+    assert sizes
+    assert all(size % (1 + drafted) == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("driver", ["535.129.03", "545"])
+def test_a_driver_older_than_cuda_12_4_takes_several_times_as_much(driver):
+    plain, old = (cuda_graphs(replace(SETTINGS, driver_version=d), SHAPE) for d in ("550.54", driver))
+    assert plain == cuda_graphs(SETTINGS, SHAPE)
+    assert 3.3 < old.bytes / plain.bytes < 3.4
+
+
+def test_a_driver_that_is_no_version_is_refused():
+    with pytest.raises(SettingError, match="driver_version is 'new'"):
+        cuda_graphs(replace(SETTINGS, driver_version="new"), SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("driver", "version", "said"),
+    [
+        ("535", "0.19.0", "driver 535 takes 3.35 times"),
+        (None, "0.19.0", "an older one takes 3.35 times"),
+        ("580", "0.19.0", None),
+        (None, "0.26.0", None),
+    ],
+)
+def test_a_plan_says_what_an_old_driver_does_where_there_may_be_one(driver, version, said):
+    found = of_old_driver(replace(SETTINGS, driver_version=driver, version=Version(version)), 1)
+    assert found is None if said is None else found is not None and said in found
+
+
+def test_experts_take_more_at_their_first_small_batch_quantized_ones_most():
+    small = replace(SETTINGS, cudagraph_capture_sizes="1 2")
+    config = {**SHAPE.config, "model_type": "qwen3_moe", "num_experts": 128}
+    experts = read_shape(config)
+    quantized = read_shape({**config, "quantization_config": {"quant_method": "fp8"}})
+    dense, plain, most = (cuda_graphs(small, shape).bytes for shape in (SHAPE, experts, quantized))
+    assert plain - dense > 50 << 20
+    assert plain < most

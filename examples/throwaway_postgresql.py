@@ -1,0 +1,139 @@
+"""Start a PostgreSQL server of one's own in a temporary folder, run a command with its URL, and remove it.
+
+    python examples/throwaway_postgresql.py -- COMMAND …      the command has OOMGUARD_JOURNAL, the URL of an empty database
+
+It needs PostgreSQL's programs (Debian: apt-get install postgresql), and no rights: root starts it as the user postgres.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PLACES = "/usr/lib/postgresql/*/bin"  # Debian's; several versions may be there
+LIMIT_S = 60
+
+
+def programs() -> Path | None:
+    """The folder of initdb and pg_ctl, the newest version's; None where PostgreSQL is not installed."""
+    found = [path.parent for path in Path("/").glob(_PLACES[1:] + "/initdb")]
+    if found:
+        return max(found, key=lambda folder: float(folder.parent.name))
+    on_path = shutil.which("initdb")
+    return Path(on_path).resolve().parent if on_path else None
+
+
+class Server:
+    """A server with a socket in its folder and a port of 127.0.0.1; ``kill`` and ``start`` are for those who try its death."""
+
+    def __init__(self, folder: Path, bin_folder: Path) -> None:
+        self.folder, self._bin = folder, bin_folder
+        self._user = pwd.getpwnam("postgres") if os.getuid() == 0 else None
+        self.port = _free_port()
+        if self._user is not None:
+            os.chown(folder, self._user.pw_uid, self._user.pw_gid)
+        self._do("initdb", "-D", "data", "-A", "trust", "-U", "team", "--no-sync", "-E", "UTF8", "--locale=C")
+        with (folder / "data" / "postgresql.conf").open("a") as file:
+            file.write(f"unix_socket_directories = '{folder}'\nlisten_addresses = '127.0.0.1'\nport = {self.port}\n")
+            file.write("shared_buffers = 32MB\nmax_connections = 120\n")
+
+    def url(self, database: str, user: str = "team") -> str:
+        """The URL of a database."""
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers; after a kill it recovers first."""
+        self._do("pg_ctl", "-D", "data", "-l", "log", "-w", "-t", str(LIMIT_S), "start")
+
+    def stop(self) -> None:
+        """Stop it, and end its connections."""
+        self._do("pg_ctl", "-D", "data", "-m", "immediate", "-w", "-t", str(LIMIT_S), "stop")
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL; the processes that it started end by themselves."""
+        pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
+        own = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for each in (pid, *map(int, own)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        until = time.monotonic() + LIMIT_S
+        while any(Path(f"/proc/{each}/stat").exists() for each in (pid, *own)) and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def create(self, database: str) -> str:
+        """Create an empty database, and return its URL."""
+        self.sql("postgres", f'CREATE DATABASE "{database}"')
+        return self.url(database)
+
+    def sql(self, database: str, statement: str) -> str:
+        """Run a statement, and return what psql prints of it."""
+        return self._do(
+            "psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", self.url(database), "-c", statement
+        )
+
+    def _do(self, program: str, *arguments: str) -> str:
+        command, user = [str(self._bin / program), *arguments], self._user
+        as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user is not None else {}
+        # A server that is started goes on: what it writes goes to its log, and not where somebody waits for the end of it.
+        with tempfile.TemporaryFile("w+") as out:
+            ran = subprocess.run(
+                command, cwd=self.folder, env=_environment(self.folder), stdin=subprocess.DEVNULL, stdout=out,
+                stderr=subprocess.STDOUT, timeout=2 * LIMIT_S, check=False, start_new_session=True, **as_user,
+            )  # fmt: skip
+            out.seek(0)
+            said = out.read()
+        if ran.returncode != 0:
+            raise RuntimeError(f"{program} ended with {ran.returncode}: {said}")
+        return said.strip()
+
+
+@contextlib.contextmanager
+def server() -> Iterator[Server]:
+    """A server that is there as long as the block; raises FileNotFoundError where PostgreSQL is not installed."""
+    bin_folder = programs()
+    if bin_folder is None:
+        raise FileNotFoundError("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o700)
+        one = Server(Path(folder), bin_folder)
+        one.start()
+        try:
+            yield one
+        finally:
+            with contextlib.suppress(RuntimeError):
+                one.stop()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", ""), "HOME": str(folder), "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> int:
+    command = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    if not command:
+        print(__doc__, file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the server goes with us
+    with server() as one:
+        env = {**os.environ, "OOMGUARD_JOURNAL": one.create("team")}
+        return subprocess.run(command, env=env, check=False).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

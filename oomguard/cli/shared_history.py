@@ -1,0 +1,102 @@
+"""``oomguard history`` of a journal that several share: what is known to work, delivering what waits here, removing what is old."""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import islice
+
+import click
+
+from oomguard.cli.options import console
+from oomguard.errors import InputError, JournalError, UsageError
+from oomguard.journal.place import Place, Shared, default_path
+
+
+def show_fleet(place: Place | None, model: str | None, since: float | None, limit: int, form: str, color: str) -> int:
+    """Print under which settings each model ran, for all who write the journal; return the exit status.
+
+    Raises:
+        InputError: the journal cannot be read.
+    """
+    from oomguard.journal.known_settings import known_settings
+    from oomguard.journal.reading import reading
+    from oomguard.report.known_settings import known_settings_json, print_known_settings
+
+    after = None if since is None else time.time() - since
+    with reading(place) as database:
+        found = [] if database is None else known_settings(database, model=model, since=after)
+    shown = list(islice(found, limit or None))
+    if form == "json":
+        for entry in shown:
+            click.echo(known_settings_json(entry))
+    elif shown:
+        print_known_settings(console(color), shown)
+    else:
+        click.echo(f"nothing is known to work: no attempt of an engine is recorded in {place or default_path()}")
+    if len(shown) < len(found):
+        click.echo(f"oomguard: the last {len(shown)} of {len(found)}; --limit 0 shows all", err=True)
+    return 0
+
+
+def deliver_waiting(place: Place | None) -> int:
+    """Bring what waits on this machine into a shared journal; return the exit status.
+
+    Raises:
+        UsageError: the journal is a file.
+        InputError: the database cannot be reached or written.
+    """
+    if not isinstance(place, Shared):
+        raise UsageError(
+            "--deliver is for a journal that several share",
+            hint="oomguard history --deliver --journal postgresql://USER@HOST/DATABASE",
+        )
+    from oomguard.journal.delivering import deliver_left_behind, require_tables
+
+    try:
+        require_tables(place)
+        delivered = deliver_left_behind(place)
+    except (JournalError, OSError) as error:
+        hint = getattr(error, "hint", None) or "what waits here stays; try again when the database is there"
+        raise InputError(f"{place}: {error}", hint=hint) from None
+    click.echo(f"delivered: {_count(delivered.attempts, 'attempt')} of {_count(delivered.runs, 'run')}")
+    if delivered.writing:
+        click.echo(f"left to runs that go on: {delivered.writing}")
+    for path, why in (delivered.left or {}).items():
+        click.echo(f"oomguard: left where it is: {path}: {why}", err=True)
+    return 2 if delivered.left else 0
+
+
+def keep_only(place: Place | None, keep_s: float, *, yes: bool) -> int:
+    """Remove runs that ended longer ago, after saying how many; return the exit status.
+
+    Raises:
+        UsageError: nobody can be asked.
+        InputError: the journal cannot be written.
+    """
+    from oomguard.journal.changing import old_runs, remove_old
+
+    where = place or default_path()
+    if not isinstance(where, Shared) and not where.exists():
+        click.echo(f"nothing to remove: no run is recorded in {where}")
+        return 0
+    found = old_runs(where, keep_s)
+    if not found.old:
+        click.echo(f"nothing to remove: all of {_count(found.runs, 'run')} ended since")
+        return 0
+    click.echo(f"{found.old} of {_count(found.runs, 'run')} in {where} ended before")
+    if not yes and not _is_agreed(found.old):
+        click.echo("nothing is removed")
+        return 0
+    click.echo(f"removed: {_count(remove_old(where, keep_s), 'run')}")
+    return 0
+
+
+def _is_agreed(count: int) -> bool:
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError("nobody can be asked whether to remove that", hint="--yes asks nothing")
+    return click.confirm(f"Remove {'this run' if count == 1 else f'these {count}'}? It cannot be taken back")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

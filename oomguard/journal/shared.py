@@ -1,0 +1,95 @@
+"""A journal that several share: the job writes to a file of its machine and goes on, a thread brings that to the database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oomguard.errors import InputError
+from oomguard.journal.delivery import Delivery, Undelivered
+from oomguard.journal.place import Shared
+from oomguard.journal.record import Ended, Ran, Record
+from oomguard.journal.spool import Spool, folder_of
+
+
+class SharedJournal:
+    """Keeps the attempts of one run, as ``Journal`` does, for a shared database; what it returned from survives its death.
+
+    Args:
+        shared: the database.
+
+    Raises:
+        InputError: this machine has no place to write to.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self._folder = folder_of(shared)
+        if not self._folder.is_absolute():
+            raise InputError("no home folder is known")
+        self._spool: Spool | None = None
+        self._delivery: Delivery | None = None
+        self._session = ""
+
+    @property
+    def path(self) -> Path:
+        """The file that it writes."""
+        return self._folder if self._spool is None else self._spool.path
+
+    def begin(self, record: Record) -> int:
+        """Write the record of an attempt that starts now, and return its number for ``end``.
+
+        Raises:
+            InputError: this machine has no place to write to.
+            OSError: its disk is full or gone.
+        """
+        record = record if record.started_at else replace(record, started_at=time.time())
+        if self._spool is None:
+            try:
+                self._spool = Spool(self._folder, record.session)
+            except OSError as error:
+                hint = "export XDG_STATE_HOME=DIR chooses another place for what waits for a shared journal"
+                raise InputError(f"{self._folder}: {error.strerror or error}", hint=hint) from None
+            self._session = record.session
+            self._delivery = Delivery(self.shared, self._spool)
+        self._spool.begin(record)
+        self._wake()
+        return record.number
+
+    def end(
+        self,
+        row: int,
+        *,
+        exit_status: int,
+        incident: Mapping[str, Any] | None,
+        measured: Mapping[str, Any],
+        ran: Ran | None = None,
+        set_by_user: Mapping[str, bool | None] | None = None,
+        seconds: float | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Complete a record: ``row`` is what ``begin`` returned, all else is as ``Ended`` has it.
+
+        Raises OSError as ``begin`` does.
+        """
+        ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, time.time())
+        if self._spool is not None:
+            self._spool.end(self._session, row, ended)
+            self._wake()
+
+    def finish(self, wait_s: float) -> Undelivered | None:
+        """Wait so long at most until all is delivered; return what is not, which a later run delivers."""
+        if self._spool is None or self._delivery is None:
+            return None
+        left = self._delivery.finish(wait_s)
+        if not self._delivery.is_at_work:  # else it still reads the file, and the end of the process lets go of it
+            self._spool.close(is_delivered=left is None)
+            self._spool = None
+        return left
+
+    def _wake(self) -> None:
+        if self._delivery is not None:
+            self._delivery.wake()

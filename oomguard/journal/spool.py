@@ -1,0 +1,170 @@
+"""What a run writes for a shared journal waits in a file of this machine until it is delivered: a job waits for no database.
+
+One file a run, a line a record. What a call has written when it returns is in the kernel's hands: it survives any death of the process,
+and not that of the machine. The writer locks its file for as long as it lives, and the kernel releases that: who comes later delivers
+the files that nobody locks. A last line without an end is of a call that never returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.journal.place import Shared
+from oomguard.journal.record import Ended, Ran, Record
+from oomguard.report.json import json_line, plain_value
+from oomguard.user_files import make_folder, state_file
+
+FORM: Final = 1
+_ENDS: Final = ".jsonl"
+_RIGHTS: Final = 0o600
+
+
+def folder_of(shared: Shared) -> Path:
+    """Return the folder of what waits for a shared journal."""
+    return state_file("undelivered") / shared.name
+
+
+class Spool:
+    """The file of one run that writes.
+
+    Args:
+        folder: as ``folder_of`` has it; it is made.
+        session: the run's name in the journal.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, folder: Path, session: str) -> None:
+        make_folder(folder, 0o700)
+        self.path = folder / f"{session}{_ENDS}"
+        self.fd = _locked(self.path)
+        self._size = 0
+        self._one_at_a_time = threading.Lock()
+
+    def begin(self, record: Record) -> None:
+        """Write that an attempt begins; raises OSError where the disk is full or gone."""
+        self._append("begin", record.session, record.number, asdict(record))
+
+    def end(self, session: str, number: int, ended: Ended) -> None:
+        """Write how an attempt ended; raises OSError as ``begin`` does."""
+        self._append("end", session, number, asdict(ended))
+
+    def _append(self, kind: str, session: str, number: int, fields: Mapping[str, Any]) -> None:
+        row = {"form": FORM, "kind": kind, "session": session, "number": number, "fields": plain_value(fields)}
+        line = f"{json_line(row)}\n".encode()
+        with self._one_at_a_time:
+            written = os.write(self.fd, line)
+            if written != len(line):  # the disk is full: half a line would spoil the next one
+                os.ftruncate(self.fd, self._size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            self._size += written
+
+    def empty(self, end: int) -> bool:
+        """Drop all that is there, unless there is more than ``end`` bytes by now; return whether it was dropped."""
+        with self._one_at_a_time:
+            if self._size != end:
+                return False
+            os.ftruncate(self.fd, 0)
+            self._size = 0
+            return True
+
+    def close(self, *, is_delivered: bool) -> None:
+        """Let go of the file; where all of it is delivered, it goes."""
+        if is_delivered:
+            self.path.unlink(missing_ok=True)
+        os.close(self.fd)
+
+
+def _locked(path: Path) -> int:
+    """Make a file and lock it; one that a deliverer took away as empty in between is made again."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _RIGHTS)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(fd).st_ino == path.stat().st_ino:
+                return fd
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def left_behind(folder: Path) -> Iterator[Iterator[tuple[Path, int]]]:
+    """Yield path and descriptor of each file whose writer is gone, the oldest first; it is locked until the next one is asked for."""
+
+    def each() -> Generator[tuple[Path, int], None, None]:
+        for path in waiting(folder):
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            except OSError:  # another has delivered it
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield path, fd
+            except BlockingIOError:  # its writer lives
+                continue
+            finally:
+                os.close(fd)
+
+    files = each()
+    try:
+        yield files
+    finally:
+        files.close()
+
+
+def waiting(folder: Path) -> list[Path]:
+    """Return the files of a folder, the oldest first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.glob(f"*{_ENDS}"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found)]
+
+
+def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the records from a byte on that are whole, and the byte behind them.
+
+    A line that is no record of ours is passed over; one of a later form is an error.
+
+    Raises:
+        ValueError: a later oomguard wrote it.
+    """
+    end = os.fstat(fd).st_size
+    text = os.pread(fd, max(0, end - start), start)
+    whole = text[: text.rfind(b"\n") + 1]
+    rows = []
+    for line in whole.split(b"\n"):
+        with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                if row.get("form") != FORM:
+                    raise ValueError(f"written in form {row.get('form')} by another oomguard, this one reads {FORM}")
+                rows.append(row)
+    return rows, start + len(whole)
+
+
+def record_in(row: Mapping[str, Any]) -> Record | Ended | None:
+    """Return what a line holds: an attempt that begins, or how one ended; None where it holds neither."""
+    try:
+        fields = dict(row["fields"])
+        if row["kind"] == "begin":
+            return Record(**fields)
+        ran = fields.pop("ran", None)
+        return Ended(**fields, ran=None if ran is None else Ran(**ran))
+    except (KeyError, TypeError, ValueError):  # spoiled
+        return None
+
+
+def attempts_in(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many attempts lines are about."""
+    return len({(row.get("session"), row.get("number")) for row in rows})

@@ -1,0 +1,122 @@
+"""What waits on a machine for a shared journal: a call that has returned is kept, whatever becomes of its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from oomguard.journal.record import Ended, Ran, Record
+from oomguard.journal.spool import Spool, attempts_in, left_behind, read_from, record_in, waiting
+
+RECORD = Record("s", 1, ["vllm", "serve", "ü\n\udc80"], {"max_model_len": 4096}, [{"to": 1}], started_at=1.5, who="ann")
+ENDED = Ended(3, {"kind": "cuda_oom"}, {"x": 1}, Ran("vllm", "0.33.0"), {"max_model_len": True}, 2.5, "why", 4.0)
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from oomguard.journal.record import Record
+from oomguard.journal.spool import Spool
+spool = Spool(Path(sys.argv[1]), "killed")
+for number in range(1, 4):
+    spool.begin(Record("killed", number, ["x"], {}, []))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def rows_left(folder: Path) -> list[dict[str, object]]:
+    with left_behind(folder) as files:
+        return [row for _path, fd in files for row in read_from(fd, 0)[0]]
+
+
+def test_records_are_read_back_as_they_were_written_but_for_what_json_cannot_hold(tmp_path: Path):
+    spool = Spool(tmp_path, "s")
+    spool.begin(RECORD)
+    spool.end("s", 1, ENDED)
+    rows, end = read_from(spool.fd, 0)
+    spool.close(is_delivered=False)
+
+    begun, ended = map(record_in, rows)
+    assert (begun.settings, begun.started_at, begun.who) == ({"max_model_len": 4096}, 1.5, "ann")
+    assert begun.command == ["vllm", "serve", "ü\n�"]
+    assert ended == ENDED
+    assert (end, attempts_in(rows)) == (spool.path.stat().st_size, 1)
+    assert spool.path.stat().st_mode & 0o077 == 0
+
+
+def test_what_a_writer_wrote_that_was_killed_is_left_behind_whole(tmp_path: Path):
+    killed = subprocess.run([sys.executable, "-c", WRITER, str(tmp_path)], check=False)
+
+    assert killed.returncode == -9
+    assert [row["number"] for row in rows_left(tmp_path)] == [1, 2, 3]
+
+
+def test_a_file_whose_writer_lives_is_nobody_elses(tmp_path: Path):
+    spool = Spool(tmp_path, "s")
+    spool.begin(RECORD)
+    assert (rows_left(tmp_path), waiting(tmp_path)) == ([], [spool.path])
+    spool.close(is_delivered=False)
+    assert len(rows_left(tmp_path)) == 1
+
+
+def test_a_file_that_was_taken_away_as_empty_while_its_writer_came_is_made_again(tmp_path: Path):
+    (tmp_path / "s.jsonl").touch()
+    with left_behind(tmp_path) as files:
+        path, _fd = next(files)
+        path.unlink()
+    spool = Spool(tmp_path, "s")
+    spool.begin(RECORD)
+    assert spool.path.stat().st_size > 0
+    spool.close(is_delivered=True)
+    assert waiting(tmp_path) == []
+
+
+@pytest.mark.parametrize("spoiled", [b'{"form": 1, "kind": "beg', b"\xff\xfe no text\n", b"[1]\n", b"null\n"])
+def test_what_is_no_whole_record_is_passed_over(tmp_path: Path, spoiled: bytes):
+    spool = Spool(tmp_path, "s")
+    spool.begin(RECORD)
+    os.write(spool.fd, spoiled)
+    rows, end = read_from(spool.fd, 0)
+    spool.close(is_delivered=False)
+    assert len(rows) == 1
+    assert end == spool.path.stat().st_size - (0 if spoiled.endswith(b"\n") else len(spoiled))
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"kind": "begin"}, {"kind": "begin", "fields": {"x": 1}}, {"kind": "end", "fields": 3}]
+)
+def test_a_record_without_its_fields_is_none(row: dict[str, object]):
+    assert record_in(row) is None
+
+
+def test_a_later_form_is_not_guessed_at(tmp_path: Path):
+    (tmp_path / "s.jsonl").write_text('{"form": 2}\n')
+    with pytest.raises(ValueError, match=r"form 2 .* this one reads 1"):
+        rows_left(tmp_path)
+    assert len(waiting(tmp_path)) == 1
+
+
+def test_a_full_disk_leaves_no_half_line():
+    spool = Spool.__new__(Spool)
+    spool.path, spool.fd, spool._size = Path("/dev/full"), os.open("/dev/full", os.O_WRONLY), 0
+    spool._one_at_a_time = threading.Lock()
+    with pytest.raises(OSError, match="No space left"):
+        spool.begin(RECORD)
+    os.close(spool.fd)
+
+
+def test_what_is_delivered_is_dropped_unless_more_has_come(tmp_path: Path):
+    spool = Spool(tmp_path, "s")
+    spool.begin(RECORD)
+    _rows, end = read_from(spool.fd, 0)
+    spool.end("s", 1, ENDED)
+    assert not spool.empty(end)
+    rows, end = read_from(spool.fd, end)
+    assert [row["kind"] for row in rows] == ["end"]
+    assert spool.empty(end)
+    spool.begin(RECORD)
+    assert [row["kind"] for row in read_from(spool.fd, 0)[0]] == ["begin"]
+    spool.close(is_delivered=True)
