@@ -216,7 +216,7 @@ class Supervision:
         refusal = refusal_of(number, self._ledger, self._stdin, folder, self._witness, dry_run=self.dry_run)
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
-        told = ("", None) if heard is None else (heard.tail, heard.scanner.began_s())
+        told = ("", None) if heard is None else (heard.tail, heard.scanner.found.began_s())
         own = OwnEnd(number, status, error_of(status, incident), found, patches, refusal, *told)
         if (agreed := self.together.agree(own, self._between.stopped)) and agreed.diagnosis.incidents:
             self._ledger.diagnosis = agreed.diagnosis
