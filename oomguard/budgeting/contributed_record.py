@@ -21,7 +21,6 @@ _TOKENS: Final = "kv_tokens"
 # Beyond any device and any cache.
 _MOST_GIB, _MOST_TOKENS = 4096, 10**12
 _ENGINE: Final = "vllm"
-_OFF: Final = "--no-"
 # What a value may be: a number, an engine's own word, an object of both.
 _VALUE: Final = re.compile(r"[\w.+-]{1,24}")
 _GPU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 +-]{0,40}")
@@ -77,10 +76,10 @@ def _of_flags(flags: Any) -> Iterator[str]:
         yield "flags is no list of words"
         return
     own = surfaces(_ENGINE).values()
-    known = {flag for one in own for flag in (*one.flags, *(inside for inside, _ in one.inside))}
+    known = {flag for one in own for flag in (*one.flags, one.off_flag, *(inside for inside, _ in one.inside))}
     for word in flags:
         if word.startswith("--"):
-            if word not in known and f"--{word.removeprefix(_OFF)}" not in known:
+            if word not in known:
                 yield "flags has one that is no setting of the memory model"
         elif not _VALUE.fullmatch(word) and not _is_plain_object(word):
             yield "flags has a value that is neither a number nor an engine's word: it may be somebody's"

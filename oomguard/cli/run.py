@@ -35,7 +35,7 @@ from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.journal.place import Place, Shared, default_path
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
-from oomguard.supervise.own_files import OwnFiles, of_named_journal
+from oomguard.supervise.own_files import OwnFiles, of_journal
 from oomguard.supervise.process import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
@@ -216,7 +216,10 @@ def command(
             ended_by_us=lambda: beside.ended_by_us() or job.ended_by_us(),
             placing=placement.placing(argv, pinned, outer),
             own_files=OwnFiles(
-                report, termination_message, *of_named_journal(journal), late=[] if asked is None else [asked.files]
+                report,
+                termination_message,
+                *of_journal(journal if isinstance(journal, Path) else None),
+                late=[] if asked is None else [asked.files],
             ),
             together=job.together,
         )

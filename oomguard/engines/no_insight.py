@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oomguard.engines.command import Launch
-from oomguard.engines.protocol import StartKey
+from oomguard.engines.start_key import StartKey
 from oomguard.engines.started import StartedEngine
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import SettingInForce

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oomguard.engines.start_key import StartKey
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import EngineStart, SettingInForce
 
@@ -75,26 +76,6 @@ class Launcher(Protocol):
 
     def forget_measured(self, sessions: Collection[str] | None, model: str | None = None) -> None:
         """Drop what ``measured`` returns."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartKey:
-    """What decides the memory of a server's start, whoever words it.
-
-    Attributes:
-        settings: those that the command itself gives, the model among them, by canonical name.
-        others: all else in it that takes memory.
-    """
-
-    settings: Mapping[str, FactValue | None]
-    others: frozenset[str]
-
-    def is_same(self, other: StartKey, but: Collection[str]) -> bool:
-        """Return whether both are the same but for these settings."""
-        mine, theirs = (
-            {name: value for name, value in one.items() if name not in but} for one in (self.settings, other.settings)
-        )
-        return mine == theirs and self.others == other.others
 
 
 class Insight(Protocol):

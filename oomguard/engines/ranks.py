@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oomguard.engines.command import Launch
+from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.inner_command import inner_commands
 from oomguard.engines.known import launcher_of
 from oomguard.surfaces import table_of
@@ -19,14 +19,14 @@ def ranks_in_command(launch: Launch) -> dict[str, Any] | None:
     for inner in inner_commands(launch.argv):
         words = [str(word) for word in inner.args]
         for way in table_of(engine.NAME, "ranks").get("ways", ()):
-            found = _by(way, words)
+            found = _by(way, words, engine.NAME)
             if found is not None:
                 return found
     return None
 
 
-def _by(way: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any] | None:
-    size, each = (_count(words, way.get(name, ()), default) for name, default in (("size", None), ("each", 1)))
+def _by(way: Mapping[str, Any], words: Sequence[str], engine: str) -> dict[str, Any] | None:
+    size, each = _size(way, words, engine), _count(words, way.get("each", ()), 1)
     rank = _count(words, way["rank"], 0)
     if size is None or each is None or rank is None or each < 1 or size % each or rank % each or size <= each:
         return None
@@ -43,6 +43,14 @@ def _by(way: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any] | None:
         "address": address,
         "port": port,
     }
+
+
+def _size(way: Mapping[str, Any], words: Sequence[str], engine: str) -> int | None:
+    """Return how many ranks there are, by a flag of its own or one that is a setting."""
+    if "size" in way:
+        return _count(words, way["size"], None)
+    given = settings_given(words, engine, own=True).get(way["size_setting"])
+    return given.value if given is not None and isinstance(given.value, int) else None
 
 
 def _count(words: Sequence[str], flags: Sequence[str], default: int | None) -> int | None:

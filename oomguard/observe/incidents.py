@@ -111,6 +111,11 @@ class ScannedIncidents:
         context.failed = True
         return found
 
+    def began_s(self) -> float | None:
+        """Return when the first memory failure was printed, as the clock told; None where there is none, or it is not known."""
+        began = (found.began_s for found in self.all if found.incident.is_oom)
+        return min((at_s for at_s in began if at_s is not None), default=None)
+
     def _pass_on(self, known: ScannedIncident, evidence: Evidence) -> None:
         if evidence not in known.incident.wrappers and len(known.incident.wrappers) < MAX_WRAPPERS:
             known.incident = replace(known.incident, wrappers=(*known.incident.wrappers, evidence))

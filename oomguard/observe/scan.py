@@ -74,7 +74,7 @@ class Scanner:
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
         self._open: list[tuple[_Stream, Window]] = []
-        self._found = ScannedIncidents(clock)
+        self.found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
         self._finder: Finder | None = None
         self.new_wordings = NewWordings(rules.lexicon if new_wordings else None, rules.told)
@@ -180,11 +180,11 @@ class Scanner:
             return
         evidence = _quote(line)
         location = Location(line.number, line.byte, window.process)
-        found = self._found.take(best, location, evidence, self._context)
+        found = self.found.take(best, location, evidence, self._context)
         state.taken[window.process] = (first, last, found)
         if found is not None:
             self._attach(found, window.lines[best.last].number)
-            if len(self._found.all) <= MAX_TOLD:
+            if len(self.found.all) <= MAX_TOLD:
                 found.incident = with_told_cause(found.incident, beside(window, best), self._rules.told, self._time)
 
     def _match(self, candidate: Candidate, window: Window) -> Hit | None:
@@ -210,7 +210,7 @@ class Scanner:
         near = self._context.note(hit, window.process, evidence)
         if near is None:
             return
-        for found in self._found.all[-3:]:
+        for found in self.found.all[-3:]:
             after = near.line - found.last_line
             if found.context is self._context and 0 <= after <= NEAR_AFTER_LINES and near.of(found.process):
                 found.near.append(near)
@@ -218,7 +218,7 @@ class Scanner:
     def _attach(self, found: ScannedIncident, last_line: int) -> None:
         """Add to an incident what is known at this moment of the process that failed."""
         context, process = found.context, found.process
-        before = [f.last_line for f in self._found.all[:-1] if f.context is context and f.process == process]
+        before = [f.last_line for f in self.found.all[:-1] if f.context is context and f.process == process]
         found.last_line = last_line
         found.near = context.beside(found.incident.location.line or 0, last_line, process, max(before, default=0))
         known = {k: v for k, v in context.facts_for(process).items() if k not in found.incident.facts}
@@ -253,11 +253,6 @@ class Scanner:
         last = next((c for c in reversed(self._contexts) if c.ending.death is not None or c.stands), self._context)
         return last.death
 
-    def began_s(self) -> float | None:
-        """Return when the first memory failure was printed, as the clock told; None where there is none, or it is not known."""
-        began = (found.began_s for found in self._found.all if found.incident.is_oom)
-        return min((at_s for at_s in began if at_s is not None), default=None)
-
     def flush(self) -> None:
         """Close all open windows: what follows is not part of them."""
         while self._open:
@@ -274,7 +269,7 @@ class Scanner:
             newer_than_s: leave out incidents last seen before this ``time.monotonic``, in seconds.
         """
         self.flush()
-        found = [f for f in self._found.all if newer_than_s is None or f.seen_s >= newer_than_s]
+        found = [f for f in self.found.all if newer_than_s is None or f.seen_s >= newer_than_s]
         # What the engine recovered from is no failure, and a wrapper ("See root cause above") none beside its cause.
         found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
         found = [
@@ -282,7 +277,7 @@ class Scanner:
         ]
         causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
-        if not any(f.incident.is_oom for f in self._found.all):
+        if not any(f.incident.is_oom for f in self.found.all):
             new = self.new_wordings.surest(self._quotations, self._time, self._leave_out)
             kept += [] if new is None else [new]
         notes = (*self._time.notes, *self._left_out.values())

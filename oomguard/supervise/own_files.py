@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from oomguard.journal.place import Place
 from oomguard.supervise.nesting import options_of_inner_runs
 from oomguard.supervise.written_files import Identity, identity
 
@@ -67,8 +66,3 @@ def of_journal(journal: Path | None) -> Iterator[Path]:
     """Yield the journal and what SQLite keeps beside it; nothing where no journal is kept."""
     if journal is not None:
         yield from (Path(f"{journal}{suffix}") for suffix in _OF_A_JOURNAL)
-
-
-def of_named_journal(named: Place | None) -> Iterator[Path]:
-    """Yield the files of the journal that the user names: another rank of the job may write it."""
-    yield from of_journal(named if isinstance(named, Path) else None)

@@ -174,9 +174,8 @@ class Supervision:
         ours = self.ended_by_us() if signals.stopped_by is None else None
         self._is_ended_by_us = ours is not None
         heard = self._explainer.hear(marker.recording, ended, witness, self._first)
-        stopped, explained = signals.stopped_by is not None, Explained()
+        stopped, explained, launches = signals.stopped_by is not None, Explained(), (self._first, self.launch)
         if heard is not None:
-            launches = self._first, self.launch
             explained = self._explainer.explain(heard, ended.status, cgroup, launches, stopped=stopped, ended=ours)
         self._refused = "request refused" if explained.refused else ""
         self._first = without_changes(self._first, explained.refused)
@@ -213,7 +212,7 @@ class Supervision:
         refusal = refusal_of(number, self._ledger, self._stdin, folder, self._witness, dry_run=self.dry_run)
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
-        told = ("", None) if heard is None else (heard.tail, heard.scanner.began_s())
+        told = ("", None) if heard is None else (heard.tail, heard.scanner.found.began_s())
         own = OwnEnd(number, status, error_of(status, incident), found, patches, refusal, *told)
         if (agreed := self.together.agree(own, self._between.stopped)) and agreed.diagnosis.incidents:
             self._ledger.diagnosis = agreed.diagnosis

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.command import Launch
 from oomguard.engines.known import insight_of, launcher_of
-from oomguard.engines.protocol import StartKey
+from oomguard.engines.start_key import StartKey
 from oomguard.facts import FactValue
 from oomguard.incident import Incident, Patch, SettingInForce
 from oomguard.journal.known import Known, KnownRun, last_run, tried_before

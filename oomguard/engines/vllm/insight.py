@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.engines.command import Launch
-from oomguard.engines.protocol import StartKey
+from oomguard.engines.start_key import StartKey
 from oomguard.engines.started import StartedEngine
 from oomguard.engines.vllm import lengths, plugin
 from oomguard.engines.vllm.environment import set_by_variable

@@ -7,7 +7,7 @@ from typing import Final
 
 from oomguard.engines.all_flags import AllFlags, all_flags
 from oomguard.engines.command import Launch
-from oomguard.engines.protocol import StartKey
+from oomguard.engines.start_key import StartKey
 from oomguard.engines.vllm.own_command import NAME, ByFlags, own_command
 
 _SERVE: Final = ("vllm", "serve")
