@@ -13,7 +13,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .sources/fuzz
 
-.PHONY: demo demo-vllm setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds demo-jobs fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm demo-fleet setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds demo-jobs fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -43,6 +43,9 @@ demo-jobs: .venv/ready         ## three jobs of hours that users asked about, in
 	@$(BIN)/python examples/seed_papers.py
 	@$(BIN)/python examples/seed_layers.py
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/seed_placement.py
+
+demo-fleet: .venv/ready-dev    ## two nodes of Ray on this machine: one rank of four fails, all start again with one plan, their logs are summed up
+	@$(BIN)/python examples/demo_fleet.py
 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
