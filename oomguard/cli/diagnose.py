@@ -146,7 +146,8 @@ def command(
             masked=not no_mask,
             quiet=quiet,
             verbose=verbose,
-            in_folders=frozenset(one.path for one in inputs if not one.is_named),
+            in_folders=frozenset(one.path for one in inputs if not one.is_named)
+            - {one.path for one in inputs if one.is_named},
             summary=summary,
         )
         if follow:
