@@ -38,6 +38,7 @@ class Health:
         is_stopped: whether the user asked to stop: then its end is none of ours.
         is_ready: whether the server has answered in the attempt under way.
         wrong: what is wrong with it now; None: nothing that is known.
+        had_cores: whether the engine's core was there when the server answered: it may die before the first look.
     """
 
     engine: str
@@ -49,6 +50,7 @@ class Health:
     is_stopped: Callable[[], bool] = lambda: False
     is_ready: bool = False
     wrong: str | None = None
+    had_cores: bool = False
     _ended: EndedByUs | None = None
     _over: threading.Event = field(default_factory=threading.Event)
     _told: set[str] = field(default_factory=set)
@@ -110,6 +112,9 @@ class Health:
                 self.cannot_see("it is not to be asked over TLS", reason=answer)
             if over.wait(_FIRST_LOOK_S):
                 return False
+        from oomguard.serving.engine_processes import engine_processes
+
+        self.had_cores = bool(engine_processes(pid, dict(names.processes)).cores)
         self.is_ready = True
         get_logger().debug("the server answers", address=str(server.address))
         return True

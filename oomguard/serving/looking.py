@@ -56,7 +56,7 @@ class LookedAt:
         """Look until the attempt ends, or the server is ended for what was found."""
         limit_s = self.health.limit_s
         every_s = looks_every_s(limit_s)
-        progress = Progress(limit_s, every_s)
+        progress = Progress(limit_s, every_s, had_cores=self.health.had_cores)
         progress.see(self._look())
         while not self.over.wait(every_s):
             finding = progress.see(self._look())

@@ -71,9 +71,10 @@ class Progress:
     Args:
         limit_s: a request that waits for so long while nothing moves is a hang.
         every_s: looks come so often.
+        had_cores: the engine's core was there when its server answered first.
     """
 
-    def __init__(self, limit_s: float, every_s: float) -> None:
+    def __init__(self, limit_s: float, every_s: float, *, had_cores: bool = False) -> None:
         self._limit_s, self._every_s = limit_s, every_s
         self._last: Look | None = None
         self._quiet_s: dict[str, float] = {}  # since when nothing moves in an engine that has work
@@ -81,7 +82,7 @@ class Progress:
         self._idle_cpu_s = 0.0
         self._stopped_s: dict[int, float] = {}
         self._gone_s: float | None = None
-        self._had_cores = False
+        self._had_cores = had_cores
 
     def forget(self, at_s: float) -> None:
         """Begin anew: the engine has answered, or nothing was seen for a while."""

@@ -109,6 +109,13 @@ def test_without_counters_a_waiting_request_counts_only_while_the_processes_are_
     assert found(*busy) is None
 
 
+def test_a_core_that_was_gone_before_the_first_look_is_a_death_too():
+    looks = [look(at_s, processes=EngineProcesses()) for at_s in range(0, int(CORE_GONE_S) + 1, 3)]
+    progress = Progress(LIMIT_S, EVERY_S, had_cores=True)
+    assert [progress.see(one) for one in looks][-1].is_dead
+    assert found(*looks) is None  # an engine that gives its processes no titles
+
+
 def test_what_was_not_seen_is_no_quiet_time():
     """The machine slept, or somebody stopped oomguard."""
     looks = [look(0), look(3), look(3000, waits_s=3000), look(3003, waits_s=3003)]
