@@ -12,7 +12,8 @@ import os
 import random
 import sys
 import threading
-from typing import Final, TextIO
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
 
 from oomguard.journal.place import Shared
 from oomguard.journal.spool import read_from
@@ -26,8 +27,8 @@ _LONGEST_PAUSE_S: Final = 60.0
 _IDLE_S: Final = 30.0
 # Of runs that left something behind, in one run.
 _MOST_OF_OTHERS: Final = 100
-# The job comes first.
-_NICE: Final = 10
+# The job comes first; the end of a run waits for it too.
+_NICE: Final = 5
 
 
 class Deliverer:
@@ -49,12 +50,15 @@ class Deliverer:
     def listen(self, orders: TextIO) -> None:
         """Take orders; end the process when the run is gone."""
         for line in orders:
-            order = json.loads(line)
-            self._asked = (order["round"], order["end"])
-            if order["is_last"]:
-                self._is_last.set()
-            self._is_new.set()
+            self.take(json.loads(line))
         os._exit(0)  # whatever is under way: it is in one transaction
+
+    def take(self, order: Mapping[str, Any]) -> None:
+        """Take an order: to deliver up to a byte of the file, as it is after it was emptied so often; the last one at once."""
+        self._asked = (order["round"], order["end"])
+        if order["is_last"]:
+            self._is_last.set()
+        self._is_new.set()
 
     def run(self) -> None:
         """Deliver until there is nothing to do."""
@@ -100,8 +104,11 @@ class Deliverer:
 
 def main() -> None:
     """Deliver for the run that started this process; its first line names the database and the file."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICE)
+        os.sched_setscheduler(
+            0, os.SCHED_BATCH, os.sched_param(0)
+        )  # told of something, it takes no processor from who told it
     asked = json.loads(sys.stdin.readline())
     fd = os.open(asked["path"], os.O_RDONLY | os.O_NOFOLLOW)
     deliverer = Deliverer(Shared(asked["url"]), fd, sys.stdout)

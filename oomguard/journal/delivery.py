@@ -77,21 +77,29 @@ class Delivery:
     def finish(self, wait_s: float) -> Undelivered | None:
         """Deliver at once; wait so long at most, and no longer than one try takes that fails. Return what is left."""
         until = time.monotonic() + wait_s
-        if self._starting is not None:
-            self._starting.join(wait_s)
+        starting = self._starting
+        if starting is not None:
+            starting.join()  # else the process would be there when all is over
         with self._one_at_a_time:
             self._hear()
-            if self._delivered < self._spool.size:
-                if self._process is None:  # it had nothing to do for a while
-                    self._process = self._started()
-                self._tell(is_last=True)
-                while self._process is not None and self._delivered < self._spool.size and time.monotonic() < until:
-                    self._hear(until - time.monotonic())
+            for _ in range(2):  # one that left just now, since it had nothing to do, did not hear it
+                if self._delivered < self._spool.size:
+                    self._deliver_last(until)
+                if self._failure or self._process is not None:
+                    break
+            is_gone = self._process is None
             self._end()
             rows, _end = read_from(self._spool.fd, self._delivered)
-        reason = self._failure or f"the database had not taken it after {wait_s:g} s"
+        why = "the process that delivers ended" if is_gone else f"the database had not taken it after {wait_s:g} s"
         command = f"oomguard history --deliver --journal {shlex.quote(str(self._shared))}"
-        return Undelivered(attempts_in(rows), reason, command) if rows else None
+        return Undelivered(attempts_in(rows), self._failure or why, command) if rows else None
+
+    def _deliver_last(self, until: float) -> None:
+        """Wait until all is delivered, or the process has tried and left, or it is late."""
+        self._process = self._process or self._started()
+        self._tell(is_last=True)
+        while self._process is not None and self._delivered < self._spool.size and time.monotonic() < until:
+            self._hear(until - time.monotonic())
 
     def _start(self) -> None:
         process = self._started()
@@ -118,7 +126,6 @@ class Delivery:
         """Take in what the process has said, or that it is gone."""
         answers = [] if self._process is None else self._process.heard(wait_s)
         if answers is None:
-            self._failure = self._failure or "the process that delivers has ended"
             self._end()
             return
         for answer in answers:
