@@ -26,6 +26,8 @@ from oomguard.report.json import json_line
 
 _MODULE: Final = "oomguard.journal.deliverer"
 _AT_ONCE: Final = 65536
+# Python's lock is held until a process that is started has its program: the write that asked for it has returned by then.
+_START_S: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Delivery:
         self._shared, self._spool = shared, spool
         self._process: _Process | None = None
         self._starting: threading.Thread | None = None
+        self._is_over = threading.Event()
         self._one_at_a_time = threading.Lock()
         self._round = 0  # how often the file was emptied
         self._delivered = 0  # of the file as it is now
@@ -77,6 +80,7 @@ class Delivery:
     def finish(self, wait_s: float) -> Undelivered | None:
         """Deliver at once; wait so long at most, and no longer than one try takes that fails. Return what is left."""
         until = time.monotonic() + wait_s
+        self._is_over.set()
         starting = self._starting
         if starting is not None:
             starting.join()  # else the process would be there when all is over
@@ -102,6 +106,7 @@ class Delivery:
             self._hear(until - time.monotonic())
 
     def _start(self) -> None:
+        self._is_over.wait(_START_S)
         process = self._started()
         with self._one_at_a_time:
             self._process, self._starting = process, None
