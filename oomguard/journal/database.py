@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from oomguard.errors import JournalError, UsageError
+from oomguard.journal import sqlite_file
 from oomguard.journal.place import Shared
 from oomguard.report.json import json_line
 from oomguard.report.mask import mask
@@ -38,14 +39,7 @@ _JSON: Final[dict[str, Any]] = {"json_serializer": json_line, "json_deserializer
 def sqlite_engine(path: Path, busy_s: float, *, reads_only: bool = False) -> Engine:
     """Return the engine of a file, which waits ``busy_s`` for others that hold it locked."""
 
-    def connect() -> sqlite3.Connection:
-        # Not opened read-only: what a killed writer left half written is rolled back by who comes next.
-        uri = f"{path.absolute().as_uri()}?mode=rw"
-        database = sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None)
-        if reads_only:
-            database.execute("PRAGMA query_only = ON")
-        return database
-
+    connect = functools.partial(sqlite_file.connect, path, busy_s, reads_only=reads_only)
     engine = create_engine("sqlite://", creator=connect, poolclass=NullPool, **_JSON)
     if not reads_only:  # a read is over with its statement, and nobody is locked out after it
         event.listen(engine, "begin", _begin)

@@ -51,7 +51,7 @@ def deliver(shared: Shared, rows: Sequence[Mapping[str, Any]]) -> None:
                 known.add(session)
             elif told is not None:
                 ended = replace(told, ran=None) if told.ran == told_of.get(session) else told
-                write_end(connection, ended, of=(session, row["number"]), offset_s=offset_s)
+                write_end(connection, ended, (session, row["number"]), offset_s)
                 told_of |= {session: told.ran} if told.ran is not None else {}
 
 

@@ -1,25 +1,33 @@
-"""The thread that brings what a run writes to the shared journal, while the run goes on."""
+"""The run's side of the process that delivers: it is started when there is something, told of more, and waits for nobody.
+
+A write costs the run a line into a socket. The process has Python's lock and a low priority of its own, a session of its own, since Ctrl-C
+is for the command, and no descriptor of ours.
+"""
 
 from __future__ import annotations
 
-import random
+import contextlib
+import json
+import os
+import select
 import shlex
-import sys
+import socket
+import subprocess
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from oomguard import clean_start
 from oomguard.journal.place import Shared
 from oomguard.journal.spool import Spool, attempts_in, read_from
+from oomguard.report.json import json_line
 
-# Between two deliveries: what is written meanwhile goes together, and a fleet's jobs do not knock all the time.
-_BETWEEN_S: Final = 5.0
-# After a failed one twice as long each time, and not all jobs of a fleet at the same moment.
-_LONGEST_PAUSE_S: Final = 60.0
-# While this thread works, the job's gets Python's lock back within that, not within 5 ms: a write waits for it.
-_SWITCH_S: Final = 0.0003
-# Of runs that left something behind, in one run.
-_MOST_OF_OTHERS: Final = 100
+_MODULE: Final = "oomguard.journal.deliverer"
+_AT_ONCE: Final = 65536
+# Python's lock is held until a process that is started has its program: the write that asked for it has returned by then.
+_START_S: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,7 @@ class Undelivered:
 
 
 class Delivery:
-    """Delivers what a run writes, then what runs before it left behind. It dies with the process: nothing waits for it.
+    """Has what a run writes delivered. The process that does it ends with this one: nothing waits for it.
 
     Args:
         shared: where to.
@@ -41,73 +49,144 @@ class Delivery:
 
     def __init__(self, shared: Shared, spool: Spool) -> None:
         self._shared, self._spool = shared, spool
-        self._is_new, self._is_over = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
-        self._start = 0
+        self._process: _Process | None = None
+        self._starting: threading.Thread | None = None
+        self._is_over = threading.Event()
+        self._one_at_a_time = threading.Lock()
+        self._round = 0  # how often the file was emptied
+        self._delivered = 0  # of the file as it is now
         self._failure = ""
-        self._others_are_done = False
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether the thread still runs."""
-        return self._thread is not None and self._thread.is_alive()
 
     def wake(self) -> None:
         """Have what is new delivered."""
-        self._is_new.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="oomguard-deliver", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError as error:  # no more threads are permitted
-                self._failure = str(error)
+        with self._one_at_a_time:
+            self._hear()
+            if self._process is not None:
+                self._tell()
+            elif self._starting is None:
+                self._starting = threading.Thread(target=self._start, name="oomguard-deliver", daemon=True)
+                try:
+                    self._starting.start()
+                except RuntimeError as error:  # no more threads are permitted
+                    self._starting, self._failure = None, str(error)
+
+    def make_room(self) -> None:
+        """Empty the file where all of it is delivered: before something is written."""
+        with self._one_at_a_time:
+            self._hear()
+            if self._delivered and self._spool.empty(self._delivered):
+                self._round, self._delivered = self._round + 1, 0
 
     def finish(self, wait_s: float) -> Undelivered | None:
         """Deliver at once; wait so long at most, and no longer than one try takes that fails. Return what is left."""
+        until = time.monotonic() + wait_s
         self._is_over.set()
-        self._is_new.set()
-        if self.is_at_work and self._thread is not None:
-            self._thread.join(wait_s)
-        rows, _end = read_from(self._spool.fd, self._start)
-        reason = self._failure or f"the database had not taken it after {wait_s:g} s"
+        starting = self._starting
+        if starting is not None:
+            starting.join()  # else the process would be there when all is over
+        with self._one_at_a_time:
+            self._hear()
+            for _ in range(2):  # one that left just now, since it had nothing to do, did not hear it
+                if self._delivered < self._spool.size:
+                    self._deliver_last(until)
+                if self._failure or self._process is not None:
+                    break
+            is_gone = self._process is None
+            self._end()
+            rows, _end = read_from(self._spool.fd, self._delivered)
+        why = "the process that delivers ended" if is_gone else f"the database had not taken it after {wait_s:g} s"
         command = f"oomguard history --deliver --journal {shlex.quote(str(self._shared))}"
-        return Undelivered(attempts_in(rows), reason, command) if rows else None
+        return Undelivered(attempts_in(rows), self._failure or why, command) if rows else None
 
-    def _run(self) -> None:
-        failed = 0
-        while True:
-            self._is_new.wait()
-            self._is_new.clear()
-            is_last = self._is_over.is_set()
-            if self._deliver():
-                failed = 0
-            else:
-                failed += 1
-                self._is_new.set()
-            if is_last:
-                return
-            pause_s = min(_LONGEST_PAUSE_S, _BETWEEN_S * 2 ** min(failed, 10)) * random.uniform(0.5, 1)  # noqa: S311
-            self._is_over.wait(pause_s)
+    def _deliver_last(self, until: float) -> None:
+        """Wait until all is delivered, or the process has tried and left, or it is late."""
+        self._process = self._process or self._started()
+        self._tell(is_last=True)
+        while self._process is not None and self._delivered < self._spool.size and time.monotonic() < until:
+            self._hear(until - time.monotonic())
 
-    def _deliver(self) -> bool:
-        """Return whether all is delivered that was there."""
-        before = sys.getswitchinterval()
-        try:
-            sys.setswitchinterval(_SWITCH_S)
-            from oomguard.journal.delivering import deliver, deliver_left_behind
+    def _start(self) -> None:
+        self._is_over.wait(_START_S)
+        process = self._started()
+        with self._one_at_a_time:
+            self._process, self._starting = process, None
+            self._tell()
 
-            rows, end = read_from(self._spool.fd, self._start)
-            if rows:
-                deliver(self._shared, rows)
-            self._start = 0 if self._spool.empty(end) else end
-            if not self._others_are_done and not self._is_over.is_set():
-                deliver_left_behind(self._shared, _MOST_OF_OTHERS)
-                self._others_are_done = True
-        except Exception as error:  # noqa: BLE001 - of the database, its driver or the disk: it waits, and the job goes on
-            hint = getattr(error, "hint", None)
-            self._failure = f"{error}; {hint}" if hint else str(error)
-            return False
-        finally:
-            sys.setswitchinterval(before)
+    def _started(self) -> _Process | None:
+        """Start the process, and tell it what it delivers where; the URL may hold a password, which no command line shows."""
         self._failure = ""
-        return True
+        try:
+            process = _Process()
+        except (OSError, RuntimeError) as error:  # no more processes are permitted
+            self._failure = str(error)
+            return None
+        process.say({"url": self._shared.url, "path": os.fspath(self._spool.path)})
+        return process
+
+    def _tell(self, *, is_last: bool = False) -> None:
+        if self._process is not None:
+            self._process.say({"round": self._round, "end": self._spool.size, "is_last": is_last})
+
+    def _hear(self, wait_s: float = 0.0) -> None:
+        """Take in what the process has said, or that it is gone."""
+        answers = [] if self._process is None else self._process.heard(wait_s)
+        if answers is None:
+            self._end()
+            return
+        for answer in answers:
+            self._failure = answer.get("failure", "")
+            if answer.get("round") == self._round:
+                self._delivered = answer["end"]
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+
+class _Process:
+    """A deliverer at the other end of a socket."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        self._said = b""
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    clean_start.command(_MODULE),
+                    env=clean_start.environment(),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def say(self, order: Mapping[str, object]) -> None:
+        """Send an order, and wait for nothing: a process with a full socket has orders enough, one that is gone is heard of."""
+        with contextlib.suppress(OSError):
+            self._socket.send(f"{json_line(order)}\n".encode())
+
+    def heard(self, wait_s: float) -> list[dict[str, Any]] | None:
+        """Return its answers since, after waiting so long at most for the first; None where it is gone."""
+        if wait_s > 0:
+            poll = select.poll()  # select() takes no descriptor above 1023
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(wait_s * 1000)
+        try:
+            said = self._socket.recv(_AT_ONCE)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        *lines, self._said = (self._said + said).split(b"\n")
+        return [json.loads(line) for line in lines] if said else None
+
+    def end(self) -> None:
+        """End it; what it has under way is in one transaction."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()

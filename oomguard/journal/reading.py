@@ -15,7 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from oomguard.errors import InputError, JournalError
 from oomguard.journal.database import memory_engine, postgresql_engine, sqlite_engine, words_of_error
 from oomguard.journal.place import Place, Shared, default_path
-from oomguard.journal.schema import SCHEMA_VERSION, prepare, version_of
+from oomguard.journal.schema import prepare, version_of
+from oomguard.journal.schema_version import SCHEMA_VERSION
 from oomguard.regular_file import open_regular
 
 _BUSY_S: Final = 10.0

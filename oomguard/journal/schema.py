@@ -8,12 +8,10 @@ from typing import Final
 
 from sqlalchemy import Connection, inspect, text
 
-from oomguard.errors import JournalError
 from oomguard.journal.database import SCHEMA_NAME, is_sqlite
+from oomguard.journal.schema_version import SCHEMA_VERSION, readable, readable_in_sqlite
 from oomguard.journal.tables import METADATA, VERSION
 
-SCHEMA_VERSION: Final = 5
-UPGRADE: Final = "pip install --upgrade oomguard"
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 # Alembic keeps what it is about in its own module; and who migrates a server's tables does it alone (any number will do).
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -27,12 +25,7 @@ def version_of(connection: Connection) -> int:
     Raises:
         JournalError: a newer oomguard wrote it, or another program.
     """
-    version = _of_sqlite(connection) if is_sqlite(connection) else _of_postgresql(connection)
-    if version > SCHEMA_VERSION:
-        raise JournalError(
-            f"written by a newer oomguard (schema {version}, this one reads {SCHEMA_VERSION})", hint=UPGRADE
-        )
-    return version
+    return _of_sqlite(connection) if is_sqlite(connection) else readable(_of_postgresql(connection))
 
 
 def prepare(connection: Connection) -> None:
@@ -77,13 +70,8 @@ def _migrate(connection: Connection, version: int) -> None:
 
 def _of_sqlite(connection: Connection) -> int:
     version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
-    if version > SCHEMA_VERSION:
-        return version
     found = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")
-    tables = set(found.scalars())
-    if (version or tables) and "attempt" not in tables:
-        raise JournalError("a database of another program, no journal")
-    return version
+    return readable_in_sqlite(version, set(found.scalars()))
 
 
 def _of_postgresql(connection: Connection) -> int:

@@ -1,4 +1,4 @@
-"""A journal that several share: the job writes to a file of its machine and goes on, a thread brings that to the database."""
+"""A journal that several share: the job writes to a file of its machine and goes on, a process beside it brings that to the database."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ class SharedJournal:
                 raise InputError(f"{self._folder}: {error.strerror or error}", hint=hint) from None
             self._session = record.session
             self._delivery = Delivery(self.shared, self._spool)
+        self._make_room()
         self._spool.begin(record)
         self._wake()
         return record.number
@@ -77,6 +78,7 @@ class SharedJournal:
         """
         ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, time.time())
         if self._spool is not None:
+            self._make_room()
             self._spool.end(self._session, row, ended)
             self._wake()
 
@@ -85,10 +87,13 @@ class SharedJournal:
         if self._spool is None or self._delivery is None:
             return None
         left = self._delivery.finish(wait_s)
-        if not self._delivery.is_at_work:  # else it still reads the file, and the end of the process lets go of it
-            self._spool.close(is_delivered=left is None)
-            self._spool = None
+        self._spool.close(is_delivered=left is None)
+        self._spool = None
         return left
+
+    def _make_room(self) -> None:
+        if self._delivery is not None:
+            self._delivery.make_room()
 
     def _wake(self) -> None:
         if self._delivery is not None:

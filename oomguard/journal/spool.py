@@ -69,6 +69,11 @@ class Spool:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             self._size += written
 
+    @property
+    def size(self) -> int:
+        """How many bytes it holds."""
+        return self._size
+
     def empty(self, end: int) -> bool:
         """Drop all that is there, unless there is more than ``end`` bytes by now; return whether it was dropped."""
         with self._one_at_a_time:
@@ -131,15 +136,15 @@ def waiting(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the records from a byte on that are whole, and the byte behind them.
+def read_from(fd: int, start: int, end: int | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Return the records from a byte on that are whole, and the byte behind them; none behind ``end``, which is that of a line.
 
     A line that is no record of ours is passed over; one of a later form is an error.
 
     Raises:
         ValueError: a later oomguard wrote it.
     """
-    end = os.fstat(fd).st_size
+    end = os.fstat(fd).st_size if end is None else end
     text = os.pread(fd, max(0, end - start), start)
     whole = text[: text.rfind(b"\n") + 1]
     rows = []

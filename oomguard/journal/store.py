@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
-
-from sqlalchemy import Connection, select
+from typing import Any
 
 from oomguard.errors import InputError, JournalError
-from oomguard.journal.database import plainly, sqlite_engine
+from oomguard.journal.columns import as_new, of_begin, of_end, of_ran, of_run
 from oomguard.journal.place import default_path
 from oomguard.journal.record import Ended, Ran, Record
-from oomguard.journal.schema import SCHEMA_VERSION, prepare, version_of
-from oomguard.journal.tables import ATTEMPT
-from oomguard.journal.writing import write_begin, write_end, write_forgotten
+from oomguard.journal.schema_version import SCHEMA_VERSION
+from oomguard.journal.sqlite_file import prepare_file, reads, statements, writes
+from oomguard.report.json import json_line
 from oomguard.user_files import make_folder
 
 __all__ = ["SCHEMA_VERSION", "Journal", "Ran", "Record", "default_path"]
-_COLUMNS: Final = (
-    *("session", "number", "command", "settings", "patches", "predicted", "measured"),
-    *("incident", "started_at", "ended_at", "exit_status"),
-)
 
 
 class Journal:
@@ -44,22 +37,9 @@ class Journal:
         try:
             make_folder(path.parent, 0o700)
             path.touch(mode=0o600)  # commands are masked, and still nobody else's business
-            with plainly():
-                if self._version() != SCHEMA_VERSION:
-                    with self._open() as database:
-                        prepare(database)
+            prepare_file(path, busy_s)
         except (JournalError, OSError) as error:
             raise InputError(f"{path}: {error}", hint="--journal PATH chooses another place for the journal") from None
-
-    def _version(self) -> int:
-        """Return its schema, and lock nobody out for it."""
-        with sqlite_engine(self.path, self._busy_s, reads_only=True).connect() as database:
-            return version_of(database)
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[Connection]:
-        with plainly(), sqlite_engine(self.path, self._busy_s).begin() as database:
-            yield database
 
     def begin(self, record: Record) -> int:
         """Write the record of an attempt that starts now, and return its row's number for ``end``.
@@ -67,8 +47,9 @@ class Journal:
         Raises JournalError if the database is locked, full or gone.
         """
         record = record if record.started_at else replace(record, started_at=time.time())
-        with self._open() as database:
-            return write_begin(database, record) or 0
+        with writes(self.path, self._busy_s) as database:
+            database.execute(statements()["insert_run"], as_new(of_run(record)))
+            return database.execute(statements()["insert_attempt"], as_new(of_begin(record))).lastrowid or 0
 
     def end(
         self,
@@ -87,8 +68,12 @@ class Journal:
         Raises JournalError as ``begin`` does.
         """
         ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, time.time())
-        with self._open() as database:
-            write_end(database, ended, row=row)
+        values = of_end(ended)
+        values["incident"] = None if ended.incident is None else json_line(values["incident"])
+        with writes(self.path, self._busy_s) as database:
+            database.execute(statements()["end_attempt"], {**as_new(values), "row": row})
+            if told := {} if ran is None else of_ran(ran):
+                database.execute(statements()["tell_run"], {**as_new(told), "row": row})
 
     def finish(self, wait_s: float) -> None:
         """Do nothing: what was written is there."""
@@ -98,21 +83,18 @@ class Journal:
 
         Raises JournalError as ``begin`` does.
         """
-        with self._open() as database:
-            write_forgotten(database, numbers)
+        with writes(self.path, self._busy_s) as database:
+            database.executemany(statements()["forget_run"], [{"run": number} for number in numbers])
 
     def records(self, session: str | None = None) -> list[Record]:
         """Return the records of one session, or of all (None), oldest first."""
-        asked = select(*(ATTEMPT.c[name] for name in _COLUMNS)).order_by(ATTEMPT.c.id)
-        if session is not None:
-            asked = asked.where(ATTEMPT.c.session == session)
-        with plainly(), sqlite_engine(self.path, self._busy_s, reads_only=True).connect() as database:
-            return [_record(*row) for row in database.execute(asked)]
+        with reads(self.path, self._busy_s) as database:
+            return [_record(*row) for row in database.execute(statements()["select_records"], {"of_session": session})]
 
 
 def _record(session: str, number: int, *values: Any) -> Record:
-    *texts, incident, started_at, ended_at, exit_status = values
-    command, settings, patches, predicted, measured = [json.loads(text or "null") for text in texts]
+    *texts, started_at, ended_at, exit_status = values
+    command, settings, patches, predicted, measured, incident = [json.loads(text or "null") for text in texts]
     told = {"predicted": predicted, "measured": measured, "exit_status": exit_status}
     return Record(
         session, number, command, settings, patches, incident, **told, started_at=started_at, ended_at=ended_at

@@ -20,7 +20,8 @@ import oomguard
 from oomguard.errors import InputError
 from oomguard.journal.database import SCHEMA_NAME, postgresql_engine, sqlite_engine
 from oomguard.journal.place import Shared
-from oomguard.journal.schema import SCHEMA_VERSION, prepare, version_of
+from oomguard.journal.schema import prepare, version_of
+from oomguard.journal.schema_version import SCHEMA_VERSION
 from oomguard.journal.store import Journal, Ran, Record
 
 MIGRATIONS = Path(oomguard.__file__).parent / "journal" / "migrations"

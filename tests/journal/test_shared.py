@@ -24,7 +24,7 @@ from oomguard.journal.place import Shared
 from oomguard.journal.reading import reading
 from oomguard.journal.record import Ran, Record
 from oomguard.journal.runs import Asked, past_runs
-from oomguard.journal.schema import SCHEMA_VERSION
+from oomguard.journal.schema_version import SCHEMA_VERSION
 from oomguard.journal.shared import SharedJournal
 from oomguard.journal.spool import folder_of, waiting
 from oomguard.journal.store import Journal

@@ -1,0 +1,145 @@
+"""The process that delivers: it is nobody's but the run's, shows no password, ends with the run, and is started again where it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from oomguard.journal.deliverer import Deliverer
+from oomguard.journal.place import Shared
+from oomguard.journal.reading import reading
+from oomguard.journal.record import Record
+from oomguard.journal.runs import Asked, past_runs
+from oomguard.journal.shared import SharedJournal
+from oomguard.journal.spool import Spool
+from oomguard.supervise import tree
+from support.supervising import LIMIT_S
+
+AWAY = Shared("postgresql://ann:Hunter2correct@127.0.0.1:1/team")
+WRITER = """
+import sys, time
+from oomguard.journal.place import Shared
+from oomguard.journal.reading import reading
+from oomguard.journal.record import Record
+from oomguard.journal.runs import Asked, past_runs
+from oomguard.journal.shared import SharedJournal
+journal = SharedJournal(Shared(sys.argv[1]))
+journal.begin(Record("s", 1, ["x"], {}, []))
+print("written", flush=True)
+time.sleep(600)
+"""
+
+
+def until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def deliverers(root: int) -> list[int]:
+    found = []
+    for pid in tree.descendants(root):
+        with contextlib.suppress(OSError):
+            if b"oomguard.journal.deliverer" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+@pytest.fixture
+def writer() -> Iterator[subprocess.Popen[str]]:
+    """A run that has written, and whose deliverer has begun."""
+    command = [sys.executable, "-c", WRITER, AWAY.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "written\n"
+        until(lambda: deliverers(running.pid))
+        yield running
+        running.kill()
+
+
+def test_it_has_a_session_of_its_own_none_of_the_runs_descriptors_and_shows_no_password(writer):
+    (pid,) = deliverers(writer.pid)
+    command, environment = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
+
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+    assert b"Hunter2correct" not in command + environment
+    assert Path(f"/proc/{writer.pid}/fd/1").readlink() not in {
+        path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_when_the_run_is_killed(writer, number):
+    (pid,) = deliverers(writer.pid)
+    writer.send_signal(number)
+    writer.wait(LIMIT_S)
+
+    until(lambda: not Path(f"/proc/{pid}").exists() or tree.parent(pid) is None)
+
+
+def test_where_it_is_gone_the_next_write_starts_another():
+    journal = SharedJournal(AWAY)
+    journal.begin(Record("one", 1, ["x"], {}, []))
+    until(lambda: deliverers(os.getpid()))
+    (pid,) = deliverers(os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    journal.begin(Record("one", 2, ["x"], {}, []))
+    left = journal.finish(LIMIT_S)
+
+    assert left is not None
+    assert left.attempts == 2
+    assert "refused" in left.reason
+
+
+def test_nothing_of_it_is_left_when_the_run_has_finished():
+    journal = SharedJournal(AWAY)
+    journal.begin(Record("s", 1, ["x"], {}, []))
+    assert journal.finish(0.0) is not None
+    assert deliverers(os.getpid()) == []
+
+
+def test_what_is_delivered_leaves_the_file_with_the_next_write(database: str):
+    journal = SharedJournal(Shared(database))
+    journal.begin(Record("s", 1, ["x" * 10_000], {}, []))
+    assert journal.path.stat().st_size > 10_000
+
+    def is_there() -> bool:
+        with reading(Shared(database)) as connection:
+            return connection is not None and bool(past_runs(connection, Asked()))
+
+    until(is_there)
+    time.sleep(0.5)  # its answer comes behind it
+    journal.end(1, exit_status=0, incident=None, measured={})
+    assert journal.path.stat().st_size < 10_000
+    assert journal.finish(LIMIT_S) is None
+
+
+def test_it_delivers_no_further_than_it_is_asked_to_and_says_how_far(database: str, tmp_path: Path):
+    spool, answers = Spool(tmp_path, "s"), io.StringIO()
+    spool.begin(Record("s", 1, ["x"], {}, []))
+    asked = {"round": 3, "end": spool.size, "is_last": True}
+    spool.begin(Record("s", 2, ["x"], {}, []))
+    deliverer = Deliverer(Shared(database), spool.fd, answers)
+    deliverer.take(asked)
+    deliverer.run()
+    spool.close(is_delivered=True)
+
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"round": 3, "end": asked["end"]}]
+
+
+def test_an_idle_one_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("oomguard.journal.deliverer._IDLE_S", 0.01)
+    answers = io.StringIO()
+    Deliverer(AWAY, 0, answers).run()
+    assert answers.getvalue() == ""
