@@ -42,9 +42,14 @@ class RankEnd:
     failed_s: float | None = None
 
     @property
+    def ends_all(self) -> bool:
+        """Whether the other ranks' commands are ended for it: they would wait for this rank in a collective."""
+        return self.how == "memory"
+
+    @property
     def calls_for_another(self) -> bool:
         """Whether all ranks should start again for it."""
-        return self.how == "memory" and bool(self.patches) and self.refusal is None
+        return self.ends_all and bool(self.patches) and self.refusal is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""While a rank's command runs: meet the others, and end the command where another rank's failure calls for all to start again.
+"""While a rank's command runs: meet the others, and end the command where another rank ran out of memory.
 
 A command whose peer has died may wait for it in a collective for as long as its timeout says, minutes or for ever.
 """
@@ -80,7 +80,9 @@ class Watch:
     def _why_to_end(self, docs: dict[int, Said], lost: set[int]) -> str | None:
         caller = calling(docs, self._number)
         if caller is not None:
-            return f"ended, as {ranks_in_words([caller])} ran out of memory and all ranks start again"
+            end = docs[caller].end
+            then = " and all ranks start again" if end is not None and end.calls_for_another else ""
+            return f"ended, as {ranks_in_words([caller])} ran out of memory{then}"
         if lost:
             return f"ended, as {ranks_in_words(lost)} is gone: its process was killed"
         never_began = {rank for rank, doc in docs.items() if doc.state == "left" and doc.number < self._number}
@@ -88,8 +90,6 @@ class Watch:
 
 
 def calling(docs: dict[int, Said], number: int) -> int | None:
-    """Return a rank whose failure in an attempt calls for all to start again; None where there is none."""
-    called = (
-        rank for rank, doc in sorted(docs.items()) if doc.end and doc.end.number == number and doc.end.calls_for_another
-    )
+    """Return a rank whose failure in an attempt ends that of all; None where there is none."""
+    called = (rank for rank, doc in sorted(docs.items()) if doc.end and doc.end.number == number and doc.end.ends_all)
     return next(called, None)

@@ -43,6 +43,20 @@ def test_a_patch_that_is_not_permitted_lets_no_rank_start_again(job):
     assert job.lengths() == [[32768]] * 2
 
 
+@pytest.mark.parametrize(
+    "options", [("--pin", "max_model_len"), ("--max-relaunches", "0"), ("--dry-run",)], ids=lambda words: words[0]
+)
+def test_where_nothing_is_changed_no_rank_waits_for_the_one_that_failed_and_rank_0_tells_why(job, options):
+    began_s = time.monotonic()
+    job.start(3, *options, fits={"1": 1792})
+    ended = job.ended()
+    assert time.monotonic() - began_s < 30
+    assert [status for status, _, _ in ended] == [1] * 3
+    assert "max_model_len_too_large" in ended[0][2]
+    assert "rank 1: ran out of memory" in " ".join(ended[0][2].split())
+    assert job.lengths() == [[32768]] * 3
+
+
 def test_a_rank_that_wrote_a_file_lets_no_rank_start_again(job):
     """One rank refuses to repeat what it did: the others would wait for it in vain."""
     (job.folder / "results.jsonl").touch()
