@@ -26,6 +26,7 @@ from oomguard.report.mask import MASK, mask, mask_command, mask_value, unmasked
         (f"sk-{'a' * 24}", "***"),
         (f"ghp_{'a' * 24}", "***"),
         ("api_key=1234abcd", "api_key=***"),
+        ("PASSWORD_ERROR=abcdefgh", "PASSWORD_ERROR=***"),
     ],
 )
 def test_a_secret_is_hidden(text, hidden):
@@ -35,6 +36,7 @@ def test_a_secret_is_hidden(text, hidden):
 @pytest.mark.parametrize(
     "text",
     [
+        "NoCredentialsError: Unable to locate credentials",
         "--max-num-batched-tokens 8192",
         "--max-num-batched-tokens=8192",
         "max_num_batched_tokens: 8192",
