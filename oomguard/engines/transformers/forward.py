@@ -21,6 +21,7 @@ from oomguard.engines.transformers.independence import records_gradients, why_dr
 from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import loss_weight
 from oomguard.engines.transformers.media import Media, media_of
+from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_off
 from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
 
@@ -64,6 +65,7 @@ class ForwardCall:
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
+    stored: Stored = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
@@ -175,13 +177,13 @@ class ForwardCall:
         return next(iter((*self.found, *self.drawn)), None)
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return a result as it is: nothing was left out."""
-        del start, stop
-        return result
+        """Return a part's result without what belongs to images and to no row, which is put in again in the end."""
+        is_whole = not self.media.outputs or stop - start == self.rows
+        return result if is_whole else taken_off(result, self.media.outputs, self.stored, start)
 
-    def finished(self, result: Any) -> Any:
-        """Return the result as it is put together."""
-        return result
+    def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
+        """Return the result with what was made of the images of all rows in it."""
+        return put_back(result, self.stored, place) if self.stored else result
 
     def traced(self) -> TracedForward | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
