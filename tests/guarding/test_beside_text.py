@@ -9,8 +9,7 @@ import oomguard
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from beside_text import CALLS, idefics3, llava_onevision  # noqa: E402
-from model_calls import assert_same  # noqa: E402
-from torch.utils._pytree import tree_map_only  # noqa: E402
+from model_calls import assert_same, ordinary  # noqa: E402
 
 from oomguard.engines.transformers.generate import GenerateCall  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
@@ -27,9 +26,8 @@ def test_rows_go_with_what_belongs_to_them_and_give_the_same(name):
         call()
     with limit_memory(capacity), oomguard.guard() as g:
         parts = call()
-    parts = tree_map_only(torch.Tensor, lambda tensor: tensor if type(tensor) is torch.Tensor else tensor + 0, parts)
 
-    assert_same(whole, parts)
+    assert_same(whole, ordinary(parts))
     assert g.attempts[-1].succeeded
     assert [patch.setting for patch in g.attempts[1].patches] == ["batch_size"]
 
@@ -64,3 +62,11 @@ def test_images_that_the_call_counts_otherwise_are_not_cut():
     assert "batch_num_images does not count it" in made(batch_num_images=given["batch_num_images"] + 1).not_splittable
     assert "image_sizes has 3 entries" in made(image_sizes=given["image_sizes"][:3]).not_splittable
     assert "its tokens do not count it" in made(batch_num_images=None).not_splittable
+
+
+def test_what_is_not_known_tells_the_function_to_write():
+    model, call = idefics3()
+    why = read(model, call)(adapter=torch.zeros(16, 3)).not_splittable
+    assert "the argument adapter is not known to hold one row per input. Where you know what has one entry a row" in why
+    names = '"input_ids", "attention_mask", "pixel_values", "pixel_attention_mask", "adapter"'
+    assert f"@oomguard.guard(batch=({names}))" in why

@@ -92,25 +92,23 @@ def begins_padded(mask: Any) -> bool:
 
 
 @contextlib.contextmanager
-def chunking(model: Any, tokens: int, last: int | None = None) -> Iterator[None]:
-    """Have every call of a model over more than ``tokens`` tokens run in chunks of as many, where that can be done.
-
-    ``last`` are the tokens whose logits the caller uses at most, by which it may not ask for fewer; None: all of them.
-    """
+def chunking(model: Any, tokens: int) -> Iterator[None]:
+    """Have every call of a model over more than ``tokens`` tokens run in chunks of as many, where that can be done."""
     with ONE_CALL:
-        yield from _replaced(model, tokens, last)
+        yield from _replaced(model, tokens)
 
 
-def _replaced(model: Any, tokens: int, last: int | None) -> Iterator[None]:
+def _replaced(model: Any, tokens: int) -> Iterator[None]:
     own, forward = vars(model).get("forward"), model.forward
     names = tuple(inspect.signature(type(model).forward).parameters)[1:]
 
+    @functools.wraps(forward)  # generate looks at its signature, and asks for few logits where it takes logits_to_keep
     def chunked(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         main = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
         if main is None or main.ndim < 2 or main.shape[1] <= tokens or why_not_in_chunks(model, given) is not None:
             return forward(*args, **kwargs)
-        return _in_chunks(model, forward, given, tokens, last)
+        return _in_chunks(model, forward, given, tokens)
 
     model.forward = chunked
     try:
@@ -122,7 +120,7 @@ def _replaced(model: Any, tokens: int, last: int | None) -> Iterator[None]:
             model.forward = own
 
 
-def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int, last: int | None) -> Any:
+def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> Any:
     import torch
     from transformers import DynamicCache
 
@@ -130,8 +128,7 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int, las
     total, labels, keeps_cache = main.shape[1], given.pop("labels", None), given.get("use_cache")
     cache, name = given_cache(given), name_in(model) or NAMES[0]
     cache = DynamicCache(config=model.config) if cache is None else cache
-    before, logits = cache.get_seq_length(), list[Any]()
-    kept = min(total, int(given.get("logits_to_keep") or 0) or last or total)
+    before, kept, logits = cache.get_seq_length(), int(given.get("logits_to_keep") or 0) or total, list[Any]()
     for start in range(0, total, tokens):
         stop = min(total, start + tokens)
         wanted = kept - (total - stop)

@@ -22,6 +22,7 @@ from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import loss_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_off
+from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
 
@@ -83,12 +84,20 @@ class ForwardCall:
                 or "no tensor"
             )
             why = f"none of its arguments is known to hold one row per input: {given}"
+            of_rows = max(
+                (int(value.shape[0]) for value in arguments.values() if _is_tensor(value) and value.ndim), default=0
+            )
+            why = with_own_function(why, arguments, of_rows)
             return cls(model, args, kwargs, positional, 1, None, why, trains)
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
         media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
         reason = reason or why_rows_depend(model) or _why_over_batch(model, arguments)
-        reason = reason or (media if isinstance(media, str) else _why_not_rows(arguments, rows, media))
+        reason = reason or (
+            with_own_function(media, arguments, rows)
+            if isinstance(media, str)
+            else _why_not_rows(arguments, rows, media)
+        )
         tokens = int(arguments[found].shape[1]) if found in _names("text") else None
         of_rows = Media({}) if isinstance(media, str) else media
         return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows)
@@ -247,7 +256,9 @@ def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str 
     if any(arguments.get(name) is not None for name in _names("text")):
         for name in _names("beside_text"):
             if arguments.get(name) is not None and name not in media.starts:
-                return f"the argument {name} is not known to belong to the text row by row"
+                return with_own_function(
+                    f"the argument {name} is not known to belong to the text row by row", arguments, rows
+                )
     for name, value in arguments.items():
         if name in media.starts:
             continue
@@ -255,7 +266,7 @@ def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str 
             return f"the argument {name} is extended by the call"
         for tensor in _tensors(value):
             if not _is_cut(name, tensor, rows) and not _is_whole(name, tensor):
-                return f"the argument {name} is not known to hold one row per input"
+                return with_own_function(f"the argument {name} is not known to hold one row per input", arguments, rows)
         if isinstance(value, (list, tuple)) and len(value) == rows > 1 and not any(True for _ in _tensors(value)):
             return f"the argument {name} has {rows} entries too"
     return None

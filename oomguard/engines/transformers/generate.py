@@ -24,6 +24,7 @@ from oomguard.engines.transformers.generate_rows import (
 from oomguard.engines.transformers.inputs import input_name, inputs_of, rows_and_tokens
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
+from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.shorter_prompt import with_left_out
 from oomguard.engines.transformers.traced_call import TracedCall
 from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_shown, why_not_viewed
@@ -92,14 +93,9 @@ class GenerateCall:
             stack.callback(self.began.restore_layers, self.model)
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
-                    stack.enter_context(chunking(model, self.chunk_tokens, last=self._drafted_tokens))
+                    stack.enter_context(chunking(model, self.chunk_tokens))
             stack.enter_context(self._as_changed(self.model))
             yield
-
-    @property
-    def _drafted_tokens(self) -> int | None:
-        """The logits that are used of a call which checks a draft: one for each token of it, which the answer has room for, and one."""
-        return None if self.max_new_tokens is None else self.max_new_tokens + 1
 
     def _as_changed(self, model: Any) -> AbstractContextManager[None]:
         return as_changed(model, self.attention, cache_is_on_host=self.cache_on_host)
@@ -128,7 +124,7 @@ class GenerateCall:
                 return f"the argument {name} belongs to the whole batch"
         media = self.media()
         if isinstance(media, str):
-            return media
+            return with_own_function(media, kwargs, rows)
         own = [name for name in NAMES if kwargs.get(name)]
         if own and (why := self._why_not_viewed(own[0])) is not None:
             return why
@@ -139,7 +135,7 @@ class GenerateCall:
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
             if not known and holds_tensors(value):
-                return f"the argument {name} is not known to hold one row per input"
+                return with_own_function(f"the argument {name} is not known to hold one row per input", kwargs, rows)
             if isinstance(value, (list, tuple)) and not is_of_all_rows(self.model, name, value, rows):
                 return f"the argument {name} has {len(value)} entries for {rows} rows"
         return None
