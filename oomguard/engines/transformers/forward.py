@@ -84,10 +84,8 @@ class ForwardCall:
                 or "no tensor"
             )
             why = f"none of its arguments is known to hold one row per input: {given}"
-            of_rows = max(
-                (int(value.shape[0]) for value in arguments.values() if _is_tensor(value) and value.ndim), default=0
-            )
-            why = with_own_function(why, arguments, of_rows)
+            entries = (int(value.shape[0]) for value in arguments.values() if _is_tensor(value) and value.ndim)
+            why = with_own_function(why, arguments, max(entries, default=0))
             return cls(model, args, kwargs, positional, 1, None, why, trains)
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
