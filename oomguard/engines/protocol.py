@@ -173,8 +173,11 @@ class WatchedCall(Protocol):
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return the result of rows ``start`` to ``stop`` as the call gives it that was made, where this one was given less of it."""
 
-    def finished(self, result: Any) -> Any:
-        """Return the result of all rows, put together, as the whole call would have given it."""
+    def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
+        """Return the result of all rows, put together, as the whole call would have given it.
+
+        ``place`` puts a tensor of the host on a device, or has it wait where there is too little room.
+        """
 
     @property
     def phase(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.fields import Fields, FieldsPart
-from oomguard.guarding.places import Place
+from oomguard.guarding.places import Place, place_result
 from oomguard.guarding.record import place_of
 
 
@@ -72,6 +72,10 @@ class Gathered:
         """Return all rows in order; may run out of memory where they waited on the host."""
         assert self._place is not None  # noqa: S101 - a call that was split has parts
         return self._place.result()
+
+    def result_of(self, call: WatchedCall) -> Any:
+        """Return all rows as the whole call would have given them; may run out of memory too."""
+        return call.finished(self.result(), place_result)
 
     def finished(self) -> Any:
         """Return the rows that are done, in order; None before the first."""

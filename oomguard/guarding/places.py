@@ -53,6 +53,13 @@ def place_for(part: Any, rows: int, total: int, pad_value: int | None, *, is_par
     return _Parts(part.__array_namespace__().concat)
 
 
+def place_result(host: Any, device: Any) -> Any:
+    """Return a tensor of the host on its device, or as one whose rows wait where that would leave too little room."""
+    from oomguard.guarding.rows_on_host import placed  # torch is loaded: it made the parts
+
+    return placed(host, device)
+
+
 class _Tensor:
     """One tensor for all rows, on the device of the parts, or on the host where that has no room."""
 
@@ -96,9 +103,7 @@ class _Tensor:
     def result(self) -> Any:
         if not self._is_parked:
             return self._out
-        from oomguard.guarding.rows_on_host import placed  # torch is loaded: it made the parts
-
-        return placed(self._out, self._device)
+        return place_result(self._out, self._device)
 
     def finished(self) -> Any:
         """Return the finished rows; what is pickled of a view is all of its storage, so fewer than all are copied to the host."""

@@ -39,7 +39,12 @@ def placed(host: torch.Tensor, device: torch.device) -> torch.Tensor:
         size_bytes=host.nbytes,
         free_bytes=free,
     )
-    return RowsOnHost(host, device, max(1, (free or 0) // _TAKEN_SHARE))
+    return waiting(host, device)
+
+
+def waiting(host: torch.Tensor, device: torch.device) -> RowsOnHost:
+    """Return a tensor of the host as one of its device, whose operations take as much of it at once as what is free now allows."""
+    return RowsOnHost(host, device, max(1, (torch_memory.free_bytes() or 0) // _TAKEN_SHARE))
 
 
 class RowsOnHost(torch.Tensor):  # type: ignore[misc]  # torch is not typed here

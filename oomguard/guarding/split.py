@@ -277,7 +277,7 @@ class SplitRun:
         """Return the call's result, whole or put together; where that runs out of memory, the rows stand in the exception."""
         result, error = self._whole, None
         if self._gathered.done:
-            result, error = run_guarded(lambda: self._call.finished(self._gathered.result()), (), {})
+            result, error = run_guarded(self._gathered.result_of, (self._call,), {})
         if error is not None:
             clear(error)
             self._first_error = self._first_error or error

@@ -8,7 +8,7 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from model_calls import ROWS, TOKENS, assert_same, made, padded, whole_and_in_parts  # noqa: E402
+from model_calls import ROWS, TOKENS, assert_same, made, ordinary, padded, whole_and_in_parts  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
 
@@ -56,7 +56,9 @@ def test_every_field_of_a_result_is_put_together(llama, options):
         with torch.no_grad():
             return llama(**batch, **options)
 
-    assert_same(*whole_and_in_parts(call, 0.8)[:2])
+    whole, parts, g = whole_and_in_parts(call, 0.8)
+    assert_same(whole, ordinary(parts))
+    assert len(g.attempts) == 2  # states that the model keeps are counted
 
 
 def test_a_cache_that_was_put_together_serves_the_next_call(llama):
@@ -218,7 +220,7 @@ def test_results_that_leave_no_room_for_rows_wait_on_the_host(llama):
     with limit_memory(capacity) as device, oomguard.guard() as g:
         device.adopt(weights)
         parts = call(32)
-    assert_same(whole, parts)
+    assert_same(whole, ordinary(parts))
     assert [attempt.succeeded for attempt in g.attempts] == [False, True]
     assert g.attempts[1].settings["batch_size"] > 10  # 5 with all results on the device
 

@@ -101,7 +101,8 @@ def test_an_argument_that_may_not_hold_rows_forbids_a_split(bert, ids, arguments
 
 def test_where_no_argument_is_known_to_hold_rows_they_are_named(bert):
     call = ForwardCall.of(bert, (), {"points": torch.ones(2, 3), "boxes": torch.ones(2, 4)})
-    assert call.not_splittable == "none of its arguments is known to hold one row per input: points, boxes"
+    assert "none of its arguments is known to hold one row per input: points, boxes." in call.not_splittable
+    assert '@oomguard.guard(batch=("points", "boxes")) above def f(points, boxes)' in call.not_splittable
 
 
 def test_a_router_s_logits_forbid_a_split_before_any_part_runs(bert, ids):

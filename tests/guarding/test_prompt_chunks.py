@@ -63,6 +63,18 @@ def test_a_long_row_gives_the_same_tokens_in_chunks(llama, options):
     assert g.attempts[-1].patches[0].effect.name == "OUTPUT_PRESERVING"
 
 
+@pytest.mark.parametrize("options", [{}, {"return_dict_in_generate": True}], ids=["tokens", "record"])
+def test_a_draft_is_checked_without_the_logits_of_the_whole_prompt(options):
+    wide = {"attention": "sdpa", "vocab_size": 1000, "eos_token_id": None, "max_position_embeddings": 1024}
+    model, draft = made("Starcoder2ForCausalLM", intermediate_size=1024, **wide), made("Starcoder2ForCausalLM", **wide)
+    whole, parts, g = whole_and_in_parts(
+        lambda: model.generate(**prompt(), **GREEDY, **options, assistant_model=draft), 0.6
+    )
+
+    assert_same(whole if not options else whole.sequences, parts if not options else parts.sequences)
+    assert len(chunks(g)) == 1
+
+
 def test_rows_of_which_not_one_fits_are_run_in_chunks(llama):
     one, _, _ = whole_and_in_parts(lambda: llama.generate(**prompt(), **GREEDY), 0.9)
     with limit_memory("4 GiB") as device:

@@ -102,6 +102,7 @@ def _replaced(model: Any, tokens: int) -> Iterator[None]:
     own, forward = vars(model).get("forward"), model.forward
     names = tuple(inspect.signature(type(model).forward).parameters)[1:]
 
+    @functools.wraps(forward)  # generate looks at its signature, and asks for few logits where it takes logits_to_keep
     def chunked(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         main = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")

@@ -21,6 +21,8 @@ from oomguard.engines.transformers.independence import records_gradients, why_dr
 from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import loss_weight
 from oomguard.engines.transformers.media import Media, media_of
+from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_off
+from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
 
@@ -64,6 +66,7 @@ class ForwardCall:
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
+    stored: Stored = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
@@ -81,12 +84,18 @@ class ForwardCall:
                 or "no tensor"
             )
             why = f"none of its arguments is known to hold one row per input: {given}"
+            entries = (int(value.shape[0]) for value in arguments.values() if _is_tensor(value) and value.ndim)
+            why = with_own_function(why, arguments, max(entries, default=0))
             return cls(model, args, kwargs, positional, 1, None, why, trains)
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
         media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
         reason = reason or why_rows_depend(model) or _why_over_batch(model, arguments)
-        reason = reason or (media if isinstance(media, str) else _why_not_rows(arguments, rows, media))
+        reason = reason or (
+            with_own_function(media, arguments, rows)
+            if isinstance(media, str)
+            else _why_not_rows(arguments, rows, media)
+        )
         tokens = int(arguments[found].shape[1]) if found in _names("text") else None
         of_rows = Media({}) if isinstance(media, str) else media
         return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows)
@@ -175,13 +184,13 @@ class ForwardCall:
         return next(iter((*self.found, *self.drawn)), None)
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return a result as it is: nothing was left out."""
-        del start, stop
-        return result
+        """Return a part's result without what belongs to images and to no row, which is put in again in the end."""
+        is_whole = not self.media.outputs or stop - start == self.rows
+        return result if is_whole else taken_off(result, self.media.outputs, self.stored, start)
 
-    def finished(self, result: Any) -> Any:
-        """Return the result as it is put together."""
-        return result
+    def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
+        """Return the result with what was made of the images of all rows in it."""
+        return put_back(result, self.stored, place) if self.stored else result
 
     def traced(self) -> TracedForward | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
@@ -245,7 +254,9 @@ def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str 
     if any(arguments.get(name) is not None for name in _names("text")):
         for name in _names("beside_text"):
             if arguments.get(name) is not None and name not in media.starts:
-                return f"the argument {name} is not known to belong to the text row by row"
+                return with_own_function(
+                    f"the argument {name} is not known to belong to the text row by row", arguments, rows
+                )
     for name, value in arguments.items():
         if name in media.starts:
             continue
@@ -253,7 +264,7 @@ def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str 
             return f"the argument {name} is extended by the call"
         for tensor in _tensors(value):
             if not _is_cut(name, tensor, rows) and not _is_whole(name, tensor):
-                return f"the argument {name} is not known to hold one row per input"
+                return with_own_function(f"the argument {name} is not known to hold one row per input", arguments, rows)
         if isinstance(value, (list, tuple)) and len(value) == rows > 1 and not any(True for _ in _tensors(value)):
             return f"the argument {name} has {rows} entries too"
     return None

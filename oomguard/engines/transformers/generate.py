@@ -14,10 +14,17 @@ from oomguard.engines.transformers.began import EARLY_EXIT, Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
-from oomguard.engines.transformers.generate_rows import ROW_LISTS, is_of_all_rows, is_overridden, why_not_rows
+from oomguard.engines.transformers.generate_rows import (
+    ROW_LISTS,
+    is_of_all_rows,
+    is_overridden,
+    is_row_argument,
+    why_not_rows,
+)
 from oomguard.engines.transformers.inputs import input_name, inputs_of, rows_and_tokens
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
+from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.shorter_prompt import with_left_out
 from oomguard.engines.transformers.traced_call import TracedCall
 from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_shown, why_not_viewed
@@ -26,24 +33,6 @@ from oomguard.facts import FactValue
 if TYPE_CHECKING:
     from oomguard.engines.transformers.draws import Draws
 
-# Arguments known to hold one row per input. A tensor under any other name may not (images of several per row, say),
-# so a call that has one is not split.
-_ROW_ARGUMENTS: Final = frozenset(
-    {
-        "inputs",
-        "context",  # lm-evaluation-harness
-        "input_ids",
-        "inputs_embeds",
-        "attention_mask",
-        "position_ids",
-        "token_type_ids",
-        "labels",  # Seq2SeqTrainer hands them on
-        "decoder_input_ids",
-        "decoder_attention_mask",
-        "input_features",
-        "mm_token_type_ids",
-    }
-)
 # Options that make the result a record of fields.
 _RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
 # Arguments that see the whole batch, or count its rows.
@@ -135,7 +124,7 @@ class GenerateCall:
                 return f"the argument {name} belongs to the whole batch"
         media = self.media()
         if isinstance(media, str):
-            return media
+            return with_own_function(media, kwargs, rows)
         own = [name for name in NAMES if kwargs.get(name)]
         if own and (why := self._why_not_viewed(own[0])) is not None:
             return why
@@ -146,7 +135,7 @@ class GenerateCall:
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
             if not known and holds_tensors(value):
-                return f"the argument {name} is not known to hold one row per input"
+                return with_own_function(f"the argument {name} is not known to hold one row per input", kwargs, rows)
             if isinstance(value, (list, tuple)) and not is_of_all_rows(self.model, name, value, rows):
                 return f"the argument {name} has {len(value)} entries for {rows} rows"
         return None
@@ -192,7 +181,7 @@ class GenerateCall:
 
     def _is_cut(self, name: str) -> bool:
         """Return whether a tensor of this name has one row per input."""
-        return name in _ROW_ARGUMENTS or (not self.args and name == input_name(self.model, self.kwargs))
+        return is_row_argument(name) or (not self.args and name == input_name(self.model, self.kwargs))
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it can."""
@@ -211,8 +200,9 @@ class GenerateCall:
         """Return the tokens of some rows, behind what their prompts had beside what was read."""
         return result if self.left_out is None else with_left_out(self.left_out, result, start, stop)
 
-    def finished(self, result: Any) -> Any:
+    def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
         """Return the tokens of all rows as the whole call would have ended them."""
+        del place
         if self._gives_record:
             return number_beams(result, self.rows, int(self.option("num_beams") or 1))
         return self.view.finished(result)

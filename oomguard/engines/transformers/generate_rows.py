@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.transformers.independence import why_drawn
 
 # Arguments that hold one text per row where they are a list of as many.
 ROW_LISTS: Final = frozenset({"adapter_names", "language"})
+_DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _TEXT: Final = "text"
+
+
+@functools.cache
+def _row_arguments() -> frozenset[str]:
+    return frozenset(tomllib.loads(_DATA.read_text())["generate"])
+
+
+def is_row_argument(name: str) -> bool:
+    """Return whether an argument of this name is known to hold one row per input."""
+    return name in _row_arguments()
 
 
 def is_overridden(model: Any) -> bool:

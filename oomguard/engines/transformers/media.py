@@ -1,30 +1,41 @@
-"""Images and videos of a batch that stand one after the other, whichever rows they belong to: cut with the rows of their tokens."""
+"""Images, videos and sounds of a batch that stand one after the other, whichever rows they belong to: cut with the rows of their tokens."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 _DATA: Final = Path(__file__).with_name("media.toml")
 _PIXEL_AXES: Final = 4
+_IMAGES_AXES: Final = 5
 _TOWERS: Final = "no token stands for it, and a model of two towers holds every image against every text"
+_NOT_COUNTED: Final = "its tokens do not count it"
+Starts = dict[str, tuple[int, ...]]
 
 
 @functools.cache
-def _kinds() -> tuple[dict[str, Any], ...]:
-    return tuple(tomllib.loads(_DATA.read_text())["kind"])
+def data() -> Mapping[str, Any]:
+    """Return what stands in media.toml."""
+    return tomllib.loads(_DATA.read_text())
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Whose each entry of some arguments is: ``starts`` has, by argument, where the entries of each row begin, and their end."""
+    """Whose each entry of some arguments is.
+
+    Attributes:
+        starts: by argument, where the entries of each row begin, and their end.
+        outputs: the fields of a result that hold what was made of them, none of which has one entry a row.
+    """
 
     starts: Mapping[str, tuple[int, ...]]
+    outputs: tuple[str, ...] = field(default=(), compare=False)
 
     def part(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
         """Return the arguments that rows ``start`` to ``stop`` have; what none of them has is None, as where it is not given."""
@@ -37,44 +48,130 @@ class Media:
 
 def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
     """Return whose the media of a call are, none where it has none; a text says why that cannot be told."""
-    starts: dict[str, tuple[int, ...]] = {}
-    for kind in _kinds():
-        name = kind["values"]
+    starts: Starts = {}
+    config, outputs = getattr(model, "config", None), list[str]()
+    for name in dict.fromkeys(kind["values"] for kind in data()["kind"]):
         if arguments.get(name) is None:
             continue
-        found = _starts(kind, getattr(model, "config", None), arguments, ids)
+        found = _of_rows(model, name, arguments, ids)
+        kind = _kind_of(name, arguments)
+        if found is None:
+            found = _starts(model, kind, config, arguments, ids)
         if isinstance(found, str):
             return f"the argument {name} is not known to belong to the text row by row: {found}"
         starts.update(found)
-    return Media(starts)
+        outputs.append(kind["outputs"])
+    return Media(starts, tuple(outputs))
 
 
-def _starts(
-    kind: Mapping[str, Any], config: Any, arguments: Mapping[str, Any], ids: Any
-) -> dict[str, tuple[int, ...]] | str:
-    values, grid = arguments[kind["values"]], arguments.get(kind["grid"])
-    if not all(hasattr(value, "untyped_storage") for value in (values, grid) if value is not None):
-        return "it is no tensor"
+def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the kind of a value: by what counts it in this call, else that which nothing counts."""
+    kinds = [kind for kind in data()["kind"] if kind["values"] == name]
+    counts = ([kind[how] for how in ("grid", "numbers", "mask") if how in kind] for kind in kinds)
+    given = (all(arguments.get(argument) is not None for argument in names) for names in counts)
+    found: Mapping[str, Any] = next((kind for kind, is_given in zip(kinds, given, strict=True) if is_given), kinds[-1])
+    return found
+
+
+def _of_rows(model: Any, name: str, arguments: Mapping[str, Any], ids: Any) -> Starts | str | None:
+    """Return where the rows of media begin that a model reads row by row; None of a model that is not known to."""
+    names = {base.__name__ for base in type(model).__mro__}
+    found = next((e for e in data()["of_rows"] if name in e["arguments"] and names & set(e["classes"])), None)
+    if found is None or getattr(ids, "ndim", 0) != 2:
+        return None
+    rows, given = ids.shape[0], [each for each in found["arguments"] if arguments.get(each) is not None]
+    for each in given:
+        if not _is_tensor(arguments[each]) or arguments[each].shape[:1] != (rows,):
+            return f"the argument {each} has not one entry a row"
+    if "images" in found and not _tokens_count_images(arguments[found["images"]], _own_tokens(model, ids, "image")):
+        return _NOT_COUNTED
+    return {each: tuple(range(rows + 1)) for each in given}
+
+
+def _tokens_count_images(pixels: Any, own: list[int] | None) -> bool:
+    """Return whether each row has the tokens of its images, all of which take as many: those that are not zeros alone."""
+    if pixels.ndim != _IMAGES_AXES or own is None:
+        return False
+    images = pixels.flatten(2).any(-1).sum(1).tolist()
+    each, more = divmod(sum(own), max(1, sum(images)))
+    return not more and own == [each * number for number in images]
+
+
+def _own_tokens(model: Any, ids: Any, what: str) -> list[int] | None:
+    """Return how many tokens of each row stand for images (or what else); None where the configuration names no token."""
+    kind = next(kind for kind in data()["kind"] if any(name.startswith(what) for name in kind["token"]))
+    return _tokens(kind, getattr(model, "config", None), ids)
+
+
+def _tokens(kind: Mapping[str, Any], config: Any, ids: Any) -> list[int] | None:
     token = next((t for name in kind["token"] if isinstance(t := getattr(config, name, None), int)), None)
     if token is None or getattr(ids, "ndim", 0) != 2 or ids.dtype.is_floating_point:
+        return None
+    return [int(count) for count in (ids == token).sum(1).tolist()]
+
+
+def _starts(model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping[str, Any], ids: Any) -> Starts | str:
+    counts = [kind.get(how) for how in ("grid", "mask", "numbers")]
+    values, (grid, mask, numbers) = arguments[kind["values"]], (name and arguments.get(name) for name in counts)
+    if not all(_is_tensor(value) for value in (values, grid, mask, numbers) if value is not None):
+        return "it is no tensor"
+    own = _tokens(kind, config, ids)
+    if own is None:
         return _why_no_token(config, values, ids)
-    own = [int(count) for count in (ids == token).sum(1).tolist()]
-    if grid is None:
-        each = _tokens_of_each(values, sum(own))
-        patches = None
+    beside = {name: value for name in kind.get("each", ()) if (value := arguments.get(name)) is not None}
+    found: Starts | str
+    if grid is not None:
+        found = _by_grid(kind, config, values, grid, own)
+    elif numbers is not None:
+        found = _by_numbers(kind, values, numbers.tolist(), own)
     else:
-        merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
-        patches = [t * height * width for t, height, width in grid.tolist()]
-        if not merged or sum(patches) != values.shape[0]:
-            return f"{kind['grid']} does not count it"
-        each = [count // merged**2 for count in patches]
-    numbers = None if each is None else _numbers_by_row(own, each)
+        each = _tokens_of_each(values, sum(own)) if mask is None else _tokens_of_sounds(model, kind, mask, values)
+        first = None if each is None else _numbers_by_row(own, each)
+        names = [kind["values"], *([] if mask is None else [kind["mask"]])]
+        found = _NOT_COUNTED if first is None else dict.fromkeys(names, first)
+    if isinstance(found, str):
+        return found
+    first = found[kind.get("grid", "")] if grid is not None else found[kind["values"]]
+    for name, value in beside.items():
+        if len(value) != first[-1]:
+            return f"the argument {name} has {len(value)} entries for {first[-1]}"
+        found[name] = first
+    return found
+
+
+def _by_grid(kind: Mapping[str, Any], config: Any, values: Any, grid: Any, own: list[int]) -> Starts | str:
+    """Return where each row's patches and images begin, by the patches of each image."""
+    merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
+    patches = [t * height * width for t, height, width in grid.tolist()]
+    if not merged or sum(patches) != values.shape[0]:
+        return f"{kind['grid']} does not count it"
+    numbers = _numbers_by_row(own, [count // merged**2 for count in patches])
     if numbers is None:
-        return "its tokens do not count it"
-    if patches is None:
-        return {kind["values"]: numbers}
+        return _NOT_COUNTED
     ends = (0, *itertools.accumulate(patches))
     return {kind["values"]: tuple(ends[number] for number in numbers), kind["grid"]: numbers}
+
+
+def _by_numbers(kind: Mapping[str, Any], values: Any, numbers: list[int], own: list[int]) -> Starts | str:
+    """Return where each row's images begin, by the images that the call says each row has."""
+    has_images = [number > 0 for number in numbers]
+    if has_images != [tokens > 0 for tokens in own] or sum(numbers) != values.shape[0]:
+        return f"{kind['numbers']} does not count it"
+    return {
+        kind["values"]: (0, *itertools.accumulate(numbers)),
+        kind["numbers"]: tuple(range(len(numbers) + 1)),
+    }
+
+
+def _tokens_of_sounds(model: Any, kind: Mapping[str, Any], mask: Any, values: Any) -> list[int] | None:
+    """Return the tokens of each sound, as the model counts them by its length; None where it does not tell."""
+    try:
+        lengths = operator.attrgetter(kind["lengths"])(getattr(model, "model", model))
+    except AttributeError:
+        return None
+    if mask.ndim != 2 or mask.shape[0] != values.shape[0]:
+        return None
+    return [int(tokens) for tokens in lengths(mask.sum(-1))[-1].tolist()]
 
 
 def _why_no_token(config: Any, values: Any, ids: Any) -> str:
@@ -92,7 +189,7 @@ def _tokens_of_each(values: Any, tokens: int) -> list[int] | None:
     return [tokens // values.shape[0]] * values.shape[0]
 
 
-def _numbers_by_row(own: list[int], each: list[int]) -> tuple[int, ...] | None:
+def _numbers_by_row(own: Iterable[int], each: list[int]) -> tuple[int, ...] | None:
     """Return the number of the first image of each row, and of all; None where a row has no whole number of them."""
     numbers, number = [0], 0
     for tokens in own:
@@ -104,3 +201,7 @@ def _numbers_by_row(own: list[int], each: list[int]) -> tuple[int, ...] | None:
             return None
         numbers.append(number)
     return tuple(numbers) if number == len(each) else None
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "untyped_storage")

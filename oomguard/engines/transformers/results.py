@@ -73,8 +73,9 @@ class AddedResults:
         del start, stop
         return result
 
-    def finished(self, result: Any) -> Any:
+    def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
         """Return the result as it is put together."""
+        del place
         return result
 
     def traced(self) -> None:

@@ -40,6 +40,7 @@ _HOOKS: Final = (
     "_forward_pre_hooks_with_kwargs",
     "_forward_hooks_always_called",
 )
+_CAPTURING: Final = "transformers.utils.output_capturing"
 # One trace at a time: it changes for its duration what transformers takes for a fake tensor.
 _ONE_AT_A_TIME: Final = threading.RLock()
 # A model's own loop may wait for a value that no fake tensor has: such a trace ends here.
@@ -64,9 +65,15 @@ def twin_of(model: Any) -> Twin:
         with FakeCopyMode(mode):
             twin = copy.deepcopy(model)
     for module in twin.modules():
-        for hooks in _HOOKS:  # the user's own functions must see no fake tensor
-            getattr(module, hooks, {}).clear()
+        for hooks in (getattr(module, name, {}) for name in _HOOKS):
+            for number in [number for number, hook in hooks.items() if not _captures(hook)]:
+                del hooks[number]  # the user's own functions must see no fake tensor
     return Twin(twin, mode)
+
+
+def _captures(hook: Any) -> bool:
+    """Return whether a hook is transformers' own, by which a model keeps the states and attentions that it is asked for."""
+    return str(getattr(hook, "__module__", "")) == _CAPTURING
 
 
 def trace_call(

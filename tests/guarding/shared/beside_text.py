@@ -1,0 +1,244 @@
+"""Calls of tiny models with images, videos and sounds beside text, as their processors make them."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+VOCAB, MEDIA = 64, 9
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SEES = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+GREEDY = {"do_sample": False, "max_new_tokens": 4}
+
+
+def model_of(name, **config):
+    torch.manual_seed(0)
+    made = getattr(transformers, name.split("For")[0] + "Config")(**config)
+    return getattr(transformers, name)(made).eval()
+
+
+def noise(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def words(rows, tokens, seed=2):
+    return torch.randint(20, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def with_tokens(counts, token=MEDIA, before=()):
+    """Rows of text around so many tokens each, padded on the left."""
+    text = words(len(counts), 8)
+    rows = [
+        torch.cat([text[i, :4], torch.tensor([*before, *[token] * n]), text[i, 4:]]).long()
+        for i, n in enumerate(counts)
+    ]
+    longest = max(map(len, rows))
+    padded = [torch.cat([torch.zeros(longest - len(row), dtype=torch.long), row]) for row in rows]
+    return {"input_ids": torch.stack(padded), "attention_mask": (torch.stack(padded) > 0).long()}
+
+
+def blip():
+    sizes = {**SEES, "projection_dim": 16}
+    text = {
+        **sizes,
+        "vocab_size": VOCAB,
+        "encoder_hidden_size": 48,
+        "max_position_embeddings": 64,
+        "bos_token_id": 1,
+        "sep_token_id": 6,
+    }
+    vision = {**sizes, "image_size": 64, "patch_size": 8}
+    model = model_of("BlipForConditionalGeneration", text_config={**text, "pad_token_id": 5}, vision_config=vision)
+    ids = words(24, 6)
+    given = {"pixel_values": noise(24, 3, 64, 64), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return model, lambda: model.generate(**given, max_new_tokens=6, num_beams=2)
+
+
+def instructblip():
+    vision = {**SEES, "image_size": 64, "patch_size": 8}
+    qformer = {**SEES, "vocab_size": VOCAB, "encoder_hidden_size": 48, "max_position_embeddings": 32}
+    text = transformers.OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        ffn_dim=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        word_embed_proj_dim=32,
+        pad_token_id=5,
+        max_position_embeddings=64,
+    )
+    config = {"vision_config": vision, "qformer_config": qformer, "text_config": text.to_dict(), "num_query_tokens": 4}
+    model = model_of("InstructBlipForConditionalGeneration", **config, image_token_index=MEDIA)
+    asked = words(24, 6, seed=4)
+    beside = {"qformer_input_ids": asked, "qformer_attention_mask": torch.ones_like(asked)}
+    given = {**with_tokens([4] * 24), "pixel_values": noise(24, 3, 64, 64), **beside}
+    return model, lambda: model.generate(**given, **GREEDY)
+
+
+def idefics3():
+    vision = {**SEES, "image_size": 64, "patch_size": 8}
+    text = {**TEXT, "model_type": "llama"}
+    model = model_of(
+        "Idefics3ForConditionalGeneration", text_config=text, vision_config=vision, scale_factor=4, image_token_id=MEDIA
+    )
+    pixels, seen = noise(16, 2, 3, 64, 64), torch.ones(16, 2, 64, 64, dtype=torch.bool)
+    pixels[::3, 1], seen[::3, 1] = 0, False  # every third row has one image
+    given = {
+        **with_tokens([4 if row % 3 == 0 else 8 for row in range(16)]),
+        "pixel_values": pixels,
+        "pixel_attention_mask": seen,
+    }
+    return model, lambda: model.generate(**given, **GREEDY)
+
+
+def mllama():
+    ratios = [[1, 1], [1, 2], [2, 1], [2, 2]]
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    text = {**TEXT, "num_hidden_layers": 2, "cross_attention_layers": [1], "rope_parameters": rope}
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_global_layers": 1,
+        "attention_heads": 4,
+    }
+    vision |= {
+        "image_size": 64,
+        "patch_size": 8,
+        "max_num_tiles": 4,
+        "vision_output_dim": 96,
+        "intermediate_layers_indices": [0],
+    }
+    vision |= {"supported_aspect_ratios": ratios}
+    model = model_of("MllamaForConditionalGeneration", text_config=text, vision_config=vision, image_token_index=MEDIA)
+    given = with_tokens([1] * 12)
+    tokens = given["input_ids"].shape[1]
+    tiles, kinds = torch.zeros(12, 1, 4, dtype=torch.long), torch.ones(12, 1, dtype=torch.long)
+    tiles[:, :, 0] = 1
+    tiles[::2, :, 1], kinds[::2] = 1, 2
+    given |= {"pixel_values": noise(12, 1, 4, 3, 64, 64), "aspect_ratio_ids": kinds, "aspect_ratio_mask": tiles}
+    given["cross_attention_mask"] = tiles[:, None].expand(12, tokens, 1, 4).contiguous()
+    return model, lambda: model.generate(**given, **GREEDY)
+
+
+def llava_onevision():
+    vision = {**SEES, "model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14, "vision_use_head": False}
+    config = {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": vision, "image_token_index": MEDIA}
+    config |= {"image_grid_pinpoints": [[56, 56], [56, 112]], "vision_feature_layer": -1, "video_token_index": 8}
+    model = model_of("LlavaOnevisionForConditionalGeneration", **config)
+    numbers = [2, 3] * 6  # of several images each is one patch, and a line's end
+    pixels = noise(sum(numbers), 1, 3, 56, 56)
+    given = {
+        **with_tokens([17 * n for n in numbers]),
+        "pixel_values": pixels,
+        "batch_num_images": torch.tensor(numbers),
+    }
+    given["image_sizes"] = torch.tensor([(56, 56)] * sum(numbers))
+    return model, lambda: model.generate(**given, **GREEDY)
+
+
+def qwen2_audio():
+    audio = {"model_type": "qwen2_audio_encoder", "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 4}
+    audio |= {"encoder_ffn_dim": 64, "num_mel_bins": 8, "max_source_positions": 50}
+    text = {**TEXT, "model_type": "qwen2"}
+    model = model_of(
+        "Qwen2AudioForConditionalGeneration", text_config=text, audio_config=audio, audio_token_index=MEDIA
+    )
+    each = [2 if row % 3 == 0 else 1 for row in range(12)]
+    lengths = [100 - 20 * (number % 3) for number in range(sum(each))]
+    mask = torch.stack([(torch.arange(100) < length).long() for length in lengths])
+    tokens = iter([((length - 1) // 2 + 1 - 2) // 2 + 1 for length in lengths])
+    given = with_tokens([sum(next(tokens) for _ in range(number)) for number in each])
+    given |= {"input_features": noise(sum(each), 8, 100) * mask[:, None], "feature_attention_mask": mask}
+    return model, lambda: model.generate(**given, **GREEDY)
+
+
+def qwen_video():
+    """A plain call, whose result holds what was made of the videos."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 4]}
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 4,
+        "out_hidden_size": 64,
+        "patch_size": 4,
+    }
+    vision |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "fullatt_block_indexes": []}
+    tokens = {"image_token_id": MEDIA, "video_token_id": 8, "vision_start_token_id": 7, "vision_end_token_id": 6}
+    text = {**TEXT, "rope_parameters": rope}
+    model = model_of("Qwen2_5_VLForConditionalGeneration", text_config=text, vision_config=vision, **tokens)
+    grids = [(1 + row % 2, 8, 4 + 4 * (row % 3)) for row in range(12)]
+    given = with_tokens([t * h * w // 4 for t, h, w in grids], token=8, before=[7])
+    given |= {
+        "pixel_values_videos": noise(sum(t * h * w for t, h, w in grids), 96),
+        "video_grid_thw": torch.tensor(grids),
+    }
+    given |= {"second_per_grid_ts": torch.tensor([1.0 + row % 2 for row in range(12)])}
+    given["mm_token_type_ids"] = (given["input_ids"] == 8).int() * 2
+
+    def call():
+        with torch.no_grad():
+            return model(**given, use_cache=False)
+
+    return model, call
+
+
+def led():
+    sizes = {
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+    }
+    sizes |= {
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "max_encoder_position_embeddings": 128,
+        "attention_window": 16,
+    }
+    model = model_of("LEDForConditionalGeneration", vocab_size=VOCAB, pad_token_id=0, decoder_start_token_id=2, **sizes)
+    ids = words(12, 64)
+    looks = torch.zeros_like(ids)
+    looks[:, 0] = 1
+    given = {"attention_mask": torch.ones_like(ids), "global_attention_mask": looks}
+    return model, lambda: model.generate(ids, **given, num_beams=2, max_new_tokens=4)
+
+
+def patchtst():
+    sizes = {
+        "num_input_channels": 3,
+        "context_length": 96,
+        "patch_length": 8,
+        "patch_stride": 4,
+        "prediction_length": 12,
+        "d_model": 32,
+    }
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 64, "do_mask_input": False}
+    model = model_of("PatchTSTForPrediction", **sizes)
+    values, seen = noise(32, 96, 3).cumsum(1), noise(32, 96, 3, seed=3) > -1
+
+    def call():
+        with torch.no_grad():
+            return model(past_values=values, past_observed_mask=seen)
+
+    return model, call
+
+
+CALLS = {
+    made.__name__: made
+    for made in (blip, instructblip, idefics3, mllama, llava_onevision, qwen2_audio, qwen_video, led, patchtst)
+}
