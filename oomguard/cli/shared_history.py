@@ -33,7 +33,9 @@ def show_fleet(place: Place | None, model: str | None, since: float | None, limi
     elif shown:
         print_known_settings(console(color), shown)
     else:
-        which = "no attempt of an engine" if model is None and since is None else "no attempt that these options ask for"
+        which = (
+            "no attempt of an engine" if model is None and since is None else "no attempt that these options ask for"
+        )
         click.echo(f"nothing is known to work: {which} is recorded in {place or default_path()}")
     if len(shown) < len(found):
         click.echo(f"oomguard: the last {len(shown)} of {len(found)}; --limit 0 shows all", err=True)
