@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import socket
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,6 +30,8 @@ def test_the_command_is_kept_masked_with_home_folders_and_the_folder(folder: Pat
         "folder": str(folder),
         "files": None,
         "hides_secrets_alone": True,
+        "who": getpass.getuser(),
+        "host": socket.gethostname(),
     }
 
 
