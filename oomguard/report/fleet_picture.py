@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from oomguard.fleet.groups import FleetSummary
+from oomguard.report.counts_over_time import by_cause, scale, top_of
 from oomguard.report.history import moment
 from oomguard.report.picture import Label, Line, Picture, Rect
-from oomguard.report.time_axis import TimeAxis, step_of
+from oomguard.report.time_axis import TimeAxis
 
 Shape = Rect | Line | Label
 WIDTH: Final = 960
@@ -23,35 +23,18 @@ _MOST_LANES: Final = 12
 def fleet_picture(summary: FleetSummary) -> Picture:
     """Return the picture of at least one incident whose time is known."""
     time = TimeAxis.of([at for at, _cause in summary.moments], width=WIDTH, left=_LEFT, right=_RIGHT)
-    lanes = _lanes(summary.moments)
+    lanes = by_cause(summary.moments, _MOST_LANES)
     height = _TOP + _PANEL + _GAP + _LANE * len(lanes) + 54
     shapes: list[Shape] = [*_bars(summary, time), *_lane_shapes(lanes, time), *time.shapes(height - 40)]
     words = f"{len(summary.moments):,} incidents from {moment(time.begin_s)}, by {time.name}, in {len(lanes)} causes"
     return Picture(WIDTH, height, (Rect(0, 0, WIDTH, height, "back"), *shapes), words)
 
 
-def _lanes(moments: Sequence[tuple[float, str]]) -> list[tuple[str, list[float]]]:
-    """Return the causes, the most frequent first, each with its moments; the rest of them together."""
-    by_cause: dict[str, list[float]] = {}
-    for at, cause in moments:
-        by_cause.setdefault(cause, []).append(at)
-    ordered = sorted(by_cause.items(), key=lambda item: (-len(item[1]), item[0]))
-    if len(ordered) > _MOST_LANES:
-        rest = [at for _cause, found in ordered[_MOST_LANES - 1 :] for at in found]
-        ordered = [*ordered[: _MOST_LANES - 1], ("other causes", rest)]
-    return ordered
-
-
 def _bars(summary: FleetSummary, time: TimeAxis) -> Iterator[Shape]:
     counts = Counter(time.span(at) for at, _cause in summary.moments)
     most = max(counts.values())
-    step = step_of(most)
-    top = math.ceil(most / step) * step
-    for count in range(0, top + 1, step):
-        y = _TOP + _PANEL * (1 - count / top)
-        yield Line(((_LEFT, y), (WIDTH - _RIGHT, y)), "grid")
-        yield Label(_LEFT - 8, y + 4, f"{count:,}", "dim", "end", 11)
-    yield Label(_LEFT - 8, _TOP - 12, f"incidents a {time.name}", "dim", "end", 11)
+    top = top_of(most)
+    yield from scale(most, time, above=_TOP, tall=_PANEL, what="incidents")
     width = _PLOT / time.count
     for i, count in sorted(counts.items()):
         tall = _PANEL * count / top

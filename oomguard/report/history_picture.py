@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from oomguard.past_runs import FAILED, NOT_ENDED, RAN, REPAIRED, STOPPED, PastRun
+from oomguard.report.counts_over_time import by_cause, scale, top_of
 from oomguard.report.history import failure_words, moment, shown_command
 from oomguard.report.picture import Label, Line, Picture, Rect
 from oomguard.report.presentable import drawn
-from oomguard.report.time_axis import TimeAxis, step_of
+from oomguard.report.time_axis import TimeAxis
 
 Shape = Rect | Line | Label
 WIDTH: Final = 960
@@ -38,7 +38,7 @@ _COLORS: Final = {
 def history_picture(runs: Sequence[PastRun]) -> Picture:
     """Return the picture of at least one run."""
     time = TimeAxis.of([run.began_at for run in runs], width=WIDTH, left=_LEFT, right=_RIGHT)
-    lanes = _lanes(runs)
+    lanes = by_cause(_causes(runs), _MOST_LANES)
     height = _TOP + _PANEL + _GAP + _LANE * len(lanes) + 54
     shapes: list[Shape] = [*_legend(), *_bars(runs, time), *_lane_shapes(lanes, time), *time.shapes(height - 40)]
     counts = Counter(run.result for run in runs)
@@ -59,13 +59,8 @@ def _bars(runs: Sequence[PastRun], time: TimeAxis) -> Iterator[Shape]:
     for run in runs:
         spans[time.span(run.began_at)][_became(run)] += 1
     most = max(sum(span.values()) for span in spans)
-    step = step_of(most)
-    top = math.ceil(most / step) * step
-    for count in range(0, top + 1, step):
-        y = _TOP + _PANEL * (1 - count / top)
-        yield Line(((_LEFT, y), (WIDTH - _RIGHT, y)), "grid")
-        yield Label(_LEFT - 8, y + 4, f"{count:,}", "dim", "end", 11)
-    yield Label(_LEFT - 8, _TOP - 12, f"runs a {time.name}", "dim", "end", 11)
+    top = top_of(most)
+    yield from scale(most, time, above=_TOP, tall=_PANEL, what="runs")
     width = _PLOT / time.count
     for i, span in enumerate(spans):
         words = f"{moment(time.begin_s + i * time.span_s)}, {time.name}: " + ", ".join(
@@ -86,17 +81,11 @@ def _became(run: PastRun) -> str:
     return _RECOVERED if run.result == REPAIRED else run.result
 
 
-def _lanes(runs: Sequence[PastRun]) -> list[tuple[str, list[PastRun]]]:
-    """Return the causes, the most frequent first, each with its runs; the rest of them together."""
-    by_cause: dict[str, list[PastRun]] = {}
+def _causes(runs: Sequence[PastRun]) -> Iterator[tuple[PastRun, str]]:
+    """Yield each run with each of its causes."""
     for run in runs:
         for cause in dict.fromkeys(i.causes[0].id if i.causes else "unknown" for i in run.incidents):
-            by_cause.setdefault(cause, []).append(run)
-    ordered = sorted(by_cause.items(), key=lambda item: (-len(item[1]), item[0]))
-    if len(ordered) > _MOST_LANES:
-        rest = [run for _cause, found in ordered[_MOST_LANES - 1 :] for run in found]
-        ordered = [*ordered[: _MOST_LANES - 1], ("other causes", rest)]
-    return ordered
+            yield run, cause
 
 
 def _lane_shapes(lanes: Sequence[tuple[str, Sequence[PastRun]]], time: TimeAxis) -> Iterator[Shape]:
