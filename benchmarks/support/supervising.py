@@ -1,6 +1,7 @@
 """What tests and benchmarks of ``oomguard run`` share: how it is started, and what of it is left anywhere."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -46,3 +47,15 @@ def state(pid: int) -> str:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def run(*options: str, command: tuple[str, ...], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command under ``oomguard run`` with options, and return what both printed; ``env`` is added to the environment."""
+    return subprocess.run(
+        [*RUN, *options, "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,21 +12,10 @@ import pytest
 
 from oomguard.schedulers import slurm
 from oomguard.schedulers.slurm import Job
-from support.supervising import RUN
+from support.supervising import run
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
 FAILS = (sys.executable, str(ENGINE), "--max-model-len", "32768")
-
-
-def run(*options: str, command: tuple[str, ...], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*RUN, *options, "--", *command],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **(env or {})},
-    )
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,20 +11,9 @@ from hypothesis import strategies as st
 from oomguard.incident import Attempt
 from oomguard.serving.end_message import MOST_BYTES, comment_of, cut, message_place
 from oomguard.supervise.outcome import Outcome
-from support.supervising import RUN
+from support.supervising import run
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
-
-
-def run(*options: str, command: tuple[str, ...], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*RUN, *options, "--", *command],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **(env or {})},
-    )
 
 
 FAILS = (sys.executable, str(ENGINE), "--max-model-len", "32768")
