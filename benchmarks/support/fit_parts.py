@@ -1,27 +1,20 @@
-"""Constants of single parts of a start, fitted on published ones: CUDA graphs, non-torch memory and encoders.
+"""Constants of single parts of a start, fitted on published ones: non-torch memory and encoders; fit_graphs.py has CUDA graphs.
 
 Each constant is drawn towards that of all versions, the more the fewer groups it has; medians, because a start now and then
 printed what something else took.
 """
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from oomguard.facts import GIB
-from oomguard.memory.constants import tables as constants_of
-from support.published import graphs_gib
 
 Row = dict[str, Any]
-# The first engine captured steps that only decode; from 0.11 on most sizes have two graphs; from 0.29 on the estimate has loaded all
-# kernels before.
-GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
 # Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py. From 0.27 on all that the driver says is gone does, what torch's
 # allocator keeps between tensors too, and no start prints it by itself (memory_profiling in vllm/utils/mem_utils.py).
 OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.22,<0.27", ">=0.27")
@@ -35,11 +28,6 @@ UNPRINTED_SINCE = Version("0.27")
 STAGED_LIKE = {"<0.6.5": 2, ">=0.6.5,<0.8": 2, ">=0.8,<0.11": 2, ">=0.27": 2}
 # Rows of one group say little more than one another: so many of them count as one that is known well.
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
-ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
-# How often the drivers of starts that did not print theirs are guessed anew.
-DRIVER_ROUNDS = 4
-OLD_DRIVER = constants_of()["old_driver"]
-FINE = {"bytes_per_token_and_hidden"}
 
 
 def center(values: Iterable[tuple[str, float]], towards: float | None) -> tuple[float, float]:
@@ -74,94 +62,6 @@ def weighted_quantile(values: list[tuple[float, float]], share: float) -> float:
 def of_versions(rows: list[Row], versions: str) -> list[Row]:
     """Return the rows of these versions."""
     return [row for row in rows if Version(row["vllm_version"]).base_version in SpecifierSet(versions)]
-
-
-def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
-    """Fit the constants that a start's graphs are counted by (cuda_graphs.graph_counts); then a factor by version.
-
-    The sum of relative errors is the smallest, no constant below zero. AMD's are left out: no plan counts them.
-    """
-    measured = [row for row in rows if graphs_gib(row) and row["graphs"] and not row["rocm"]]
-    found = np.array([graphs_gib(row) / row["driver_ratio"] for row in measured], dtype=float)
-    names = list(measured[0]["graph_counts"])
-    counted = np.array([[row["graph_counts"][name] for name in names] for row in measured], dtype=float)
-    counted_by = counted.max(axis=0, initial=1)
-    weights, groups = np.array(weights_of(row["group"] for row in measured)), [row["group"] for row in measured]
-    ratios, factors = np.ones(len(measured)), np.ones(len(measured))
-    for _ in range(DRIVER_ROUNDS):
-        constants = _least_relative(counted / counted_by, found / ratios / factors, weights) / counted_by
-        planned = np.maximum(counted @ constants, LEAST_GIB)
-        residuals = list(zip(groups, np.log(found / ratios / planned).tolist(), strict=True))
-        by_version = {versions: _of_graphs(measured, residuals, versions) for versions in GRAPH_VERSIONS}
-        for own, factor, _ in by_version.values():
-            factors[own] = math.exp(factor)
-        ratios = np.array(list(map(_driver_ratio, measured, found / (planned * factors))))
-    _, spread = center(residuals, None)
-    ratio, _ = center(_estimates(measured), None)
-    tables = []
-    for versions, (own, factor, around) in by_version.items():
-        sizes = dict(zip(names, (math.exp(factor) * constants * GIB).tolist(), strict=True))
-        estimates = _estimates([measured[place] for place in own])
-        tables.append(
-            {
-                "versions": versions,
-                **{name: round(size, 2 if name in FINE else None) for name, size in sizes.items()},
-                "estimate_ratio": round(math.exp(center(estimates, ratio)[0]), 3),
-                "uncertainty_ratio": round(math.expm1(max(around, spread / 2)), 3),
-                "starts": len(own),
-            }
-        )
-    return tables
-
-
-def _of_graphs(
-    measured: list[Row], residuals: list[tuple[str, float]], versions: str
-) -> tuple[list[int], float, float]:
-    """Return the places of a version's starts, and by how much theirs are above the others' as a logarithm, with its spread."""
-    own = [
-        place for place, row in enumerate(measured) if Version(row["by_engine"]).base_version in SpecifierSet(versions)
-    ]
-    return own, *center([residuals[place] for place in own], 0.0)
-
-
-def _driver_ratio(row: Row, beyond: float) -> float:
-    """Return the ratio of the driver that a start had: where no one printed it and it may be an old one, the nearer of both."""
-    old: float = OLD_DRIVER["graphs_ratio"]
-    return old if may_be_old(row) and beyond > math.sqrt(old) else 1.0
-
-
-def may_be_old(row: Row) -> bool:
-    """Whether a start's driver may be one before CUDA 12.4's: it was not printed, and the version's wheels take one."""
-    return row["driver"] is None and not row["rocm"] and Version(row["vllm_version"]) < Version(OLD_DRIVER["not_since"])
-
-
-def _estimates(rows: list[Row]) -> list[tuple[str, float]]:
-    """Return by how much the engine's own estimate was above what the graphs took, as a logarithm, by group."""
-    both = [(row["group"], row["printed"].get("graph_estimated_gib"), row["printed"].get("graph_gib")) for row in rows]
-    return [(group, math.log(estimate / took)) for group, estimate, took in both if estimate and took and took > 0]
-
-
-def _least_relative(counted: Any, found: Any, weights: Any) -> Any:
-    """Return the constants, none below zero, with the least weighted sum of ``|planned - found| / sqrt(planned * found)``."""
-    constants = np.full(counted.shape[1], statistics.median(found) / counted.sum(axis=1).mean())
-    for _ in range(ROUNDS):
-        between = np.sqrt(np.maximum(counted @ constants, LEAST_GIB) * found)
-        off = np.abs(counted @ constants - found) / between
-        root = np.sqrt(weights / np.maximum(off, LEAST_RESIDUAL)) / between
-        constants = _not_negative(counted * root[:, None], found * root)
-    return constants
-
-
-def _not_negative(matrix: Any, wanted: Any) -> Any:
-    """Return the least squares without constants below zero: those are left out one round after the other."""
-    columns, found = list(range(matrix.shape[1])), np.zeros(matrix.shape[1])
-    while columns:
-        solved = np.linalg.lstsq(matrix[:, columns], wanted, rcond=None)[0]
-        if (solved >= 0).all():
-            found[columns] = solved
-            break
-        columns = [column for column, value in zip(columns, solved, strict=True) if value > 0]
-    return found
 
 
 def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
