@@ -21,6 +21,7 @@ OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.
 # Before 0.13 attention took more than the MLP; from 0.24 on starts took more than the sources say.
 ENCODER_VERSIONS = ("<0.13", ">=0.13,<0.24", ">=0.24")
 UNPRINTED_SINCE = Version("0.27")
+LEFT_FROM, LEFT_UNTIL = Version("0.11"), Version("0.20")
 # Stages of which none was measured are like so many ranks without links. Until 0.11 the communicators between stages were made behind
 # the first look at the device, as those between ranks, and counted (init_device in vllm/worker/worker.py of 0.8.5,
 # vllm/v1/worker/gpu_worker.py of 0.10.2 and 0.11.0); from 0.27 on all that the driver says is gone counts: a start of two stages left
@@ -65,46 +66,66 @@ def of_versions(rows: list[Row], versions: str) -> list[Row]:
 
 
 def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
-    """Fit non-torch memory by ranks, links and version; on unified memory, where the host's programs count, apart."""
+    """Fit non-torch memory by ranks, links, GPU and version; on AMD's GPUs, and on unified memory, where the host's programs count, apart."""
     measured = [row for row in rows if _others_gib(row) is not None and (row["stages"] == 1 or row["ranks"] > 1)]
+    nvidia = [row for row in measured if not row["rocm"]]
     tables = []
-    for ranks, link in ((1, 0), (2, 0), (2, 1)):
-        alike = [row for row in measured if min(2, row["ranks"]) == ranks and (ranks == 1 or row["nvlink"] == link)]
+    for ranks, link, hopper in ((1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 0), (2, 1, 1)):
+        alike = [row for row in nvidia if _is_like(row, ranks, link, hopper)]
         middle, spread = center(_others(alike), None)
         for versions in OTHER_VERSIONS:
             own = _others(of_versions(alike, versions))
             value, around = center(own, middle)
-            tables.append(_row(versions, ranks, 1, link, 0, value, max(around, spread / 2), len(own)))
-    tables += _fit_staged(rows, tables)
-    shared = [(row["group"], row["left_gib"]) for row in unified if row["left_gib"] is not None]
-    if shared:
-        value, around = center(shared, None)
-        tables.append(_row(">=0", 1, 1, 0, 1, value, max(around, value / 2), len(shared)))
+            where = {"tensor_ranks": ranks, "nvlink": link, "hopper": hopper}
+            tables.append(_row(versions, value, max(around, spread / 2), len(own), **where))
+    tables += _fit_staged([row for row in rows if not row["rocm"]], tables)
+    others = [(row["group"], row["left_gib"]) for row in rows if row["rocm"] and row["ranks"] * row["stages"] == 1]
+    for group, name in ((others, "rocm"), ([(row["group"], row["left_gib"]) for row in unified], "unified")):
+        known = [(place, gib) for place, gib in group if gib is not None]
+        if known:
+            value, around = center(known, None)
+            tables.append(_row(">=0", value, max(around, value / 2), len(known), **{name: 1}))
     return tables
+
+
+def _is_like(row: Row, ranks: int, link: int, hopper: int) -> bool:
+    """Whether a start is one that such a row of the table is fitted on: of ranks without links the GPU does not count."""
+    if min(2, row["ranks"]) != ranks:
+        return False
+    gpu = row["hopper"] == hopper
+    return gpu if ranks == 1 else row["nvlink"] == link and (gpu or not link)
 
 
 def _fit_staged(rows: list[Row], tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Fit it for pipeline stages of one rank each: measured ones, or like other ranks of a version that counts as much of theirs."""
-    staged = [
-        row for row in rows if row["printed"].get("non_torch_gib") is not None and row["stages"] > 1 == row["ranks"]
-    ]
-    value, around = center(_others(staged), None)
+    staged = [row for row in rows if _others_gib(row) is not None and row["stages"] > 1 == row["ranks"]]
+    before = [row for row in staged if Version(row["vllm_version"]) < UNPRINTED_SINCE]
+    value, around = center(_others(before), None)
     found = []
     for versions in OTHER_VERSIONS:
+        own = _others(of_versions(staged, versions))
         if versions not in STAGED_LIKE:
-            found.append(_row(versions, 1, 2, 0, 0, value, around, len(staged)))
+            found.append(_row(versions, value, around, len(before), stages=2))
             continue
         like = (versions, STAGED_LIKE[versions], 0)
         row = next(r for r in tables if (r["versions"], r["tensor_ranks"], r["nvlink"]) == like)
-        found.append({**row, "tensor_ranks": 1, "stages": 2, "starts": 0})
+        if own:
+            value_now, around_now = center(own, row["bytes"] / GIB)
+            found.append(_row(versions, value_now, max(around_now, row["uncertainty_bytes"] / GIB), len(own), stages=2))
+        else:
+            found.append({**row, "tensor_ranks": 1, "stages": 2, "starts": 0})
     return found
 
 
-def _row(
-    versions: str, ranks: int, stages: int, link: int, unified: int, gib: float, around: float, starts: int
-) -> dict[str, Any]:
-    where = {"versions": versions, "tensor_ranks": ranks, "stages": stages, "nvlink": link, "unified": unified}
-    return {**where, "bytes": round(gib * GIB), "uncertainty_bytes": round(around * GIB), "starts": starts}
+def _row(versions: str, gib: float, around: float, starts: int, **where: int) -> dict[str, Any]:
+    places = {"tensor_ranks": 1, "stages": 1, "nvlink": 0, "hopper": 0, "rocm": 0, "unified": 0, **where}
+    return {
+        "versions": versions,
+        **places,
+        "bytes": round(gib * GIB),
+        "uncertainty_bytes": round(around * GIB),
+        "starts": starts,
+    }
 
 
 def _others(rows: list[Row]) -> list[tuple[str, float]]:
@@ -112,10 +133,14 @@ def _others(rows: list[Row]) -> list[tuple[str, float]]:
 
 
 def _others_gib(row: Row) -> float | None:
-    """Return a start's non-torch memory: as printed, or in versions that print none what the other parts leave."""
+    """Return a start's non-torch memory: as printed, or in versions that print none what the other parts leave.
+
+    Between 0.11 and 0.20 hardly any start prints it but on Hopper; graphs, which are known least, count only after that.
+    """
     printed: float | None = row["printed"].get("non_torch_gib")
-    unprinted = printed is None and Version(row["vllm_version"]) >= UNPRINTED_SINCE and not row["rocm"]
-    return row["left_gib"] if unprinted else printed
+    version = Version(row["vllm_version"])
+    unprinted = version >= UNPRINTED_SINCE or (LEFT_FROM <= version < LEFT_UNTIL and not row["hopper"])
+    return row["left_gib"] if printed is None and unprinted and not row["rocm"] else printed
 
 
 def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:

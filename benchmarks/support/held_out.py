@@ -68,6 +68,7 @@ def with_counts(row: Row) -> Row | None:
         "nvlink": int(linked(settings)),
         "unified": settings.unified_memory,
         "rocm": known_gpu.is_rocm(settings),
+        "hopper": int(known_gpu.is_hopper_or_later(settings)),
         "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
         "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
         "graph_counts": cuda_graphs.graph_counts(settings, shape),

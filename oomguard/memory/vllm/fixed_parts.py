@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from oomguard.memory.constants import constant, since
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.cuda_graphs import cuda_graphs
-from oomguard.memory.vllm.known_gpu import UNLINKED_RANKS, fused_allreduce_bytes, has_nvlink, is_rocm
+from oomguard.memory.vllm.known_gpu import UNLINKED_RANKS, fused_allreduce_bytes, has_nvlink, is_hopper_or_later, is_rocm
 from oomguard.memory.vllm.model_runner import model_runner
 from oomguard.memory.vllm.start import VllmSettings
 
@@ -65,8 +65,15 @@ def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
     version, ranks = settings.version, settings.tensor_parallel_size
     linked = int(ranks > 1 and has_nvlink(settings))
-    where = {"tensor_ranks": ranks, "stages": settings.pipeline_parallel_size, "nvlink": linked}
-    other = constant("non_torch", version, **where, unified=int(settings.unified_memory))
+    where = {
+        "unified": int(settings.unified_memory),
+        "tensor_ranks": ranks,
+        "stages": settings.pipeline_parallel_size,
+        "nvlink": linked,
+        "rocm": int(is_rocm(settings)),
+        "hopper": int(is_hopper_or_later(settings)),
+    }
+    other = constant("non_torch", version, **where)
     graphs, counted = cuda_graphs(settings, shape), counts_graphs(settings, shape)
     graphs_uncertainty = graphs.uncertainty_bytes if counted else 0
     return FixedParts(

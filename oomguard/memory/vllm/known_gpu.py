@@ -67,6 +67,12 @@ def fused_allreduce_bytes(settings: VllmSettings) -> int:
     return 0 if row is None else int(row["bytes_of_ranks"].get(str(ranks), 0))
 
 
+def is_hopper_or_later(settings: VllmSettings) -> bool:
+    """Whether the GPU is one of Hopper, or of Blackwell with links: their libraries take more."""
+    architecture = architecture_of(settings)
+    return architecture == "hopper" or (architecture == "blackwell" and has_nvlink(settings))
+
+
 def is_rocm(settings: VllmSettings) -> bool:
     """Whether the GPU of a start is one of AMD's that are known."""
     return architecture_of(settings) in tables()["defaults"]["rocm_architectures"]
