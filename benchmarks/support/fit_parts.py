@@ -70,7 +70,7 @@ def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
     measured = [row for row in rows if _others_gib(row) is not None and (row["stages"] == 1 or row["ranks"] > 1)]
     nvidia = [row for row in measured if not row["rocm"]]
     tables = []
-    for ranks, link, hopper in ((1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 0), (2, 1, 1)):
+    for ranks, link, hopper in ((1, 0, 0), (1, 0, 1), (2, 0, 0), (4, 0, 0), (2, 1, 0), (2, 1, 1)):
         alike = [row for row in nvidia if _is_like(row, ranks, link, hopper)]
         middle, spread = center(_others(alike), None)
         for versions in OTHER_VERSIONS:
@@ -90,10 +90,13 @@ def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
 
 def _is_like(row: Row, ranks: int, link: int, hopper: int) -> bool:
     """Whether a start is one that such a row of the table is fitted on: of ranks without links the GPU does not count."""
-    if min(2, row["ranks"]) != ranks:
-        return False
+    fewest = max(least for least in (1, 2, 4) if least <= row["ranks"])
     gpu = row["hopper"] == hopper
-    return gpu if ranks == 1 else row["nvlink"] == link and (gpu or not link)
+    if ranks == 1:
+        return fewest == 1 and gpu
+    if link:
+        return fewest > 1 and row["nvlink"] == 1 and gpu
+    return fewest == ranks and row["nvlink"] == 0
 
 
 def _fit_staged(rows: list[Row], tables: list[dict[str, Any]]) -> list[dict[str, Any]]:

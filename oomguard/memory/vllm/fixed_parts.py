@@ -67,9 +67,9 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
     linked = int(ranks > 1 and has_nvlink(settings))
     where = {
         "unified": int(settings.unified_memory),
+        "nvlink": linked,
         "tensor_ranks": ranks,
         "stages": settings.pipeline_parallel_size,
-        "nvlink": linked,
         "rocm": int(is_rocm(settings)),
         "hopper": int(is_hopper_or_later(settings)),
     }
