@@ -143,7 +143,10 @@ def _others_gib(row: Row) -> float | None:
     printed: float | None = row["printed"].get("non_torch_gib")
     version = Version(row["vllm_version"])
     unprinted = version >= UNPRINTED_SINCE or (LEFT_FROM <= version < LEFT_UNTIL and not row["hopper"])
-    return row["left_gib"] if printed is None and unprinted and not row["rocm"] else printed
+    left: float | None = row["left_gib"]
+    if printed is not None or not unprinted or row["rocm"] or left is None:
+        return printed
+    return max(0.0, left)
 
 
 def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:
