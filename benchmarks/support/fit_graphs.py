@@ -24,7 +24,7 @@ GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.27", ">=0.27,<0.29", ">=0.29
 OLD_DRIVER = constants_of()["old_driver"]
 FINE = {"bytes_per_token_and_hidden": 2, "copies_of_fp4_scales": 3}
 # Weights of the priors, in starts: of each constant, of each factor.
-CONSTANT_DRAWN_BY, FACTOR_DRAWN_BY = 0.1, 0.3
+CONSTANT_DRAWN_BY, FACTOR_DRAWN_BY = 1.0, 0.3
 # Residuals beyond count less; an old driver must be nearer by so much, as logarithms.
 ROBUST_FROM, OLD_NEARER_BY = 0.15, 0.6
 ROUNDS, MOST_STEP, LEAST_STEP = 300, 0.5, 1e-4

@@ -1,7 +1,7 @@
 """CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the bytes of each by measured starts.
 
-Each takes a base, more for each layer, and more again where NCCL's all-reduces are captured with it: vLLM's own custom all-reduce, over
-links or between two GPUs, takes nothing. All share one pool, which the largest size makes: so many tokens of the hidden size. Experts
+Each takes a base, more for each layer, and more again where NCCL's all-reduces without links are captured with it: those over links, and
+vLLM's own custom ones between two GPUs, take nothing. All share one pool, which the largest size makes: so many tokens of the hidden size. Experts
 take more once, quantized ones most, by measured starts alone. Blackwell's take less, drivers older than CUDA 12.4's several times
 as much for all of it. graph_buffers.py has what a formula gives. constants.toml has the sizes by version with their sources, fitted.toml
 the bytes that a fit found.
@@ -21,7 +21,7 @@ from oomguard.memory.model.quantized import quantization_config
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.first_engine import by_engine
 from oomguard.memory.vllm.graph_buffers import fp4_scales_bytes, graph_buffers_bytes
-from oomguard.memory.vllm.known_gpu import architecture_of, has_custom_allreduce, is_rocm
+from oomguard.memory.vllm.known_gpu import architecture_of, has_custom_allreduce, has_nvlink, is_rocm
 from oomguard.memory.vllm.start import VllmSettings
 
 # Sizes go by one step up to here and by the version's own beyond.
@@ -77,13 +77,13 @@ def graph_counts(settings: VllmSettings, shape: ModelShape) -> dict[str, float]:
     sizes = captured_sizes_of(settings)
     graphs = captured_graphs(settings)
     layers = graphs * shape.layers / settings.pipeline_parallel_size
-    nccl = settings.tensor_parallel_size > 1 and not has_custom_allreduce(settings)
+    nccl = settings.tensor_parallel_size > 1 and not has_nvlink(settings) and not has_custom_allreduce(settings)
     experts = int((shape.number("num_experts") or 0) > 1)
     quantized = settings.quantization is not None or quantization_config(shape) is not None
     return {
         "bytes": graphs,
         "bytes_per_layer": layers,
-        "bytes_per_layer_with_nccl": layers * nccl,
+        "bytes_per_layer_without_links": layers * nccl,
         "bytes_per_token_and_hidden": max(sizes, default=0) * shape.hidden,
         "bytes_of_experts": experts,
         "bytes_of_quantized_experts": experts * quantized,
