@@ -29,19 +29,23 @@ LEFT_FROM, LEFT_UNTIL = Version("0.11"), Version("0.20")
 STAGED_LIKE = {"<0.6.5": 2, ">=0.6.5,<0.8": 2, ">=0.8,<0.11": 2, ">=0.27": 2}
 # Rows of one group say little more than one another: so many of them count as one that is known well.
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
+# What an encoder takes beyond its sources is mostly what the other parts leave: none is as likely as one group says.
+ENCODER_DRAWN_BY = 1.0
 # A plan that promises more than there is costs a start: of non-torch memory it takes what six in ten starts took at most.
 KEPT = 0.6
 
 
-def center(values: Iterable[tuple[str, float]], towards: float | None, share: float = 0.5) -> tuple[float, float]:
-    """Return the median over groups, or another share's quantile, drawn towards another, and how far seven in ten of the values lie from it at most."""
+def center(
+    values: Iterable[tuple[str, float]], towards: float | None, share: float = 0.5, drawn_by: float = DRAWN_BY
+) -> tuple[float, float]:
+    """Return the median over groups, or another quantile, drawn towards a value; and how far seven in ten lie from it at most."""
     found = list(values)
     weighted = [
         (value, weight) for (_, value), weight in zip(found, weights_of(group for group, _ in found), strict=True)
     ]
     weight = sum(w for _, w in weighted)
     own = weighted_quantile(weighted, share) if weighted else 0.0
-    at = own if towards is None else (weight * own + DRAWN_BY * towards) / (weight + DRAWN_BY)
+    at = own if towards is None else (weight * own + drawn_by * towards) / (weight + drawn_by)
     return at, weighted_quantile([(abs(value - at), w) for value, w in weighted], SPREAD) if weighted else 0.0
 
 
@@ -68,7 +72,7 @@ def of_versions(rows: list[Row], versions: str) -> list[Row]:
 
 
 def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
-    """Fit non-torch memory by ranks, links, GPU and version; on AMD's GPUs, and on unified memory, where the host's programs count, apart."""
+    """Fit non-torch memory by ranks, links, GPU and version; apart on AMD's GPUs and where the host's programs share it."""
     measured = [row for row in rows if _others_gib(row) is not None and (row["stages"] == 1 or row["ranks"] > 1)]
     nvidia = [row for row in measured if not row["rocm"]]
     tables = []
@@ -162,6 +166,6 @@ def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:
         own = [
             (row["group"], row["mlp_tensors"]) for row in of_versions(rows, versions) if row["mlp_tensors"] is not None
         ]
-        value, _ = center(own, 0.0)
+        value, _ = center(own, 0.0, drawn_by=ENCODER_DRAWN_BY)
         tables.append({"versions": versions, "tensors_more": round(max(0.0, value), 2), "starts": len(own)})
     return tables

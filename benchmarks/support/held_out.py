@@ -72,7 +72,10 @@ def with_counts(row: Row) -> Row | None:
         "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
         "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
         "graph_counts": cuda_graphs.graph_counts(settings, shape),
-        "graph_buffers_gib": graph_buffers.graph_buffers_bytes(settings, shape, cuda_graphs.largest_decode_step(settings)) / GIB,
+        "graph_buffers_gib": graph_buffers.graph_buffers_bytes(
+            settings, shape, cuda_graphs.largest_decode_step(settings)
+        )
+        / GIB,
         "blackwell": cuda_graphs.graphs_ratio(replace(settings, driver_version=None), 2.0) > 1,
         "driver": settings.driver_version,
         "driver_ratio": cuda_graphs.driver_ratio(settings.driver_version),

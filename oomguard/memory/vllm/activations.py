@@ -128,7 +128,9 @@ def _hidden_states(version: Version, ranks: int, *, eager: bool) -> int:
 
 def _mlp_elements(shape: ModelShape, version: Version, width: int, *, eager: bool) -> int:
     """Return the elements that one token takes in the MLP: its two inputs and its product; Marlin's kernels took room for their input."""
-    repacked = not _is_compiled(version, eager=eager) and is_repacked(shape) and not since("marlin_copies_until", version)
+    repacked = (
+        not _is_compiled(version, eager=eager) and is_repacked(shape) and not since("marlin_copies_until", version)
+    )
     return (4 if repacked else 3) * width
 
 

@@ -1,10 +1,10 @@
 """CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the bytes of each by measured starts.
 
-Each takes a base, more for each layer, and more again where NCCL's all-reduces without links are captured with it: those over links, and
-vLLM's own custom ones between two GPUs, take nothing. All share one pool, which the largest size makes: so many tokens of the hidden size. Experts
-take more once, quantized ones most, by measured starts alone. Blackwell's take less, drivers older than CUDA 12.4's several times
-as much for all of it. graph_buffers.py has what a formula gives. constants.toml has the sizes by version with their sources, fitted.toml
-the bytes that a fit found.
+Each takes a base, more for each layer, and more again where NCCL's all-reduces without links are captured with it: those over links,
+and vLLM's own custom ones between two GPUs, take nothing. All share one pool, which the largest size makes: so many tokens of the
+hidden size. Experts take more once, quantized ones most, by measured starts alone. Blackwell's take less, drivers older than CUDA
+12.4's several times as much for all of it. graph_buffers.py has what a formula gives. constants.toml has the sizes by version with
+their sources, fitted.toml the bytes that a fit found.
 """
 
 from __future__ import annotations

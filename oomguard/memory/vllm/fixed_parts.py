@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from oomguard.memory.constants import constant, since
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.cuda_graphs import cuda_graphs
-from oomguard.memory.vllm.known_gpu import UNLINKED_RANKS, fused_allreduce_bytes, has_nvlink, is_hopper_or_later, is_rocm
+from oomguard.memory.vllm.known_gpu import (
+    UNLINKED_RANKS,
+    fused_allreduce_bytes,
+    has_nvlink,
+    is_hopper_or_later,
+    is_rocm,
+)
 from oomguard.memory.vllm.model_runner import model_runner
 from oomguard.memory.vllm.start import VllmSettings
 

@@ -197,9 +197,7 @@ def _growing(shape: ModelShape) -> Mapping[int, tuple[re.Pattern[str], float]]:
     return found
 
 
-def _grown(
-    parameter: Parameter, growing: Mapping[int, tuple[re.Pattern[str], float]], expert_padding: float
-) -> float:
+def _grown(parameter: Parameter, growing: Mapping[int, tuple[re.Pattern[str], float]], expert_padding: float) -> float:
     """Return by which factor a parameter grows when it is loaded."""
     layer = _LAYER.search(parameter.name)
     projection, factor = growing.get(int(layer.group(1)), (None, 1.0)) if layer else (None, 1.0)
