@@ -31,20 +31,18 @@ STAGED_LIKE = {"<0.6.5": 2, ">=0.6.5,<0.8": 2, ">=0.8,<0.11": 2, ">=0.27": 2}
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
 # What an encoder takes beyond its sources is mostly what the other parts leave: none is as likely as one group says.
 ENCODER_DRAWN_BY = 1.0
-# A plan that promises more than there is costs a start: of non-torch memory it takes what six in ten starts took at most.
-KEPT = 0.6
 
 
 def center(
-    values: Iterable[tuple[str, float]], towards: float | None, share: float = 0.5, drawn_by: float = DRAWN_BY
+    values: Iterable[tuple[str, float]], towards: float | None, drawn_by: float = DRAWN_BY
 ) -> tuple[float, float]:
-    """Return the median over groups, or another quantile, drawn towards a value; and how far seven in ten lie from it at most."""
+    """Return the median over groups, drawn towards a value, and how far seven in ten lie from it at most."""
     found = list(values)
     weighted = [
         (value, weight) for (_, value), weight in zip(found, weights_of(group for group, _ in found), strict=True)
     ]
     weight = sum(w for _, w in weighted)
-    own = weighted_quantile(weighted, share) if weighted else 0.0
+    own = weighted_quantile(weighted, 0.5) if weighted else 0.0
     at = own if towards is None else (weight * own + drawn_by * towards) / (weight + drawn_by)
     return at, weighted_quantile([(abs(value - at), w) for value, w in weighted], SPREAD) if weighted else 0.0
 
@@ -78,10 +76,10 @@ def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
     tables = []
     for ranks, link, hopper in ((1, 0, 0), (1, 0, 1), (2, 0, 0), (4, 0, 0), (2, 1, 0), (2, 1, 1)):
         alike = [row for row in nvidia if _is_like(row, ranks, link, hopper)]
-        middle, spread = center(_others(alike), None, KEPT)
+        middle, spread = center(_others(alike), None)
         for versions in OTHER_VERSIONS:
             own = _others(of_versions(alike, versions))
-            value, around = center(own, middle, KEPT)
+            value, around = center(own, middle)
             where = {"tensor_ranks": ranks, "nvlink": link, "hopper": hopper}
             tables.append(_row(versions, value, max(around, spread / 2), len(own), **where))
     tables += _fit_staged([row for row in rows if not row["rocm"]], tables)
@@ -89,7 +87,7 @@ def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
     for group, name in ((others, "rocm"), ([(row["group"], row["left_gib"]) for row in unified], "unified")):
         known = [(place, gib) for place, gib in group if gib is not None]
         if known:
-            value, around = center(known, None, KEPT)
+            value, around = center(known, None)
             tables.append(_row(">=0", value, max(around, value / 2), len(known), **{name: 1}))
     return tables
 
