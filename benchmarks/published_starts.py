@@ -22,7 +22,7 @@ from oomguard.facts import GIB
 from oomguard.memory.model.shape import read_shape
 from oomguard.memory.vllm.activations import peak_activation
 from support.figure import conclude
-from support.fit_parts import OLD_DRIVER, may_be_old
+from support.fit_graphs import OLD_DRIVER, may_be_old
 from support.held_out import held_out, with_counts
 from support.published import graphs_gib, published
 

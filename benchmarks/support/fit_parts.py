@@ -1,33 +1,27 @@
-"""Constants of single parts of a start, fitted on published ones: CUDA graphs, non-torch memory and encoders.
+"""Constants of single parts of a start, fitted on published ones: non-torch memory and encoders; fit_graphs.py has CUDA graphs.
 
 Each constant is drawn towards that of all versions, the more the fewer groups it has; medians, because a start now and then
 printed what something else took.
 """
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from oomguard.facts import GIB
-from oomguard.memory.constants import tables as constants_of
-from support.published import graphs_gib
 
 Row = dict[str, Any]
-# The first engine captured steps that only decode; from 0.11 on most sizes have two graphs; from 0.29 on the estimate has loaded all
-# kernels before.
-GRAPH_VERSIONS = ("<0.8", ">=0.8,<0.11", ">=0.11,<0.29", ">=0.29")
 # Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py. From 0.27 on all that the driver says is gone does, what torch's
 # allocator keeps between tensors too, and no start prints it by itself (memory_profiling in vllm/utils/mem_utils.py).
 OTHER_VERSIONS = ("<0.6.5", ">=0.6.5,<0.8", ">=0.8,<0.11", ">=0.11,<0.22", ">=0.22,<0.27", ">=0.27")
 # Before 0.13 attention took more than the MLP; from 0.24 on starts took more than the sources say.
 ENCODER_VERSIONS = ("<0.13", ">=0.13,<0.24", ">=0.24")
 UNPRINTED_SINCE = Version("0.27")
+LEFT_FROM, LEFT_UNTIL = Version("0.11"), Version("0.20")
 # Stages of which none was measured are like so many ranks without links. Until 0.11 the communicators between stages were made behind
 # the first look at the device, as those between ranks, and counted (init_device in vllm/worker/worker.py of 0.8.5,
 # vllm/v1/worker/gpu_worker.py of 0.10.2 and 0.11.0); from 0.27 on all that the driver says is gone counts: a start of two stages left
@@ -35,22 +29,21 @@ UNPRINTED_SINCE = Version("0.27")
 STAGED_LIKE = {"<0.6.5": 2, ">=0.6.5,<0.8": 2, ">=0.8,<0.11": 2, ">=0.27": 2}
 # Rows of one group say little more than one another: so many of them count as one that is known well.
 MOST_OF_A_GROUP, DRAWN_BY, SPREAD = 5, 0.1, 0.7
-ROUNDS, LEAST_GIB, LEAST_RESIDUAL = 40, 1e-3, 0.1
-# How often the drivers of starts that did not print theirs are guessed anew.
-DRIVER_ROUNDS = 4
-OLD_DRIVER = constants_of()["old_driver"]
-FINE = {"bytes_per_token_and_hidden"}
+# What an encoder takes beyond its sources is mostly what the other parts leave: none is as likely as one group says.
+ENCODER_DRAWN_BY = 1.0
 
 
-def center(values: Iterable[tuple[str, float]], towards: float | None) -> tuple[float, float]:
-    """Return the median over groups, drawn towards another, and how far seven in ten of the values lie from it at most."""
+def center(
+    values: Iterable[tuple[str, float]], towards: float | None, drawn_by: float = DRAWN_BY
+) -> tuple[float, float]:
+    """Return the median over groups, drawn towards a value, and how far seven in ten lie from it at most."""
     found = list(values)
     weighted = [
         (value, weight) for (_, value), weight in zip(found, weights_of(group for group, _ in found), strict=True)
     ]
     weight = sum(w for _, w in weighted)
     own = weighted_quantile(weighted, 0.5) if weighted else 0.0
-    at = own if towards is None else (weight * own + DRAWN_BY * towards) / (weight + DRAWN_BY)
+    at = own if towards is None else (weight * own + drawn_by * towards) / (weight + drawn_by)
     return at, weighted_quantile([(abs(value - at), w) for value, w in weighted], SPREAD) if weighted else 0.0
 
 
@@ -76,135 +69,70 @@ def of_versions(rows: list[Row], versions: str) -> list[Row]:
     return [row for row in rows if Version(row["vllm_version"]).base_version in SpecifierSet(versions)]
 
 
-def fit_graphs(rows: list[Row]) -> list[dict[str, Any]]:
-    """Fit the constants that a start's graphs are counted by (cuda_graphs.graph_counts); then a factor by version.
-
-    The sum of relative errors is the smallest, no constant below zero. AMD's are left out: no plan counts them.
-    """
-    measured = [row for row in rows if graphs_gib(row) and row["graphs"] and not row["rocm"]]
-    found = np.array([graphs_gib(row) / row["driver_ratio"] for row in measured], dtype=float)
-    names = list(measured[0]["graph_counts"])
-    counted = np.array([[row["graph_counts"][name] for name in names] for row in measured], dtype=float)
-    counted_by = counted.max(axis=0, initial=1)
-    weights, groups = np.array(weights_of(row["group"] for row in measured)), [row["group"] for row in measured]
-    ratios, factors = np.ones(len(measured)), np.ones(len(measured))
-    for _ in range(DRIVER_ROUNDS):
-        constants = _least_relative(counted / counted_by, found / ratios / factors, weights) / counted_by
-        planned = np.maximum(counted @ constants, LEAST_GIB)
-        residuals = list(zip(groups, np.log(found / ratios / planned).tolist(), strict=True))
-        by_version = {versions: _of_graphs(measured, residuals, versions) for versions in GRAPH_VERSIONS}
-        for own, factor, _ in by_version.values():
-            factors[own] = math.exp(factor)
-        ratios = np.array(list(map(_driver_ratio, measured, found / (planned * factors))))
-    _, spread = center(residuals, None)
-    ratio, _ = center(_estimates(measured), None)
-    tables = []
-    for versions, (own, factor, around) in by_version.items():
-        sizes = dict(zip(names, (math.exp(factor) * constants * GIB).tolist(), strict=True))
-        estimates = _estimates([measured[place] for place in own])
-        tables.append(
-            {
-                "versions": versions,
-                **{name: round(size, 2 if name in FINE else None) for name, size in sizes.items()},
-                "estimate_ratio": round(math.exp(center(estimates, ratio)[0]), 3),
-                "uncertainty_ratio": round(math.expm1(max(around, spread / 2)), 3),
-                "starts": len(own),
-            }
-        )
-    return tables
-
-
-def _of_graphs(
-    measured: list[Row], residuals: list[tuple[str, float]], versions: str
-) -> tuple[list[int], float, float]:
-    """Return the places of a version's starts, and by how much theirs are above the others' as a logarithm, with its spread."""
-    own = [
-        place for place, row in enumerate(measured) if Version(row["by_engine"]).base_version in SpecifierSet(versions)
-    ]
-    return own, *center([residuals[place] for place in own], 0.0)
-
-
-def _driver_ratio(row: Row, beyond: float) -> float:
-    """Return the ratio of the driver that a start had: where no one printed it and it may be an old one, the nearer of both."""
-    old: float = OLD_DRIVER["graphs_ratio"]
-    return old if may_be_old(row) and beyond > math.sqrt(old) else 1.0
-
-
-def may_be_old(row: Row) -> bool:
-    """Whether a start's driver may be one before CUDA 12.4's: it was not printed, and the version's wheels take one."""
-    return row["driver"] is None and not row["rocm"] and Version(row["vllm_version"]) < Version(OLD_DRIVER["not_since"])
-
-
-def _estimates(rows: list[Row]) -> list[tuple[str, float]]:
-    """Return by how much the engine's own estimate was above what the graphs took, as a logarithm, by group."""
-    both = [(row["group"], row["printed"].get("graph_estimated_gib"), row["printed"].get("graph_gib")) for row in rows]
-    return [(group, math.log(estimate / took)) for group, estimate, took in both if estimate and took and took > 0]
-
-
-def _least_relative(counted: Any, found: Any, weights: Any) -> Any:
-    """Return the constants, none below zero, with the least weighted sum of ``|planned - found| / sqrt(planned * found)``."""
-    constants = np.full(counted.shape[1], statistics.median(found) / counted.sum(axis=1).mean())
-    for _ in range(ROUNDS):
-        between = np.sqrt(np.maximum(counted @ constants, LEAST_GIB) * found)
-        off = np.abs(counted @ constants - found) / between
-        root = np.sqrt(weights / np.maximum(off, LEAST_RESIDUAL)) / between
-        constants = _not_negative(counted * root[:, None], found * root)
-    return constants
-
-
-def _not_negative(matrix: Any, wanted: Any) -> Any:
-    """Return the least squares without constants below zero: those are left out one round after the other."""
-    columns, found = list(range(matrix.shape[1])), np.zeros(matrix.shape[1])
-    while columns:
-        solved = np.linalg.lstsq(matrix[:, columns], wanted, rcond=None)[0]
-        if (solved >= 0).all():
-            found[columns] = solved
-            break
-        columns = [column for column, value in zip(columns, solved, strict=True) if value > 0]
-    return found
-
-
 def fit_non_torch(rows: list[Row], unified: list[Row]) -> list[dict[str, Any]]:
-    """Fit non-torch memory by ranks, links and version; on unified memory, where the host's programs count, apart."""
+    """Fit non-torch memory by ranks, links, GPU and version; apart on AMD's GPUs and where the host's programs share it."""
     measured = [row for row in rows if _others_gib(row) is not None and (row["stages"] == 1 or row["ranks"] > 1)]
+    nvidia = [row for row in measured if not row["rocm"]]
     tables = []
-    for ranks, link in ((1, 0), (2, 0), (2, 1)):
-        alike = [row for row in measured if min(2, row["ranks"]) == ranks and (ranks == 1 or row["nvlink"] == link)]
+    for ranks, link, hopper in ((1, 0, 0), (1, 0, 1), (2, 0, 0), (4, 0, 0), (2, 1, 0), (2, 1, 1)):
+        alike = [row for row in nvidia if _is_like(row, ranks, link, hopper)]
         middle, spread = center(_others(alike), None)
         for versions in OTHER_VERSIONS:
             own = _others(of_versions(alike, versions))
             value, around = center(own, middle)
-            tables.append(_row(versions, ranks, 1, link, 0, value, max(around, spread / 2), len(own)))
-    tables += _fit_staged(rows, tables)
-    shared = [(row["group"], row["left_gib"]) for row in unified if row["left_gib"] is not None]
-    if shared:
-        value, around = center(shared, None)
-        tables.append(_row(">=0", 1, 1, 0, 1, value, max(around, value / 2), len(shared)))
+            where = {"tensor_ranks": ranks, "nvlink": link, "hopper": hopper}
+            tables.append(_row(versions, value, max(around, spread / 2), len(own), **where))
+    tables += _fit_staged([row for row in rows if not row["rocm"]], tables)
+    others = [(row["group"], row["left_gib"]) for row in rows if row["rocm"] and row["ranks"] * row["stages"] == 1]
+    for group, name in ((others, "rocm"), ([(row["group"], row["left_gib"]) for row in unified], "unified")):
+        known = [(place, gib) for place, gib in group if gib is not None]
+        if known:
+            value, around = center(known, None)
+            tables.append(_row(">=0", value, max(around, value / 2), len(known), **{name: 1}))
     return tables
+
+
+def _is_like(row: Row, ranks: int, link: int, hopper: int) -> bool:
+    """Whether a start is one that such a row of the table is fitted on: of ranks without links the GPU does not count."""
+    fewest = max(least for least in (1, 2, 4) if least <= row["ranks"])
+    gpu = row["hopper"] == hopper
+    if ranks == 1:
+        return fewest == 1 and gpu
+    if link:
+        return fewest > 1 and row["nvlink"] == 1 and gpu
+    return fewest == ranks and row["nvlink"] == 0
 
 
 def _fit_staged(rows: list[Row], tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Fit it for pipeline stages of one rank each: measured ones, or like other ranks of a version that counts as much of theirs."""
-    staged = [
-        row for row in rows if row["printed"].get("non_torch_gib") is not None and row["stages"] > 1 == row["ranks"]
-    ]
-    value, around = center(_others(staged), None)
+    staged = [row for row in rows if _others_gib(row) is not None and row["stages"] > 1 == row["ranks"]]
+    before = [row for row in staged if Version(row["vllm_version"]) < UNPRINTED_SINCE]
+    value, around = center(_others(before), None)
     found = []
     for versions in OTHER_VERSIONS:
+        own = _others(of_versions(staged, versions))
         if versions not in STAGED_LIKE:
-            found.append(_row(versions, 1, 2, 0, 0, value, around, len(staged)))
+            found.append(_row(versions, value, around, len(before), stages=2))
             continue
         like = (versions, STAGED_LIKE[versions], 0)
         row = next(r for r in tables if (r["versions"], r["tensor_ranks"], r["nvlink"]) == like)
-        found.append({**row, "tensor_ranks": 1, "stages": 2, "starts": 0})
+        if own:
+            value_now, around_now = center(own, row["bytes"] / GIB)
+            found.append(_row(versions, value_now, max(around_now, row["uncertainty_bytes"] / GIB), len(own), stages=2))
+        else:
+            found.append({**row, "tensor_ranks": 1, "stages": 2, "starts": 0})
     return found
 
 
-def _row(
-    versions: str, ranks: int, stages: int, link: int, unified: int, gib: float, around: float, starts: int
-) -> dict[str, Any]:
-    where = {"versions": versions, "tensor_ranks": ranks, "stages": stages, "nvlink": link, "unified": unified}
-    return {**where, "bytes": round(gib * GIB), "uncertainty_bytes": round(around * GIB), "starts": starts}
+def _row(versions: str, gib: float, around: float, starts: int, **where: int) -> dict[str, Any]:
+    places = {"tensor_ranks": 1, "stages": 1, "nvlink": 0, "hopper": 0, "rocm": 0, "unified": 0, **where}
+    return {
+        "versions": versions,
+        **places,
+        "bytes": round(gib * GIB),
+        "uncertainty_bytes": round(around * GIB),
+        "starts": starts,
+    }
 
 
 def _others(rows: list[Row]) -> list[tuple[str, float]]:
@@ -212,10 +140,17 @@ def _others(rows: list[Row]) -> list[tuple[str, float]]:
 
 
 def _others_gib(row: Row) -> float | None:
-    """Return a start's non-torch memory: as printed, or in versions that print none what the other parts leave."""
+    """Return a start's non-torch memory: as printed, or in versions that print none what the other parts leave.
+
+    Between 0.11 and 0.20 hardly any start prints it but on Hopper; graphs, which are known least, count only after that.
+    """
     printed: float | None = row["printed"].get("non_torch_gib")
-    unprinted = printed is None and Version(row["vllm_version"]) >= UNPRINTED_SINCE and not row["rocm"]
-    return row["left_gib"] if unprinted else printed
+    version = Version(row["vllm_version"])
+    unprinted = version >= UNPRINTED_SINCE or (LEFT_FROM <= version < LEFT_UNTIL and not row["hopper"])
+    left: float | None = row["left_gib"]
+    if printed is not None or not unprinted or row["rocm"] or left is None:
+        return printed
+    return max(0.0, left)
 
 
 def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:
@@ -229,6 +164,6 @@ def fit_encoders(rows: list[Row]) -> list[dict[str, Any]]:
         own = [
             (row["group"], row["mlp_tensors"]) for row in of_versions(rows, versions) if row["mlp_tensors"] is not None
         ]
-        value, _ = center(own, 0.0)
+        value, _ = center(own, 0.0, drawn_by=ENCODER_DRAWN_BY)
         tables.append({"versions": versions, "tensors_more": round(max(0.0, value), 2), "starts": len(own)})
     return tables

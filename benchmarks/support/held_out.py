@@ -1,13 +1,15 @@
 """Published starts predicted by constants that were not fitted on them: each group of a version and a device by the other groups'."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from oomguard.facts import GIB
 from oomguard.memory import constants
-from oomguard.memory.vllm import cuda_graphs, first_engine, fixed_parts, known_gpu, start_budget
+from oomguard.memory.vllm import cuda_graphs, first_engine, fixed_parts, graph_buffers, known_gpu, start_budget
 from oomguard.memory.vllm.pool_range import kind_of_start
-from support.fit_parts import Row, fit_encoders, fit_graphs, fit_non_torch
+from support.fit_graphs import fit_graphs
+from support.fit_parts import Row, fit_encoders, fit_non_torch
 from support.published import PARTS, graphs_gib, of_stage, part_gib, planned, pool_gib
 
 ORIGINAL = constants.tables
@@ -66,9 +68,15 @@ def with_counts(row: Row) -> Row | None:
         "nvlink": int(linked(settings)),
         "unified": settings.unified_memory,
         "rocm": known_gpu.is_rocm(settings),
+        "hopper": int(known_gpu.is_hopper_or_later(settings)),
         "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
         "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
         "graph_counts": cuda_graphs.graph_counts(settings, shape),
+        "graph_buffers_gib": graph_buffers.graph_buffers_bytes(
+            settings, shape, cuda_graphs.largest_decode_step(settings)
+        )
+        / GIB,
+        "blackwell": cuda_graphs.graphs_ratio(replace(settings, driver_version=None), 2.0) > 1,
         "driver": settings.driver_version,
         "driver_ratio": cuda_graphs.driver_ratio(settings.driver_version),
         "by_engine": str(first_engine.by_engine(settings)),

@@ -90,6 +90,12 @@ def is_repacked(shape: ModelShape) -> bool:
     return method in {"awq", "awq_marlin", "gptq", "gptq_marlin"}
 
 
+def is_nvfp4(shape: ModelShape) -> bool:
+    """Whether the checkpoint's weights are NVIDIA's numbers of four bits."""
+    config = quantization_config(shape) or {}
+    return "nvfp4" in str(config.get("format") or config.get("quant_algo") or "").lower()
+
+
 def quantizes_cache(shape: ModelShape) -> bool:
     """Whether the checkpoint asks for keys and values in eight bits: vLLM's ``auto`` then means fp8.
 

@@ -186,6 +186,9 @@ def _longest(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
     if not known:
         return None
     longest = count_of(text, "model_max_length") or min(known)
+    stretched = rope_scaling(text).get("original_max_position_embeddings")
+    if rope_kind(text) == "yarn" and is_count(stretched):
+        return int(stretched * rope_factor(text))
     if rope_kind(text) in FAMILIES["positions"]["in_the_length"] or "gemma3" in str(outer.get("model_type")):
         return longest
     return int(longest * rope_factor(text))

@@ -1,6 +1,7 @@
-"""What early versions make of latent attention's weights once they are loaded: products of two matrices, kept beside both.
+"""What the engine makes of latent attention's weights once they are loaded: products of two matrices, or one of them unpacked.
 
-Source: process_weights_after_loading in vllm/attention/backends/mla/utils.py, 0.7.3 (0.7.1 to 0.7; later versions multiply as they go).
+Source: process_weights_after_loading in vllm/attention/backends/mla/utils.py, 0.7.3 (0.7.1 to 0.7; later versions multiply as they go,
+and keep the key-value projection of an FP8 checkpoint in half precision beside it).
 Of a query of A inputs, N heads on a rank, latent vectors of C, rotary dimensions R and H outputs a layer keeps ``A * N * C`` and
 ``N * C * H`` elements, of one byte where the checkpoint is in FP8; ``A * N * R``, and of a quantised checkpoint the whole
 key-value projection, in half precision.
@@ -26,12 +27,17 @@ def absorbed_bytes(shape: ModelShape, version: Version, *, ranks: int, layers: i
         layers: layers on the rank.
     """
     latent = shape.number("kv_lora_rank")
-    if not latent or not keeps_latent(shape) or not rows_of("absorbed_weights", version):
+    rule = next(iter(rows_of("absorbed_weights", version)), None)
+    if not latent or not keeps_latent(shape) or rule is None:
         return 0
     config = quantization_config(shape)
+    is_fp8 = config is not None and config.get("quant_method") == "fp8"
     heads, query = -(-shape.heads // ranks), shape.number("q_lora_rank") or shape.hidden
     rotary, plain, value = (shape.number(name) or 0 for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
-    element = 1 if config is not None and config.get("quant_method") == "fp8" else shape.dtype_bytes
+    unpacked = heads * latent * (plain + value) * shape.dtype_bytes
+    if not rule["products"]:
+        return layers * unpacked if is_fp8 else 0
+    element = 1 if is_fp8 else shape.dtype_bytes
     products = heads * latent * (query + shape.hidden) * element
-    copies = query * rotary + (latent * (plain + value) if config is not None else 0)
-    return layers * (products + heads * copies * shape.dtype_bytes)
+    copies = heads * query * rotary * shape.dtype_bytes + (unpacked if config is not None else 0)
+    return layers * (products + copies)

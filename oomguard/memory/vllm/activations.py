@@ -2,7 +2,8 @@
 
 ``max(bytes_per_logit * R * V + sampler_base, T * (3 * I + 2 * H) * element + step_base) + workspace``, with R max_num_seqs, V
 the vocabulary, T max_num_batched_tokens, I the MLP's width and H the hidden size; workspaces.py has what experts and sparse
-attention work in. constants.toml has the constants by version and model runner, with their sources.
+attention work in. Where the experts' workspace is kept, attention stands beside it, which takes more than such a model's MLP.
+constants.toml has the constants by version and model runner, with their sources.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from oomguard.memory.constants import constant, since, tables
 from oomguard.memory.model.quantized import is_repacked
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.model_runner import model_runner
+from oomguard.memory.vllm.token_elements import fp8_inputs, mixer_elements
 from oomguard.memory.vllm.workspaces import has_indexer, workspace_bytes
 
 # prompt_logprobs: in the first model runner logits, the fp32 copy of those in half precision, and their log-softmax in fp32 (10
@@ -81,8 +83,12 @@ def peak_activation(
     rows = min(rows, step_tokens)
     sampler = round(row["bytes_per_logit"] * rows * shape.vocab) + row["sampler_base_bytes"] if last_stage else 0
     width = -(-_mlp_width(shape) // tensor_parallel_size)
-    step = step_tokens * _step_elements(shape, version, width, tensor_parallel_size, eager=eager) * element
-    step += row["step_base_bytes"]
+    experts = 1 if whole_experts else tensor_parallel_size
+    states = _hidden_states(version, tensor_parallel_size, eager=eager) * shape.hidden
+    token = (states + _mlp_elements(shape, version, width, eager=eager)) * element + fp8_inputs(shape, experts)
+    if since("kept_workspace_since", version):
+        token = max(token, (states + mixer_elements(shape, tensor_parallel_size)) * element)
+    step = step_tokens * token + row["step_base_bytes"]
     step = max(step, _attention(shape, version, rows, step_tokens, longest_tokens, tensor_parallel_size))
     if has_indexer(shape):
         held = 2 * step_tokens * shape.hidden * element
@@ -96,7 +102,7 @@ def peak_activation(
         version,
         step_tokens=step_tokens,
         longest_tokens=longest_tokens,
-        expert_ranks=1 if whole_experts else tensor_parallel_size,
+        expert_ranks=experts,
     )
     kept = since("kept_workspace_since", version)
     total = max(sampler, step) + workspace if kept else max(sampler, step + workspace)
@@ -105,16 +111,27 @@ def peak_activation(
     return Peak(total, sampler, step, workspace, round(row["uncertainty_ratio"] * total), sampling)
 
 
-def _step_elements(shape: ModelShape, version: Version, width: int, ranks: int, *, eager: bool) -> int:
-    """Return the elements that one token takes at the peak of the MLP: its two inputs, its product, and hidden states.
+def _is_compiled(version: Version, *, eager: bool) -> bool:
+    return not eager and since("compiled_since", version)
 
-    A compiled step has two hidden states at once. An eager one has three while the last projection runs, the residual, the layer's
-    input and its output, and the all-reduce of several ranks makes another. Marlin's kernels took room for their input once more.
+
+def _hidden_states(version: Version, ranks: int, *, eager: bool) -> int:
+    """Return how many hidden states of a token are there at the peak.
+
+    A compiled step has two at once. An eager one has three while the last projection runs, the residual, the layer's input and its
+    output, and the all-reduce of several ranks makes another.
     """
-    if not eager and since("compiled_since", version):
-        return 3 * width + 2 * shape.hidden
-    copied = width if is_repacked(shape) and not since("marlin_copies_until", version) else 0
-    return 3 * width + copied + (3 if ranks == 1 else 4) * shape.hidden
+    if _is_compiled(version, eager=eager):
+        return 2
+    return 3 if ranks == 1 else 4
+
+
+def _mlp_elements(shape: ModelShape, version: Version, width: int, *, eager: bool) -> int:
+    """Return the elements that one token takes in the MLP: its two inputs and its product; Marlin's kernels took room for their input."""
+    repacked = (
+        not _is_compiled(version, eager=eager) and is_repacked(shape) and not since("marlin_copies_until", version)
+    )
+    return (4 if repacked else 3) * width
 
 
 def _mlp_width(shape: ModelShape) -> int:

@@ -1,9 +1,10 @@
 """CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the bytes of each by measured starts.
 
-Each takes a base, and more for each other rank that a layer's all-reduces are with, of which a pipeline stage has its share. All
-share one pool, which the largest size makes: so many tokens of the hidden size. Experts take more once, quantized ones
-most, by measured starts alone. Drivers older than CUDA 12.4's take several times as much for all of it.
-constants.toml has the sizes by version with their sources, fitted.toml the bytes that a fit found.
+Each takes a base, more for each layer, and more again where NCCL's all-reduces without links are captured with it: those over links,
+and vLLM's own custom ones between two GPUs, take nothing. All share one pool, which the largest size makes: so many tokens of the
+hidden size. Experts take more once, quantized ones most, by measured starts alone. Blackwell's take less, drivers older than CUDA
+12.4's several times as much for all of it. graph_buffers.py has what a formula gives. constants.toml has the sizes by version with
+their sources, fitted.toml the bytes that a fit found.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from oomguard.memory.model.drafts import read_speculation
 from oomguard.memory.model.quantized import quantization_config
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.first_engine import by_engine
-from oomguard.memory.vllm.known_gpu import is_rocm
+from oomguard.memory.vllm.graph_buffers import fp4_scales_bytes, graph_buffers_bytes
+from oomguard.memory.vllm.known_gpu import architecture_of, has_custom_allreduce, has_nvlink, is_rocm
 from oomguard.memory.vllm.start import VllmSettings
 
 # Sizes go by one step up to here and by the version's own beyond.
@@ -53,7 +55,10 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
         return NO_GRAPHS
     counts = graph_counts(settings, shape)
     prior = constant("cudagraphs", by_engine(settings))
-    size = driver_ratio(settings.driver_version) * sum(prior[name] * count for name, count in counts.items())
+    fitted = graphs_ratio(settings, prior["blackwell_ratio"]) * sum(
+        prior[name] * count for name, count in counts.items()
+    )
+    size = fitted + graph_buffers_bytes(settings, shape, largest_decode_step(settings))
     return Graphs(
         captured_graphs(settings),
         round(size),
@@ -71,16 +76,31 @@ def graph_counts(settings: VllmSettings, shape: ModelShape) -> dict[str, float]:
     """
     sizes = captured_sizes_of(settings)
     graphs = captured_graphs(settings)
-    peers = shape.layers * (settings.tensor_parallel_size - 1) / settings.pipeline_parallel_size
+    layers = graphs * shape.layers / settings.pipeline_parallel_size
+    nccl = settings.tensor_parallel_size > 1 and not has_nvlink(settings) and not has_custom_allreduce(settings)
     experts = int((shape.number("num_experts") or 0) > 1)
     quantized = settings.quantization is not None or quantization_config(shape) is not None
     return {
         "bytes": graphs,
+        "bytes_per_layer": layers,
+        "bytes_per_layer_without_links": layers * nccl,
         "bytes_per_token_and_hidden": max(sizes, default=0) * shape.hidden,
-        "bytes_per_layer_and_peer": graphs * peers,
         "bytes_of_experts": experts,
         "bytes_of_quantized_experts": experts * quantized,
+        "copies_of_fp4_scales": fp4_scales_bytes(settings, shape),
     }
+
+
+def graphs_ratio(settings: VllmSettings, blackwell_ratio: float) -> float:
+    """Return by how much graphs take more or less than those of other GPUs with a newer driver.
+
+    Args:
+        settings: vLLM's settings.
+        blackwell_ratio: what those of Blackwell take of others', where its memory is its own.
+    """
+    ratio = driver_ratio(settings.driver_version)
+    blackwell = architecture_of(settings) == "blackwell" and not settings.unified_memory
+    return ratio * blackwell_ratio if blackwell else ratio
 
 
 def driver_ratio(driver_version: str | None) -> float:
@@ -131,6 +151,12 @@ def captured_graphs(settings: VllmSettings) -> int:
         graphs += sum(tokens <= size <= rows * tokens for size in sizes)
     doubled = settings.enable_lora and since("lora_doubles_graphs_since", settings.version)
     return 2 * graphs if doubled else graphs
+
+
+def largest_decode_step(settings: VllmSettings) -> int:
+    """Return the tokens of the largest captured step that only decodes."""
+    most = (settings.max_num_seqs or 1) * _request_tokens(settings)
+    return max((size for size in captured_sizes_of(settings) if size <= most), default=0)
 
 
 def captured_sizes_of(settings: VllmSettings) -> set[int]:

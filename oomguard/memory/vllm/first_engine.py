@@ -11,7 +11,7 @@ from typing import Final
 from packaging.version import Version
 
 from oomguard.memory.constants import rows_of, since
-from oomguard.memory.vllm.known_gpu import known_gpu
+from oomguard.memory.vllm.known_gpu import architecture_of
 from oomguard.memory.vllm.start import VllmSettings
 
 # What the first engine's tables are read by where a version has both.
@@ -32,6 +32,6 @@ def is_first_engine(settings: VllmSettings) -> bool:
     row = next(iter(rows_of("first_engine", settings.version)), None)
     if row is None or settings.device == "cpu":
         return False
-    old = (known_gpu(settings) or {}).get("architecture") in row["architectures"]
+    old = architecture_of(settings) in row["architectures"]
     stages = settings.pipeline_parallel_size > 1 and row.get("stages", False)
     return old or stages or (settings.enable_lora and row.get("lora", False))

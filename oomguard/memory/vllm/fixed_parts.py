@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
 
 from oomguard.memory.constants import constant, since
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.cuda_graphs import cuda_graphs
-from oomguard.memory.vllm.known_gpu import fused_allreduce_bytes, has_nvlink, is_rocm
+from oomguard.memory.vllm.known_gpu import (
+    UNLINKED_RANKS,
+    fused_allreduce_bytes,
+    has_nvlink,
+    is_hopper_or_later,
+    is_rocm,
+)
 from oomguard.memory.vllm.model_runner import model_runner
 from oomguard.memory.vllm.start import VllmSettings
-
-# The most ranks between which vLLM makes a custom all-reduce without links: vllm/distributed/device_communicators/custom_all_reduce.py.
-_UNLINKED_RANKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,15 @@ def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
     version, ranks = settings.version, settings.tensor_parallel_size
     linked = int(ranks > 1 and has_nvlink(settings))
-    where = {"tensor_ranks": ranks, "stages": settings.pipeline_parallel_size, "nvlink": linked}
-    other = constant("non_torch", version, **where, unified=int(settings.unified_memory))
+    where = {
+        "unified": int(settings.unified_memory),
+        "nvlink": linked,
+        "tensor_ranks": ranks,
+        "stages": settings.pipeline_parallel_size,
+        "rocm": int(is_rocm(settings)),
+        "hopper": int(is_hopper_or_later(settings)),
+    }
+    other = constant("non_torch", version, **where)
     graphs, counted = cuda_graphs(settings, shape), counts_graphs(settings, shape)
     graphs_uncertainty = graphs.uncertainty_bytes if counted else 0
     return FixedParts(
@@ -85,7 +94,7 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 
 def _left_out(settings: VllmSettings, linked: int) -> int:
     """Return what the priors hold of a custom all-reduce that is switched off: more than two ranks have one over links only."""
-    off = settings.disable_custom_all_reduce and (linked or settings.tensor_parallel_size == _UNLINKED_RANKS)
+    off = settings.disable_custom_all_reduce and (linked or settings.tensor_parallel_size == UNLINKED_RANKS)
     return int(constant("custom_allreduce", settings.version)["bytes"]) if off else 0
 
 

@@ -24,6 +24,7 @@ _EMBEDDING: Final = re.compile(
 )
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)(?:\.weight)?$")
 _KEYS_VALUES: Final = re.compile(r"\.(?:k_proj|v_proj|key|value)\.(?!.*norm)")
+_QUERIES: Final = re.compile(r"\.q_proj\.")
 _KEYS: Final = re.compile(r"self_attn\.k_proj\.")
 _FUSED_ATTENTION: Final = re.compile(r"\.(?:qkv_proj|query_key_value|c_attn|Wqkv)\.")
 # MTP layers under names of their own; other families number them behind the last layer.
@@ -90,7 +91,7 @@ def rank_weights(
     stages = stage_layers(shape.layers, pipeline_parallel_size)
     totals = [0.0] * pipeline_parallel_size
     plain: dict[tuple[int, str], float] = {}
-    has_head, embeddings, twice = False, 0.0, _keys_for_values(shape)
+    has_head, embeddings, growing = False, 0.0, _growing(shape)
     tied = bool(shape.config.get("tie_word_embeddings") or shape.outer.get("tie_word_embeddings"))
     for parameter in parameters:
         layer = _LAYER.search(parameter.name)
@@ -102,7 +103,7 @@ def rank_weights(
         share = parameter.bytes / _ranks_of(
             parameter, shape, tensor_parallel_size, expert_ranks or tensor_parallel_size
         )
-        share *= _grown(parameter, twice, expert_padding)
+        share *= _grown(parameter, growing, expert_padding)
         if mtp:
             stage = pipeline_parallel_size - 1
         elif layer and not of_encoder(parameter.name):
@@ -179,21 +180,29 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
     return ranks
 
 
-def _keys_for_values(shape: ModelShape) -> frozenset[int]:
-    """Return the layers whose keys stand for the values: the engine loads them as both.
+def _growing(shape: ModelShape) -> Mapping[int, tuple[re.Pattern[str], float]]:
+    """Return by which factor a projection of each of these layers grows when it is loaded, for Gemma 4.
 
-    Source: _weight_iterator in vllm/model_executor/models/gemma4.py, 0.20 to 0.27.
+    Keys that stand for the values are loaded as both. Layers that share the keys and values of another have room for their own all the
+    same, beside their queries. Source: _weight_iterator and Gemma4Attention in vllm/model_executor/models/gemma4.py, 0.20 to 0.27.
     """
-    if not shape.model_type.startswith(GEMMA4) or not shape.config.get("attention_k_eq_v"):
-        return frozenset()
-    return frozenset(i for i, kind in enumerate(layer_kinds(shape)) if kind == "full")
+    if not shape.model_type.startswith(GEMMA4):
+        return {}
+    found: dict[int, tuple[re.Pattern[str], float]] = {}
+    for number, kind in enumerate(layer_kinds(shape)):
+        if kind == "full" and shape.config.get("attention_k_eq_v"):
+            found[number] = (_KEYS, 2.0)
+        elif kind == "none":
+            found[number] = (_QUERIES, 1 + 2 * shape.kv_heads / shape.heads)
+    return found
 
 
-def _grown(parameter: Parameter, twice: frozenset[int], expert_padding: float) -> float:
+def _grown(parameter: Parameter, growing: Mapping[int, tuple[re.Pattern[str], float]], expert_padding: float) -> float:
     """Return by which factor a parameter grows when it is loaded."""
     layer = _LAYER.search(parameter.name)
-    if layer and int(layer.group(1)) in twice and _KEYS.search(parameter.name):
-        return 2
+    projection, factor = growing.get(int(layer.group(1)), (None, 1.0)) if layer else (None, 1.0)
+    if projection is not None and projection.search(parameter.name) and not of_encoder(parameter.name):
+        return factor
     return expert_padding if parameter.of_experts else 1
 
 

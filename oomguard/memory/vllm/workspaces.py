@@ -56,10 +56,10 @@ def _indexer(shape: ModelShape, version: Version, longest_tokens: int) -> int:
     rule = constant("indexer_requests", version)
     long = longest_tokens > rule.get("long_tokens", longest_tokens)
     requests = rule["requests_of_long"] if long else rule["requests"]
-    return int(requests) * (longest_tokens // _compressed(shape)) * (dim + _SCALE_BYTES * -(-dim // _SCALED_ELEMENTS))
+    return int(requests) * (longest_tokens // compressed(shape)) * (dim + _SCALE_BYTES * -(-dim // _SCALED_ELEMENTS))
 
 
-def _compressed(shape: ModelShape) -> int:
+def compressed(shape: ModelShape) -> int:
     """Return how many tokens one key of the indexer stands for, in models whose layers compress.
 
     Of the ratios only the least has an indexer; the layers of the others attend to all keys. Source:

@@ -148,6 +148,9 @@ def test_a_damaged_configuration_is_read_or_refused_by_name(damage):
     [
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 4 * 131072, 4 * 131072),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072, 131072),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072, 131072),
+        ({"rope_scaling": {"type": "yarn", "factor": 3.0, "original_max_position_embeddings": 262144}}, 786432, 786432),
+        ({"rope_scaling": {"type": "yarn", "factor": 3.0}}, 131072, 131072),
         ({"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 4096}, 131072, 4096),
         ({"model_max_length": 262144}, 262144, 262144),
         ({"n_positions": 1024}, 1024, 1024),

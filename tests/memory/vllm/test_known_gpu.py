@@ -8,8 +8,11 @@ import pytest
 from packaging.version import Version
 
 from oomguard.memory.vllm.known_gpu import (
+    architecture_of,
     fused_allreduce_bytes,
+    has_custom_allreduce,
     has_nvlink,
+    is_hopper_or_later,
     is_rocm,
     known_gpu,
     mxfp4_padding,
@@ -34,6 +37,8 @@ def on(total_gib: float, name: str | None = None, **changes: object) -> VllmSett
         (93.1, "NVIDIA H100 NVL", "H100 NVL"),
         (94.97, None, "RTX PRO 6000"),
         (33.0, None, None),
+        (24.0, None, None),  # an AMD of that size is one by its name only
+        (24.0, "AMD Radeon RX 7900 XTX", "RX 7900 XTX"),
     ],
 )
 def test_a_gpu_is_known_by_its_name_else_by_its_size(total_gib, name, found):
@@ -89,3 +94,33 @@ def test_experts_without_a_gate_are_padded_where_the_gpu_computes_in_four_bits()
     assert nvfp4_padding(on(15.47, "RTX 5070 Ti"), 928) == 1024 / 928
     assert nvfp4_padding(on(15.47, "RTX 5070 Ti"), 1024) == 1
     assert nvfp4_padding(on(79.25, "A100"), 928) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "architecture", "later"),
+    [
+        (on(79.19), "hopper", True),
+        (on(24.0, "NVIDIA RTX PRO 4500 Blackwell"), "blackwell", False),
+        (on(178.35), "blackwell", True),
+        (on(79.19, "NVIDIA RTX 6000 Ada Generation"), "ada", False),
+        (on(24.0, "some card"), None, False),
+    ],
+)
+def test_an_architecture_is_a_known_gpus_or_what_its_name_says(settings, architecture, later):
+    assert architecture_of(settings) == architecture
+    assert is_hopper_or_later(settings) is later
+
+
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        (on(79.19), True),
+        (on(79.19, disable_custom_all_reduce=True), False),
+        (on(79.19, tensor_parallel_size=1), False),
+        (on(44.42), True),
+        (on(44.42, tensor_parallel_size=4), False),
+        (on(23.65, "RTX 4090"), False),  # reads no other GPU's memory
+    ],
+)
+def test_vllm_has_an_all_reduce_of_its_own_over_links_and_between_two_that_read_each_other(settings, own):
+    assert has_custom_allreduce(settings) is own

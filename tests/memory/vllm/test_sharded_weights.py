@@ -212,6 +212,17 @@ def test_keys_that_stand_for_the_values_are_loaded_as_both():
     assert rank_weights([Parameter(keys.format(2), (16, 64), 2048)], shape).fullest_bytes == without + 2048
 
 
+def test_layers_that_share_keys_and_values_have_room_for_their_own_beside_their_queries():
+    config = {**LLAMA, "model_type": "gemma4_text", "num_kv_shared_layers": 1}
+    shape, queries = read_shape(config), "model.layers.{}.self_attn.q_proj.weight"
+    without, last = rank_weights([], shape).fullest_bytes, shape.layers - 1
+    size = 64 * 64 * 2
+
+    held = rank_weights([Parameter(queries.format(last), (64, 64), size)], shape).fullest_bytes - without
+    assert held == size + size * 2 * shape.kv_heads // shape.heads
+    assert rank_weights([Parameter(queries.format(0), (64, 64), size)], shape).fullest_bytes == without + size
+
+
 def test_each_rank_has_the_whole_of_an_indexer():
     wide = [Parameter("model.layers.0.self_attn.indexer.wq_b.weight", (128, 64), 16384)]
     held = rank_weights(wide, SHAPE, tensor_parallel_size=8)
