@@ -24,7 +24,7 @@ from oomguard.observe.new_wording import NewWordings
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
-from oomguard.observe.text import PlainLine, peel, words_of
+from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
 from oomguard.observe.told_cause import MAX_TOLD, beside, with_told_cause
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
@@ -33,7 +33,6 @@ from oomguard.rules.signature import Quotation
 LOOK_BACK_LINES: Final = 6
 SEAM_LINES: Final = 2
 SEAM_CHARS: Final = 120
-INFO_CHARS: Final = 80
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
@@ -131,7 +130,7 @@ class Scanner:
 
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
         """Return the wordings whose anchor is cut by a wrapped line or by a segment's end."""
-        if not state.last or (not line.continued and " INFO " in text[:INFO_CHARS]):
+        if not state.last or (not line.continued and tells_no_failure(text)):
             return []  # a record of its own that tells no failure: no message was wrapped onto it
         before = [previous.text for _, previous, _ in state.last][-SEAM_LINES:]
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
