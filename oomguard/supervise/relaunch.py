@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import DEBUG
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
@@ -186,9 +186,14 @@ class Supervision:
         error = self._refused or (error_of(ended.status, incident) if ours is None else ours.why)
         measured = heard.comparable(ledger.patches) if heard is not None else {}
         failed = None if self._refused else incident
-        status, seconds = ended.status, ended.seconds
-        attempt = ledger.end(failed, error=error, exit_status=status, seconds=seconds, measured=measured)
-        self.keeper.end(attempt, last_start(heard, self._engine, self.launch), record_of(agreed))
+        seen: dict[str, Any] = {
+            "exit_status": ended.status,
+            "seconds": ended.seconds,
+            "measured": measured,
+            "ranks": record_of(agreed),
+        }
+        attempt = ledger.end(failed, error=error, **seen)
+        self.keeper.end(attempt, last_start(heard, self._engine, self.launch))
         self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
             learn(heard.scanner, self._engine, self.launch, self.keeper)
