@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import DEBUG
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
@@ -186,13 +186,10 @@ class Supervision:
         error = self._refused or (error_of(ended.status, incident) if ours is None else ours.why)
         measured = heard.comparable(ledger.patches) if heard is not None else {}
         failed = None if self._refused else incident
-        seen: dict[str, Any] = {
-            "exit_status": ended.status,
-            "seconds": ended.seconds,
-            "measured": measured,
-            "ranks": record_of(agreed),
-        }
-        attempt = ledger.end(failed, error=error, **seen)
+        status, ranks = ended.status, record_of(agreed)
+        attempt = ledger.end(
+            failed, error=error, exit_status=status, seconds=ended.seconds, measured=measured, ranks=ranks
+        )
         self.keeper.end(attempt, last_start(heard, self._engine, self.launch))
         self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
