@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,10 @@ def environment(page: Path, folder: Path, *, vllm: bool) -> dict[str, str]:
 
 
 def run(command: str, folder: Path, env: dict[str, str], until: str | None = None) -> list[str]:
-    """The lines that a command prints on both streams; a server is stopped once it has printed ``until``."""
+    """The lines that a command prints on both streams; a server is stopped once it has printed ``until``.
+
+    Raises TimeoutError where it has not ended after ``LIMIT_S``: it is then stopped, with what it started.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -126,16 +130,28 @@ def run(command: str, folder: Path, env: dict[str, str], until: str | None = Non
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            shown = line.rstrip().replace(port, PORT).replace(str(folder), "~")
-            shown = re.sub(rf"@{re.escape(socket.gethostname())}\b", "@node7", shown)  # whose name has any length
-            lines.append(re.sub(r"/\S*/\.venv\b", ".venv", shown))
-            if until is not None and until in line:
-                process.send_signal(signal.SIGTERM)
-                break
-        process.communicate(timeout=LIMIT_S)
+        late = threading.Event()
+        limit = threading.Timer(LIMIT_S, lambda: (late.set(), os.killpg(process.pid, signal.SIGTERM)))
+        limit.start()
+        try:
+            for line in process.stdout:
+                shown = line.rstrip().replace(port, PORT).replace(str(folder), "~")
+                shown = re.sub(rf"@{re.escape(socket.gethostname())}\b", "@node7", shown)  # whose name has any length
+                lines.append(re.sub(r"/\S*/\.venv\b", ".venv", shown))
+                if until is not None and until in line:
+                    process.send_signal(signal.SIGTERM)
+                    break
+            process.communicate(timeout=LIMIT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
+        finally:
+            limit.cancel()
+    if late.is_set():
+        raise TimeoutError(f"{command}\nhad not ended after {LIMIT_S} s; it printed:\n" + "\n".join(lines))
     while lines and not lines[-1]:
         lines.pop()
     return lines

@@ -153,7 +153,7 @@ def test_an_error_of_another_kind_comes_out_at_once(model):
     with beside(model):
         began_s = time.monotonic()
         assert not neighbours.have_ended(ValueError("my own mistake"), model)
-        assert time.monotonic() - began_s < 1
+        assert time.monotonic() - began_s < neighbours._MOST_WAIT_S / 2
 
 
 def test_a_call_that_cannot_be_made_again_comes_out_at_once(model, batch):
@@ -168,7 +168,7 @@ def test_a_call_that_cannot_be_made_again_comes_out_at_once(model, batch):
         began_s = time.monotonic()
         with oomguard.guard():
             model.generate(**batch, max_new_tokens=NEW, streamer=Streamer(), num_beams=1)
-    assert time.monotonic() - began_s < 4
+    assert time.monotonic() - began_s < neighbours._MOST_WAIT_S / 2
 
 
 def test_a_thread_that_waits_in_its_own_way_is_not_held_up_for_good(model, monkeypatch):

@@ -37,12 +37,19 @@ def holding(code: str, folder: Path) -> Iterator[Callable[[], None]]:
             process.kill()
 
 
-def names(files: OpenFiles, since_ns: int = 0) -> list[str]:
-    return sorted(Path(path).name for path in files.written(since_ns).values())
+@pytest.fixture
+def names(tmp_path: Path) -> Callable[..., list[str]]:
+    """The names of what was written in this test's folder: other tests' services may run in this process tree."""
+
+    def names(files: OpenFiles, since_ns: int = 0) -> list[str]:
+        written = [Path(path) for path in files.written(since_ns).values()]
+        return sorted(path.name for path in written if path.parent == tmp_path)
+
+    return names
 
 
 @pytest.mark.parametrize("mode", ["w", "a", "r+", "x"])
-def test_a_file_open_for_writing_is_found_once_it_has_been_written(mode, tmp_path):
+def test_a_file_open_for_writing_is_found_once_it_has_been_written(mode, tmp_path, names):
     if mode == "r+":
         (tmp_path / "out").write_text("before")
     since_ns, files = now_ns(), OpenFiles(os.getpid())
@@ -55,7 +62,7 @@ def test_a_file_open_for_writing_is_found_once_it_has_been_written(mode, tmp_pat
     assert names(files, since_ns) == ["out"]
 
 
-def test_a_file_that_is_only_read_or_was_written_before_is_not_found(tmp_path):
+def test_a_file_that_is_only_read_or_was_written_before_is_not_found(tmp_path, names):
     (tmp_path / "input").write_text("prompts")
     (tmp_path / "old").write_text("results")
     files = OpenFiles(os.getpid())
@@ -66,7 +73,7 @@ def test_a_file_that_is_only_read_or_was_written_before_is_not_found(tmp_path):
     assert names(files) == ["old"]
 
 
-def test_what_is_written_under_another_name_and_put_in_its_place_is_found(tmp_path):
+def test_what_is_written_under_another_name_and_put_in_its_place_is_found(tmp_path, names):
     files = OpenFiles(os.getpid())
     with holding("f = open('x.partial', 'w'); f.write('1'); f.close(); f = open('x.partial', 'a')", tmp_path):
         files.look()
@@ -75,7 +82,7 @@ def test_what_is_written_under_another_name_and_put_in_its_place_is_found(tmp_pa
     assert names(files) == ["x"]
 
 
-def test_what_is_gone_has_no_name_or_is_no_file_is_not_found(tmp_path):
+def test_what_is_gone_has_no_name_or_is_no_file_is_not_found(tmp_path, names):
     code = (
         "import os, socket, tempfile\n"
         "f = open('gone', 'w'); f.write('1'); f.flush()\n"
@@ -91,7 +98,7 @@ def test_what_is_gone_has_no_name_or_is_no_file_is_not_found(tmp_path):
     assert names(files) == []
 
 
-def test_the_whole_tree_is_looked_at(tmp_path):
+def test_the_whole_tree_is_looked_at(tmp_path, names):
     child = "f = open('out', 'w'); f.write('1'); f.flush(); print(flush=True); import time; time.sleep(60)"
     code = (
         "import subprocess\n"
@@ -106,7 +113,7 @@ def test_the_whole_tree_is_looked_at(tmp_path):
     assert names(files) == ["out"]
 
 
-def test_the_thread_looks_by_itself_and_ends(tmp_path, monkeypatch):
+def test_the_thread_looks_by_itself_and_ends(tmp_path, monkeypatch, names):
     monkeypatch.setattr(written_files, "FIRST_S", 0.0)
     files = OpenFiles(os.getpid())
     with holding("f = open('out', 'w'); f.write('1'); f.flush()", tmp_path):
