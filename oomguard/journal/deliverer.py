@@ -52,8 +52,9 @@ class Deliverer:
 
     def listen(self, orders: TextIO) -> None:
         """Take orders; end the process when the run is gone, or some time after one that has said that it ends."""
-        for line in orders:
-            self.take(json.loads(line))
+        with contextlib.suppress(OSError):  # the run went without having read an answer
+            for line in orders:
+                self.take(json.loads(line))
         if self._is_last.is_set():
             time.sleep(_AFTER_THE_RUN_S)
         os._exit(0)  # whatever is under way: it is in one transaction

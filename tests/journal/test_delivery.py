@@ -88,6 +88,25 @@ def test_it_ends_when_the_run_is_killed(writer, number):
     until(lambda: not Path(f"/proc/{pid}").exists() or tree.parent(pid) is None)
 
 
+def test_it_ends_at_once_when_a_run_is_killed_that_has_not_read_its_answer(database: str):
+    command = [sys.executable, "-c", WRITER, database]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        until(lambda: deliverers(running.pid))
+        (pid,) = deliverers(running.pid)
+
+        def is_there() -> bool:
+            with reading(Shared(database)) as connection:
+                return connection is not None and bool(past_runs(connection, Asked()))
+
+        until(is_there)
+        time.sleep(0.5)  # its answer comes behind it
+        killed_s = time.monotonic()
+        running.kill()
+        running.wait(LIMIT_S)
+        until(lambda: not Path(f"/proc/{pid}").exists() or tree.parent(pid) is None)
+        assert time.monotonic() - killed_s < 15  # without being told it stays for 30 s
+
+
 def test_where_it_is_gone_the_next_write_starts_another():
     journal = SharedJournal(AWAY)
     journal.begin(Record("one", 1, ["x"], {}, []))
