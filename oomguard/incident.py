@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.facts import Fact, FactValue, number_of
 from oomguard.kinds import NOT_OOM_KINDS, headline
@@ -237,7 +237,7 @@ class Attempt(Record):
     """One run under one group of settings: ``settings`` is all that oomguard changed so far, ``patches`` what is new.
 
     ``measured`` maps facts to what this attempt showed. ``exit_status`` is None for a call inside the process, whose
-    failure is ``error`` ("" for success).
+    failure is ``error`` ("" for success). ``ranks`` tells how each rank of a job ended it; None where no others were met.
     """
 
     number: int
@@ -248,6 +248,7 @@ class Attempt(Record):
     error: str = ""
     seconds: float = 0.0
     measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    ranks: Mapping[str, Any] | None = None
 
     @property
     def succeeded(self) -> bool:

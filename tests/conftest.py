@@ -152,6 +152,13 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
+def folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of this run share; a run without workers has its own: the parent is of all runs ever."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
 def shared() -> Path:
     """The team's folder beside the checkout: seeds, corpus, data."""
     folder = ROOT.parent / "shared"

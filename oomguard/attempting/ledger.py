@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.errors import DeadlineError
 from oomguard.facts import Fact, FactValue
@@ -137,11 +137,12 @@ class Ledger:
         exit_status: int | None = None,
         seconds: float | None = None,
         measured: Mapping[str, float] | None = None,
+        ranks: Mapping[str, Any] | None = None,
     ) -> Attempt:
-        """End the attempt under way with what was seen of it; ``seconds`` None: since it began."""
+        """End the attempt under way with what was seen of it; ``seconds`` None: since it began; ``ranks`` as ``Attempt`` has them."""
         took_s = time.monotonic() - self._attempt_began_s if seconds is None else seconds
         number, settings = len(self.attempts) + 1, dict(self.settings)
-        attempt = Attempt(number, settings, self.patches, incident, exit_status, error, took_s, measured or {})
+        attempt = Attempt(number, settings, self.patches, incident, exit_status, error, took_s, measured or {}, ranks)
         self.attempts.append(attempt)
         return attempt
 

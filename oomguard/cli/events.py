@@ -79,4 +79,4 @@ def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:
     from oomguard.report.json import json_line
 
     now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
-    return json_line({**fields, "event": event, "level": level, "timestamp": now})
+    return json_line({**fields, "event": event, "level": level, "logger": "oomguard", "timestamp": now})

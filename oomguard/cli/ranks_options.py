@@ -64,12 +64,12 @@ class RanksOptions:
 
             found = ranks_in_command(launch)
             own = None if found is None else Launched(**found)
+        if own is None and self.rendezvous is not None:
+            own = launched(environ, is_one_job=True)
+            if own is None:
+                why = "--rendezvous is for one of several ranks, and nothing tells which one this is"
+                raise UsageError(why, hint="--rank I --world-size N")
         if own is None:
-            if self.rendezvous is not None:
-                raise UsageError(
-                    "--rendezvous is for one of several ranks, and nothing tells which one this is",
-                    hint="--rank I --world-size N",
-                )
             return None
         from oomguard.ranks.of_a_job import RankOfAJob
         from oomguard.ranks.rendezvous import rendezvous
@@ -150,19 +150,22 @@ def ranks_options(function: F) -> F:
                 "--rank",
                 type=click.IntRange(min=0),
                 metavar="I",
-                help="Which rank of its job the command is. [default: as torchrun, srun or mpirun tells]",
+                help="Which rank of its job the command is, from 0: needed where no launcher tells. [default: as torchrun, srun, mpirun, "
+                "RANK and WORLD_SIZE, or vLLM's own options tell]",
             ),
             option(
                 "--world-size",
                 type=click.IntRange(min=1),
                 metavar="N",
-                help="How many ranks the job has, each under an oomguard of its own.",
+                help="How many ranks the job has, each under an oomguard run of its own: needed with --rank, else told as that is.",
             ),
             option(
                 "--rendezvous",
                 metavar="WHERE",
-                help="Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT of rank 0, ray, or none to have each "
-                "rank alone. [default: as the launcher offers]",
+                help="Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT of rank 0, ray (the cluster that runs "
+                "here), or none to have each rank alone. Needed with --rank, and for tasks of srun or mpirun without MASTER_ADDR, "
+                "which may be no ranks of one job. [default: the store at MASTER_ADDR:MASTER_PORT, on one host a folder of its "
+                "temporary files]",
             ),
             option(
                 "--rank-timeout",

@@ -54,7 +54,7 @@ def scheduler_options(function: F) -> F:
             option(
                 "--slurm-comment",
                 is_flag=True,
-                help="Make what the run does, and how it ended, the comment of its SLURM job.",
+                help="Make which attempt runs, and how the run ended, the comment of its SLURM job, in place of one it has.",
             ),
             option(
                 "--slurm-requeue",
@@ -159,4 +159,4 @@ def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
     from oomguard.schedulers.slurm import job_of
 
     job = job_of(os.environ, "the job's comment is not set")
-    return None if job is None else RunInJob(job, options.slurm_requeue)
+    return None if job is None else RunInJob(job, options.slurm_requeue, tells_first=options.slurm_comment)

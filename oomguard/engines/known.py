@@ -11,7 +11,7 @@ from typing import cast
 
 from oomguard.engines import no_insight
 from oomguard.engines.command import Launch
-from oomguard.engines.protocol import Handler, Insight, Launcher, SeenCallHandler, Shelf
+from oomguard.engines.protocol import Handler, Insight, KilledBefore, Launcher, SeenCallHandler, Shelf
 from oomguard.engines.watched_start import StartHandler
 
 
@@ -81,6 +81,18 @@ def shelf() -> Shelf | None:
     None where no engine that has a module ``shelf`` has one here.
     """
     return next((found for module in _modules("shelf") if (found := module.shelf()) is not None), None)
+
+
+def killed_before() -> KilledBefore | None:
+    """Return how often what this process runs now was killed for memory in others.
+
+    None where no engine that has a module ``retried`` tells of a kill.
+    """
+    for module in _modules("retried"):  # in each call of a guarded function: no generator
+        found = module.killed_before()
+        if found is not None:
+            return cast("KilledBefore", found)
+    return None
 
 
 def guarded_remotely(function: object, decorate: Callable[..., object]) -> object | None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from oomguard.engines.start_key import StartKey
 from oomguard.facts import Fact, FactValue
@@ -278,6 +278,14 @@ SeenCallHandler = Callable[
     ],
     Any,
 ]
+
+
+class KilledBefore(NamedTuple):
+    """That what runs now was killed for memory before: which run of it this is, how often, and by whom."""
+
+    run: str
+    times: int
+    by: str
 
 
 class Shelf(Protocol):

@@ -90,6 +90,8 @@ def _guarding(current: Guard, function: F) -> F:
             state.watch()
         if current.recording is not None:
             current.begin_recording()
+        if current.known.after_kill:
+            current.known.after_kill.tell_as_it_was()
         token = state.entered.set((*state.entered.get(), current))
         state.in_force.append(None)
         try:

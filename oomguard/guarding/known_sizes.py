@@ -6,10 +6,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.protocol import WatchedCall
 from oomguard.facts import FactValue
+
+if TYPE_CHECKING:
+    from oomguard.guarding.after_kill import AfterKill
 
 # Rows to come may be heavier than those that were measured.
 _MARGIN_RATIO: Final = 0.02
@@ -45,9 +48,10 @@ class KnownSizes:
         self._taken: dict[tuple[str, str], _Known] = {}
         self._lock = threading.Lock()
         self.on_learned: Callable[[Learned], object] | None = None
+        self.after_kill: AfterKill | None = None  # of a function that another process may have been killed over
 
     def __bool__(self) -> bool:
-        return bool(self._by_call or self._taken)
+        return bool(self._by_call or self._taken or self.after_kill)
 
     def learned(self) -> Learned:
         """Return what is known of calls that another process can tell again, as plain values."""
@@ -64,12 +68,16 @@ class KnownSizes:
             self._taken[call, model] = _Known(rows, tokens, row_bytes, None, varied=varied)
 
     def begin(self, call: WatchedCall, free_bytes: int | None) -> int:
-        """Return how many rows of a call to begin with: all of them unless an earlier call tells of fewer.
+        """Return how many rows of a call to begin with: all of them unless an earlier call, or a kill, tells of fewer.
 
         Args:
             call: the call that is to be made.
             free_bytes: what its device has free; None where nothing tells.
         """
+        rows = self._known_rows(call, free_bytes)
+        return self.after_kill.rows(call, rows) if call.model is None and self.after_kill else rows
+
+    def _known_rows(self, call: WatchedCall, free_bytes: int | None) -> int:
         known = self._known(call)
         if known is None or call.not_splittable is not None:
             return call.rows
@@ -103,6 +111,7 @@ class KnownSizes:
     ) -> None:
         """Note that parts of ``rows`` rows ran, each row with at most ``row_bytes``; after a failure the size is known anew."""
         known = self._known(call)
+        after_failure = after_failure or (rows < call.rows and call.model is None and bool(self.after_kill))
         if known is None and not after_failure:
             return
         self._keep(call, known, rows, row_bytes, after_failure=after_failure, varied=varied)

@@ -24,10 +24,12 @@ def state_of(guard: Guard) -> dict[str, Any]:
 
 def restore(guard: Guard, state: dict[str, Any]) -> None:
     """Make the guard of what ``state_of`` returned, with what others of its job have learned since."""
-    from oomguard.guarding.shared_sizes import share  # only a guard that was sent has others elsewhere
+    from oomguard.guarding.after_kill import AfterKill  # only a guard that was sent has others elsewhere
+    from oomguard.guarding.shared_sizes import share
 
     vars(guard).update(state)
     guard._lock, guard.known = threading.Lock(), KnownSizes()
     guard.recording = None if state["recording"] is None else Recording(state["recording"])
     guard.known.take(state["known"])
+    guard.known.after_kill = AfterKill(state["_name"], guard.policy)
     share(state["_name"], guard.known)

@@ -1,7 +1,8 @@
 """The process that brings what a run writes to the shared journal, while the run goes on.
 
 It reads orders, one JSON object a line, and answers alike: how far the run's file is delivered, or why it is not. It only reads that
-file. It leaves when there is nothing to do, and at once when the run is gone: what it has not delivered then, a later run delivers.
+file. It leaves when there is nothing to do, and at once when the run is killed: what it has not delivered then, a later run delivers.
+A run that has ended, and whose own file is delivered, does not wait for it: it goes on for a while with what earlier runs left behind.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TextIO
 
 from oomguard.journal.place import Shared
@@ -25,8 +27,9 @@ _BETWEEN_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 60.0
 # A run that serves for weeks keeps no process for what it writes once.
 _IDLE_S: Final = 30.0
-# Of runs that left something behind, in one run.
+# Of runs that left something behind, in one run; where that run has ended, no longer than so.
 _MOST_OF_OTHERS: Final = 100
+_AFTER_THE_RUN_S: Final = 60.0
 # The job comes first; the end of a run waits for it too.
 _NICE: Final = 5
 
@@ -48,9 +51,12 @@ class Deliverer:
         self._others_are_done = False
 
     def listen(self, orders: TextIO) -> None:
-        """Take orders; end the process when the run is gone."""
-        for line in orders:
-            self.take(json.loads(line))
+        """Take orders; end the process when the run is gone, or some time after one that has said that it ends."""
+        with contextlib.suppress(OSError):  # the run went without having read an answer
+            for line in orders:
+                self.take(json.loads(line))
+        if self._is_last.is_set():
+            time.sleep(_AFTER_THE_RUN_S)
         os._exit(0)  # whatever is under way: it is in one transaction
 
     def take(self, order: Mapping[str, Any]) -> None:
@@ -72,6 +78,11 @@ class Deliverer:
                 failed += 1
                 self._is_new.set()
             if is_last:
+                if failed == 0:
+                    with contextlib.suppress(
+                        Exception
+                    ):  # nobody is there any more to be told: the next run tries again
+                        self._deliver_others(lambda: False)
                 return
             pause_s = min(_LONGEST_PAUSE_S, _BETWEEN_S * 2 ** min(failed, 10)) * random.uniform(0.5, 1)  # noqa: S311
             self._is_last.wait(pause_s)
@@ -79,7 +90,7 @@ class Deliverer:
     def _deliver(self) -> bool:
         """Return whether all is delivered that was asked for."""
         try:
-            from oomguard.journal.delivering import deliver, deliver_left_behind
+            from oomguard.journal.delivering import deliver
 
             number, end = self._asked
             start = self._done[1] if self._done[0] == number else 0  # the run emptied its file
@@ -88,18 +99,27 @@ class Deliverer:
                 deliver(self._shared, rows)
             self._done = (number, end)
             self._answer(round=number, end=end)
-            if not self._others_are_done and not self._is_last.is_set():
-                deliver_left_behind(self._shared, _MOST_OF_OTHERS)
-                self._others_are_done = True
+            self._deliver_others(self._is_last.is_set)  # the run's own come first, and its end waits for them
         except Exception as error:  # noqa: BLE001 - of the database, its driver or the disk: it waits, and the job goes on
             hint = getattr(error, "hint", None)
             self._answer(failure=f"{error}; {hint}" if hint else str(error))
             return False
         return True
 
+    def _deliver_others(self, is_over: Callable[[], bool]) -> None:
+        """Deliver, once, what runs before left behind."""
+        from oomguard.journal.delivering import deliver_left_behind
+
+        if not self._others_are_done and not is_over():
+            deliver_left_behind(self._shared, _MOST_OF_OTHERS, is_over)
+            self._others_are_done = not is_over()
+
     def _answer(self, **fields: object) -> None:
-        self._answers.write(f"{json_line(fields)}\n")
-        self._answers.flush()
+        with (
+            contextlib.suppress(OSError) if self._is_last.is_set() else contextlib.nullcontext()
+        ):  # the run may be gone
+            self._answers.write(f"{json_line(fields)}\n")
+            self._answers.flush()
 
 
 def main() -> None:

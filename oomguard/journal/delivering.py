@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -55,8 +55,10 @@ def deliver(shared: Shared, rows: Sequence[Mapping[str, Any]]) -> None:
                 told_of |= {session: told.ran} if told.ran is not None else {}
 
 
-def deliver_left_behind(shared: Shared, most: int | None = None) -> Delivered:
-    """Deliver what runs left behind that are over, the oldest first, ``most`` of them at most.
+def deliver_left_behind(
+    shared: Shared, most: int | None = None, is_over: Callable[[], bool] = lambda: False
+) -> Delivered:
+    """Deliver what runs left behind that are over, the oldest first, ``most`` of them at most, and none once it ``is_over``.
 
     Raises:
         JournalError: as ``deliver`` does.
@@ -80,7 +82,7 @@ def deliver_left_behind(shared: Shared, most: int | None = None) -> Delivered:
                 continue
             path.unlink(missing_ok=True)
             attempts, runs = attempts + attempts_in(rows), runs + bool(rows)
-            if runs == most:
+            if runs == most or is_over():
                 break
     still = [path for path in waiting(folder_of(shared)) if path not in left]
     return Delivered(attempts, runs, len(still), left)

@@ -21,13 +21,15 @@ from typing import Any, Final
 
 from oomguard import clean_start
 from oomguard.journal.place import Shared
-from oomguard.journal.spool import Spool, attempts_in, read_from
+from oomguard.journal.spool import Spool, attempts_in, read_from, waiting
 from oomguard.report.json import json_line
 
 _MODULE: Final = "oomguard.journal.deliverer"
 _AT_ONCE: Final = 65536
 # Python's lock is held until a process that is started has its program: the write that asked for it has returned by then.
 _START_S: Final = 0.03
+# Processes that go on when their run has ended: kept, as Python warns of one that is forgotten before it has ended.
+_left: Final[list[subprocess.Popen[bytes]]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Undelivered:
 
 
 class Delivery:
-    """Has what a run writes delivered. The process that does it ends with this one: nothing waits for it.
+    """Has what a run writes delivered. Nothing waits for the process that does it; it ends with this one, or soon after it.
 
     Args:
         shared: where to.
@@ -92,8 +94,8 @@ class Delivery:
                 if self._failure or self._process is not None:
                     break
             is_gone = self._process is None
-            self._end()
             rows, _end = read_from(self._spool.fd, self._delivered)
+            self._leave() if not rows and self._others_wait() else self._end()
         why = "the process that delivers ended" if is_gone else f"the database had not taken it after {wait_s:g} s"
         command = f"oomguard history --deliver --journal {shlex.quote(str(self._shared))}"
         return Undelivered(attempts_in(rows), self._failure or why, command) if rows else None
@@ -104,6 +106,17 @@ class Delivery:
         self._tell(is_last=True)
         while self._process is not None and self._delivered < self._spool.size and time.monotonic() < until:
             self._hear(until - time.monotonic())
+
+    def _others_wait(self) -> bool:
+        """Return whether runs before left something behind, which a run shorter than a delivery has not brought either."""
+        return any(path != self._spool.path for path in waiting(self._spool.path.parent))
+
+    def _leave(self) -> None:
+        """Have the process go on with that, and wait for nothing: it is nobody's child any more when this process has ended."""
+        if self._process is not None:
+            self._tell(is_last=True)
+            self._process.leave()
+            self._process = None
 
     def _start(self) -> None:
         self._is_over.wait(_START_S)
@@ -184,6 +197,11 @@ class _Process:
             return None
         *lines, self._said = (self._said + said).split(b"\n")
         return [json.loads(line) for line in lines] if said else None
+
+    def leave(self) -> None:
+        """Let it go on, and hear it no more."""
+        _left.append(self._process)
+        self._socket.close()
 
     def end(self) -> None:
         """End it; what it has under way is in one transaction."""

@@ -32,9 +32,10 @@ _ATTEMPT: Final = tuple(
         *("started_at", "ended_at", "exit_status", "error"),
     )
 )
-# Of a list kind and cause are enough: an incident holds pages of evidence.
+# Of a list kind, cause and ranks are enough: an incident holds pages of evidence.
 _KIND: Final = ATTEMPT.c.incident["kind"].as_string()
 _CAUSE: Final = ATTEMPT.c.incident[("causes", 0, "id")].as_string()
+_RANKS: Final = ATTEMPT.c.incident["ranks"].as_json()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def _failed() -> ColumnElement[bool]:
 
 def _attempts(database: Connection, sessions: list[str], *, in_full: bool) -> dict[str, tuple[PastAttempt, ...]]:
     found: dict[str, tuple[PastAttempt, ...]] = {}
-    told = (ATTEMPT.c.incident,) if in_full else (ATTEMPT.c.incident.is_not(None), _KIND, _CAUSE)
+    told = (ATTEMPT.c.incident,) if in_full else (ATTEMPT.c.incident.is_not(None), _KIND, _CAUSE, _RANKS)
     asked = select(*_ATTEMPT, *told).order_by(ATTEMPT.c.session, ATTEMPT.c.number)
     for part in (sessions[at : at + _AT_ONCE] for at in range(0, len(sessions), _AT_ONCE)):
         rows = database.execute(asked.where(ATTEMPT.c.session.in_(part)))
@@ -160,16 +161,17 @@ def _attempt(row: Sequence[Any]) -> PastAttempt:
         why if why else "" if said or status in {0, None} else status_in_words(status),
         0.0 if ended_at is None else max(0.0, ended_at - began_at),
         numbers_of(mapped(measured)),
+        ranks if isinstance(ranks := said.get("ranks"), dict) else None,
     )
     return PastAttempt(attempt, words_of(command), began_at, ended_at, numbers_of(mapped(predicted)), why)
 
 
 def _incident(*told: Any) -> dict[str, Any]:
-    """Return an incident that was read whole, or of which kind and cause were."""
+    """Return an incident that was read whole, or of which kind, cause and ranks were."""
     if len(told) == 1:
         return told[0] if isinstance(told[0], dict) else {}
-    is_there, kind, cause = told
-    return {"kind": kind, "causes": [{"id": cause}]} if is_there else {}
+    is_there, kind, cause, ranks = told
+    return {"kind": kind, "causes": [{"id": cause}], "ranks": ranks} if is_there else {}
 
 
 def words_of(text: str) -> tuple[str, ...]:

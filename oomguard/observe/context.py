@@ -181,6 +181,11 @@ class Context:
         """Return the facts of all processes, each as last printed."""
         return {name: fact for facts in self.by_process.values() for name, fact in facts.items()}
 
+    def numbers(self) -> dict[str, float]:
+        """Return the figures of all processes, each as last printed."""
+        told = ((name, fact.value) for name, fact in self.all_facts().items())
+        return {name: value for name, value in told if isinstance(value, (int, float)) and not isinstance(value, bool)}
+
     def facts_for(self, process: str | None) -> dict[str, Fact]:
         """Return what is known by now of a failure of ``process``: its own lines count over those of others."""
         merged: dict[str, Fact] = {}

@@ -23,6 +23,9 @@ ABOVE_CHARS: Final = 1500
 TOLD_CHARS: Final = 400
 # From the beginning of a word, so that a long word is tried once; scripts without spaces write a name behind the word before it.
 _NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z", re.ASCII)
+_EXCEPTION_LINE: Final = re.compile(
+    r"^[ \t]*(?:Caused by: )?(?:\w+\.)*\w*(?:Error|Exception)(?:\(|:|$)", re.MULTILINE | re.ASCII
+)
 _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
 
 
@@ -63,7 +66,7 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
     facts = captured(found)
     start, stop = found.span()
     if signature.clauses:
-        limit = min(start + CLAUSE_CHARS, _next_message(signature, wording, text, stop, time))
+        limit = min(start + CLAUSE_CHARS, _next_message(signature, wording, window, stop, time))
         for clause in signature.clauses:
             part = time.search(clause, text, pos=start, endpos=limit)
             if part is not None:
@@ -76,11 +79,19 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
     return Hit(signature, wording, window.index(start), window.index(stop - 1), stop - start, message, facts, start)
 
 
-def _next_message(signature: Signature, own: Wording, text: str, position: int, time: SearchTime) -> int:
-    """Return where the next message of this signature begins: clauses behind it belong to that one."""
+def _next_message(signature: Signature, own: Wording, window: Window, position: int, time: SearchTime) -> int:
+    """Return where the message that ends behind a position is over: clauses behind it belong to another one.
+
+    That is where the next one of its signature begins, with its line, or an exception of any name, or a record of the log that tells
+    no failure.
+    """
+    text = window.text
     headlines = [w.pattern for w in signature.wordings if "(?P<tried>" in w.pattern.pattern]
-    later = (time.search(p, text, pos=position) for p in (headlines or [own.pattern]))
-    return min((m.start() for m in later if m is not None), default=len(text))
+    later = [time.search(p, text, pos=position) for p in (headlines or [own.pattern])]
+    ends = [max(position, text.rfind("\n", 0, m.start()) + 1) for m in later if m is not None]
+    named = _EXCEPTION_LINE.search(text, position)
+    record = window.next_record(position)
+    return min((*ends, *([named.start()] if named else []), *([] if record is None else [record])), default=len(text))
 
 
 def captured(found: Any) -> dict[str, Fact]:

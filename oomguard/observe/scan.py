@@ -21,10 +21,11 @@ from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.hits import Hit, best_of, match, quoted
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
 from oomguard.observe.new_wording import NewWordings
+from oomguard.observe.own_reports import OwnReports
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
-from oomguard.observe.text import PlainLine, peel, words_of
+from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
 from oomguard.observe.told_cause import MAX_TOLD, beside, with_told_cause
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
@@ -33,7 +34,6 @@ from oomguard.rules.signature import Quotation
 LOOK_BACK_LINES: Final = 6
 SEAM_LINES: Final = 2
 SEAM_CHARS: Final = 120
-INFO_CHARS: Final = 80
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
@@ -76,6 +76,7 @@ class Scanner:
         self._open: list[tuple[_Stream, Window]] = []
         self.found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
+        self._own = OwnReports()
         self._finder: Finder | None = None
         self.new_wordings = NewWordings(rules.lexicon if new_wordings else None, rules.told)
         self._looked = 0
@@ -101,8 +102,10 @@ class Scanner:
             state.last.clear()
             self._looked = max(self._looked, _FINDER_AFTER)  # a finder has left lines out: it is ready
             return
-        state.order += 1
         plain = peel(line.text)
+        if self._own.takes(line, plain, stream):
+            return
+        state.order += 1
         for owner, window in self._open:
             if owner is state:
                 window.extend(line, plain, state.order)
@@ -131,7 +134,7 @@ class Scanner:
 
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
         """Return the wordings whose anchor is cut by a wrapped line or by a segment's end."""
-        if not state.last or (not line.continued and " INFO " in text[:INFO_CHARS]):
+        if not state.last or (not line.continued and tells_no_failure(text)):
             return []  # a record of its own that tells no failure: no message was wrapped onto it
         before = [previous.text for _, previous, _ in state.last][-SEAM_LINES:]
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
@@ -236,11 +239,7 @@ class Scanner:
     @property
     def measured(self) -> dict[str, float]:
         """What the run measured of itself: the figures outside failures, as last printed, by fact and in its unit."""
-        return {
-            name: fact.value
-            for name, fact in self._context.all_facts().items()
-            if isinstance(fact.value, (int, float)) and not isinstance(fact.value, bool)
-        }
+        return self._context.numbers()
 
     def death(self) -> Incident | None:
         """Close the streams and return the death of the engine that started last, None if it did not die.
@@ -280,7 +279,7 @@ class Scanner:
         if not any(f.incident.is_oom for f in self.found.all):
             new = self.new_wordings.surest(self._quotations, self._time, self._leave_out)
             kept += [] if new is None else [new]
-        notes = (*self._time.notes, *self._left_out.values())
+        notes = (*self._time.notes, *self._left_out.values(), *(() if kept else self._own.note))
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         return Diagnosis(source, tuple(concluded_incident(f, given) for f in kept), notes, starts)
 

@@ -59,6 +59,8 @@ _WRITTEN_ESCAPE: Final = re.compile(r"(?:#033|\\x1b|\\u001b|\\033|\^\[|␛)\[[\d
 # In "C:\\lib\\torch\\nn" the two characters of a line break are part of a name.
 _WINDOWS_PATH: Final = re.compile(r"\b[A-Za-z]:\\\\?\w|site-packages\\\\?\w|custom_nodes\\")
 _MAX_PREFIXES: Final = 8
+# A record's level stands within so many characters.
+_LEVEL_CHARS: Final = 80
 # The fields in which collectors keep the line; those below show that an object is a collector's, or a chat's.
 _TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "line", "event", "textPayload", "jsonPayload")
 _ERROR_FIELDS: Final = (
@@ -167,6 +169,11 @@ def without_escaped_breaks(text: str) -> str:
     if "\\n" not in text or _WINDOWS_PATH.search(text):
         return text
     return text.replace("\\r\\n", "\n").replace("\\n", "\n")
+
+
+def tells_no_failure(line: str) -> bool:
+    """Return whether a line is a record of its own whose level says that nothing failed: no message goes on with it."""
+    return line.startswith("INFO ") or " INFO " in line[:_LEVEL_CHARS]
 
 
 def words_of(text: str) -> str:

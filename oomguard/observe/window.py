@@ -10,7 +10,7 @@ from typing import Final
 
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.source import Line
-from oomguard.observe.text import PlainLine
+from oomguard.observe.text import PlainLine, tells_no_failure
 from oomguard.rules.signature import Signature, Wording
 
 WINDOW_LINES = 16
@@ -133,6 +133,15 @@ class Window:
             if position < end:
                 return i
         return len(self.texts) - 1
+
+    def next_record(self, position: int) -> int | None:
+        """Return where the first record of a log begins behind a position that tells no failure, None where there is none."""
+        begin = 0
+        for line, text in zip(self.lines, self.texts, strict=True):
+            if begin >= position and not line.continued and tells_no_failure(line.text):
+                return begin
+            begin += len(text)
+        return None
 
     def line_around(self, position: int) -> tuple[str, int]:
         """Return the joined line that holds a position, and the position within it."""

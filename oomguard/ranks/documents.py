@@ -26,7 +26,7 @@ class RankEnd:
         how: in one word.
         status: the command's exit status.
         error: in words, empty where it ran.
-        incident: the memory failure as the contract's object.
+        incident: the memory failure as ``report.json.kept_incident`` has it.
         patches: what the rank would change for it, as the contract's objects.
         refusal: why its command must not be run again; None: it may be.
         failed_s: when it failed, on its own monotonic clock; None where that is not known.

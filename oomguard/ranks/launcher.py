@@ -50,11 +50,17 @@ class Launched:
         return self.local_size == self.size or (self.address is not None and _is_local(self.address))
 
 
-def launched(environ: Mapping[str, str]) -> Launched | None:
-    """Return which rank of which job the environment says that this process is; None where it is none of several."""
+def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launched | None:
+    """Return which rank of which job the environment says that this process is; None where it is none of several.
+
+    Args:
+        environ: the environment.
+        is_one_job: whether the user says that what a launcher started together is one job.
+    """
     for row in _rows():
+        needed = (*row.get("needs", ()), *(() if is_one_job else row.get("one_job", ())))
         rank, size = (_count(environ.get(row[name])) for name in ("rank", "size"))
-        if rank is None or size is None or any(not environ.get(name) for name in row.get("needs", ())):
+        if rank is None or size is None or not all(environ.get(name) for name in needed):
             continue
         if size < 2 or rank >= size:
             return None

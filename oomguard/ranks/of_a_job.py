@@ -157,7 +157,7 @@ class RankOfAJob:
 def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
     """Return how this rank's attempt ended, as it is told to the others."""
     from oomguard.ranks.secondary import is_secondary
-    from oomguard.report.json import incident_dict, patch_dict
+    from oomguard.report.json import kept_incident, patch_dict
 
     incident = own.diagnosis.first_cause
     is_oom = incident is not None and incident.is_oom
@@ -170,6 +170,6 @@ def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
         how = "ran"
     elif is_secondary(own.tail):
         how = "secondary"
-    row = None if incident is None or not is_oom else incident_dict(incident)
+    row = None if incident is None or not is_oom else kept_incident(incident)
     patches = tuple(patch_dict(patch) for patch in own.patches)
     return RankEnd(own.number, how, own.status, own.error, row, patches, own.refusal, own.failed_s if is_oom else None)

@@ -47,7 +47,7 @@ def told(decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: 
 
 
 def record(decision: Decision, size: int) -> dict[str, Any]:
-    """Return a decision as the journal keeps it with the incident."""
+    """Return a decision as the report has it, and as the journal keeps it with the incident."""
     return {
         "size": size,
         "first": decision.first,
@@ -55,6 +55,8 @@ def record(decision: Decision, size: int) -> dict[str, Any]:
         "ended": dict(decision.hows),
         "silent": list(decision.silent),
         "again": decision.again,
+        "why_not": decision.why or None,
+        "plan": [dict(patch) for patch in decision.patches],
     }
 
 

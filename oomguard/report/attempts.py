@@ -80,6 +80,7 @@ def attempt_dict(attempt: Attempt) -> dict[str, Any]:
         "exit_status": shown.exit_status,
         "seconds": round(shown.seconds, 3),
         "measured": shown.measured,
+        "ranks": shown.ranks,
     }
     return {key: plain_value(value) for key, value in row.items()}
 

@@ -40,6 +40,12 @@ def incident_dict(incident: Incident) -> dict[str, Any]:
     return _incident(masked(incident))
 
 
+def kept_incident(incident: Incident) -> dict[str, Any]:
+    """Return one incident as it is read back: the contract's object, and how far off each figure may be, as it was printed."""
+    slack = {name: fact.slack for name, fact in sorted(incident.facts.items()) if fact.slack}
+    return incident_dict(incident) | {"slack": plain_value(slack)}
+
+
 def patch_dict(patch: Patch) -> dict[str, Any]:
     """Return one patch as the contract's object, its texts masked."""
     return _patch(masked(patch))

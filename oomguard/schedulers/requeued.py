@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oomguard.engines.command import Launch
 from oomguard.facts import FactValue
@@ -20,16 +20,22 @@ if TYPE_CHECKING:
     from oomguard.supervise.outcome import Outcome
 
 
+# A command that ends at once, as those of an array do by the thousand, is no load for SLURM while it runs.
+_FIRST_SAID_AFTER_S: Final = 3.0
+
+
 class RunInJob:
     """Goes along with a run as its companion.
 
     Args:
         job: the job.
         most: how often it may go back to the queue; 0: never.
+        tells_first: whether the first attempt is told too, which changes nothing.
     """
 
-    def __init__(self, job: Job, most: int) -> None:
-        self._job, self._most = job, most
+    def __init__(self, job: Job, most: int, *, tells_first: bool = False) -> None:
+        self._job, self._most, self._tells_first = job, most, tells_first
+        self._is_over = threading.Event()
         self._settings: dict[str, FactValue] = {}
         self._setting = threading.Lock()
         self._latest = ""
@@ -50,10 +56,11 @@ class RunInJob:
         return patches
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
-        """Make an attempt that begins with changes, or is not the first, the job's comment."""
+        """Make an attempt the job's comment; a first one without changes once it has run for a while, where it was asked for."""
         self._settings |= {patch.setting: patch.new for patch in patches if patch.new is not None}
-        if number > 1 or patches:
-            self._say(f"oomguard: attempt {number} runs")
+        is_plain = number == 1 and not patches
+        if self._tells_first or not is_plain:
+            self._say(f"oomguard: attempt {number} runs", _FIRST_SAID_AFTER_S if is_plain else 0.0)
 
     def began(self, _number: int, _launch: Launch, _pid: int | None) -> None:
         """Nothing: what is said stands since before the command."""
@@ -64,15 +71,17 @@ class RunInJob:
     def end(self, outcome: Outcome, text: str) -> None:
         """Make how the run ended the comment, with the changes that the job's next start begins with."""
         self._settings |= {patch.setting: patch.new for patch in outcome.left if patch.new is not None}
-        with self._setting:
-            self._latest = ""
-            self._set(text)
+        self._end(text)
 
     def say_error(self, text: str) -> None:
         """Make why nothing ran the comment."""
+        self._end(cut(" ".join(text.split()), MOST_COMMENT_BYTES))
+
+    def _end(self, text: str) -> None:
         with self._setting:
             self._latest = ""
-            self._set(cut(" ".join(text.split()), MOST_COMMENT_BYTES))
+            self._set(text)
+        self._is_over.set()
 
     def requeue(self, outcome: Outcome) -> None:
         """Put the job back into the queue where its next start may fit: with changes left to make, or on a device that others leave.
@@ -92,11 +101,12 @@ class RunInJob:
         log.info("the job goes back to its queue", job=self._job.number, restart=self._job.restarts + 1, **changes)
         self._job.requeue()
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, after_s: float) -> None:
         """Set the comment beside the command, whose start does not wait for SLURM; of several the latest stands."""
         self._latest = text
 
         def say() -> None:
+            self._is_over.wait(after_s)
             with self._setting:
                 if self._latest == text:
                     self._set(text)

@@ -80,17 +80,16 @@ class Keeper:
         """The run's name in the journal."""
         return self._session
 
-    def end(self, attempt: Attempt, start: EngineStart | None = None, ranks: Mapping[str, Any] | None = None) -> None:
+    def end(self, attempt: Attempt, start: EngineStart | None = None) -> None:
         """Write how the attempt ended; say, once, where a failure, or anything that was asked for, cannot be kept.
 
         Args:
             attempt: what was changed in it, and what came of it.
             start: what the engine told of itself, where one spoke.
-            ranks: of a job of several ranks, how each ended: kept with the incident.
         """
         self._wait()
         if self._journal is not None and self._row is not None:
-            self._end(self._journal, self._row, attempt, start, ranks)
+            self._end(self._journal, self._row, attempt, start)
         if self._untold is not None:
             event, fields = self._untold
             logger = get_logger()
@@ -115,16 +114,15 @@ class Keeper:
         row: int,
         attempt: Attempt,
         start: EngineStart | None,
-        ranks: Mapping[str, Any] | None,
     ) -> None:
-        from oomguard.report.json import incident_dict
+        from oomguard.report.json import kept_incident
         from oomguard.report.mask import mask
         from oomguard.supervise.what_ran import chosen_by_user, what_ran
 
         incident = None
         if attempt.incident is not None:
-            slack = {name: fact.slack for name, fact in attempt.incident.facts.items() if fact.slack}
-            incident = incident_dict(attempt.incident) | {"slack": slack} | ({"ranks": dict(ranks)} if ranks else {})
+            of_all = {} if attempt.ranks is None else {"ranks": dict(attempt.ranks)}
+            incident = kept_incident(attempt.incident) | of_all
         status = attempt.exit_status if attempt.exit_status is not None else 125
         error = None if attempt.error == error_of(status, attempt.incident) else mask(attempt.error)
         try:

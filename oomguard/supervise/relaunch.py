@@ -186,9 +186,11 @@ class Supervision:
         error = self._refused or (error_of(ended.status, incident) if ours is None else ours.why)
         measured = heard.comparable(ledger.patches) if heard is not None else {}
         failed = None if self._refused else incident
-        status, seconds = ended.status, ended.seconds
-        attempt = ledger.end(failed, error=error, exit_status=status, seconds=seconds, measured=measured)
-        self.keeper.end(attempt, last_start(heard, self._engine, self.launch), record_of(agreed))
+        status, ranks = ended.status, record_of(agreed)
+        attempt = ledger.end(
+            failed, error=error, exit_status=status, seconds=ended.seconds, measured=measured, ranks=ranks
+        )
+        self.keeper.end(attempt, last_start(heard, self._engine, self.launch))
         self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
             learn(heard.scanner, self._engine, self.launch, self.keeper)

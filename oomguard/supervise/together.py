@@ -42,7 +42,7 @@ class Agreed:
         diagnosis: of the rank that failed first.
         patches: of the next attempt; none where none follows.
         variables: what the command gets in its environment for it.
-        record: the ranks and how each ended, for the journal.
+        record: the ranks, how each ended and what all change, for the report and the journal.
         tells: whether this rank tells it: one does.
     """
 
@@ -78,5 +78,5 @@ class Alone:
 
 
 def record_of(agreed: Agreed | None) -> Mapping[str, Any] | None:
-    """Return the ranks and how each ended; None where there is only one."""
-    return None if agreed is None else agreed.record
+    """Return the ranks and how each ended; None where there is only one, or they could not agree."""
+    return None if agreed is None else agreed.record or None

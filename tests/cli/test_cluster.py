@@ -33,11 +33,10 @@ def make_logs(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(tmp_path_factory: pytest.TempPathFactory, folder_of_run: Path) -> dict[str, Any]:
     """What was done, as JSON; of several pytest workers one does it."""
     pytest.importorskip("ray")
-    shared = tmp_path_factory.getbasetemp().parent
-    kept = shared / "on-cluster.json"
+    kept = folder_of_run / "on-cluster.json"
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():

@@ -21,7 +21,7 @@ from oomguard.journal.reading import reading
 from oomguard.journal.record import Record
 from oomguard.journal.runs import Asked, past_runs
 from oomguard.journal.shared import SharedJournal
-from oomguard.journal.spool import Spool
+from oomguard.journal.spool import Spool, folder_of, waiting
 from oomguard.supervise import tree
 from support.supervising import LIMIT_S
 
@@ -88,6 +88,25 @@ def test_it_ends_when_the_run_is_killed(writer, number):
     until(lambda: not Path(f"/proc/{pid}").exists() or tree.parent(pid) is None)
 
 
+def test_it_ends_at_once_when_a_run_is_killed_that_has_not_read_its_answer(database: str):
+    command = [sys.executable, "-c", WRITER, database]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        until(lambda: deliverers(running.pid))
+        (pid,) = deliverers(running.pid)
+
+        def is_there() -> bool:
+            with reading(Shared(database)) as connection:
+                return connection is not None and bool(past_runs(connection, Asked()))
+
+        until(is_there)
+        time.sleep(0.5)  # its answer comes behind it
+        killed_s = time.monotonic()
+        running.kill()
+        running.wait(LIMIT_S)
+        until(lambda: not Path(f"/proc/{pid}").exists() or tree.parent(pid) is None)
+        assert time.monotonic() - killed_s < 15  # without being told it stays for 30 s
+
+
 def test_where_it_is_gone_the_next_write_starts_another():
     journal = SharedJournal(AWAY)
     journal.begin(Record("one", 1, ["x"], {}, []))
@@ -123,6 +142,32 @@ def test_what_is_delivered_leaves_the_file_with_the_next_write(database: str):
     journal.end(1, exit_status=0, incident=None, measured={})
     assert journal.path.stat().st_size < 10_000
     assert journal.finish(LIMIT_S) is None
+
+
+def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_wait_for_it(database: str):
+    for session in ("one", "two"):
+        outage = SharedJournal(AWAY)
+        outage.begin(Record(session, 1, ["x"], {}, []))
+        assert outage.finish(LIMIT_S) is not None
+    there = folder_of(Shared(database))
+    there.mkdir(parents=True)
+    for path in waiting(folder_of(AWAY)):
+        path.rename(there / path.name)
+
+    run = [sys.executable, "-m", "oomguard", "run", "--journal", database, "--", "true"]
+    assert subprocess.run(run, capture_output=True, text=True, timeout=LIMIT_S, check=True).stderr == ""
+    until(lambda: not waiting(there))
+    with reading(Shared(database)) as connection:
+        assert connection is not None
+        assert {run.command for run in past_runs(connection, Asked())} == {("x",), ("true",)}
+        assert len(past_runs(connection, Asked())) == 3
+
+
+def test_where_nothing_else_waits_no_process_outlives_the_run(database: str):
+    journal = SharedJournal(Shared(database))
+    journal.begin(Record("s", 1, ["x"], {}, []))
+    assert journal.finish(LIMIT_S) is None
+    assert deliverers(os.getpid()) == []
 
 
 def test_it_delivers_no_further_than_it_is_asked_to_and_says_how_far(database: str, tmp_path: Path):

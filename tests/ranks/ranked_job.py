@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-folder, rank, size = Path(os.environ["JOB"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+told = {**os.environ, "RANK": os.environ.get("RANK") or os.environ["SLURM_PROCID"]}
+folder, rank, size = Path(told["JOB"]), int(told["RANK"]), int(told.get("WORLD_SIZE") or told["SLURM_NTASKS"])
 mode = json.loads(os.environ.get("MODES", "{}")).get(str(rank), "")
 fits = json.loads(os.environ.get("FITS", "{}")).get(str(rank), 1 << 20)
 overrides = json.loads(os.environ.get("OOMGUARD_VLLM_OVERRIDES", "{}"))

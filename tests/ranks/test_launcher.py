@@ -46,6 +46,15 @@ def test_tasks_of_srun_are_ranks_of_one_job_where_they_have_an_address_for_torch
     assert launched(SRUN) is None
 
 
+@pytest.mark.parametrize(
+    "environ", [SRUN, {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}], ids=["srun", "mpirun"]
+)
+def test_without_one_they_are_where_the_user_says_so(environ):
+    assert launched(environ) is None
+    own = launched(environ, is_one_job=True)
+    assert (own.rank, own.size, own.address) == (1, 2, None)
+
+
 def test_a_batch_script_of_slurm_is_no_rank():
     script = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
     assert launched(script | {"MASTER_ADDR": "node-1", "SLURM_NTASKS": "4"}) is None

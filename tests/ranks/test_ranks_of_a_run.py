@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from oomguard.journal.store import Journal
+from support.supervising import LIMIT_S
 
 
 def test_one_rank_fails_and_all_start_again_with_the_same_patch(job):
@@ -118,13 +121,41 @@ def test_the_journal_holds_one_record_of_all_ranks(job, tmp_path):
     assert second.settings == {"max_model_len": 1792}
 
 
-def test_the_report_tells_the_ranks(job, tmp_path):
-    path = tmp_path / "report.json"
-    job.start(2, "--report", str(path), fits={"1": 1792})
+def test_the_report_and_the_history_tell_who_took_part_who_failed_first_and_the_plan_for_all(job, tmp_path):
+    report, journal = tmp_path / "report.json", tmp_path / "journal.sqlite3"
+    job.start(2, "--report", str(report), "--journal", str(journal), fits={"1": 1792})
     job.ended()
-    answer = json.loads(path.read_text())
+    answer = json.loads(report.read_text())
     assert answer["incidents"][0]["location"]["process"].startswith("rank 1")
     assert any(note.startswith("2 ranks.") for note in answer["notes"])
+
+    failed, ran = (attempt["ranks"] for attempt in answer["attempts"])
+    assert (failed["size"], failed["first"], failed["ended"]) == (2, 1, {"0": "ended", "1": "memory"})
+    assert (failed["again"], failed["why_not"]) == (True, None)
+    assert [(patch["setting"], patch["to"]) for patch in failed["plan"]] == [("max_model_len", 1792)]
+    assert (ran["first"], ran["ended"], ran["plan"]) == (None, {"0": "ran", "1": "ran"}, [])
+    for asked in ([], ["1"]):
+        history = [sys.executable, "-m", "oomguard", "history", *asked, "--format", "json", "--journal", str(journal)]
+        run = json.loads(subprocess.run(history, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout)
+        assert [attempt["ranks"] for attempt in run["attempts"]] == [failed, None]
+
+
+def test_why_no_rank_starts_again_stands_in_the_report(job, tmp_path):
+    report = tmp_path / "report.json"
+    job.start(2, "--max-relaunches", "0", "--report", str(report), fits={"1": 1792})
+    job.ended()
+    (attempt,) = json.loads(report.read_text())["attempts"]
+    assert attempt["ranks"]["again"] is False
+    assert attempt["ranks"]["why_not"].startswith("rank 0: ")
+
+
+def test_a_headline_of_another_rank_is_as_precise_as_it_was_printed(job, tmp_path):
+    journal = tmp_path / "journal.sqlite3"
+    job.start(2, "--journal", str(journal), fits={"1": 1792})
+    errors = job.ended()[0][2]
+    assert "about 0.02 GiB" in errors
+    first = Journal(journal).records()[0].incident
+    assert first["slack"]["kv_cache_needed_bytes"] > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -10,6 +10,7 @@ import pytest
 from support.supervising import wait_for
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
+RANKED = Path(__file__).parents[1] / "ranks" / "ranked_job.py"
 pytestmark = pytest.mark.xdist_group("slurm")  # one cluster for all of these
 
 
@@ -45,6 +46,12 @@ def test_a_change_that_is_made_at_once_takes_no_queue(slurm):
     assert slurm.told(job, "%k") == 'oomguard {"max_model_len": 1792}: ended'
 
 
+def test_the_queue_shows_the_first_attempt_too(slurm):
+    job = slurm.submit(script("--slurm-comment", "sleep 60"))
+    assert wait_for(lambda: slurm.told(job, "%k") == "oomguard: attempt 1 runs", 60), slurm.output(job)
+    slurm.ask("scancel", job)
+
+
 def test_the_queue_shows_the_attempt_that_runs(slurm):
     waits = f"{sys.executable} {ENGINE} --mode wait"
     job = slurm.submit(script("--slurm-comment", waits))
@@ -75,3 +82,19 @@ def test_what_the_scripts_own_words_forbid_is_left_out(slurm):
     said = slurm.output(job)
     assert "left out of what the job's last start had changed: settings=kv_cache_dtype=fp8 (changes outputs" in said
     assert "max_model_len=8 restart=1" in said
+
+
+@pytest.mark.parametrize("meets", ["an address", "a folder"])
+def test_of_a_steps_four_tasks_one_fails_and_all_start_again_with_one_plan(slurm, tmp_path, meets):
+    where = f"--rendezvous {tmp_path}" if meets == "a folder" else ""
+    address = "export MASTER_ADDR=localhost MASTER_PORT=29531\n" if meets == "an address" else ""
+    step = f"exec srun --ntasks 4 --overcommit --label oomguard run {where} -- {sys.executable} {RANKED}\n"
+    job = slurm.submit(f"#!/bin/bash\nexport JOB={tmp_path} FITS='{{\"2\": 1792}}'\n{address}{step}")
+    slurm.wait_for(job, "COMPLETED", "FAILED")
+    said = slurm.output(job)
+    assert slurm.told(job, "%T") == "COMPLETED", said
+    lengths = [(tmp_path / f"lengths-{rank}.log").read_text().split() for rank in range(4)]
+    assert lengths == [["32768", "1792"]] * 4
+    assert said.count("╭─ kv_cache_too_small_for_max_len") == 1
+    assert "note: first: rank 2" in said
+    assert "ranks 0, 1 and 3: ended by oomguard" in said

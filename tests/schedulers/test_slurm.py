@@ -41,6 +41,12 @@ def test_the_comment_of_the_slurm_job_says_how_it_ended(tmp_path, scontrol):
     assert "\n" not in comment
 
 
+def test_a_command_that_ends_at_once_sets_the_comment_once(tmp_path, scontrol):
+    (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/words\n')
+    run("--slurm-comment", command=("true",), env=scontrol)
+    assert (tmp_path / "words").read_text() == "Comment=oomguard: ended\n"
+
+
 def test_without_being_asked_no_comment_is_touched(tmp_path, scontrol):
     run(command=FAILS, env=scontrol)
     assert not (tmp_path / "words").exists()

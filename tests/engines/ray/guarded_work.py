@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,45 @@ def memory_monitor() -> dict[str, Any]:
         ray.shutdown()
 
 
+def until_killed(most_bytes: int = 6 << 30) -> None:
+    """Take memory a little at a time, and wait for the monitor; one that does not come lets the task go on."""
+    taken = []
+    while len(taken) << 20 < most_bytes:
+        taken.append(bytes(range(256)) * 4096)
+    time.sleep(20)
+
+
+def heavy(numbers: list[int]) -> list[tuple[int, int, list[int]]]:
+    sizes.append(len(numbers))
+    if len(numbers) > 6:
+        until_killed()
+    return [(number**2, os.getpid(), list(sizes)) for number in numbers]
+
+
+def whole(mark: Path) -> str:
+    if not mark.exists():
+        mark.touch()
+        until_killed()
+    return "ran"
+
+
+def retried(folder: Path) -> dict[str, Any]:
+    """Return what tasks do that the memory monitor killed once; it permits 2 GiB more than is in use now."""
+    memory = psutil.virtual_memory()
+    share = (memory.total - memory.available + (2 << 30)) / memory.total
+    start({"memory_usage_threshold": share, "memory_monitor_refresh_ms": 100})
+    try:
+        split = ray.remote(max_calls=1)(oomguard.guard(batch="numbers")(heavy))
+        floored = ray.remote(max_calls=1)(oomguard.guard(batch="numbers", floors={"batch_size": 5})(heavy))
+        told = {"split": answer(split), "split again": answer(split), "floored": answer(floored)}
+        told["whole"] = ray.get(ray.remote(oomguard.guard(whole)).remote(folder / "mark"))
+        logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+        said = [line for path in logs.glob("worker-*.err") for line in path.read_text().splitlines()]
+        return {**told, "said": [line for line in said if line.startswith("oomguard: ")]}
+    finally:
+        ray.shutdown()
+
+
 def start(system: dict[str, Any] | None = None, **options: Any) -> None:
     ray.init(
         num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _system_config=system, **options
@@ -199,6 +239,8 @@ def main() -> None:
     finally:
         ray.shutdown()
     told["memory monitor"] = memory_monitor()
+    with tempfile.TemporaryDirectory() as folder:
+        told["retried"] = retried(Path(folder))
     print(json.dumps(told))
 
 

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.breadth
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(folder_of_run: Path) -> dict[str, Any]:
     """What was done on Ray, as JSON; of several pytest workers one does it."""
     pytest.importorskip("ray")
-    kept = tmp_path_factory.getbasetemp().parent / "on-ray.json"
+    kept = folder_of_run / "on-ray.json"
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
@@ -108,6 +108,29 @@ def test_a_kill_of_rays_memory_monitor_is_the_hosts_memory_with_both_numbers(tol
     assert found["kinds"] == ["host_oom"]
     assert found["guard"] == "host_oom"
     assert 0 < found["facts"]["process_in_use_bytes"] < found["facts"]["device_total_bytes"]
+
+
+@pytest.mark.parametrize("which", ["split", "floored"])
+def test_a_task_that_the_memory_monitor_killed_begins_with_fewer_rows(told: dict[str, Any], which: str):
+    done = told["retried"][which]
+    assert done["squares"] == SQUARES
+    assert done["sizes"][0] <= 5
+    assert any("with fewer rows: " in line and "rows 10 -> 5" in line for line in told["retried"]["said"])
+
+
+def test_the_next_task_begins_as_the_one_that_was_killed_ended(told: dict[str, Any]):
+    assert max(told["retried"]["split again"]["sizes"]) <= 5
+
+
+def test_a_floor_holds_after_a_kill_too(told: dict[str, Any]):
+    assert min(told["retried"]["floored"]["sizes"]) == 5
+
+
+def test_a_killed_task_without_rows_to_split_runs_as_it_was_and_says_so(told: dict[str, Any]):
+    assert told["retried"]["whole"] == "ran"
+    (said,) = [line for line in told["retried"]["said"] if "as it was" in line]
+    assert "killed_by Ray's memory monitor" in said
+    assert "guard(batch=...)" in said
 
 
 def test_the_plugin_and_its_changes_reach_the_workers_of_a_job(told: dict[str, Any]):
