@@ -8,6 +8,7 @@ from typing import Final
 from oomguard.facts import MIB, format_gib
 from oomguard.incident import Incident
 from oomguard.memory.ceilings import others_margin_ratio
+from oomguard.remedy.own_share import own_share_ratio
 from oomguard.remedy.printed import rounded
 from oomguard.remedy.solution import Solution
 
@@ -72,16 +73,27 @@ def static_share_for_tried(incident: Incident) -> Solution:
     seen = None if share is not None else _share_at_capture(incident)
     if seen is not None and missing == ("mem_fraction_static: not printed",):
         share, missing = seen, ()
+    least = incident.number("static_share_least_ratio") or 0.0
     if missing or share is None or not total:
-        why = f"makes room beside the pool; by how much is not known ({', '.join(missing)})"
-        return Solution(None, why, unknown=missing)
-    value, least = rounded(math.floor, share - lacking / total), incident.number("static_share_least_ratio") or 0.0
+        return _own_share(incident, share, least, missing)
+    value = rounded(math.floor, share - lacking / total)
     if value <= max(0.0, least):
         tried = format_gib(incident.number("tried_bytes") or 0)
         return Solution(None, f"{tried} beside weights and pool does not fit in {format_gib(total)}")
     freed = round((share - value) * total)
     now = "" if seen is None else f"; {seen:.3f} of the device is allocated by the time of the capture"
     return Solution(value, f"{format_gib(lacking)} more is left beside weights and pool{now}", freed)
+
+
+def _own_share(incident: Incident, share: float | None, least: float, missing: tuple[str, ...]) -> Solution:
+    """Return the engine's own share where the one in force is above it, and what is missing of the figures either way."""
+    own = own_share_ratio(incident)
+    value = None if own is None else rounded(math.floor, own)
+    if value is not None and share is not None and least < value < share:
+        why = f"what the engine takes where no share is given; what the failure lacks is not known ({', '.join(missing)})"
+        return Solution(value, why, unknown=missing)
+    why = f"makes room beside the pool; by how much is not known ({', '.join(missing)})"
+    return Solution(None, why, unknown=missing)
 
 
 def _share_at_capture(incident: Incident) -> float | None:

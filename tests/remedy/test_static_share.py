@@ -55,6 +55,34 @@ def test_a_share_that_is_high_enough_is_not_lowered():
     assert static_share_for_pool(incident(**facts)).value is None
 
 
+def test_without_figures_a_share_well_below_the_engine_s_own_is_raised_to_that():
+    found = static_share_for_pool(incident(mem_fraction_static_ratio=0.5, tensor_parallel_size=4))
+
+    assert found.value == 0.85
+    assert found.unknown == ("what is free before and after loading the weights: not printed",)
+
+
+def test_a_share_near_the_engine_s_own_is_not_raised_without_figures():
+    assert static_share_for_pool(incident(mem_fraction_static_ratio=0.85)).value is None
+
+
+def test_the_engine_s_own_share_is_none_for_weights_that_take_more_by_their_name():
+    facts = {"mem_fraction_static_ratio": 0.5, "device_total_bytes": 24 * GIB, "estimated_weights_bytes": 23 * GIB}
+
+    assert static_share_for_pool(incident(**facts)).value is None
+
+
+def test_beside_a_share_above_the_engine_s_own_that_is_taken_where_no_figure_tells_more():
+    found = static_share_for_tried(incident(mem_fraction_static_ratio=0.95, tensor_parallel_size=4))
+
+    assert found.value == 0.85
+    assert "device total: not printed" in found.unknown
+
+
+def test_a_share_that_leaves_more_than_the_engine_s_own_is_not_lowered_without_figures():
+    assert static_share_for_tried(incident(mem_fraction_static_ratio=0.6)).value is None
+
+
 def test_without_the_figures_of_loading_their_names_are_told():
     assert static_share_for_pool(incident()).unknown == (
         "what is free before and after loading the weights: not printed",
