@@ -102,6 +102,7 @@ class Scanner:
             self._looked = max(self._looked, _FINDER_AFTER)  # a finder has left lines out: it is ready
             return
         state.order += 1
+        self.new_wordings.see(line)
         plain = peel(line.text)
         for owner, window in self._open:
             if owner is state:
@@ -176,7 +177,7 @@ class Scanner:
             return
         line = window.lines[best.first]
         if quoted(best, window, self._quotations, self._time, self._leave_out) is not None:
-            self.new_wordings.quotes(line.number)
+            self.new_wordings.quotes(line.number, window, self._context)
             return
         evidence = _quote(line)
         location = Location(line.number, line.byte, window.process)
