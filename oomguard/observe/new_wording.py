@@ -179,6 +179,7 @@ class NewWordings:
         self._first: list[_Waiting] = []
         self._last: deque[_Waiting] = deque(maxlen=LAST_WINDOWS)
         self._quoted_lines: list[int] = []
+        self._quoted_title: _Waiting | None = None
         self._titled = TitledReport(lexicon.title if lexicon is not None else None)
 
     def see(self, line: Line) -> None:
@@ -199,8 +200,8 @@ class NewWordings:
 
     def quotes(self, line: int, window: Window, context: Context) -> None:
         """Note that a failure is quoted on a line: what stands around it is a document, a prompt or source code."""
-        if line == self._titled.line:
-            self.consider(window, context, ())
+        if line == self._titled.line and self._quoted_title is None:
+            self._quoted_title = _Waiting(window, context)
         else:
             self._quoted_lines.append(line)
 
@@ -220,12 +221,14 @@ class NewWordings:
     ) -> ScannedIncident | None:
         """Return the surest failure, the first of those that are equally sure; None where nothing is sure enough."""
         least = 1.0 if self.lexicon is None else self.lexicon.least_ratio
-        told = [
+        title = list(self._title(time))
+        is_quoted = self._quoted_title is not None and not title
+        quoted_lines = [*self._quoted_lines, *([self._titled.line or 0] if is_quoted else [])]
+        told = title + [
             found
             for found in self.weighed(quotations, time, slow)
-            if found[0].certainty_ratio >= least and not self._is_near_quotation(_line_of(found[0], found[1]))
+            if found[0].certainty_ratio >= least and not _is_near(quoted_lines, _line_of(found[0], found[1]))
         ]
-        told += self._title(time)
         best = max(told, key=lambda found: found[0].certainty_ratio, default=None)
         if best is None or self.lexicon is None:
             return None
@@ -235,22 +238,28 @@ class NewWordings:
 
     def _title(self, time: SearchTime) -> Iterator[tuple[Judged, Window, Context]]:
         """Yield the first line of the input where it is the title of a report and tells what its body does not print."""
-        one = next((w for w in self._first if w.window.lines[w.window.anchor].number == self._titled.line), None)
+        titles = (w for w in self._first if w.window.lines[w.window.anchor].number == self._titled.line)
+        one = self._quoted_title or next(titles, None)
         words = self.lexicon.title if self.lexicon is not None else None
         if one is None or words is None or not self._titled.tells(time):
             return
         begin, end = one.window.anchor_span
         found = time.search(words.phrase, one.window.text, pos=begin, endpos=end)
         if found is not None and self.lexicon is not None:
-            yield Judged(words.certainty_ratio, (), _hit(self.lexicon, one.window, found, time)), one.window, one.context
+            yield (
+                Judged(words.certainty_ratio, (), _hit(self.lexicon, one.window, found, time)),
+                one.window,
+                one.context,
+            )
 
     def _kind(self, found: Judged, window: Window, time: SearchTime) -> str:
         """Return the nearest kind; what the body of a report names counts where its title names none."""
         assert self.lexicon is not None  # noqa: S101 - something was found by it
         return _nearest(self.lexicon, window, found.hit, time, "" if found.signs else self._titled.body)
 
-    def _is_near_quotation(self, line: int) -> bool:
-        return any(abs(line - other) <= QUOTED_LINES for other in self._quoted_lines)
+
+def _is_near(quoted_lines: Iterable[int], line: int) -> bool:
+    return any(abs(line - other) <= QUOTED_LINES for other in quoted_lines)
 
 
 def _is_of_the_engine(hit: Hit) -> bool:

@@ -176,11 +176,10 @@ class Scanner:
                 taken[2].say_more(best)
             return
         line = window.lines[best.first]
-        if quoted(best, window, self._quotations, self._time, self._leave_out) is not None:
+        if quoted(best, window, self._quotations, self._time, self._leave_out):
             self.new_wordings.quotes(line.number, window, self._context)
             return
-        evidence = _quote(line)
-        location = Location(line.number, line.byte, window.process)
+        evidence, location = _quote(line), Location(line.number, line.byte, window.process)
         found = self.found.take(best, location, evidence, self._context)
         state.taken[window.process] = (first, last, found)
         if found is not None:

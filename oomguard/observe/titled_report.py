@@ -7,12 +7,15 @@ keeps the beginning. The title counts where the lines below it are those of a ru
 from __future__ import annotations
 
 from oomguard.observe.search_time import SearchTime
-from oomguard.observe.title import is_title, mark_chars
+from oomguard.observe.title import mark_chars
 from oomguard.rules.lexicon import TitleWords
 
 # A report's body shows the run within so many lines.
 HEAD_LINES = 120
 _HEAD_CHARS = 12_000
+# Without a tracker's marks a title is short, and no sentence.
+_BARE_CHARS = 100
+_ENDS = (".", ":", ",", "`", "{", "(", "|")
 
 
 class TitledReport:
@@ -50,12 +53,14 @@ class TitledReport:
         if words is None or self.line is None:
             return False
         try:
+            marks = mark_chars(self._title)
+            said = self._title[marks:].strip()
             has_frames = time.search(words.frames, body) is not None
-            is_marked = is_title(self._title, "", body)
-            if not has_frames and not (is_marked and time.search(words.run, body) is not None):
+            if not marks and not (has_frames and len(said) <= _BARE_CHARS and said[-1:] not in _ENDS):
                 return False
-            said = self._title[mark_chars(self._title) :] if is_marked else self._title
-            if time.search(words.phrase, said) is None or time.search(words.harmless, said) is not None:
+            if not has_frames and (time.search(words.run, body) is None or time.search(words.change, said)):
+                return False
+            if time.search(words.phrase, said) is None or time.search(words.harmless, self._title):
                 return False
             return time.search(words.other_error, body) is None
         except TimeoutError:

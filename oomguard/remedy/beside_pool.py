@@ -90,7 +90,9 @@ def _own_share(incident: Incident, share: float | None, least: float, missing: t
     own = own_share_ratio(incident)
     value = None if own is None else rounded(math.floor, own)
     if value is not None and share is not None and least < value < share:
-        why = f"what the engine takes where no share is given; what the failure lacks is not known ({', '.join(missing)})"
+        why = (
+            f"what the engine takes where no share is given; what the failure lacks is not known ({', '.join(missing)})"
+        )
         return Solution(value, why, unknown=missing)
     why = f"makes room beside the pool; by how much is not known ({', '.join(missing)})"
     return Solution(None, why, unknown=missing)

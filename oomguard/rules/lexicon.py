@@ -34,6 +34,7 @@ class TitleWords:
     Attributes:
         phrase: what a title calls it.
         harmless: words of a title that asks for something, or tells of something else.
+        change: words of a title that tells a change; it tells a failure only above frames.
         frames: what only a failed run prints; below it a line without a tracker's marks is a title too.
         run: what a run prints, or who reports one says; enough below a title that a tracker marked.
         other_error: the body tells another error.
@@ -42,6 +43,7 @@ class TitleWords:
 
     phrase: Any
     harmless: Any
+    change: Any
     frames: Any
     run: Any
     other_error: Any
@@ -102,5 +104,5 @@ def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> L
 
 
 def _title(row: Table, pattern: Callable[[Table, str], Any]) -> TitleWords:
-    parts = {name: pattern(row, name) for name in ("phrase", "harmless", "frames", "run", "other_error")}
+    parts = {name: pattern(row, name) for name in ("phrase", "harmless", "change", "frames", "run", "other_error")}
     return TitleWords(**parts, certainty_ratio=float(row.get("certainty_ratio")))

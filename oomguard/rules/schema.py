@@ -86,7 +86,7 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
     },
     "title": {
         "certainty_ratio": Key((int, float), required=True),
-        **{name: Key(str, required=True) for name in ("phrase", "harmless", "frames", "run", "other_error")},
+        **{name: Key(str, required=True) for name in ("phrase", "harmless", "change", "frames", "run", "other_error")},
     },
     "nearest": {
         "kind": Key(str, required=True),
