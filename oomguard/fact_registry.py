@@ -94,6 +94,8 @@ def _specs() -> dict[str, FactSpec]:
         ("loaded_free_bytes", "int", "free device memory once the weights are loaded"),
         ("static_share_least_ratio", "float", "what the loaded weights take of the memory that was free before them"),
         ("static_share_holds_weights", "bool", "the share for weights and KV cache is above what the weights take"),
+        ("static_share_counts_others", "bool", "what was free before the weights is told to be others' in part"),
+        ("launch_shown", "bool", "the command that started the engine is shown"),
         ("block_size_tokens", "int", "tokens of a block, or page, of the KV cache"),
         ("mem_fraction_static_ratio", "float", "share of the device that SGLang may use for weights and KV cache"),
         ("mamba_cache_blocks", "int", "state blocks that fit, one for each running sequence"),

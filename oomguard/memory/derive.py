@@ -104,6 +104,8 @@ def _add_static_share(facts: dict[str, Fact]) -> None:
     if least is not None:
         holds = now is not None and now > least
         facts["static_share_holds_weights"] = Fact("static_share_holds_weights", holds, "solved")
+        others = "told_cause" in facts and facts["told_cause"].value == "colocated_process"
+        facts["static_share_counts_others"] = Fact("static_share_counts_others", others, "solved")
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:

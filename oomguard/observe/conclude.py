@@ -77,7 +77,7 @@ def concluded_start(context: Context, given: Mapping[str, SettingInForce] | None
 def _host(scanned: ScannedIncident, near: list[Near]) -> str:
     """Return the engine that hosts the failed code: torch's own message does not name it, nor the driver's, nor numpy's."""
     named = scanned.incident.framework
-    if named not in NO_ENGINE and not (named == "host" and "array_shape" in scanned.own):
+    if named not in {*NO_ENGINE, "unknown"} and not (named == "host" and "array_shape" in scanned.own):
         return named
     beside = next((n.framework for n in near if n.framework), None)
     return beside or scanned.context.framework_for(scanned.process) or named

@@ -179,7 +179,8 @@ class NewWordings:
         self._first: list[_Waiting] = []
         self._last: deque[_Waiting] = deque(maxlen=LAST_WINDOWS)
         self._quoted_lines: list[int] = []
-        self._quoted_title: _Waiting | None = None
+        self._title_window: _Waiting | None = None
+        self._title_is_quoted = False
         self._titled = TitledReport(lexicon.title if lexicon is not None else None)
 
     def see(self, line: Line) -> None:
@@ -195,13 +196,15 @@ class NewWordings:
 
     def consider(self, window: Window, context: Context, told: Iterable[Hit]) -> None:
         """Take a window in which no signature knew a failure; ``told`` is what signatures knew in it."""
+        if window.lines[window.anchor].number == self._titled.line and self._title_window is None:
+            self._title_window = _Waiting(window, context)
         if self.lexicon is not None and not any(_is_of_the_engine(hit) for hit in told):
             (self._first if len(self._first) < FIRST_WINDOWS else self._last).append(_Waiting(window, context))
 
     def quotes(self, line: int, window: Window, context: Context) -> None:
         """Note that a failure is quoted on a line: what stands around it is a document, a prompt or source code."""
-        if line == self._titled.line and self._quoted_title is None:
-            self._quoted_title = _Waiting(window, context)
+        if line == self._titled.line:
+            self._title_window, self._title_is_quoted = _Waiting(window, context), True
         else:
             self._quoted_lines.append(line)
 
@@ -222,7 +225,7 @@ class NewWordings:
         """Return the surest failure, the first of those that are equally sure; None where nothing is sure enough."""
         least = 1.0 if self.lexicon is None else self.lexicon.least_ratio
         title = list(self._title(time))
-        is_quoted = self._quoted_title is not None and not title
+        is_quoted = self._title_is_quoted and not title
         quoted_lines = [*self._quoted_lines, *([self._titled.line or 0] if is_quoted else [])]
         told = title + [
             found
@@ -238,8 +241,7 @@ class NewWordings:
 
     def _title(self, time: SearchTime) -> Iterator[tuple[Judged, Window, Context]]:
         """Yield the first line of the input where it is the title of a report and tells what its body does not print."""
-        titles = (w for w in self._first if w.window.lines[w.window.anchor].number == self._titled.line)
-        one = self._quoted_title or next(titles, None)
+        one = self._title_window
         words = self.lexicon.title if self.lexicon is not None else None
         if one is None or words is None or not self._titled.tells(time):
             return

@@ -279,7 +279,7 @@ class Scanner:
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
         if not any(f.incident.is_oom for f in self.found.all):
             new = self.new_wordings.surest(self._quotations, self._time, self._leave_out)
-            kept += [] if new is None else [new]
+            kept = kept if new is None else [*(f for f in kept if f.incident.kind != "engine_dead"), new]
         notes = (*self._time.notes, *self._left_out.values())
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         return Diagnosis(source, tuple(concluded_incident(f, given) for f in kept), notes, starts)

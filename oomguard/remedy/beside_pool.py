@@ -66,23 +66,38 @@ def kv_bytes_for_tried(incident: Incident) -> Solution:
 def static_share_for_tried(incident: Incident) -> Solution:
     """Lower the share of weights and pool so that a failed allocation beside them fits: by (tried - free + margin) / total.
 
-    Where the share is not printed, a capture of graphs tells it: what is allocated by then is weights, pool and the graphs' own pools.
+    Where the share is not printed, a capture of graphs tells it: what is allocated by then is weights, pool and the graphs' own
+    pools; else it is the engine's own, where the command is shown and has none. Where graphs were counted while they were captured,
+    those that were left need no more each.
     """
     lacking, missing = lacking_beside(incident, "mem_fraction_static_ratio", "mem_fraction_static")
     share, total = incident.number("mem_fraction_static_ratio"), incident.number("device_total_bytes")
-    seen = None if share is not None else _share_at_capture(incident)
+    of_graphs = _lacking_for_graphs(incident)
+    if of_graphs is not None:
+        total = total or incident.number("initial_free_bytes")
+        lacking = max(lacking, of_graphs + others_margin_ratio() * (total or 0.0))
+        missing = tuple(name for name in missing if name.startswith("mem_fraction_static") or not total)
+    seen = None if share is not None else _share_in_force(incident)
     if seen is not None and missing == ("mem_fraction_static: not printed",):
-        share, missing = seen, ()
+        share, missing = seen[0], ()
     least = incident.number("static_share_least_ratio") or 0.0
     if missing or share is None or not total:
         return _own_share(incident, share, least, missing)
     value = rounded(math.floor, share - lacking / total)
     if value <= max(0.0, least):
-        tried = format_gib(incident.number("tried_bytes") or 0)
-        return Solution(None, f"{tried} beside weights and pool does not fit in {format_gib(total)}")
+        what = "the graphs" if of_graphs is not None else format_gib(incident.number("tried_bytes") or 0)
+        return Solution(None, f"{what} beside weights and pool does not fit in {format_gib(total)}")
     freed = round((share - value) * total)
-    now = "" if seen is None else f"; {seen:.3f} of the device is allocated by the time of the capture"
+    now = "" if seen is None else f"; {seen[1].format(seen[0])}"
     return Solution(value, f"{format_gib(lacking)} more is left beside weights and pool{now}", freed)
+
+
+def _lacking_for_graphs(incident: Incident) -> float | None:
+    """Return what the graphs that were left when memory ran out need at most, by what those before them took; None if not counted."""
+    done, wanted, free = (incident.number(name) for name in ("graphs_captured", "graphs_wanted", "graphs_free_bytes"))
+    if incident.phase != "cudagraph_capture" or not done or wanted is None or free is None or wanted <= done:
+        return None
+    return free * (wanted / done - 1)
 
 
 def _own_share(incident: Incident, share: float | None, least: float, missing: tuple[str, ...]) -> Solution:
@@ -98,9 +113,16 @@ def _own_share(incident: Incident, share: float | None, least: float, missing: t
     return Solution(None, why, unknown=missing)
 
 
-def _share_at_capture(incident: Incident) -> float | None:
-    """Return the share that weights and pool hold while graphs are captured; None in any other phase, or where it is not printed."""
+def _share_in_force(incident: Incident) -> tuple[float, str] | None:
+    """Return a share that is not printed, and how it is told; None where nothing tells it.
+
+    While graphs are captured what is allocated is weights, pool and the graphs' own pools.
+    """
     allocated, total = incident.number("allocated_bytes"), incident.number("device_total_bytes")
-    if incident.phase != "cudagraph_capture" or allocated is None or not total:
+    if incident.phase == "cudagraph_capture" and allocated is not None and total:
+        held = (allocated - (incident.number("private_pool_bytes") or 0)) / total
+        return held, "{:.3f} of the device is allocated by the time of the capture"
+    own = own_share_ratio(incident)
+    if "launch_shown" not in incident.facts or own is None or not total:
         return None
-    return (allocated - (incident.number("private_pool_bytes") or 0)) / total
+    return own, "no share is given, and {:.3f} is what the engine takes of such a device itself"

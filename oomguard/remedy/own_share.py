@@ -13,6 +13,7 @@ from oomguard.incident import Incident
 from oomguard.surfaces import engines, table_of
 
 _TABLE: Final = "own_share"
+_MORE_RANKS: Final = 4
 
 
 def _known(incident: Incident) -> Mapping[str, Any]:
@@ -39,8 +40,12 @@ def kept_bytes(incident: Incident, total_bytes: float) -> float:
     known = _known(incident)
     if not known:
         return 0.0
-    least = known["least_step_tokens"]
-    tokens = max(incident.number("max_num_batched_tokens") or least, least)
+    size = next((row for row in known["by_size"] if total_bytes < row["below_bytes"]), known["by_size"][-1])
     ranks = incident.number("tensor_parallel_size") or 1
-    kept = float(known["own_bytes"] + tokens * known["token_bytes"] + ranks * known["rank_bytes"])
-    return max(kept, known["large_keeps_bytes"]) if total_bytes > known["large_bytes"] else kept
+    tokens = max(incident.number("max_num_batched_tokens") or size["step_tokens"], known["least_step_tokens"])
+    graphs = incident.number("cuda_graph_max_bs") or size["more_ranks" if ranks >= _MORE_RANKS else "few_ranks"]
+    kept = float(known["own_bytes"] + tokens * known["token_bytes"] + graphs * known["graph_bytes"])
+    kept += ranks * known["rank_bytes"]
+    kept = max(kept, known["large_keeps_bytes"]) if total_bytes > known["large_bytes"] else kept
+    speculative = incident.facts.get("speculative")
+    return kept + known["draft_bytes"] if speculative is not None and speculative.value is True else kept
