@@ -107,6 +107,7 @@ def _specs() -> dict[str, FactSpec]:
         ("hicache_size", "int", "host memory for the KV cache's second level, a rank, in 10^9 bytes"),
         ("hicache_ratio", "float", "host memory for the KV cache's second level as a multiple of the device's pool"),
         ("cuda_graph_max_bs", "int", "largest batch that a CUDA graph is captured for"),
+        ("prefill_graphs", "bool", "CUDA graphs of prompts were being captured, not those of decoding"),
         ("graph_sizes", "str", "batches that CUDA graphs are captured for, as the engine lists them"),
         ("graphs_captured", "int", "CUDA graphs that were captured when memory ran out, the largest first"),
         ("graphs_wanted", "int", "CUDA graphs that were to be captured"),

@@ -53,6 +53,7 @@ EFFECTS = [
     ("swa_full_tokens_ratio", 0.1, 0.3, PRESERVES),
     ("flashinfer_workspace_bytes", 2**28, 2**30, PRESERVES),
     ("cuda_graph_max_bs", 160, 32, PRESERVES),
+    ("disable_prefill_graphs", False, True, PRESERVES),
     ("ctx_size", 131072, 8192, REDUCES),
     ("tensor_parallel_size", 1, 2, PRESERVES),
     ("kv_cache_dtype", "auto", "fp8", CHANGES),

@@ -14,6 +14,8 @@ from oomguard.remedy.solution import Solution
 
 # After a sampler's sort (12 bytes a logit) come a softmax and masks (6): vLLM 0.32, topk_topp_sampler.py apply_top_k_top_p_pytorch.
 _LATER_IN_SAMPLER_RATIO: Final = 0.5
+# With more of the device in other hands its size does not tell the engine's own share of what was free.
+_OTHERS_RATIO: Final = 0.1
 
 
 def _still_wanted(incident: Incident, tried_bytes: float) -> float:
@@ -122,7 +124,7 @@ def _share_in_force(incident: Incident) -> tuple[float, str] | None:
     if incident.phase == "cudagraph_capture" and allocated is not None and total:
         held = (allocated - (incident.number("private_pool_bytes") or 0)) / total
         return held, "{:.3f} of the device is allocated by the time of the capture"
-    own = own_share_ratio(incident)
-    if "launch_shown" not in incident.facts or own is None or not total:
+    own, others = own_share_ratio(incident), incident.number("others_ratio") or 0.0
+    if "launch_shown" not in incident.facts or own is None or not total or others > _OTHERS_RATIO:
         return None
     return own, "no share is given, and {:.3f} is what the engine takes of such a device itself"

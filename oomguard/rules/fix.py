@@ -24,6 +24,7 @@ SOLVERS: Final = (
     "kv_bytes_within_free",
     "printed_estimate",
     "requests_in_pool",
+    "requests_in_table",
     "rows_that_fit",
     "static_share_for_pool",
     "static_share_for_tried",

@@ -59,6 +59,7 @@ MISSING = {
     "graphs_that_were_captured": "how many of them were captured",
     "host_cache_within_free": "what the host has free",
     "requests_in_pool": "how many requests ran",
+    "requests_in_table": "the places that were free",
     "static_share_for_pool": "free before and after loading",
     "static_share_for_tried": "device total",
 }
