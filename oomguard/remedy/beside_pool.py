@@ -118,8 +118,13 @@ def _own_share(incident: Incident, share: float | None, least: float, missing: t
 def _share_in_force(incident: Incident) -> tuple[float, str] | None:
     """Return a share that is not printed, and how it is told; None where nothing tells it.
 
-    While graphs are captured what is allocated is weights, pool and the graphs' own pools.
+    The pool got free_after_load - free_before_load * (1 - share) (remedy/static_share.py), unless a number of tokens limits it. While
+    graphs are captured what is allocated is weights, pool and the graphs' own pools.
     """
+    names = ("initial_free_bytes", "loaded_free_bytes", "kv_cache_available_bytes")
+    before, loaded, pool = (incident.number(name) for name in names)
+    if before and loaded is not None and pool and pool < loaded and "max_total_tokens" not in incident.facts:
+        return 1 - (loaded - pool) / before, "{:.3f} of what was free went to weights and pool"
     allocated, total = incident.number("allocated_bytes"), incident.number("device_total_bytes")
     if incident.phase == "cudagraph_capture" and allocated is not None and total:
         held = (allocated - (incident.number("private_pool_bytes") or 0)) / total

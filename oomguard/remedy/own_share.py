@@ -46,6 +46,6 @@ def kept_bytes(incident: Incident, total_bytes: float) -> float:
     graphs = incident.number("cuda_graph_max_bs") or size["more_ranks" if ranks >= _MORE_RANKS else "few_ranks"]
     kept = float(known["own_bytes"] + tokens * known["token_bytes"] + graphs * known["graph_bytes"])
     kept += ranks * known["rank_bytes"]
-    kept = max(kept, known["large_keeps_bytes"]) if total_bytes > known["large_bytes"] else kept
+    kept = max(kept, float(known["large_keeps_bytes"])) if total_bytes > known["large_bytes"] else kept
     speculative = incident.facts.get("speculative")
-    return kept + known["draft_bytes"] if speculative is not None and speculative.value is True else kept
+    return kept + float(known["draft_bytes"]) if speculative is not None and speculative.value is True else kept

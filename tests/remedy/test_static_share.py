@@ -103,6 +103,16 @@ def test_a_share_that_no_command_gives_is_the_engine_s_own():
     assert static_share_for_tried(incident(**figures)).value is None
 
 
+def test_what_the_start_prints_of_the_pool_tells_the_share():
+    start = {"initial_free_bytes": 80 * GIB, "loaded_free_bytes": 60 * GIB, "kv_cache_available_bytes": 52 * GIB}
+    figures = {"device_total_bytes": 80 * GIB, "tried_bytes": 3 * GIB, "device_free_bytes": GIB}
+
+    found = static_share_for_tried(incident(**start, **figures))
+
+    assert found.value == pytest.approx(0.9 - 2 / 80 - 0.02, abs=0.002)
+    assert static_share_for_tried(incident(**start, **figures, max_total_tokens=8192)).value is None
+
+
 def test_graphs_that_were_left_need_no_more_each_than_those_before():
     facts = {"mem_fraction_static_ratio": 0.9, "initial_free_bytes": 80 * GIB, "graphs_free_bytes": 4 * GIB}
     counted = Incident(
