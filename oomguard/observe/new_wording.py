@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from oomguard.facts import Fact
 from oomguard.incident import Evidence, Incident, Location
+from oomguard.observe.anchor_index import anchor_index
 from oomguard.observe.context import Context
 from oomguard.observe.hits import CLAUSE_CHARS, Hit, captured, quoted
 from oomguard.observe.incidents import ScannedIncident
@@ -191,8 +192,7 @@ class NewWordings:
         """Return whether a line may speak of memory that is short."""
         if self.lexicon is None:
             return False
-        lower = text.lower()
-        return any(anchor in lower for anchor in self.lexicon.anchors)
+        return bool(anchor_index(self.lexicon.anchors).inside(text.lower()))
 
     def consider(self, window: Window, context: Context, told: Iterable[Hit]) -> None:
         """Take a window in which no signature knew a failure; ``told`` is what signatures knew in it."""
