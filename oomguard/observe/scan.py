@@ -141,10 +141,8 @@ class Scanner:
         seam = words_of(" ".join(part[-SEAM_CHARS:].strip() for part in before)) + glue + words_of(head)
         if not self._may_hold(seam):
             return []
-        words, inside = words_of(text), [words_of(part) for part in before]
-        return self._candidates(
-            a for a in self._inside(seam) if a not in words and not any(a in part for part in inside)
-        )
+        words, inside = words_of(text), "\0".join(map(words_of, before))
+        return self._candidates(one for one in self._inside(seam) if one not in words and one not in inside)
 
     def _candidates(self, anchors: Iterable[str]) -> list[Candidate]:
         return [candidate for _, candidate in sorted((c for a in anchors for c in self._anchors[a]), key=itemgetter(0))]

@@ -44,8 +44,9 @@ def kept_bytes(incident: Incident, total_bytes: float) -> float:
     ranks = incident.number("tensor_parallel_size") or 1
     tokens = max(incident.number("max_num_batched_tokens") or size["step_tokens"], known["least_step_tokens"])
     graphs = incident.number("cuda_graph_max_bs") or size["more_ranks" if ranks >= _MORE_RANKS else "few_ranks"]
-    kept = float(known["own_bytes"] + tokens * known["token_bytes"] + graphs * known["graph_bytes"])
+    kept: float = known["own_bytes"] + tokens * known["token_bytes"] + graphs * known["graph_bytes"]
     kept += ranks * known["rank_bytes"]
-    kept = max(kept, float(known["large_keeps_bytes"])) if total_bytes > known["large_bytes"] else kept
+    least = known["large_keeps_bytes"] if total_bytes > known["large_bytes"] else 0.0
     speculative = incident.facts.get("speculative")
-    return kept + float(known["draft_bytes"]) if speculative is not None and speculative.value is True else kept
+    draft = known["draft_bytes"] if speculative is not None and speculative.value is True else 0.0
+    return float(max(kept, least) + draft)
