@@ -83,3 +83,12 @@ def test_the_title_is_told_with_less_than_certainty():
 
     assert found.certainty_ratio == 0.8
     assert all(cause.confidence <= 0.8 for cause in found.causes)
+
+
+@pytest.mark.parametrize("line", ["2026-01-01 00:00:00 INFO OOM watch is on", "[INFO] CUDA OOM watch is on", "INFO CUDA OOM watch is on"])
+def test_a_log_s_first_line_is_no_title(line):
+    assert kinds(line + FRAMES) == []
+
+
+def test_another_error_of_the_device_is_another_error():
+    assert kinds("# [Bug]: OOM?" + FRAMES + "RuntimeError: CUDA error: an illegal memory access was encountered\n") == []
