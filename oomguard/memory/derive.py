@@ -100,6 +100,12 @@ def _add_static_share(facts: dict[str, Fact]) -> None:
     counts_both = "mem_fraction_static_ratio" in facts or facts["framework"].value == "sglang"
     if counts_both and before and after is not None:
         facts["static_share_least_ratio"] = Fact("static_share_least_ratio", max(0.0, 1 - after / before), "solved")
+    least, now = (number_of(facts, name) for name in ("static_share_least_ratio", "mem_fraction_static_ratio"))
+    if least is not None:
+        holds = now is not None and now > least
+        facts["static_share_holds_weights"] = Fact("static_share_holds_weights", holds, "solved")
+        others = "told_cause" in facts and facts["told_cause"].value == "colocated_process"
+        facts["static_share_counts_others"] = Fact("static_share_counts_others", others, "solved")
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:

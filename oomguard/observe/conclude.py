@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from oomguard.incident import EngineStart, Incident, SettingInForce
-from oomguard.observe.context import Context, Near, nearest_phase
+from oomguard.observe.context import NO_ENGINE, Context, Near, nearest_phase
 from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.settings_in_force import merged_settings, with_requested_share, without_contradicted
 
@@ -75,9 +75,9 @@ def concluded_start(context: Context, given: Mapping[str, SettingInForce] | None
 
 
 def _host(scanned: ScannedIncident, near: list[Near]) -> str:
-    """Return the engine that hosts the failed code: torch's own message does not name it, nor numpy's."""
+    """Return the engine that hosts the failed code: torch's own message does not name it, nor the driver's, nor numpy's."""
     named = scanned.incident.framework
-    if named != "torch" and not (named == "host" and "array_shape" in scanned.own):
+    if named not in {*NO_ENGINE, "unknown"} and not (named == "host" and "array_shape" in scanned.own):
         return named
     beside = next((n.framework for n in near if n.framework), None)
     return beside or scanned.context.framework_for(scanned.process) or named

@@ -33,7 +33,7 @@ PHASE_RANK: Final = (
     "decode",
 )
 # Who prints a message without being the engine that runs the model.
-_NO_ENGINE: Final = frozenset({"torch", "any"})
+NO_ENGINE: Final = frozenset({"torch", "any"})
 _ROLE: Final = re.compile(r"[A-Za-z]+")
 _PID: Final = re.compile(r" ?pid=\d+")
 _REPLICA: Final = re.compile(r"(?<![A-Za-z])DP(\d+)")
@@ -133,7 +133,7 @@ class Context:
                 self.ending.note(wording.ends, evidence, process, hit.framework)
             return None
         facts = {name: replace(fact, line=evidence.line) for name, fact in hit.facts.items()}
-        framework = hit.framework if hit.framework not in _NO_ENGINE else None
+        framework = hit.framework if hit.framework not in NO_ENGINE else None
         if wording.near:
             near = Near(line, process, facts, wording.phase, framework, evidence)
             self.near.append(near)

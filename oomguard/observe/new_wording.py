@@ -11,11 +11,14 @@ from typing import Any, Final
 
 from oomguard.facts import Fact
 from oomguard.incident import Evidence, Incident, Location
+from oomguard.observe.anchor_index import anchor_index
 from oomguard.observe.context import Context
 from oomguard.observe.hits import CLAUSE_CHARS, Hit, captured, quoted
 from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.search_time import SearchTime
+from oomguard.observe.source import Line
 from oomguard.observe.title import is_title, mark_chars
+from oomguard.observe.titled_report import TitledReport
 from oomguard.observe.told_cause import beside, with_told_cause
 from oomguard.observe.window import Window
 from oomguard.rules.lexicon import Lexicon
@@ -124,13 +127,16 @@ def _parts(window: Window, found: Any) -> dict[str, str]:
     }
 
 
-def _nearest(lexicon: Lexicon, window: Window, hit: Hit, time: SearchTime) -> str:
-    """Return the kind that the line names, else the lines around it; ``other`` where none does, or a search takes too long."""
+def _nearest(lexicon: Lexicon, window: Window, hit: Hit, time: SearchTime, body: str = "") -> str:
+    """Return the kind that the line names, else the lines around it; ``other`` where none does, or a search takes too long.
+
+    ``body``: of the report whose title the line is.
+    """
     line, at = window.line_around(hit.position)
     near = line[max(0, at - LINE_CHARS) : at + LINE_CHARS]
     around = "".join(window.texts[max(0, hit.first - BELOW_LINES) : hit.first + 1 + BELOW_LINES])
     with contextlib.suppress(TimeoutError):
-        for text in (near, around):
+        for text in (near, around, body):
             for kind, pattern in lexicon.kinds:
                 if time.search(pattern, text) is not None:
                     return kind
@@ -174,22 +180,33 @@ class NewWordings:
         self._first: list[_Waiting] = []
         self._last: deque[_Waiting] = deque(maxlen=LAST_WINDOWS)
         self._quoted_lines: list[int] = []
+        self._title_window: _Waiting | None = None
+        self._title_is_quoted = False
+        self._titled = TitledReport(lexicon.title if lexicon is not None else None)
+
+    def see(self, line: Line) -> None:
+        """Take the next line of the input, whatever it holds: the first may be a title, and those below show a run."""
+        self._titled.see(line.text, line.number)
 
     def may_hold(self, text: str) -> bool:
         """Return whether a line may speak of memory that is short."""
         if self.lexicon is None:
             return False
-        lower = text.lower()
-        return any(anchor in lower for anchor in self.lexicon.anchors)
+        return bool(anchor_index(self.lexicon.anchors).inside(text.lower()))
 
     def consider(self, window: Window, context: Context, told: Iterable[Hit]) -> None:
         """Take a window in which no signature knew a failure; ``told`` is what signatures knew in it."""
+        if window.lines[window.anchor].number == self._titled.line and self._title_window is None:
+            self._title_window = _Waiting(window, context)
         if self.lexicon is not None and not any(_is_of_the_engine(hit) for hit in told):
             (self._first if len(self._first) < FIRST_WINDOWS else self._last).append(_Waiting(window, context))
 
-    def quotes(self, line: int) -> None:
+    def quotes(self, line: int, window: Window, context: Context) -> None:
         """Note that a failure is quoted on a line: what stands around it is a document, a prompt or source code."""
-        self._quoted_lines.append(line)
+        if line == self._titled.line:
+            self._title_window, self._title_is_quoted = _Waiting(window, context), True
+        else:
+            self._quoted_lines.append(line)
 
     def weighed(
         self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]
@@ -207,20 +224,44 @@ class NewWordings:
     ) -> ScannedIncident | None:
         """Return the surest failure, the first of those that are equally sure; None where nothing is sure enough."""
         least = 1.0 if self.lexicon is None else self.lexicon.least_ratio
-        told = [
+        title = list(self._title(time))
+        is_quoted = self._title_is_quoted and not title
+        quoted_lines = [*self._quoted_lines, *([self._titled.line or 0] if is_quoted else [])]
+        told = title + [
             found
             for found in self.weighed(quotations, time, slow)
-            if found[0].certainty_ratio >= least and not self._is_near_quotation(_line_of(found[0], found[1]))
+            if found[0].certainty_ratio >= least and not _is_near(quoted_lines, _line_of(found[0], found[1]))
         ]
         best = max(told, key=lambda found: found[0].certainty_ratio, default=None)
         if best is None or self.lexicon is None:
             return None
-        found = _scanned(*best, _nearest(self.lexicon, best[1], best[0].hit, time))
+        found = _scanned(*best, self._kind(best[0], best[1], time))
         found.incident = with_told_cause(found.incident, beside(best[1], best[0].hit), self._told, time)
         return found
 
-    def _is_near_quotation(self, line: int) -> bool:
-        return any(abs(line - other) <= QUOTED_LINES for other in self._quoted_lines)
+    def _title(self, time: SearchTime) -> Iterator[tuple[Judged, Window, Context]]:
+        """Yield the first line of the input where it is the title of a report and tells what its body does not print."""
+        one = self._title_window
+        words = self.lexicon.title if self.lexicon is not None else None
+        if one is None or words is None or not self._titled.tells(time):
+            return
+        begin, end = one.window.anchor_span
+        found = time.search(words.phrase, one.window.text, pos=begin, endpos=end)
+        if found is not None and self.lexicon is not None:
+            yield (
+                Judged(words.certainty_ratio, (), _hit(self.lexicon, one.window, found, time)),
+                one.window,
+                one.context,
+            )
+
+    def _kind(self, found: Judged, window: Window, time: SearchTime) -> str:
+        """Return the nearest kind; what the body of a report names counts where its title names none."""
+        assert self.lexicon is not None  # noqa: S101 - something was found by it
+        return _nearest(self.lexicon, window, found.hit, time, "" if found.signs else self._titled.body)
+
+
+def _is_near(quoted_lines: Iterable[int], line: int) -> bool:
+    return any(abs(line - other) <= QUOTED_LINES for other in quoted_lines)
 
 
 def _is_of_the_engine(hit: Hit) -> bool:

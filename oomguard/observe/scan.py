@@ -14,6 +14,7 @@ from typing import Final
 
 from oomguard.escapes import strip_escapes
 from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
+from oomguard.observe.anchor_index import anchor_index
 from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.conclude import concluded_incident, concluded_start
 from oomguard.observe.context import NEAR_AFTER_LINES, Context
@@ -71,6 +72,7 @@ class Scanner:
         self._anchors: dict[str, list[tuple[int, Candidate]]] = {}  # in the order of the files
         for number, pair in enumerate((s, w) for s in rules.signatures for w in s.wordings):
             self._anchors.setdefault(pair[1].anchor, []).append((number, pair))
+        self._inside = anchor_index(tuple(self._anchors)).inside
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
         self._open: list[tuple[_Stream, Window]] = []
@@ -106,13 +108,14 @@ class Scanner:
         if self._own.takes(line, plain, stream):
             return
         state.order += 1
+        self.new_wordings.see(line)
         for owner, window in self._open:
             if owner is state:
                 window.extend(line, plain, state.order)
         self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         may_hold = self._may_hold(text)
-        candidates = self._candidates(anchor for anchor in self._anchors if anchor in text) if may_hold else []
+        candidates = self._candidates(self._inside(text)) if may_hold else []
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -128,8 +131,7 @@ class Scanner:
         self._looked += 1
         if self._looked < _FINDER_AFTER:
             return True
-        if self._finder is None:
-            self._finder = finder(self._rules.anchors, self._rules.words)
+        self._finder = self._finder or finder(self._rules.anchors, self._rules.words)
         return self._finder.holds(text.encode("utf-8", "surrogatepass"))
 
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
@@ -142,9 +144,8 @@ class Scanner:
         seam = words_of(" ".join(part[-SEAM_CHARS:].strip() for part in before)) + glue + words_of(head)
         if not self._may_hold(seam):
             return []
-        words, inside = words_of(text), [words_of(part) for part in before]
-        anchors = (anchor for anchor in self._anchors if anchor in seam and anchor not in words)
-        return self._candidates(anchor for anchor in anchors if not any(anchor in part for part in inside))
+        words, inside = words_of(text), "\0".join(map(words_of, before))
+        return self._candidates(one for one in self._inside(seam) if one not in words and one not in inside)
 
     def _candidates(self, anchors: Iterable[str]) -> list[Candidate]:
         return [candidate for _, candidate in sorted((c for a in anchors for c in self._anchors[a]), key=itemgetter(0))]
@@ -178,11 +179,10 @@ class Scanner:
                 taken[2].say_more(best)
             return
         line = window.lines[best.first]
-        if quoted(best, window, self._quotations, self._time, self._leave_out) is not None:
-            self.new_wordings.quotes(line.number)
+        if quoted(best, window, self._quotations, self._time, self._leave_out):
+            self.new_wordings.quotes(line.number, window, self._context)
             return
-        evidence = _quote(line)
-        location = Location(line.number, line.byte, window.process)
+        evidence, location = _quote(line), Location(line.number, line.byte, window.process)
         found = self.found.take(best, location, evidence, self._context)
         state.taken[window.process] = (first, last, found)
         if found is not None:
@@ -278,9 +278,9 @@ class Scanner:
         kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
         if not any(f.incident.is_oom for f in self.found.all):
             new = self.new_wordings.surest(self._quotations, self._time, self._leave_out)
-            kept += [] if new is None else [new]
-        notes = (*self._time.notes, *self._left_out.values(), *(() if kept else self._own.note))
+            kept = kept if new is None else [*(f for f in kept if f.incident.kind != "engine_dead"), new]
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
+        notes = (*self._time.notes, *self._left_out.values(), *(() if kept else self._own.note))
         return Diagnosis(source, tuple(concluded_incident(f, given) for f in kept), notes, starts)
 
 

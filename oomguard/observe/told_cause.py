@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
@@ -19,13 +20,16 @@ MAX_TOLD: Final = 20
 BESIDE_LINES: Final = 12
 _BESIDE_CHARS: Final = 1500
 _SAID_CHARS: Final = 400
+# A paragraph of a document that is set off: its sentences go on behind the marks.
+_BLOCK_QUOTE: Final = re.compile(r"(?m)^\s{0,3}>[ \t]?")
 
 
 def beside(window: Window, hit: Hit) -> str:
     """Return the lines around a message of this window, its first line among them."""
     above = window.above(hit.first).splitlines()[-BESIDE_LINES:]
     below = "".join(window.texts[hit.last + 1 :]).splitlines()[: BESIDE_LINES + 1]
-    return "\n".join(("\n".join(above)[-_BESIDE_CHARS:], window.texts[hit.first], "\n".join(below)[:_BESIDE_CHARS]))
+    text = "\n".join(("\n".join(above)[-_BESIDE_CHARS:], window.texts[hit.first], "\n".join(below)[:_BESIDE_CHARS]))
+    return _BLOCK_QUOTE.sub("", text)
 
 
 def with_told_cause(incident: Incident, text: str, causes: Iterable[ToldCause], time: SearchTime) -> Incident:

@@ -76,7 +76,11 @@ def plan(
     shown = (
         replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p for p in patches.values()
     )
-    ordered = sorted(shown, key=lambda p: (not p.applicable, p.new is None, p.effect))
+    ranks = {cause.rule: rank for rank, cause in enumerate(incident.causes)}
+    # Of what is not solved the surest cause's comes first: none of it costs anything yet.
+    ordered = sorted(
+        shown, key=lambda p: (not p.applicable, p.new is None, ranks.get(p.rule, 0) if p.new is None else 0, p.effect)
+    )
     return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
 
 

@@ -1,4 +1,4 @@
-"""How many requests a pool of KV cache holds: as many as fit at their full length, else fewer than those that filled it."""
+"""How many requests a pool of KV cache holds, at their full length or by those that filled it, and a table of requests by its places."""
 
 from __future__ import annotations
 
@@ -28,3 +28,22 @@ def requests_in_pool(incident: Incident) -> Solution:
     return Solution(
         None, f"fewer requests hold less of the KV cache; how many is not known ({missing})", unknown=(missing,)
     )
+
+
+def requests_in_table(incident: Incident) -> Solution:
+    """Take no more requests than the engine's table of requests has places: by what may run, else by what runs and what is free."""
+    free, needed = incident.number("request_slots_free"), incident.number("request_slots_needed")
+    most, running = incident.number("max_num_seqs"), incident.number("running_requests")
+    if free is None or needed is None:
+        missing = "the places that were free and asked for: not printed"
+        return Solution(None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,))
+    if free >= needed:
+        return Solution(None, f"{free:g} places were free for {needed:g} requests: another pool is full")
+    if most is not None and most > needed - free:
+        return Solution(math.floor(most - needed + free), f"{needed:g} places were asked for, {free:g} were free")
+    if running is not None:
+        return Solution(math.floor(running + free), f"{running:g} requests ran and {free:g} places were free")
+    if free >= _OF_RUNNING * needed:
+        return Solution(math.floor(free), f"{free:g} places are free at least for {needed:g} requests")
+    missing = "how many requests may run (max_running_requests), or how many ran: not printed"
+    return Solution(None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,))

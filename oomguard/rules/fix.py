@@ -17,12 +17,14 @@ _EFFECTS: Final = {str(effect): effect for effect in Effect}
 # The solvers that a fix may name; they are functions of the planner (remedy/solvers.py).
 SOLVERS: Final = (
     "blocks_for_max_len",
+    "graphs_that_were_captured",
     "host_cache_within_free",
     "kv_bytes_for_max_len",
     "kv_bytes_for_tried",
     "kv_bytes_within_free",
     "printed_estimate",
     "requests_in_pool",
+    "requests_in_table",
     "rows_that_fit",
     "static_share_for_pool",
     "static_share_for_tried",

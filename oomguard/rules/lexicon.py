@@ -28,6 +28,29 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
+class TitleWords:
+    """What tells that the title of a report tells a failure.
+
+    Attributes:
+        phrase: what a title calls it.
+        harmless: words of a title that asks for something, or tells of something else.
+        change: words of a title that tells a change; it tells a failure only above frames.
+        frames: what only a failed run prints; below it a line without a tracker's marks is a title too.
+        run: what a run prints, or who reports one says; enough below a title that a tracker marked.
+        other_error: the body tells another error.
+        certainty_ratio: how sure it is that such a title tells a failure.
+    """
+
+    phrase: Any
+    harmless: Any
+    change: Any
+    frames: Any
+    run: Any
+    other_error: Any
+    certainty_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lexicon:
     """What tells a message of a new wording.
 
@@ -40,6 +63,7 @@ class Lexicon:
         least_ratio: the least certainty with which a message is taken for a failure.
         kinds: what the nearest kind is told by, the first that is found.
         clauses: what sizes are read by.
+        title: what tells that a report's title tells the failure; None where the file says nothing of titles.
     """
 
     anchors: tuple[str, ...]
@@ -50,6 +74,7 @@ class Lexicon:
     least_ratio: float
     kinds: tuple[tuple[str, Any], ...]
     clauses: tuple[Any, ...]
+    title: TitleWords | None = None
 
 
 def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Lexicon:
@@ -74,4 +99,10 @@ def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> L
         least_ratio=float(table.get("least_ratio")),
         kinds=tuple((row.choice("kind", KINDS), pattern(row)) for row in table.tables("nearest", "nearest")),
         clauses=tuple(pattern(row) for row in table.tables("clause", "clause")),
+        title=next((_title(row, pattern) for row in table.tables("title", "title")), None),
     )
+
+
+def _title(row: Table, pattern: Callable[[Table, str], Any]) -> TitleWords:
+    parts = {name: pattern(row, name) for name in ("phrase", "harmless", "change", "frames", "run", "other_error")}
+    return TitleWords(**parts, certainty_ratio=float(row.get("certainty_ratio")))

@@ -57,6 +57,7 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "harmless": Key(list, required=True),
         "feature": Key(list, required=True),
         "nearest": Key(list, required=True),
+        "title": Key(list),
         "clause": Key(list, required=True),
     },
     "missing_file": {
@@ -82,6 +83,10 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "part": Key(str, required=True),
         "pattern": Key(str, required=True),
         "weight": Key((int, float)),
+    },
+    "title": {
+        "certainty_ratio": Key((int, float), required=True),
+        **{name: Key(str, required=True) for name in ("phrase", "harmless", "change", "frames", "run", "other_error")},
     },
     "nearest": {
         "kind": Key(str, required=True),

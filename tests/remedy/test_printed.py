@@ -56,8 +56,10 @@ MISSING = {
     "kv_bytes_within_free": "free memory",
     "utilization_for_tried": "device total",
     "rows_that_fit": "row_bytes",
+    "graphs_that_were_captured": "how many of them were captured",
     "host_cache_within_free": "what the host has free",
     "requests_in_pool": "how many requests ran",
+    "requests_in_table": "the places that were free",
     "static_share_for_pool": "free before and after loading",
     "static_share_for_tried": "device total",
 }

@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.facts import Fact
 from oomguard.incident import Incident
-from oomguard.remedy.requests_in_pool import requests_in_pool
+from oomguard.remedy.requests_in_pool import requests_in_pool, requests_in_table
 
 
 def incident(phase: str = "unknown", **facts: float) -> Incident:
@@ -39,3 +39,17 @@ def test_it_takes_three_in_four_of_those_that_ran_else_what_fits_at_full_length(
 
 def test_it_names_what_is_missing():
     assert "how many requests ran" in requests_in_pool(incident()).reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "value"),
+    [
+        ({"request_slots_free": 1, "request_slots_needed": 2, "max_num_seqs": 64}, 63),
+        ({"request_slots_free": 1, "request_slots_needed": 2, "running_requests": 40}, 41),
+        ({"request_slots_free": 19, "request_slots_needed": 20}, 19),
+        ({"request_slots_free": 1, "request_slots_needed": 2}, None),
+        ({"request_slots_free": 3, "request_slots_needed": 2, "running_requests": 40}, None),
+    ],
+)
+def test_a_table_takes_what_may_run_less_what_lacked_else_what_ran_and_what_was_free(facts, value):
+    assert requests_in_table(incident(**facts)).value == value

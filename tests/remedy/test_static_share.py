@@ -26,12 +26,13 @@ def test_the_share_leaves_what_the_engine_keeps_for_a_step_of_its_size():
         )
     )
 
-    kept_gib = 0.5 + 4096 * 1.5 / 1024 + 1 / 8
+    kept_gib = 0.5 + 4096 * 1.5 / 1024 + 24 * 2 / 1024 + 1 / 8
     assert found.value == pytest.approx(1 - kept_gib / 24, abs=0.001)
 
 
-def test_a_large_device_keeps_ten_gib():
-    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5))
+def test_a_large_device_keeps_ten_gib_at_least():
+    small = {"max_num_batched_tokens": 2048, "cuda_graph_max_bs": 8}
+    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5, **small))
 
     assert found.value == pytest.approx(1 - 10 / 80, abs=0.001)
 
@@ -53,6 +54,78 @@ def test_a_share_that_is_high_enough_is_not_lowered():
     facts = {"initial_free_bytes": 80 * GIB, "static_share_least_ratio": 0.5, "mem_fraction_static_ratio": 0.9}
 
     assert static_share_for_pool(incident(**facts)).value is None
+
+
+def test_without_figures_a_share_well_below_the_engine_s_own_is_raised_to_that():
+    found = static_share_for_pool(incident(mem_fraction_static_ratio=0.5, tensor_parallel_size=4))
+
+    assert found.value == 0.85
+    assert found.unknown == ("what is free before and after loading the weights: not printed",)
+
+
+def test_a_share_near_the_engine_s_own_is_not_raised_without_figures():
+    assert static_share_for_pool(incident(mem_fraction_static_ratio=0.85)).value is None
+
+
+def test_the_engine_s_own_share_is_none_for_weights_that_take_more_by_their_name():
+    facts = {"mem_fraction_static_ratio": 0.5, "device_total_bytes": 24 * GIB, "estimated_weights_bytes": 23 * GIB}
+
+    assert static_share_for_pool(incident(**facts)).value is None
+
+
+def test_beside_a_share_above_the_engine_s_own_that_is_taken_where_no_figure_tells_more():
+    found = static_share_for_tried(incident(mem_fraction_static_ratio=0.95, tensor_parallel_size=4))
+
+    assert found.value == 0.85
+    assert "device total: not printed" in found.unknown
+
+
+def test_a_share_that_leaves_more_than_the_engine_s_own_is_not_lowered_without_figures():
+    assert static_share_for_tried(incident(mem_fraction_static_ratio=0.6)).value is None
+
+
+@pytest.mark.parametrize(
+    ("more", "kept_gib"), [({}, 13.125), ({"speculative": True}, 17.125), ({"tensor_parallel_size": 8}, 14.5)]
+)
+def test_what_a_large_device_keeps_grows_with_its_graphs_its_ranks_and_a_draft(more, kept_gib):
+    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5, **more))
+
+    assert found.value == pytest.approx(1 - kept_gib / 80, abs=0.001)
+
+
+def test_a_share_that_no_command_gives_is_the_engine_s_own():
+    figures = {"device_total_bytes": 24 * GIB, "tried_bytes": 3 * GIB, "device_free_bytes": GIB}
+
+    found = static_share_for_tried(incident(launch_shown=True, **figures))
+
+    assert 0.7 < found.value < 0.77
+    assert "no share is given" in found.reason
+    assert static_share_for_tried(incident(**figures)).value is None
+
+
+def test_what_the_start_prints_of_the_pool_tells_the_share():
+    start = {"initial_free_bytes": 80 * GIB, "loaded_free_bytes": 60 * GIB, "kv_cache_available_bytes": 52 * GIB}
+    figures = {"device_total_bytes": 80 * GIB, "tried_bytes": 3 * GIB, "device_free_bytes": GIB}
+
+    found = static_share_for_tried(incident(**start, **figures))
+
+    assert found.value == pytest.approx(0.9 - 2 / 80 - 0.02, abs=0.002)
+    assert static_share_for_tried(incident(**start, **figures, max_total_tokens=8192)).value is None
+
+
+def test_graphs_that_were_left_need_no_more_each_than_those_before():
+    facts = {"mem_fraction_static_ratio": 0.9, "initial_free_bytes": 80 * GIB, "graphs_free_bytes": 4 * GIB}
+    counted = Incident(
+        "cudagraph_capture_oom",
+        "boom",
+        phase="cudagraph_capture",
+        facts={k: Fact(k, v) for k, v in {**facts, "graphs_captured": 10, "graphs_wanted": 15}.items()},
+    )
+
+    found = static_share_for_tried(counted)
+
+    assert found.value == pytest.approx(0.9 - 2 / 80 - 0.02, abs=0.005)
+    assert (0.9 - found.value) * 80 >= 2
 
 
 def test_without_the_figures_of_loading_their_names_are_told():

@@ -1,0 +1,67 @@
+"""A report whose title tells the failure while its body shows the run and not the message: cut off, or never pasted.
+
+Who reports a failure names it in the title ("[Bug]: NPU out of memory with long prompts") and pastes the traceback, of which a tool
+keeps the beginning. The title counts where the lines below it are those of a run, and where none of them tells another error.
+"""
+
+from __future__ import annotations
+
+from oomguard.observe.search_time import SearchTime
+from oomguard.observe.title import mark_chars
+from oomguard.rules.lexicon import TitleWords
+
+# A report's body shows the run within so many lines.
+HEAD_LINES = 120
+_HEAD_CHARS = 12_000
+# Without a tracker's marks a title is short, and no sentence.
+_BARE_CHARS = 100
+_ENDS = (".", ":", ",", "`", "{", "(", "|")
+
+
+class TitledReport:
+    """The first line of an input, and the lines below it that tell whether it is the title of a report."""
+
+    def __init__(self, words: TitleWords | None) -> None:
+        self._words = words
+        self._seen = 0
+        self._chars = 0
+        self._body: list[str] = []
+        self.line: int | None = None
+        self._title = ""
+
+    def see(self, text: str, number: int) -> None:
+        """Take the next line of the input; only the first ones are kept."""
+        if self._seen >= HEAD_LINES or self._words is None:
+            return
+        if self.line is None:
+            if not text.strip():
+                return
+            self.line, self._title = number, text
+        elif self._chars < _HEAD_CHARS:
+            self._body.append(text)
+            self._chars += len(text)
+        self._seen += 1
+
+    @property
+    def body(self) -> str:
+        """The lines below the title."""
+        return "\n".join(self._body)[:_HEAD_CHARS]
+
+    def tells(self, time: SearchTime) -> bool:
+        """Return whether the title tells a failure that the body does not print; False where a search takes too long."""
+        words, body = self._words, self.body
+        if words is None or self.line is None:
+            return False
+        try:
+            marks = mark_chars(self._title)
+            said = self._title[marks:].strip()
+            has_frames = time.search(words.frames, body) is not None
+            if not marks and not (has_frames and len(said) <= _BARE_CHARS and said[-1:] not in _ENDS):
+                return False
+            if not has_frames and (time.search(words.run, body) is None or time.search(words.change, said)):
+                return False
+            if time.search(words.phrase, said) is None or time.search(words.harmless, self._title):
+                return False
+            return time.search(words.other_error, body) is None
+        except TimeoutError:
+            return False
