@@ -16,6 +16,8 @@ from oomguard.remedy.solution import Solution
 _LATER_IN_SAMPLER_RATIO: Final = 0.5
 # With more of the device in other hands its size does not tell the engine's own share of what was free.
 _OTHERS_RATIO: Final = 0.1
+# Weights lie in the share too, mostly unprinted: half of it is the most that a pool gives back.
+_GIVES_BACK_RATIO: Final = 0.5
 
 
 def _still_wanted(incident: Incident, tried_bytes: float) -> float:
@@ -86,7 +88,7 @@ def static_share_for_tried(incident: Incident) -> Solution:
     if missing or share is None or not total:
         return _own_share(incident, share, least, missing)
     value = rounded(math.floor, share - lacking / total)
-    if value <= max(0.0, least):
+    if value <= max(share * _GIVES_BACK_RATIO, least):
         what = "the graphs" if of_graphs is not None else format_gib(incident.number("tried_bytes") or 0)
         return Solution(None, f"{what} beside weights and pool does not fit in {format_gib(total)}")
     freed = round((share - value) * total)

@@ -173,3 +173,10 @@ def test_a_lowered_share_makes_the_room_that_lacks_and_leaves_a_pool(total, trie
 
     assert found.value is None or (least < found.value < share)
     assert found.value is None or (share - found.value) * total >= max(0, tried - free)
+
+
+def test_more_than_half_of_the_share_is_no_pool_that_could_give_it_back():
+    figures = {"device_total_bytes": 80 * GIB, "device_free_bytes": 20 * GIB, "tried_bytes": 80 * GIB}
+    found = static_share_for_tried(incident(mem_fraction_static_ratio=0.9, **figures))
+    assert found.value is None
+    assert "80.00 GiB beside weights and pool does not fit in 80.00 GiB" in found.reason
