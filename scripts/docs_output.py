@@ -34,7 +34,7 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 COPIED = {"CONTRIBUTING.md": ("oomguard", "rules", "docs", "examples", "pyproject.toml")}
 LEFT_OUT = "…"
 PORT = "8123"
-LIMIT_S = 300
+LIMIT_S = 600
 _BLOCK = re.compile(
     r"^(?P<output><!-- output(?:: (?P<how>[^\n]*?))? -->\n+)?"
     r"^(?P<fence>```+)(?P<language>\w*)(?: title=\"(?P<file>[^\"\n]+)\")?\n(?P<text>.*?)^(?P=fence)$",

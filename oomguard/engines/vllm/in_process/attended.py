@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from oomguard.engines.vllm.in_process.lasting_client import AfterDeath, LastingClient, is_death, outputs_of
+from oomguard.engines.vllm.in_process.lasting_client import AfterDeath, LastingClient, death_of, is_death, outputs_of
 
 
 def may_attend(engine: Any) -> bool:
@@ -85,8 +85,9 @@ class AttendedSync(LastingClient):
         self._raised_last = self._raised_last or error
 
     def _died(self, error: Exception) -> None:
-        if not is_death(error):
+        if not is_death(error, self.inner):
             raise error
+        error = death_of(error)
         made = self.replaced(error)
         self._failed += self.failing(made, error)
         self._send(self.unfinished.begin_again(alone=made.alone, suspects=self.suspects))
@@ -96,7 +97,9 @@ class AttendedSync(LastingClient):
             for request in requests:
                 self.inner.add_request(request)
         except Exception as error:
-            if not is_death(error):  # a death is met where outputs are waited for, with all that is unfinished
+            if not is_death(
+                error, self.inner
+            ):  # a death is met where outputs are waited for, with all that is unfinished
                 raise
 
 
@@ -115,7 +118,7 @@ class AttendedAsync(LastingClient):
             await self.inner.add_request_async(request)
         except Exception as error:
             # Who waits for outputs hears of the death too, and sends what is unfinished: this request as well.
-            if not is_death(error) or self.is_given_up:
+            if not is_death(error, self.inner) or self.is_given_up:
                 raise
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -130,7 +133,7 @@ class AttendedAsync(LastingClient):
             try:
                 outputs = self.unfinished.take(await self.inner.get_output_async())
             except Exception as error:
-                if not is_death(error):
+                if not is_death(error, self.inner):
                     raise
                 failed = await self._died(error)
                 if failed:
@@ -172,5 +175,5 @@ class AttendedAsync(LastingClient):
             for request in requests:
                 await self.inner.add_request_async(request)
         except Exception as error:
-            if not is_death(error):
+            if not is_death(error, self.inner):
                 raise

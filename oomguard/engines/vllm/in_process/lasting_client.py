@@ -172,9 +172,21 @@ def _noting(client: LastingClient, name: str, call: Callable[..., Any]) -> Calla
     return noted
 
 
-def is_death(error: Exception) -> bool:
-    """Return whether an exception tells that the core has died."""
-    return type(error).__name__ == "EngineDeadError"
+def is_death(error: Exception, client: Any) -> bool:
+    """Return whether an exception of a client tells that the core has died.
+
+    vLLM's monitor notes a death and closes the client's sockets: who sends at that moment meets a socket that is none any more.
+    """
+    return type(error).__name__ == "EngineDeadError" or getattr(client.resources, "engine_dead", False) is True
+
+
+def death_of(error: Exception) -> Exception:
+    """Return the engine's own exception of a death for any that tells of one."""
+    if type(error).__name__ == "EngineDeadError":
+        return error
+    death = waking.death()
+    death.__cause__ = error
+    return death
 
 
 def _is_float32(engine: Any) -> bool:

@@ -205,6 +205,31 @@ def test_a_core_that_died_while_nothing_was_asked_is_made_again_with_the_next_re
     assert len(deaths) == 1
 
 
+def test_a_request_whose_socket_the_death_closed_is_sent_to_the_new_core():
+    engine, deaths = attended_engine(Core(), Core())
+    inner = engine.engine_core.inner
+
+    def closed(_):  # between the look at the core and the sending
+        inner.resources.engine_dead = True
+        raise OSError("Socket operation on non-socket")
+
+    inner.add_request = closed
+    assert run(engine, "a") == {"a": ([1, 2, 3], "length")}
+    assert [type(death) for death in deaths] == [EngineDeadError]
+
+
+def test_an_error_of_sending_that_is_no_death_comes_out():
+    engine, deaths = attended_engine(Core(), Core())
+
+    def broken(_):
+        raise OSError("Socket operation on non-socket")
+
+    engine.engine_core.inner.add_request = broken
+    with pytest.raises(OSError, match="non-socket"):
+        run(engine, "a")
+    assert deaths == []
+
+
 def test_a_request_that_no_core_survives_fails_alone_and_the_others_have_their_results():
     cores = [Core(dies_of="b") for _ in range(3)]
     engine, _ = attended_engine(*cores, Core(), alone=True, of_memory=True)
