@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from oomguard.engines.transformers.allocator_need import AllocatorNeed, largest_two
+from oomguard.engines.transformers.followed import Followed
 from oomguard.log import get_logger
 from oomguard.memory.generate.traced_steps import events_between
 
@@ -51,6 +52,10 @@ class TracedForward:
         self._failed = False
         self._entries: list[tuple[int, ...]] = []
         self._results_bytes = 0
+
+    def why_together(self) -> str | None:
+        """Return what makes a row of the call depend on those beside it, None where nothing does or that cannot be told."""
+        return Followed(self._model, self._arguments, self._total_rows, self._mask, self._around).why_together()
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
         """Return the bytes of ``rows`` rows at their peak, the results of others not among them; None where that cannot be told.
