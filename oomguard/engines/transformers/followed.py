@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.log import get_logger
@@ -33,6 +33,7 @@ class Followed:
         around: entered around a call of the model that it is given.
         steps: tokens that it generates; None for a plain call of the model.
         pad: the token that stands for padding, where no mask tells it.
+        lists: arguments that are lists with one tensor a row; they stand as one tensor in ``arguments``.
     """
 
     model: Any
@@ -42,6 +43,7 @@ class Followed:
     around: Callable[[Any], AbstractContextManager[object]] = nullcontext
     steps: int | None = None
     pad: int | None = None
+    lists: Mapping[str, Any] = field(default_factory=dict)
 
     def why_together(self) -> str | None:
         """Return what makes a row depend on those beside it; None where nothing does, or the model cannot be followed."""
@@ -71,10 +73,12 @@ class Followed:
         from oomguard.memory.generate.follow_rows import FollowedCall, together
 
         run = _forward if self.steps is None else _generating(min(_STEPS, self.steps))
+        if self.lists:
+            run = _with_lists(run, self.lists)
         call = FollowedCall(
             self.model, self.arguments, self.rows, run, mask_is_full=is_full(self.mask), around=self.around
         )
-        call = self._with_mask(call)
+        call = self._with_mask(replace(call, values=_on_host(self.lists)))
         found = together(call)
         more = 0 if self.steps is None or self.model.config.is_encoder_decoder else self.steps - _STEPS
         if found.origin is None and found.by_values and more > 0:
@@ -97,7 +101,7 @@ class Followed:
         return replace(
             call,
             arguments=lambda change: {**made(change), "attention_mask": change(ids)},
-            values={"attention_mask": mask},
+            values={**call.values, "attention_mask": mask},
             mask_is_full=False,
         )
 
@@ -118,6 +122,25 @@ class Followed:
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _on_host(lists: Mapping[str, Any]) -> dict[str, Any]:
+    """Return lists of tensors as one tensor each, which takes no memory of the device."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return {name: torch.stack([tensor.detach().cpu() for tensor in value]) for name, value in lists.items()}
+
+
+def _with_lists(run: Callable[[Any, Mapping[str, Any]], None], lists: Mapping[str, Any]) -> Callable[[Any, Any], None]:
+    """Return what runs a call whose arguments of these names are lists of rows."""
+
+    def cut(model: Any, arguments: Mapping[str, Any]) -> None:
+        rows = {name: type(value)(arguments[name].unbind(0)) for name, value in lists.items()}
+        run(model, {**arguments, **rows})
+
+    return cut
 
 
 def _forward(model: Any, arguments: Mapping[str, Any]) -> None:

@@ -84,17 +84,16 @@ class ForwardCall:
                 or "no tensor"
             )
             why = f"none of its arguments is known to hold one row per input: {given}"
-            entries = (int(value.shape[0]) for value in arguments.values() if _is_tensor(value) and value.ndim)
-            why = with_own_function(why, arguments, max(entries, default=0))
+            why = with_own_function(why, model, arguments)
             return cls(model, args, kwargs, positional, 1, None, why, trains)
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
         media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
         reason = reason or why_rows_depend(model) or _why_over_batch(model, arguments)
         reason = reason or (
-            with_own_function(media, arguments, rows)
+            with_own_function(media, model, arguments, rows)
             if isinstance(media, str)
-            else _why_not_rows(arguments, rows, media)
+            else _why_not_rows(model, arguments, rows, media)
         )
         tokens = int(arguments[found].shape[1]) if found in _names("text") else None
         of_rows = Media({}) if isinstance(media, str) else media
@@ -249,14 +248,13 @@ def _why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str | None:
+def _why_not_rows(model: Any, arguments: Mapping[str, Any], rows: int, media: Media) -> str | None:
     """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together."""
     if any(arguments.get(name) is not None for name in _names("text")):
         for name in _names("beside_text"):
             if arguments.get(name) is not None and name not in media.starts:
-                return with_own_function(
-                    f"the argument {name} is not known to belong to the text row by row", arguments, rows
-                )
+                why = f"the argument {name} is not known to belong to the text row by row"
+                return with_own_function(why, model, arguments, rows)
     for name, value in arguments.items():
         if name in media.starts:
             continue
@@ -264,7 +262,8 @@ def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str 
             return f"the argument {name} is extended by the call"
         for tensor in _tensors(value):
             if not _is_cut(name, tensor, rows) and not _is_whole(name, tensor):
-                return with_own_function(f"the argument {name} is not known to hold one row per input", arguments, rows)
+                why = f"the argument {name} is not known to hold one row per input"
+                return with_own_function(why, model, arguments, rows)
         if isinstance(value, (list, tuple)) and len(value) == rows > 1 and not any(True for _ in _tensors(value)):
             return f"the argument {name} has {rows} entries too"
     return None
