@@ -9,15 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.loss import LABELS
 from oomguard.log import get_logger
+from oomguard.memory.generate.result_layout import Layout
 
 if TYPE_CHECKING:
     from oomguard.memory.generate.follow_rows import FollowedCall, WithRows
 
 # Steps of a generation that are followed: the prefill, and two that come after it.
 _STEPS: Final = 3
-# What was found to hold no value of all rows, by the model and the shape of the call.
-_clean: Final[weakref.WeakKeyDictionary[Any, set[Any]]] = weakref.WeakKeyDictionary()
+# What was found to hold no value of all rows, by the model and the shape of the call: where the rows are in its result.
+_clean: Final[weakref.WeakKeyDictionary[Any, dict[Any, Layout]]] = weakref.WeakKeyDictionary()
 _lock: Final = threading.Lock()
 
 
@@ -34,6 +36,7 @@ class Followed:
         steps: tokens that it generates; None for a plain call of the model.
         pad: the token that stands for padding, where no mask tells it.
         lists: arguments that are lists with one tensor a row; they stand as one tensor in ``arguments``.
+        layout: where it is noted at which axis the tensors of the result hold the rows; None where that is known.
     """
 
     model: Any
@@ -44,6 +47,7 @@ class Followed:
     steps: int | None = None
     pad: int | None = None
     lists: Mapping[str, Any] = field(default_factory=dict)
+    layout: dict[str, tuple[int, int]] | None = None
 
     def why_together(self) -> str | None:
         """Return what makes a row depend on those beside it; None where nothing does, or the model cannot be followed."""
@@ -53,20 +57,33 @@ class Followed:
 
         key = self._key()
         with _lock:
-            if key in _clean.get(self.model, ()):
-                return None
+            known = _clean.get(self.model, {}).get(key)
+        if known is not None:
+            return self._laid_out(known)
         try:
             with torch.inference_mode(mode=False):
                 found = self._followed()
         except Exception as error:  # noqa: BLE001 - a model's own code under fake tensors: anything, and all means "not known"
             get_logger().debug("the rows of the call cannot be followed", error=f"{type(error).__name__}: {error}")
             return None
-        if found.origin is None:
-            if not found.by_values:
-                with _lock:
-                    _clean.setdefault(self.model, set()).add(key)
+        if found.origin is not None:
+            return f"a row depends on those beside it: the model takes {found.origin}"
+        if not found.by_values:
+            with _lock:
+                _clean.setdefault(self.model, {})[key] = found.layout
+        return self._laid_out(found.layout)
+
+    def _laid_out(self, layout: Layout) -> str | None:
+        """Note where the rows are in the result; return what of it has none, None where all of it can be put together."""
+        if self.layout is None:
             return None
-        return f"a row depends on those beside it: the model takes {found.origin}"
+        self.layout.update(layout.axes)
+        for name, shape in layout.without.items():
+            return f"{name} does not hold the rows along one of its axes: it has the shape {shape}"
+        given = self.arguments(lambda tensor: tensor)
+        if layout.numbers and not any(given.get(name) is not None for name in LABELS):
+            return f"{layout.numbers[0]} is one number for all rows, and how to put several together is not known"
+        return None
 
     def _followed(self) -> Any:
         from oomguard.memory.generate.fake_generate import is_full
@@ -133,21 +150,23 @@ def _on_host(lists: Mapping[str, Any]) -> dict[str, Any]:
         return {name: torch.stack([tensor.detach().cpu() for tensor in value]) for name, value in lists.items()}
 
 
-def _with_lists(run: Callable[[Any, Mapping[str, Any]], None], lists: Mapping[str, Any]) -> Callable[[Any, Any], None]:
+def _with_lists(
+    run: Callable[[Any, Mapping[str, Any]], object], lists: Mapping[str, Any]
+) -> Callable[[Any, Any], object]:
     """Return what runs a call whose arguments of these names are lists of rows."""
 
-    def cut(model: Any, arguments: Mapping[str, Any]) -> None:
+    def cut(model: Any, arguments: Mapping[str, Any]) -> object:
         rows = {name: type(value)(arguments[name].unbind(0)) for name, value in lists.items()}
-        run(model, {**arguments, **rows})
+        return run(model, {**arguments, **rows})
 
     return cut
 
 
-def _forward(model: Any, arguments: Mapping[str, Any]) -> None:
-    model(**arguments)
+def _forward(model: Any, arguments: Mapping[str, Any]) -> Any:
+    return model(**arguments)
 
 
-def _generating(steps: int) -> Callable[[Any, Mapping[str, Any]], None]:
+def _generating(steps: int) -> Callable[[Any, Mapping[str, Any]], object]:
     from oomguard.memory.generate.follow_rows import first_steps
 
     return lambda model, arguments: first_steps(model, arguments, steps)

@@ -19,7 +19,7 @@ from oomguard.engines.transformers.forward_draws import WHY_NOT as WHY_NOT_DRAWN
 from oomguard.engines.transformers.forward_draws import noting_draws, tell_of_draws
 from oomguard.engines.transformers.independence import records_gradients, why_drawn, why_rows_depend
 from oomguard.engines.transformers.left_on_model import put_together
-from oomguard.engines.transformers.loss import loss_weight
+from oomguard.engines.transformers.loss import LABELS, loss_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_off
 from oomguard.engines.transformers.own_function import with_own_function
@@ -27,7 +27,6 @@ from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
-_LABELS: Final = ("labels", "start_positions", "end_positions")
 _ITEMS: Final = "num_items_in_batch"
 _PIXEL_AXES: Final = 4
 WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mode"
@@ -67,6 +66,7 @@ class ForwardCall:
     media: Media = field(default_factory=lambda: Media({}))
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
     stored: Stored = field(default_factory=dict)
+    layout: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
@@ -205,6 +205,7 @@ class ForwardCall:
             self.found.append if self.why_not_rows is None else lambda _: None,
             lambda model: self._another_way(model, contextlib.nullcontext()),
             lambda: self.drawn.append(WHY_NOT_DRAWN),
+            self.layout,
         )
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
@@ -222,7 +223,7 @@ class ForwardCall:
 
     def _weight(self, part: Any, start: int, stop: int) -> float | None:
         given = {**dict(self._positional()), **self.kwargs}
-        labels = {name: given[name][start:stop] for name in _LABELS if given.get(name) is not None}
+        labels = {name: given[name][start:stop] for name in LABELS if given.get(name) is not None}
         over = given.get(_ITEMS)
         return loss_weight(part, labels, None if over is None else float(over)) if labels else None
 

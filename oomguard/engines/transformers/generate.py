@@ -220,6 +220,11 @@ class GenerateCall:
         return numbers - {1}
 
     @property
+    def layout(self) -> Mapping[str, tuple[int, int]]:
+        """Nothing: the fields of a record are known."""
+        return {}
+
+    @property
     def _gives_record(self) -> bool:
         return any(self.option(name) for name in _RECORDS)
 

@@ -30,6 +30,7 @@ from oomguard.memory.generate.fake_generate import (
     rows_like,
     twin_of,
 )
+from oomguard.memory.generate.result_layout import Layout, layout_of
 from oomguard.memory.generate.rows_together import Origin, RowsTogether
 
 # Returns the arguments of a call, with what a function makes of each tensor in them that holds rows.
@@ -74,36 +75,37 @@ class Together:
     """What following the rows of a call told.
 
     ``origin`` is the first thing that makes a row depend on others, None where nothing does; ``by_values`` says that other
-    values of the arguments may tell otherwise.
+    values of the arguments may tell otherwise; ``layout`` is where the rows are in what it gives.
     """
 
     origin: Origin | None
     by_values: bool
+    layout: Layout = field(default_factory=Layout)
 
 
 def together(call: FollowedCall) -> Together:
     """Return whether a row of a call depends on those beside it; raises whatever the model's code raises under fake tensors."""
     primes = _primes(call)
-    first, by_values = _mixing(call, next(primes))
+    first, by_values, layout = _mixing(call, next(primes))
     if first:
         # A size that the prime divides by chance tells of rows where there are none: another prime does not divide it.
         again = {(origin.file, origin.line) for origin in _mixing(call, next(primes))[0]}
         first = [origin for origin in first if (origin.file, origin.line) in again]
-    return Together(first[0] if first else None, by_values)
+    return Together(first[0] if first else None, by_values, layout)
 
 
-def _mixing(call: FollowedCall, rows: int) -> tuple[list[Origin], bool]:
-    mode = _followed(call, rows, answers_other=False)
+def _mixing(call: FollowedCall, rows: int) -> tuple[list[Origin], bool, Layout]:
+    mode, layout = _followed(call, rows, answers_other=False)
     if mode.found or not mode.asked:
-        return mode.found, mode.by_values
+        return mode.found, mode.by_values, layout
     try:
-        other = _followed(call, rows, answers_other=True)
+        other, _ = _followed(call, rows, answers_other=True)
     except Exception:  # noqa: BLE001 - the other answer leads elsewhere
-        return mode.asked, True
-    return ([], True) if other.stream == mode.stream else (mode.asked, True)
+        return mode.asked, True, layout
+    return ([], True, layout) if other.stream == mode.stream else (mode.asked, True, layout)
 
 
-def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> RowsTogether:
+def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> tuple[RowsTogether, Layout]:
     mode, twin, order = RowsTogether(rows, answers_other=answers_other), twin_of(call.model), _order(call, rows)
     watch = _Watch(LiveStorages(), twin, mask_is_full=call.mask_is_full)
     with _ONE_AT_A_TIME, _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
@@ -125,8 +127,9 @@ def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> RowsToge
             _give_state(mode, ours, fakes)
         arguments = tree_map_only(torch.Tensor, lambda tensor: _constant(mode, twin.mode, tensor), arguments)
         with call.around(twin.model), watch, FakeCopies(), mode:
-            call.run(twin.model, arguments)
-    return mode
+            result = call.run(twin.model, arguments)
+        layout = layout_of(result, rows)
+    return mode, layout
 
 
 def _longer(call: FollowedCall, fake: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import math
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -101,6 +102,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._note(func, args, kwargs, outs)
+        self._order(func, inputs, outs)
         self._follow(func, args, kwargs, inputs, outs)
         return out
 
@@ -110,6 +112,27 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         for leaf in outs:
             self._numbers += 1
             leaf._oomguard_number = self._numbers
+
+    def _order(self, func: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        """Mark results of whose entries those of one row may not stand beside each other, in the order of the rows."""
+        before = [leaf for leaf in inputs if self._has_rows(leaf)]
+        entries = max((self._entries(leaf) for leaf in before), default=1)
+        for leaf in outs:
+            if self._count(leaf) != 1:
+                continue
+            if len(before) == 1 and name_of(func) in _data("looks_otherwise")["operations"]:
+                start, old = self._before(leaf), self._before(before[0])
+                is_other = start < old or (start == old and _is_of_other_order(before[0]))
+            else:
+                is_other = self._entries(leaf) > entries or any(map(_is_of_other_order, before))
+            leaf._oomguard_of_other_order = is_other
+
+    def _entries(self, tensor: torch.Tensor) -> int:
+        return max((size // self._rows for size in tensor.shape if self._is_rows(size)), default=1)
+
+    def _before(self, tensor: torch.Tensor) -> int:
+        """Return how many entries lie along the axes before the rows."""
+        return math.prod(tensor.shape[: next(axis for axis, size in enumerate(tensor.shape) if self._is_rows(size))])
 
     def _follow(
         self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
@@ -247,6 +270,10 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
 
     def _has_rows(self, tensor: torch.Tensor) -> bool:
         return any(self._is_rows(size) for size in tensor.shape)
+
+
+def _is_of_other_order(tensor: torch.Tensor) -> bool:
+    return bool(getattr(tensor, "_oomguard_of_other_order", False))
 
 
 def _is_inside(file: str) -> bool:
