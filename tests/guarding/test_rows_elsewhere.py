@@ -15,6 +15,9 @@ SIZES = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, 
 EXTRAS = {
     "tokens before rows": lambda states: states.transpose(0, 1).contiguous(),
     "windows of a row after each other": lambda states: states.view(-1, 4, TOKENS // 4, WIDTH).flatten(0, 1),
+    "tokens flattened and back, beside what is the same for all": lambda states: (
+        states.flatten(0, 1) + states.new_ones(1, 1).expand(len(states) * TOKENS, 1)
+    ).view(-1, TOKENS, WIDTH),
     "in a tuple": lambda states: (states.transpose(0, 1).contiguous(), states.mean(1)),
 }
 REFUSED = {

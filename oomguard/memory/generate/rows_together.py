@@ -116,7 +116,9 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
     def _order(self, func: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         """Mark results of whose entries those of one row may not stand beside each other, in the order of the rows."""
         before = [leaf for leaf in inputs if self._has_rows(leaf)]
-        entries = max((self._entries(leaf) for leaf in before), default=1)
+        if not before:
+            return  # what is made of no row is the same for each
+        entries = max(self._entries(leaf) for leaf in before)
         for leaf in outs:
             if self._count(leaf) != 1:
                 continue
