@@ -155,9 +155,13 @@ def _give(mode: RowsTogether, fake: Any, tensor: Any, order: Sequence[int], *, i
 
 def _give_state(mode: RowsTogether, module: Any, fakes: Any) -> None:
     """Note what a module keeps beside its weights: a model may ask what an earlier call left there (the longest row so far)."""
-    kept = {**dict(module.named_buffers(recurse=False)), **vars(module)}
+    kept = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False)), **vars(module)}
     for name, value in kept.items():
         fake = getattr(fakes, name, None) if isinstance(value, torch.Tensor) else None
+        if isinstance(fake, FakeTensor):
+            mode.name(fake)  # two ways that differ in what they read of these alone are not the same
+        if isinstance(value, torch.nn.Parameter):
+            continue
         if isinstance(fake, FakeTensor) and value.numel() <= _MOST_STATE_ENTRIES and not value.is_meta:
             with _disable_current_modes():
                 mode.values.give(fake, _on_host(value).clone())

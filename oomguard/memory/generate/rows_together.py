@@ -26,6 +26,8 @@ from oomguard.memory.generate.known_values import Known, KnownValues, name_of, w
 _DATA: Final = Path(__file__).with_name("rows_together.toml")
 # Code below these folders only carries out what a model's code says.
 _INSIDE: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+# Whether a mask hides anything; the longest row is told by it too, and is another question.
+_ASKS: Final = frozenset({"all", "any"})
 _READ: Final = torch.ops.aten._local_scalar_dense.default
 
 
@@ -91,6 +93,11 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
     def begin(self, fake: torch.Tensor, name: str) -> None:
         """Note that a tensor holds rows of the argument ``name``."""
         fake._oomguard_of = Of(frozenset({name}))
+
+    def name(self, fake: torch.Tensor) -> None:
+        """Number a tensor that is there before the call."""
+        self._numbers += 1
+        fake._oomguard_number = self._numbers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and follow what it makes."""
@@ -221,7 +228,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
             return value
         origin = of.origin
         is_yes_or_no = tensor.dtype == torch.bool
-        if origin.overflow or (is_yes_or_no and all("mask" in name for name in of.names)):
+        if origin.overflow or (is_yes_or_no and origin.operation in _ASKS and _is_of_mask(of)):
             return value
         if known is None and not is_yes_or_no and origin.counts:
             return value  # how many of the rows' tokens go where: the rows are put together again
@@ -272,6 +279,10 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
 
     def _has_rows(self, tensor: torch.Tensor) -> bool:
         return any(self._is_rows(size) for size in tensor.shape)
+
+
+def _is_of_mask(of: Of) -> bool:
+    return all("mask" in name for name in of.names)
 
 
 def _is_of_other_order(tensor: torch.Tensor) -> bool:

@@ -108,6 +108,10 @@ def asks_length(_, states, position_ids):
     return states * 2 if position_ids.max() > 6 else states
 
 
+def reads_another_weight(model, states, position_ids):
+    return states * (model.layer.bias if position_ids.max() > 6 else model.layer.weight[0])
+
+
 def asserts_length(_, states, position_ids):
     assert position_ids.max().item() <= TOKENS
     return states
@@ -131,7 +135,7 @@ def test_a_value_on_the_same_side_of_a_limit_for_every_row_changes_nothing(funct
     assert found(function, position_ids=UNEVEN) is None
 
 
-@pytest.mark.parametrize("function", [long_or_short, asks_length, per_token])
+@pytest.mark.parametrize("function", [long_or_short, asks_length, reads_another_weight, per_token])
 def test_a_value_of_all_rows_that_one_row_alone_decides_is_found(function):
     assert found(function, position_ids=LONG) is not None
 
@@ -149,3 +153,12 @@ def test_leaving_out_a_mask_that_hides_nothing_is_passed_over(hides):
         return states if attention_mask.bool().all() else states * attention_mask.unsqueeze(-1)
 
     assert found(shortcut, attention_mask=mask) is None
+
+
+def test_how_long_the_longest_row_is_by_its_mask_is_no_such_shortcut():
+    mask = (torch.arange(TOKENS) == LONG).long()
+
+    def longest(_, states, attention_mask):
+        return states * 2 if attention_mask.cumsum(1).max() > 6 else states
+
+    assert found(longest, attention_mask=mask) is not None
