@@ -90,7 +90,9 @@ def assess(
         derived = with_exact_need(derived, model)
         behind = behind or models_behind(derived, model)
     planned = plan(explain(derived, rules), rules, policy, tried, behind)
-    planned = replace(planned, missing=what_is_missing(planned, rules.missing, heard=local_models))
+    planned = replace(
+        planned, missing=what_is_missing(planned, rules.missing, heard=local_models or behind is not None)
+    )
     if planned.certainty_ratio is None:
         return planned
     told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)

@@ -143,6 +143,9 @@ def test_heavy_libraries_load_on_use(path: Path):
         "fake_copies.py",
         "fake_forward.py",
         "fake_generate.py",
+        "follow_rows.py",
+        "known_values.py",
+        "rows_together.py",
         "rows_on_device.py",
         "rows_on_host.py",
     }:  # torch's own, or imported where torch is in use

@@ -203,6 +203,10 @@ class WatchedCall(Protocol):
     def several(self) -> Collection[int]:
         """How many entries a row may have in a field of the result, beside one: of beams, or of sequences that are returned for it."""
 
+    @property
+    def layout(self) -> Mapping[str, tuple[int, int]]:
+        """At which axis fields of the result hold their rows, and how many entries a row has there, as far as a trace has told."""
+
     def traced(self) -> CallTrace | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""
 

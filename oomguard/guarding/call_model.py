@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.engines.protocol import WatchedCall
+from oomguard.engines.reason import told
 from oomguard.guarding.failure import row_bytes_at_failure
 from oomguard.incident import Incident
 from oomguard.observe import torch_memory
@@ -44,11 +45,16 @@ def model_of(
 ) -> CallModel:
     """Return the model of a call whose rows failed together; a trace of it may show that they cannot be run apart."""
     base = torch_memory.live_bytes(call.model)
+    if failed.not_splittable is not None:
+        failed = replace(failed, not_splittable=told(failed.not_splittable))
+    trace = call.traced() if failed.failures <= _TRUSTED_FAILURES and failed.not_splittable is None else None
+    if trace is not None and not failed.failures and (why := trace.why_together()) is not None:
+        failed, trace = replace(failed, not_splittable=why), None
     model = CallModel(
         failed.rows,
         base,
         seen_row_bytes=row_bytes_at_failure(failure, base, failed.rows),
-        trace=call.traced() if failed.failures <= _TRUSTED_FAILURES and failed.not_splittable is None else None,
+        trace=trace,
         room_ratio=_ROOM_AFTER_FAILURE_RATIO if failed.failures else 1.0,
         total_rows=call.rows,
         beside_row_bytes=call.beside_row_bytes,
@@ -59,6 +65,12 @@ def model_of(
     )
     model.traced_rows(failure)
     if model.not_splittable is None and (why := call.not_splittable) is not None:
-        model.not_splittable, model.trace = why, None
+        model.not_splittable, model.trace = told(why), None
     model.variants = variants()  # after the trace: what it found forbids other ways too
     return model
+
+
+def why_together(call: WatchedCall) -> str | None:
+    """Return what makes a row of a call depend on those beside it; None where nothing does, or that cannot be told."""
+    trace = call.traced()
+    return None if trace is None else trace.why_together()

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from oomguard.guarding.places import Place, place_for
@@ -55,9 +56,18 @@ class Fields:
         total: rows of the whole call.
         is_parked: whether tensors wait on the host.
         several: how many entries a row may have in a field, beside one.
+        layout: at which axis fields hold their rows, and how many entries a row has there, by name; others at the first.
     """
 
-    def __init__(self, total: int, *, is_parked: bool, several: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        total: int,
+        *,
+        is_parked: bool,
+        several: Collection[int] = (),
+        layout: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
+        self._layout = layout
         self._total, self._is_parked, self._several = total, is_parked, {1, *several}
         self._places: list[_OfRows | _Mean | _Shared] = []
         self._record: Any = None
@@ -90,10 +100,12 @@ class Fields:
             return _Shared(tensor)
         if tensor.dim() == 0:
             return _Mean(tensor, is_known=is_loss)
-        entries, more = divmod(tensor.shape[0], part.rows)
-        if more or entries not in self._several:
+        axis, each = self._layout.get(name, (0, None))
+        entries, more = divmod(tensor.shape[axis], part.rows)
+        if more or (entries not in self._several if each is None else entries != each):
             return _OfRows(None)  # it says so when the part is put there
-        return _OfRows(place_for(tensor, part.rows, self._total, None, is_parked=self._is_parked), entries)
+        first = tensor.movedim(axis, 0)
+        return _OfRows(place_for(first, part.rows, self._total, None, is_parked=self._is_parked), entries, axis)
 
     @property
     def device_bytes(self) -> int:
@@ -118,15 +130,16 @@ class Fields:
 class _OfRows:
     """A tensor with as many entries for each row."""
 
-    def __init__(self, place: Place | None, entries: int = 1) -> None:
-        self._place, self._entries = place, entries
+    def __init__(self, place: Place | None, entries: int = 1, axis: int = 0) -> None:
+        self._place, self._entries, self._axis = place, entries, axis
+        self._made: Any = None
 
     def add(self, tensor: Any, part: FieldsPart) -> str | None:
-        if self._place is None or tensor.dim() == 0 or tensor.shape[0] != part.rows * self._entries:
+        if self._place is None or tensor.dim() <= self._axis or tensor.shape[self._axis] != part.rows * self._entries:
             return f"has the shape {tuple(tensor.shape)} for {part.rows} rows"
         if tensor.requires_grad:
             return "is part of a graph of gradients"
-        problem = self._place.add(tensor)
+        problem = self._place.add(tensor.movedim(self._axis, 0))
         return None if problem is None else f"cannot be put together: {problem}"
 
     @property
@@ -138,10 +151,16 @@ class _OfRows:
             self._place.park()
 
     def result(self) -> Any:
-        return self._place and self._place.result()
+        if self._place is None or not self._axis:
+            return self._place and self._place.result()
+        self._made, self._place = self._as_it_lay(self._place.result()), None  # not held twice
+        return self._made
 
     def finished(self) -> Any:
-        return self._place and self._place.finished()
+        return self._made if self._place is None else self._as_it_lay(self._place.finished())
+
+    def _as_it_lay(self, rows: Any) -> Any:
+        return rows.movedim(0, self._axis).contiguous() if self._axis else rows
 
 
 class _Mean:

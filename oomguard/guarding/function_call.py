@@ -41,6 +41,7 @@ class RowsCall:
     phase: str | None = None
     weigh: None = None
     several: Collection[int] = ()
+    layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     records: list[bool] = field(default_factory=list)
     told: list[bool] = field(default_factory=list)
 

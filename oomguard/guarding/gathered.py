@@ -6,7 +6,8 @@ no room for the results they wait on the host; tokens always do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from oomguard.engines.protocol import WatchedCall
@@ -24,6 +25,7 @@ class Gathered:
         weigh: what the mean loss in a part's result weighs, where the results are records of fields; None: they are not.
         on_host: whether they wait on the host from the start.
         several: how many entries a row may have in a field, beside one.
+        layout: at which axis fields hold their rows, and how many entries a row has there, by name, as far as it is known by then.
     """
 
     def __init__(
@@ -34,7 +36,9 @@ class Gathered:
         *,
         on_host: bool = False,
         several: Collection[int] = (),
+        layout: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
+        self._layout = layout
         self.rows, self._pad_value, self._weigh, self._several = rows, pad_value, weigh, several
         self.done = 0
         self.is_parked = on_host
@@ -43,13 +47,17 @@ class Gathered:
     @classmethod
     def of(cls, call: WatchedCall) -> Gathered:
         """Return the place for the results of a call that has not begun."""
-        return cls(call.rows, call.pad_value, call.weigh, on_host=call.waits_on_host, several=call.several)
+        return cls(
+            call.rows, call.pad_value, call.weigh, on_host=call.waits_on_host, several=call.several, layout=call.layout
+        )
 
     def add(self, part: Any, rows: int) -> str | None:
         """Put the result of the next ``rows`` rows into its place; return why that cannot be done, None where it was."""
         if self._weigh is not None:
             part = FieldsPart(part, rows, self._weigh(part, self.done, self.done + rows))
-            self._place = self._place or Fields(self.rows, is_parked=self.is_parked, several=self._several)
+            self._place = self._place or Fields(
+                self.rows, is_parked=self.is_parked, several=self._several, layout=self._layout
+            )
         elif self._place is None:
             self._place = place_of(part, rows, self.rows, self._pad_value, is_parked=self.is_parked)
         problem = self._place.add(part)

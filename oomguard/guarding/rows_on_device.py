@@ -89,8 +89,12 @@ class RowsOnDevice(torch.Tensor):  # type: ignore[misc]  # torch is not typed he
         try:
             generators.put_back()  # what an operation drew before it failed is drawn again
             return _in_parts(func, args, kwargs or {})
-        except Exception as error:  # noqa: BLE001 - raised, unless it is the same failure once more
-            raise (failed if may_be_oom(error) else error) from None
+        except Exception as error:  # raised, unless it is the same failure once more
+            if not may_be_oom(error):
+                raise
+            for note in getattr(error, "__notes__", ()):
+                failed.add_note(note)
+            raise failed from None
         finally:
             del failed  # a frame that names its own exception is a cycle
 

@@ -21,7 +21,10 @@ from oomguard.observe.exceptions import may_be_oom
 _PLACED_SHARE: Final = 2
 # What one operation takes of the rows at once, as a part of what is free: its result, and what it holds meanwhile, come beside it.
 _TAKEN_SHARE: Final = 8
-_LOSS: Final = "nll_loss_forward"
+_LOSSES: Final = frozenset(
+    {"nll_loss_forward", "nll_loss2d_forward"}
+)  # of classes last, and in the axis behind the rows
+_HINT: Final = "compute it of some rows at a time, as `for rows in result.split(8)`"
 _NONE, _MEAN, _SUM = range(3)  # the reductions of a loss, as torch numbers them
 
 
@@ -80,7 +83,7 @@ class RowsOnHost(torch.Tensor):  # type: ignore[misc]  # torch is not typed here
         first = next(leaf for leaf in tree_flatten(arguments)[0] if isinstance(leaf, cls))
         if is_view(func) or is_copy(func) or _goes_to_host(func, arguments):
             return _on_host(func, arguments, first)
-        if name_of(func) == _LOSS:
+        if name_of(func) in _LOSSES:
             return _loss(func, arguments, first)
         tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
         cut = cut_arguments(func, arguments, tensors, lambda tensor: isinstance(tensor, cls))
@@ -141,7 +144,12 @@ def _call(func: Any, arguments: Mapping[str, Any]) -> Any:
 
 def _on_all(func: Any, arguments: Mapping[str, Any]) -> Any:
     """Run an operation on all rows at once, on the device; what it changes is written back."""
-    moved = {name: tree_map_only(RowsOnHost, _on_device, value) for name, value in arguments.items()}
+    try:
+        moved = {name: tree_map_only(RowsOnHost, _on_device, value) for name, value in arguments.items()}
+    except Exception as error:
+        if may_be_oom(error):
+            error.add_note(f"oomguard: {name_of(func)} takes all rows of a result at once: {_HINT}")
+        raise
     out, changed = _call(func, moved), [name for name in written(func) if isinstance(arguments[name], RowsOnHost)]
     for name in changed:
         _put(arguments[name], moved[name], 0, None)

@@ -9,7 +9,7 @@ from typing import Any
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.beginning import Generators, may_begin_in_parts
-from oomguard.guarding.call_model import FailedRows, model_of
+from oomguard.guarding.call_model import FailedRows, model_of, why_together
 from oomguard.guarding.failure import annotate, clear, facts_of, forget, in_phase, let_go, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.guarding.making_room import make_room
@@ -86,13 +86,13 @@ class SplitRun:
 
     def _begin(self) -> None:
         """Begin with the rows that earlier calls ran with, and with what is free for them now."""
-        if not self._owner.known:
-            return
         self._base_bytes, free = torch_memory.live_bytes(self._call.model) or 0, torch_memory.free_bytes()
-        if not may_begin_in_parts(self._call.kwargs, self._call.puts_back):
+        if not self._owner.known or not may_begin_in_parts(self._call.kwargs, self._call.puts_back):
             return
         self._generators = Generators.now()
         self._size = self._begun = self._owner.known.begin(self._call, free)
+        if self._size < self._rows and (why := why_together(self._call)) is not None:
+            self._not_splittable, self._size, self._begun = why, self._rows, self._rows
         self._ledger.settings["batch_size"] = self._size
         if self._size < self._rows:
             self._gathered.park()  # what is known to fit was alone with the rows

@@ -33,21 +33,35 @@ def _told(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> st
     if module_of(frame).startswith("oomguard"):
         return None
     what = f"a call of {name}" if is_call else f"{name}.{frame.f_code.co_name}"
-    rows = _rows(frame, seen, torch)
-    batch = (
-        "..." if not rows else f'"{rows[0]}"' if len(rows) == 1 else "(" + ", ".join(f'"{row}"' for row in rows) + ")"
-    )
-    takes = ", ".join(rows) or "..."
+    rows, others = _rows(frame, seen, torch)
+    if others:
+        reason = f"{what} is not watched, and {others[0]} has other entries than rows"
+        together = (
+            f"make it, and the call that gave {others[0]}, in one function of your own that takes what that call takes"
+        )
+        return f"oomguard: not run in parts: {reason}: {together}: @oomguard.guard(batch=NAME) above it, NAME what has one entry a row"
+    batch = ", ".join(f'"{row}"' for row in rows)
+    several = f"({batch})" if len(rows) > 1 else batch or "NAME"
     return (
         f"oomguard: not run in parts: {what} is not watched. Call it in a function of your own that takes what has one entry a row: "
-        f"@oomguard.guard(batch={batch}) above def f({takes})"
+        f"@oomguard.guard(batch={several}) above def f({', '.join(rows) or 'NAME'})"
     )
 
 
-def _rows(frame: FrameType, seen: dict[str, Any], torch: Any) -> list[str]:
-    """Return the arguments of a frame's function that are tensors with as many entries as the first of them."""
+def _rows(frame: FrameType, seen: dict[str, Any], torch: Any) -> tuple[list[str], list[str]]:
+    """Return the arguments of a frame's function with as many entries as its first tensor, and those that hold tensors of other sizes."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    tensors = {name: seen[name] for name in names if isinstance(seen.get(name), torch.Tensor) and seen[name].dim() > 1}
-    number = next((len(tensor) for tensor in tensors.values()), None)
-    return [name for name, tensor in tensors.items() if len(tensor) == number]
+    sizes = {name: _sizes(seen.get(name), torch) for name in names if name != "self"}
+    number = next((size[0] for size in sizes.values() if len(size) == 1), None)
+    rows = [name for name, size in sizes.items() if size == [number]]
+    return rows, [name for name, size in sizes.items() if size and size != [number]] if rows else []
+
+
+def _sizes(value: Any, torch: Any) -> list[int]:
+    """Return the entries of a tensor, or of the tensors in a list or tuple."""
+    if isinstance(value, torch.Tensor):
+        return [len(value)] if value.dim() > 1 else []
+    if isinstance(value, (list, tuple)):
+        return [len(entry) for entry in value if isinstance(entry, torch.Tensor) and entry.dim() > 1]
+    return []

@@ -66,7 +66,7 @@ def test_images_that_the_call_counts_otherwise_are_not_cut():
 
 def test_what_is_not_known_tells_the_function_to_write():
     model, call = idefics3()
-    why = read(model, call)(adapter=torch.zeros(16, 3)).not_splittable
+    why = read(model, call)(adapter=torch.zeros(16, 3)).not_splittable.told()
     assert "the argument adapter is not known to hold one row per input. Where you know what has one entry a row" in why
     names = '"input_ids", "attention_mask", "pixel_values", "pixel_attention_mask", "adapter"'
     assert f"@oomguard.guard(batch=({names}))" in why

@@ -16,11 +16,13 @@ ROWS, TOKENS, VOCAB = 8, 64, 64
 PINNED = {"pin": ["attn_implementation"]}
 
 
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
 @pytest.fixture
 def bert():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.BertConfig(**sizes, vocab_size=VOCAB, num_labels=3)
+    config = transformers.BertConfig(**SIZES, vocab_size=VOCAB, num_labels=3)
     return transformers.BertForSequenceClassification._from_config(config, attn_implementation="eager").eval()
 
 
@@ -101,8 +103,31 @@ def test_an_argument_that_may_not_hold_rows_forbids_a_split(bert, ids, arguments
 
 def test_where_no_argument_is_known_to_hold_rows_they_are_named(bert):
     call = ForwardCall.of(bert, (), {"points": torch.ones(2, 3), "boxes": torch.ones(2, 4)})
-    assert "none of its arguments is known to hold one row per input: points, boxes." in call.not_splittable
-    assert '@oomguard.guard(batch=("points", "boxes")) above def f(points, boxes)' in call.not_splittable
+    assert "none of its arguments is known to hold one row per input: points, boxes." in call.not_splittable.told()
+    assert '@oomguard.guard(batch=("points", "boxes")) above def f(points, boxes)' in call.not_splittable.told()
+
+
+def test_a_list_with_one_tensor_a_row_is_named(bert):
+    call = ForwardCall.of(bert, (), {"series": [torch.ones(3)] * ROWS})
+    assert '@oomguard.guard(batch="series") above def f(series)' in call.not_splittable.told()
+
+
+def test_the_state_of_earlier_calls_has_no_line_that_leaves_it_out(bert, ids):
+    call = ForwardCall.of(bert, (), {"input_ids": ids, "state": [torch.ones(ROWS, 2), torch.ones(ROWS, 2)]})
+    assert "make all calls from the first one on in a function of your own" in call.not_splittable.told()
+
+
+def test_no_line_is_proposed_by_which_answers_would_change(ids):
+    class Centred(transformers.BertModel):
+        def forward(self, input_ids, offsets=None):
+            states = super().forward(input_ids=input_ids).last_hidden_state
+            return states - states.mean(0) + offsets
+
+    model = Centred(transformers.BertConfig(**SIZES, vocab_size=VOCAB)).eval()
+    call = ForwardCall.of(model, (), {"input_ids": ids, "offsets": torch.ones(ROWS, 1, 1)})
+    told = call.not_splittable.told()
+    assert "offsets is not known to hold one row per input; and a row depends on those beside it" in told
+    assert "@oomguard.guard" not in told
 
 
 def test_a_router_s_logits_forbid_a_split_before_any_part_runs(bert, ids):
@@ -120,7 +145,7 @@ def test_a_normalization_in_training_mode_forbids_a_split(bert, ids):
 @pytest.mark.parametrize("rows", [3, ROWS])
 def test_positions_of_three_axes_are_never_taken_for_rows(bert, ids, rows):
     call = ForwardCall.of(bert, (), {"input_ids": ids[:rows], "position_ids": torch.zeros(3, rows, TOKENS)})
-    assert "position_ids" in call.not_splittable
+    assert "position_ids" in call.not_splittable.told()
 
 
 class Averaging(transformers.BertForSequenceClassification):
@@ -143,7 +168,7 @@ class Averaging(transformers.BertForSequenceClassification):
     ("returned", "reason"),
     [
         ("loss", "is one number for all rows"),
-        ("matrix", "a result has the shape"),
+        ("matrix", "a row depends on those beside it"),
         ("object", "how to put several together is not known"),
     ],
 )

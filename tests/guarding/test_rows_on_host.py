@@ -35,6 +35,11 @@ def _cross_entropy(logits: Any, reduction: str, ignored: int = -100) -> Any:
     return F.cross_entropy(shifted, targets, reduction=reduction, ignore_index=ignored)
 
 
+def _classes_behind_rows(logits: Any, reduction: str, ignored: int = -100) -> Any:
+    shifted = logits[:, :-1].float().transpose(1, 2)
+    return F.cross_entropy(shifted, _targets()[:, 1:], reduction=reduction, ignore_index=ignored)
+
+
 def _nothing_to_mean(logits: Any) -> Any:
     return F.cross_entropy(logits.reshape(-1, VOCABULARY), torch.full((ROWS * TOKENS,), -100))
 
@@ -83,6 +88,12 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "sum of losses": lambda x: _cross_entropy(x, "sum"),
     "loss without some tokens": lambda x: _cross_entropy(x, "mean", 5),
     "loss of nothing": _nothing_to_mean,
+    "loss of each token, classes behind the rows": lambda x: _classes_behind_rows(x, "none"),
+    "mean loss, classes behind the rows": lambda x: _classes_behind_rows(x, "mean", 5),
+    "sum of losses, classes behind the rows": lambda x: _classes_behind_rows(x, "sum"),
+    "loss of each pixel": lambda x: F.cross_entropy(
+        x.transpose(1, 2).unflatten(2, (2, -1)), _targets().unflatten(1, (2, -1)), reduction="none"
+    ),
     "rows in another order": lambda x: x[torch.tensor([3, 1, 2])].sum(-1),
     "masked": lambda x: x[_mask().bool()].sum(-1),
     "transposed": lambda x: x.transpose(0, 1).sum(-1),
@@ -164,10 +175,11 @@ def test_a_program_that_keeps_little_runs_where_the_whole_result_has_no_room(nam
     _assert_same(found, alone)
 
 
-def test_what_needs_all_rows_at_once_runs_out_of_memory_in_the_devices_words() -> None:
+def test_what_needs_all_rows_at_once_runs_out_of_memory_in_the_devices_words_with_the_operation_in_a_note() -> None:
     logits = _logits()
-    with limit_memory(logits.nbytes // 2), pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+    with limit_memory(logits.nbytes // 2), pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as raised:
         torch.fft.fft(_waiting(logits))
+    assert "_fft_r2c takes all rows of a result at once" in "".join(raised.value.__notes__)
 
 
 def test_an_operation_that_is_not_known_changes_the_rows_and_no_copy_of_them() -> None:

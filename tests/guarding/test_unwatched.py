@@ -16,6 +16,9 @@ class Codec(torch.nn.Module):
     def encode(self, values, mask, scale=1.0):
         return [values * mask * scale for _ in range(16)]
 
+    def compare(self, values, steps):
+        return [values + step.sum() for _ in range(8) for step in steps]
+
     def forward(self, values):
         return [values + 1 for _ in range(16)]
 
@@ -30,6 +33,12 @@ def test_a_method_of_its_own_is_named_with_the_arguments_that_hold_rows():
     note = note_of(lambda values, codec: codec.encode(values, values))
     assert "Codec.encode is not watched" in note
     assert '@oomguard.guard(batch=("values", "mask")) above def f(values, mask)' in note
+
+
+def test_an_argument_with_other_entries_than_rows_has_no_line_that_leaves_it_out():
+    note = note_of(lambda values, codec: codec.compare(values, (torch.ones(3, 2), torch.ones(3, 2))))
+    assert "steps has other entries than rows: make it, and the call that gave steps, in one function" in note
+    assert 'batch="values"' not in note
 
 
 def test_a_module_that_is_no_model_of_transformers_is_named():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from oomguard.engines.transformers.forward import ForwardCall
@@ -24,6 +24,7 @@ class FeaturesCall:
     pad_value: int | None = None
     puts_back: Collection[str] = ()
     phase: str | None = None
+    layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FeaturesCall:

@@ -19,7 +19,7 @@ from oomguard.engines.transformers.forward_draws import WHY_NOT as WHY_NOT_DRAWN
 from oomguard.engines.transformers.forward_draws import noting_draws, tell_of_draws
 from oomguard.engines.transformers.independence import records_gradients, why_drawn, why_rows_depend
 from oomguard.engines.transformers.left_on_model import put_together
-from oomguard.engines.transformers.loss import loss_weight
+from oomguard.engines.transformers.loss import LABELS, loss_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_off
 from oomguard.engines.transformers.own_function import with_own_function
@@ -27,7 +27,6 @@ from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
-_LABELS: Final = ("labels", "start_positions", "end_positions")
 _ITEMS: Final = "num_items_in_batch"
 _PIXEL_AXES: Final = 4
 WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mode"
@@ -67,6 +66,7 @@ class ForwardCall:
     media: Media = field(default_factory=lambda: Media({}))
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
     stored: Stored = field(default_factory=dict)
+    layout: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
@@ -84,17 +84,16 @@ class ForwardCall:
                 or "no tensor"
             )
             why = f"none of its arguments is known to hold one row per input: {given}"
-            entries = (int(value.shape[0]) for value in arguments.values() if _is_tensor(value) and value.ndim)
-            why = with_own_function(why, arguments, max(entries, default=0))
+            why = with_own_function(why, model, arguments)
             return cls(model, args, kwargs, positional, 1, None, why, trains)
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
         media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
         reason = reason or why_rows_depend(model) or _why_over_batch(model, arguments)
         reason = reason or (
-            with_own_function(media, arguments, rows)
+            with_own_function(media, model, arguments, rows)
             if isinstance(media, str)
-            else _why_not_rows(arguments, rows, media)
+            else _why_not_rows(model, arguments, rows, media)
         )
         tokens = int(arguments[found].shape[1]) if found in _names("text") else None
         of_rows = Media({}) if isinstance(media, str) else media
@@ -206,6 +205,7 @@ class ForwardCall:
             self.found.append if self.why_not_rows is None else lambda _: None,
             lambda model: self._another_way(model, contextlib.nullcontext()),
             lambda: self.drawn.append(WHY_NOT_DRAWN),
+            self.layout,
         )
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
@@ -223,7 +223,7 @@ class ForwardCall:
 
     def _weight(self, part: Any, start: int, stop: int) -> float | None:
         given = {**dict(self._positional()), **self.kwargs}
-        labels = {name: given[name][start:stop] for name in _LABELS if given.get(name) is not None}
+        labels = {name: given[name][start:stop] for name in LABELS if given.get(name) is not None}
         over = given.get(_ITEMS)
         return loss_weight(part, labels, None if over is None else float(over)) if labels else None
 
@@ -249,14 +249,13 @@ def _why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str | None:
+def _why_not_rows(model: Any, arguments: Mapping[str, Any], rows: int, media: Media) -> str | None:
     """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together."""
     if any(arguments.get(name) is not None for name in _names("text")):
         for name in _names("beside_text"):
             if arguments.get(name) is not None and name not in media.starts:
-                return with_own_function(
-                    f"the argument {name} is not known to belong to the text row by row", arguments, rows
-                )
+                why = f"the argument {name} is not known to belong to the text row by row"
+                return with_own_function(why, model, arguments, rows)
     for name, value in arguments.items():
         if name in media.starts:
             continue
@@ -264,7 +263,8 @@ def _why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media) -> str 
             return f"the argument {name} is extended by the call"
         for tensor in _tensors(value):
             if not _is_cut(name, tensor, rows) and not _is_whole(name, tensor):
-                return with_own_function(f"the argument {name} is not known to hold one row per input", arguments, rows)
+                why = f"the argument {name} is not known to hold one row per input"
+                return with_own_function(why, model, arguments, rows)
         if isinstance(value, (list, tuple)) and len(value) == rows > 1 and not any(True for _ in _tensors(value)):
             return f"the argument {name} has {rows} entries too"
     return None

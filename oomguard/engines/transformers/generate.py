@@ -124,7 +124,7 @@ class GenerateCall:
                 return f"the argument {name} belongs to the whole batch"
         media = self.media()
         if isinstance(media, str):
-            return with_own_function(media, kwargs, rows)
+            return with_own_function(media, self.model, kwargs, rows, self.max_new_tokens)
         own = [name for name in NAMES if kwargs.get(name)]
         if own and (why := self._why_not_viewed(own[0])) is not None:
             return why
@@ -135,7 +135,8 @@ class GenerateCall:
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
             if not known and holds_tensors(value):
-                return with_own_function(f"the argument {name} is not known to hold one row per input", kwargs, rows)
+                why = f"the argument {name} is not known to hold one row per input"
+                return with_own_function(why, self.model, kwargs, rows, self.max_new_tokens)
             if isinstance(value, (list, tuple)) and not is_of_all_rows(self.model, name, value, rows):
                 return f"the argument {name} has {len(value)} entries for {rows} rows"
         return None
@@ -217,6 +218,11 @@ class GenerateCall:
         """How many entries a row may have in a field of the record: its beams, or the sequences returned for it."""
         numbers = {int(self.option(name) or 1) for name in ("num_beams", "num_return_sequences")}
         return numbers - {1}
+
+    @property
+    def layout(self) -> Mapping[str, tuple[int, int]]:
+        """Nothing: the fields of a record are known."""
+        return {}
 
     @property
     def _gives_record(self) -> bool:

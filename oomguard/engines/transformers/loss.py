@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+LABELS: Final = ("labels", "start_positions", "end_positions")
 _IGNORED: Final = -100
 _TOLERANCE: Final = 1e-4
 _HALF_TOLERANCE: Final = 2e-2

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oomguard.engines.protocol import Handler
@@ -42,6 +42,7 @@ class AddedResults:
     phase: str | None = None
     weigh: Callable[[Any, int, int], float | None] | None = None
     several: Collection[int] = ()
+    layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, container: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AddedResults:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from oomguard.engines.transformers.allocator_need import AllocatorNeed, largest_two
+from oomguard.engines.transformers.followed import Followed
 from oomguard.log import get_logger
 from oomguard.memory.generate.traced_steps import TracedSteps, between
 
@@ -47,6 +48,18 @@ class TracedCall:
         self._started_s = time.monotonic()
         self._failed = False
 
+    def why_together(self) -> str | None:
+        """Return what makes a row of the call depend on those beside it, None where nothing does or that cannot be told."""
+        rows = next((int(tensor.shape[0]) for tensor in self._row_arguments.values()), 0)
+
+        def arguments(change: Callable[[Any], Any]) -> dict[str, Any]:
+            return {**self._others, **{name: change(value) for name, value in self._row_arguments.items()}}
+
+        mask = self._row_arguments.get("attention_mask")
+        return Followed(
+            self._model, arguments, rows, mask, self._around, steps=self._steps, pad=self._pad
+        ).why_together()
+
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
         """Return the bytes of ``rows`` rows at the call's peak; None where the model cannot be traced, or not in time.
 
@@ -80,14 +93,19 @@ class TracedCall:
         """Return the bytes of the results of all rows, as the last trace tells them; 0 for tokens: they wait on the host."""
         return self._results_bytes
 
+    @property
+    def _pad(self) -> int | None:
+        """The token that transformers takes for padding."""
+        pad = self._others.get("pad_token_id")
+        if pad is None:
+            pad = getattr(getattr(self._model, "generation_config", None), "pad_token_id", None)
+        return pad if isinstance(pad, int) else None
+
     def _pads(self, ids: Any) -> bool:
         """Return whether the inputs hold tokens that transformers takes for padding."""
         from oomguard.memory.generate.fake_generate import is_full
 
-        pad = self._others.get("pad_token_id")
-        if pad is None:
-            pad = getattr(getattr(self._model, "generation_config", None), "pad_token_id", None)
-        return isinstance(pad, int) and not ids.dtype.is_floating_point and not is_full(ids - pad)
+        return self._pad is not None and not ids.dtype.is_floating_point and not is_full(ids - self._pad)
 
     def _traced(self, rows: int, room_bytes: int | None) -> int | None:
         from oomguard.memory.generate.fake_generate import is_full, rows_like, trace_call, twin_of

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from oomguard.engines.transformers.allocator_need import AllocatorNeed, largest_two
+from oomguard.engines.transformers.followed import Followed
 from oomguard.log import get_logger
 from oomguard.memory.generate.traced_steps import events_between
 
@@ -30,6 +31,7 @@ class TracedForward:
         around: entered around a call of the model that it is given.
         refuse: called with the reason where the results show that they do not hold one entry a row.
         drew: called where random numbers are drawn.
+        layout: where it is noted at which axis the tensors of the result hold the rows, and how many entries a row has there.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class TracedForward:
         refuse: Callable[[str], object],
         around: Callable[[Any], AbstractContextManager[object]],
         drew: Callable[[], object],
+        layout: dict[str, tuple[int, int]],
     ) -> None:
+        self._layout = layout
         self._refuse, self._around, self._drew = refuse, around, drew
         self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
         self._twin: Any = None
@@ -51,6 +55,13 @@ class TracedForward:
         self._failed = False
         self._entries: list[tuple[int, ...]] = []
         self._results_bytes = 0
+
+    def why_together(self) -> str | None:
+        """Return what makes a row of the call depend on those beside it, None where nothing does or that cannot be told."""
+        followed = Followed(
+            self._model, self._arguments, self._total_rows, self._mask, self._around, layout=self._layout
+        )
+        return followed.why_together()
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
         """Return the bytes of ``rows`` rows at their peak, the results of others not among them; None where that cannot be told.
@@ -116,11 +127,20 @@ class TracedForward:
         return self._allocator.need_bytes(traced.need_bytes, lambda: traced.events, room_bytes)
 
     def _look_at(self, shapes: tuple[tuple[int, ...], ...], rows: int) -> None:
-        """Refuse results whose first axis is not their rows, or another axis with them."""
+        """Refuse results that hold their rows along no axis where they may stand, or another axis with them."""
+        known = {(0, 1), *self._layout.values()}
         of_rows = [shape for shape in shapes if shape and shape != (0,)]
-        strange = [shape for shape in of_rows if shape[0] != rows]
-        entries = [shape[1:] for shape in of_rows]
+        entries: list[tuple[int, ...]] = []
+        for shape in of_rows:
+            axes = [axis for axis, each in sorted(known) if axis < len(shape) and shape[axis] == rows * each]
+            if not axes:
+                self._refuse(f"a result has the shape {shape} for {rows} rows")
+                return
+            entries.append((*shape[: axes[0]], *shape[axes[0] + 1 :]))
+        if self._layout:
+            return  # a prime number of rows has told each axis
         self._entries = self._entries or entries
-        strange += [shape for shape, own in zip(of_rows, self._entries, strict=False) if shape[1:] != own]
-        if strange:
-            self._refuse(f"a result has the shape {strange[0]} for {rows} rows")
+        for shape, own, first in zip(of_rows, entries, self._entries, strict=False):
+            if own != first:
+                self._refuse(f"a result has the shape {shape} for {rows} rows")
+                return

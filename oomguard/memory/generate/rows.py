@@ -31,6 +31,9 @@ class CallTrace(Protocol):
     def results_bytes(self) -> int:
         """Return the bytes of the results of all rows, which may wait on the host; 0 where they do."""
 
+    def why_together(self) -> str | None:
+        """Return what makes a row of the call depend on those beside it; None where nothing does, or that cannot be told."""
+
 
 def largest_rows(need_bytes: Callable[[int], int | None], room_bytes: int, too_many: int) -> tuple[int, int] | None:
     """Return the largest number of rows below ``too_many`` whose need is at most ``room_bytes``, and that need.

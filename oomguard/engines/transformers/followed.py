@@ -1,0 +1,172 @@
+"""Whether the rows of a call depend on each other: its own model's code, followed under fake tensors before any part runs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.engines.transformers.loss import LABELS
+from oomguard.log import get_logger
+from oomguard.memory.generate.result_layout import Layout
+
+if TYPE_CHECKING:
+    from oomguard.memory.generate.follow_rows import FollowedCall, WithRows
+
+# Steps of a generation that are followed: the prefill, and two that come after it.
+_STEPS: Final = 3
+# What was found to hold no value of all rows, by the model and the shape of the call: where the rows are in its result.
+_clean: Final[weakref.WeakKeyDictionary[Any, dict[Any, Layout]]] = weakref.WeakKeyDictionary()
+_lock: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A call to be followed.
+
+    Attributes:
+        model: the model.
+        arguments: its arguments by name, with other tensors for those that hold rows.
+        rows: how many it has.
+        mask: its attention mask; None where it has none.
+        around: entered around a call of the model that it is given.
+        steps: tokens that it generates; None for a plain call of the model.
+        pad: the token that stands for padding, where no mask tells it.
+        lists: arguments that are lists with one tensor a row; they stand as one tensor in ``arguments``.
+        layout: where it is noted at which axis the tensors of the result hold the rows; None where that is known.
+    """
+
+    model: Any
+    arguments: WithRows
+    rows: int
+    mask: Any
+    around: Callable[[Any], AbstractContextManager[object]] = nullcontext
+    steps: int | None = None
+    pad: int | None = None
+    lists: Mapping[str, Any] = field(default_factory=dict)
+    layout: dict[str, tuple[int, int]] | None = None
+
+    def why_together(self) -> str | None:
+        """Return what makes a row depend on those beside it; None where nothing does, or the model cannot be followed."""
+        if self.rows <= 1:
+            return None
+        import torch
+
+        key = self._key()
+        with _lock:
+            known = _clean.get(self.model, {}).get(key)
+        if known is not None:
+            return self._laid_out(known)
+        try:
+            with torch.inference_mode(mode=False):
+                found = self._followed()
+        except Exception as error:  # noqa: BLE001 - a model's own code under fake tensors: anything, and all means "not known"
+            get_logger().debug("the rows of the call cannot be followed", error=f"{type(error).__name__}: {error}")
+            return None
+        if found.origin is not None:
+            return f"a row depends on those beside it: the model takes {found.origin}"
+        if not found.by_values:
+            with _lock:
+                _clean.setdefault(self.model, {})[key] = found.layout
+        return self._laid_out(found.layout)
+
+    def _laid_out(self, layout: Layout) -> str | None:
+        """Note where the rows are in the result; return what of it has none, None where all of it can be put together."""
+        if self.layout is None:
+            return None
+        self.layout.update(layout.axes)
+        for name, shape in layout.without.items():
+            return f"{name} does not hold the rows along one of its axes: it has the shape {shape}"
+        given = self.arguments(lambda tensor: tensor)
+        if layout.numbers and not any(given.get(name) is not None for name in LABELS):
+            return f"{layout.numbers[0]} is one number for all rows, and how to put several together is not known"
+        return None
+
+    def _followed(self) -> Any:
+        from oomguard.memory.generate.fake_generate import is_full
+        from oomguard.memory.generate.follow_rows import FollowedCall, together
+
+        run = _forward if self.steps is None else _generating(min(_STEPS, self.steps))
+        if self.lists:
+            run = _with_lists(run, self.lists)
+        call = FollowedCall(
+            self.model, self.arguments, self.rows, run, mask_is_full=is_full(self.mask), around=self.around
+        )
+        call = self._with_mask(replace(call, values=_on_host(self.lists)))
+        found = together(call)
+        more = 0 if self.steps is None or self.model.config.is_encoder_decoder else self.steps - _STEPS
+        if found.origin is None and found.by_values and more > 0:
+            # Values that follow from the length may come apart as rows grow.
+            return together(replace(call, more_tokens=more))
+        return found
+
+    def _with_mask(self, call: FollowedCall) -> FollowedCall:
+        """Return a generation with the mask that transformers makes where it finds padding and is given none."""
+        ids = self.arguments(lambda tensor: tensor).get("input_ids")
+        if self.steps is None or self.mask is not None or self.pad is None or ids is None or ids.dim() != 2:
+            return call
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            mask = (ids.detach().cpu() != self.pad).long()
+        if bool(mask.all()):
+            return call
+        made = self.arguments
+        return replace(
+            call,
+            arguments=lambda change: {**made(change), "attention_mask": change(ids)},
+            values={**call.values, "attention_mask": mask},
+            mask_is_full=False,
+        )
+
+    def _key(self) -> Any:
+        """Return what decides which way the model's code goes, but for values; lengths count by their power of two."""
+        shapes: list[Any] = []
+
+        def note(tensor: Any) -> Any:
+            shapes.append((str(tensor.dtype), tuple(int(size).bit_length() for size in tensor.shape[1:])))
+            return tensor
+
+        given = self.arguments(note)
+        plain = tuple(sorted((name, str(value)) for name, value in given.items() if _is_plain(value)))
+        attention = getattr(self.model.config, "_attn_implementation", None)
+        steps = None if self.steps is None else int(self.steps).bit_length()
+        return tuple(sorted(given)), tuple(shapes), plain, attention, steps
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _on_host(lists: Mapping[str, Any]) -> dict[str, Any]:
+    """Return lists of tensors as one tensor each, which takes no memory of the device."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return {name: torch.stack([tensor.detach().cpu() for tensor in value]) for name, value in lists.items()}
+
+
+def _with_lists(
+    run: Callable[[Any, Mapping[str, Any]], object], lists: Mapping[str, Any]
+) -> Callable[[Any, Any], object]:
+    """Return what runs a call whose arguments of these names are lists of rows."""
+
+    def cut(model: Any, arguments: Mapping[str, Any]) -> object:
+        rows = {name: type(value)(arguments[name].unbind(0)) for name, value in lists.items()}
+        return run(model, {**arguments, **rows})
+
+    return cut
+
+
+def _forward(model: Any, arguments: Mapping[str, Any]) -> Any:
+    return model(**arguments)
+
+
+def _generating(steps: int) -> Callable[[Any, Mapping[str, Any]], object]:
+    from oomguard.memory.generate.follow_rows import first_steps
+
+    return lambda model, arguments: first_steps(model, arguments, steps)

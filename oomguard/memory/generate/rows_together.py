@@ -1,0 +1,294 @@
+"""Whether a row of a call depends on those beside it: the call under fake tensors, whose number of rows is a prime.
+
+The prime divides no other size of the call, so a dimension holds rows where it divides it. An operation that is given rows and
+whose result holds none makes one value of all of them. That changes a row once it meets rows again, or once the program asks for
+it; not where single rows would have given the same (``known_values``). As fake_generate.py this imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import math
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from oomguard.memory.generate.known_values import Known, KnownValues, name_of, written
+
+_DATA: Final = Path(__file__).with_name("rows_together.toml")
+# Code below these folders only carries out what a model's code says.
+_INSIDE: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+# Whether a mask hides anything; the longest row is told by it too, and is another question.
+_ASKS: Final = frozenset({"all", "any"})
+_READ: Final = torch.ops.aten._local_scalar_dense.default
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one value of all rows is made, and by which operation.
+
+    ``counts`` says that it counts something, ``overflow`` that it asks whether numbers are infinite or none.
+    """
+
+    operation: str
+    file: str
+    line: int
+    counts: bool = False
+    overflow: bool = False
+
+    def __str__(self) -> str:
+        """Return it as a reason tells it, with the line of the program."""
+        text = linecache.getline(self.file, self.line).strip()
+        place = "/".join(Path(self.file).parts[-2:])
+        return f"{self.operation} over all rows at {place}:{self.line}" + (f" (`{text}`)" if text else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Of:
+    """That a tensor depends on rows: on which arguments, and through which one value of all rows, where it holds none."""
+
+    names: frozenset[str]
+    origin: Origin | None = None
+    overflow: bool = False
+
+
+@functools.cache
+def _data(name: str) -> Any:
+    return tomllib.loads(_DATA.read_text())[name]
+
+
+class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
+    """Follows rows through the operations of one call, and notes what makes a row depend on others.
+
+    Args:
+        rows: the prime number of rows.
+        answers_other: whether what the program asks of one value of all rows is answered as fewer rows might.
+
+    Attributes:
+        found: what makes a row depend on others, in order.
+        asked: the values of all rows that the program asked for.
+        by_values: whether another call's values may tell otherwise.
+        stream: what was done, in order, as far as it can be compared with another call.
+    """
+
+    def __init__(self, rows: int, *, answers_other: bool = False) -> None:
+        super().__init__()
+        self._rows, self._answers_other = rows, answers_other
+        self.values = KnownValues(rows)
+        self.found: list[Origin] = []
+        self.asked: list[Origin] = []
+        self.by_values = False
+        self.stream: list[int] = []
+        self._marks: dict[int, tuple[Any, Of]] = {}
+        self._numbers = 0
+
+    def begin(self, fake: torch.Tensor, name: str) -> None:
+        """Note that a tensor holds rows of the argument ``name``."""
+        fake._oomguard_of = Of(frozenset({name}))
+
+    def name(self, fake: torch.Tensor) -> None:
+        """Number a tensor that is there before the call."""
+        self._numbers += 1
+        fake._oomguard_number = self._numbers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and follow what it makes."""
+        del types
+        kwargs = kwargs or {}
+        if func is _READ:
+            return self._read(func, args[0])
+        out = func(*args, **kwargs)
+        outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self._note(func, args, kwargs, outs)
+        self._order(func, inputs, outs)
+        self._follow(func, args, kwargs, inputs, outs)
+        return out
+
+    def _note(self, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
+        given = tree_map_only(torch.Tensor, lambda leaf: getattr(leaf, "_oomguard_number", -1), (args, kwargs))
+        self.stream.append(hash((str(func), str(given))))
+        for leaf in outs:
+            self._numbers += 1
+            leaf._oomguard_number = self._numbers
+
+    def _order(self, func: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        """Mark results of whose entries those of one row may not stand beside each other, in the order of the rows."""
+        before = [leaf for leaf in inputs if self._has_rows(leaf)]
+        if not before:
+            return  # what is made of no row is the same for each
+        entries = max(self._entries(leaf) for leaf in before)
+        for leaf in outs:
+            if self._count(leaf) != 1:
+                continue
+            if len(before) == 1 and name_of(func) in _data("looks_otherwise")["operations"]:
+                start, old = self._before(leaf), self._before(before[0])
+                is_other = start < old or (start == old and _is_of_other_order(before[0]))
+            else:
+                is_other = self._entries(leaf) > entries or any(map(_is_of_other_order, before))
+            leaf._oomguard_of_other_order = is_other
+
+    def _entries(self, tensor: torch.Tensor) -> int:
+        return max((size // self._rows for size in tensor.shape if self._is_rows(size)), default=1)
+
+    def _before(self, tensor: torch.Tensor) -> int:
+        """Return how many entries lie along the axes before the rows."""
+        return math.prod(tensor.shape[: next(axis for axis, size in enumerate(tensor.shape) if self._is_rows(size))])
+
+    def _follow(
+        self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+    ) -> None:
+        known = self.values.compute(func, args, kwargs, outs)
+        name = name_of(func)
+        told = [] if name in _data("makes_anew")["operations"] else [(leaf, self._of(leaf)) for leaf in inputs]
+        of_rows = [(leaf, of) for leaf, of in told if of is not None]
+        if not of_rows:
+            return
+        with_rows = [leaf for leaf, _ in of_rows if self._has_rows(leaf)]
+        alone = [leaf for leaf, _ in of_rows if not self._has_rows(leaf)]
+        overflow = name in _data("overflow")["operations"] or any(of.overflow for _, of in of_rows)
+        of = Of(frozenset().union(*(of.names for _, of in of_rows)), None, overflow)
+        origin = next((of.origin for leaf, of in of_rows if of.origin and not self._has_rows(leaf)), None)
+        if with_rows and self._mixes_rows(func, name, args, with_rows, outs):
+            self._report(self._origin(func, of, with_rows[0]))
+        born = None
+        if with_rows and not all(map(self._has_rows, outs)):
+            born = self._born(func, args, kwargs, with_rows, outs, known, of)
+        for number, leaf in enumerate(outs):
+            here = known[number] if known is not None else None
+            if self._has_rows(leaf):
+                if alone and not self._puts_together(name, alone) and not self._is_harmless(name, origin, here):
+                    self._report(origin or self._origin(func, of, inputs[0]))
+                self._mark(func, args, kwargs, leaf, of)
+            elif with_rows:
+                self._mark(func, args, kwargs, leaf, born)
+            else:
+                same = here is not None and not here.differs
+                self._mark(func, args, kwargs, leaf, None if same else replace(of, origin=origin))
+
+    def _born(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        with_rows: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        known: Sequence[Known] | None,
+        of: Of,
+    ) -> Of | None:
+        """Return what values of all rows depend on; None where they are the same for every number of rows."""
+        origin = self._origin(func, of, with_rows[0])
+        if any(part in origin.file for part in _data("changes_no_row")["files"]):
+            return None
+        if known is not None:
+            self.by_values = True
+            reduced = self.values.reduced(func, args, kwargs, with_rows, known)
+            if reduced is None:
+                return None
+            for leaf, value in zip(outs, reduced, strict=True):
+                if not self._has_rows(leaf):
+                    self.values.give(leaf, value.whole, value.other)
+        return replace(of, origin=origin)
+
+    def _is_harmless(self, name: str, origin: Origin | None, known: Known | None) -> bool:
+        if known is not None:
+            return not known.differs
+        if name in _data("puts_in_groups")["operations"]:
+            return True
+        return origin is not None and origin.overflow
+
+    def _mixes_rows(
+        self, func: Any, name: str, args: Any, with_rows: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+    ) -> bool:
+        """Return whether an operation computes rows of other rows, though its result holds rows."""
+        first = with_rows[0]
+        if name in _data("along")["operations"] and len(args) > 1 and isinstance(args[1], int):
+            is_count = name.startswith("cum") and not first.dtype.is_floating_point
+            return not is_count and self._is_rows(first.shape[args[1]])
+        if "batch_norm" in name:
+            return len(outs) > 1 and outs[1].numel() > 0 and not self._has_rows(outs[1])
+        if name == "roll":
+            return any(self._is_rows(first.shape[dim]) for dim in (args[2] if len(args) > 2 else ()))
+        del func
+        return any(self._count(leaf) > 1 for leaf in outs) and all(self._count(leaf) < 2 for leaf in with_rows)
+
+    def _read(self, func: Any, tensor: torch.Tensor) -> Any:
+        """Answer what the program asks for: as the whole call would where that is known."""
+        of, known = self._of(tensor), self.values.of(tensor)
+        value = func(tensor) if known is None else known.entry()
+        if of is None or of.origin is None or (known is not None and not known.differs):
+            return value
+        origin = of.origin
+        is_yes_or_no = tensor.dtype == torch.bool
+        if origin.overflow or (is_yes_or_no and origin.operation in _ASKS and _is_of_mask(of)):
+            return value
+        if known is None and not is_yes_or_no and origin.counts:
+            return value  # how many of the rows' tokens go where: the rows are put together again
+        if known is None and not is_yes_or_no:
+            self._report(origin)
+            return value
+        self.asked.append(origin)
+        if self._answers_other:
+            return (not value) if known is None else known.entry(other=True)
+        return value
+
+    def _origin(self, func: Any, of: Of, given: torch.Tensor) -> Origin:
+        name = name_of(func)
+        counts = name in _data("counts")["operations"] and not given.dtype.is_floating_point
+        frame: Any = sys._getframe(1)
+        while frame is not None and _is_inside(frame.f_code.co_filename):
+            frame = frame.f_back
+        file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        return Origin(name, file, line, counts, of.overflow)
+
+    def _report(self, origin: Origin) -> None:
+        self.found.append(origin)
+
+    def _puts_together(self, name: str, alone: Sequence[torch.Tensor]) -> bool:
+        """Return whether values of single rows become rows again: as many of them as there are."""
+        return name in {"stack", "cat"} and len(alone) % self._rows == 0
+
+    def _mark(self, func: Any, args: Any, kwargs: Any, leaf: torch.Tensor, of: Of | None) -> None:
+        leaf._oomguard_of = of
+        if of is not None and func._schema.is_mutable:
+            for target in written(func, args, kwargs):
+                storage = target.untyped_storage()
+                old = self._marks.get(storage._cdata)
+                merged = of if old is None else replace(of, names=of.names | old[1].names)
+                self._marks[storage._cdata] = storage, merged
+
+    def _of(self, tensor: torch.Tensor) -> Of | None:
+        of: Of | None = getattr(tensor, "_oomguard_of", None)
+        if of is None and self._marks and (mark := self._marks.get(tensor.untyped_storage()._cdata)):
+            of = mark[1]
+        return of
+
+    def _is_rows(self, size: int) -> bool:
+        return bool(size) and size % self._rows == 0
+
+    def _count(self, tensor: torch.Tensor) -> int:
+        return sum(self._is_rows(size) for size in tensor.shape)
+
+    def _has_rows(self, tensor: torch.Tensor) -> bool:
+        return any(self._is_rows(size) for size in tensor.shape)
+
+
+def _is_of_mask(of: Of) -> bool:
+    return all("mask" in name for name in of.names)
+
+
+def _is_of_other_order(tensor: torch.Tensor) -> bool:
+    return bool(getattr(tensor, "_oomguard_of_other_order", False))
+
+
+def _is_inside(file: str) -> bool:
+    """Return whether code is torch's or ours."""
+    return file.startswith((*_INSIDE, "<"))
