@@ -10,8 +10,9 @@ from types import ModuleType
 from typing import cast
 
 from oomguard.engines import no_insight
+from oomguard.engines.across_processes import KilledBefore, Shelf
 from oomguard.engines.command import Launch
-from oomguard.engines.protocol import Handler, Insight, KilledBefore, Launcher, SeenCallHandler, Shelf
+from oomguard.engines.protocol import Handler, Insight, Launcher, SeenCallHandler
 from oomguard.engines.watched_start import StartHandler
 
 

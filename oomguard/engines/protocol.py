@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oomguard.engines.start_key import StartKey
 from oomguard.facts import Fact, FactValue
@@ -282,21 +282,3 @@ SeenCallHandler = Callable[
     ],
     Any,
 ]
-
-
-class KilledBefore(NamedTuple):
-    """That what runs now was killed for memory before: which run of it this is, how often, and by whom."""
-
-    run: str
-    times: int
-    by: str
-
-
-class Shelf(Protocol):
-    """Where the processes of one job leave short texts for each other."""
-
-    def read(self, name: str) -> str | None:
-        """Return the text of this name, None where there is none."""
-
-    def write(self, name: str, text: str) -> None:
-        """Leave a text under this name, in the place of an earlier one."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 from typing import Final
 
+from oomguard.engines.across_processes import KilledBefore
 from oomguard.engines.known import killed_before
-from oomguard.engines.protocol import KilledBefore, WatchedCall
+from oomguard.engines.protocol import WatchedCall
 from oomguard.log import get_logger
 from oomguard.remedy.policy import Policy
 

@@ -6,8 +6,8 @@ import contextlib
 import json
 from typing import Any, Final
 
+from oomguard.engines.across_processes import Shelf
 from oomguard.engines.known import shelf
-from oomguard.engines.protocol import Shelf
 from oomguard.guarding.known_sizes import KnownSizes, Learned
 
 _MOST_CHARS: Final = 65_536
