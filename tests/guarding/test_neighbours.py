@@ -149,14 +149,17 @@ def test_a_call_with_no_other_beside_it_does_not_wait(model):
     neighbours.end()
 
 
-def test_an_error_of_another_kind_comes_out_at_once(model):
+def test_an_error_of_another_kind_comes_out_at_once(model, monkeypatch):
+    monkeypatch.setattr(neighbours, "_MOST_WAIT_S", 60.0)
     with beside(model):
         began_s = time.monotonic()
         assert not neighbours.have_ended(ValueError("my own mistake"), model)
         assert time.monotonic() - began_s < neighbours._MOST_WAIT_S / 2
 
 
-def test_a_call_that_cannot_be_made_again_comes_out_at_once(model, batch):
+def test_a_call_that_cannot_be_made_again_comes_out_at_once(model, batch, monkeypatch):
+    monkeypatch.setattr(neighbours, "_MOST_WAIT_S", 60.0)
+
     class Streamer:
         def put(self, value):
             pass
