@@ -157,7 +157,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         overflow = name in _data("overflow")["operations"] or any(of.overflow for _, of in of_rows)
         of = Of(frozenset().union(*(of.names for _, of in of_rows)), None, overflow)
         origin = next((of.origin for leaf, of in of_rows if of.origin and not self._has_rows(leaf)), None)
-        if with_rows and self._mixes_rows(func, name, args, with_rows, outs):
+        if with_rows and self._mixes_rows(name, args, with_rows, outs):
             self._report(self._origin(func, of, with_rows[0]))
         born = None
         if with_rows and not all(map(self._has_rows, outs)):
@@ -206,7 +206,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         return origin is not None and origin.overflow
 
     def _mixes_rows(
-        self, func: Any, name: str, args: Any, with_rows: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+        self, name: str, args: Any, with_rows: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
     ) -> bool:
         """Return whether an operation computes rows of other rows, though its result holds rows."""
         first = with_rows[0]
@@ -217,7 +217,6 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
             return len(outs) > 1 and outs[1].numel() > 0 and not self._has_rows(outs[1])
         if name == "roll":
             return any(self._is_rows(first.shape[dim]) for dim in (args[2] if len(args) > 2 else ()))
-        del func
         return any(self._count(leaf) > 1 for leaf in outs) and all(self._count(leaf) < 2 for leaf in with_rows)
 
     def _read(self, func: Any, tensor: torch.Tensor) -> Any:
