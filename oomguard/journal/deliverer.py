@@ -79,9 +79,8 @@ class Deliverer:
                 self._is_new.set()
             if is_last:
                 if failed == 0:
-                    with contextlib.suppress(
-                        Exception
-                    ):  # nobody is there any more to be told: the next run tries again
+                    # Nobody is there any more to be told: the next run tries again.
+                    with contextlib.suppress(Exception):
                         self._deliver_others(lambda: False)
                 return
             pause_s = min(_LONGEST_PAUSE_S, _BETWEEN_S * 2 ** min(failed, 10)) * random.uniform(0.5, 1)  # noqa: S311
@@ -115,9 +114,8 @@ class Deliverer:
             self._others_are_done = not is_over()
 
     def _answer(self, **fields: object) -> None:
-        with (
-            contextlib.suppress(OSError) if self._is_last.is_set() else contextlib.nullcontext()
-        ):  # the run may be gone
+        may_be_gone = self._is_last.is_set()
+        with contextlib.suppress(OSError) if may_be_gone else contextlib.nullcontext():
             self._answers.write(f"{json_line(fields)}\n")
             self._answers.flush()
 
