@@ -3,11 +3,15 @@
 64 writers begin and end attempts of ``oomguard run`` as fast as a busy fleet does. 100 times one of them is killed at a random moment and
 another takes its place, 5 times the server is killed and started again. A writer notes each call that has returned; in the end what waits
 is delivered, as ``oomguard history --deliver`` does, and what was noted is held against the database. A write is timed as the job
-waits for it: all of them, those of a writer's first second and those while the server is away too.
+waits for it: all of them, those of a writer's first second and those while the server is away too. Beside each, in turns before and
+after it, a bare append of as many bytes to a file of the writer's own is timed: what the machine itself takes for that at the moment.
+
+``--kill-every`` is the mean time between two kills. Each starts an interpreter and a process that delivers, 2 s of a core together:
+below 2 s, kills alone keep two cores busy, and what is timed is the wait for a core.
 """
 
 import argparse
-import json
+import functools
 import os
 import random
 import signal
@@ -17,7 +21,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from sqlalchemy import select
 
@@ -33,7 +39,8 @@ from support.figure import conclude, skip
 from support.postgresql import throwaway
 
 GOAL_MS = 1.0
-PAUSE_S, LATEST_KILL_S, AWAY_S, END_S = 0.4, 0.8, 2.0, 120
+PAUSE_S, AWAY_S, END_S = 0.4, 2.0, 120
+LINE = b"x" * 1000 + b"\n"  # about as long as a record
 WRITER = "import shared_journal; shared_journal.write()"
 INCIDENT = {
     "kind": "cuda_oom",
@@ -46,6 +53,7 @@ def write() -> None:
     """Be a writer: what the processes below run. Each call that has returned is noted with the time that it took."""
     url, session, notes = sys.argv[1:]
     noted = os.open(notes, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    bare = os.open(f"{notes}.bare", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
     journal, draw, number = SharedJournal(Shared(url)), random.Random(session), 0
@@ -53,23 +61,45 @@ def write() -> None:
         ["vllm", "serve", "org/Model-8B", "--max-model-len", "32768"],
         Ran("vllm", "0.33.0", "org/Model-8B", "H100"),
     )
+
+    def note(kind: str, call: Callable[[], object]) -> None:
+        calls = [call, lambda: os.write(bare, LINE)]
+        took = timed(calls) if number % 2 else timed(calls[::-1])[::-1]
+        os.write(noted, f"{kind} {number} {took[0]} {took[1]}\n".encode())
+        time.sleep(draw.uniform(0, PAUSE_S))
+
     while not stopped:
         number += 1
         record = Record(session, number, words, {"max_model_len": 1792}, [], original=words, who="ann", host="node7")
-        began = time.perf_counter_ns()
-        row = journal.begin(record)
-        took = time.perf_counter_ns() - began
-        os.write(noted, f"begin {number} {took}\n".encode())
-        time.sleep(draw.uniform(0, PAUSE_S))
+        note("begin", functools.partial(journal.begin, record))
         incident = INCIDENT if draw.random() < 1 / 3 else None
-        began = time.perf_counter_ns()
-        journal.end(
-            row, exit_status=int(incident is not None), incident=incident, measured={"x": 1.0}, ran=ran, seconds=1.0
+        status = int(incident is not None)
+        note(
+            "end",
+            functools.partial(
+                journal.end, number, exit_status=status, incident=incident, measured={"x": 1.0}, ran=ran, seconds=1.0
+            ),
         )
-        took = time.perf_counter_ns() - began
-        os.write(noted, f"end {number} {took}\n".encode())
-        time.sleep(draw.uniform(0, PAUSE_S))
     journal.finish(END_S)
+
+
+def timed(calls: list[Callable[[], object]]) -> list[int]:
+    """Return how many nanoseconds each call took."""
+    took = []
+    for call in calls:
+        began = time.perf_counter_ns()
+        call()
+        took.append(time.perf_counter_ns() - began)
+    return took
+
+
+class Note(NamedTuple):
+    """A call that returned: of which attempt, and how many nanoseconds it and a bare append beside it took."""
+
+    kind: str
+    number: int
+    took_ns: int
+    bare_ns: int
 
 
 class Fleet:
@@ -108,12 +138,12 @@ class Fleet:
             writer.kill()
             writer.wait()
 
-    def notes(self) -> dict[str, list[tuple[str, int, int]]]:
-        """By session: each call that returned, of which attempt, and how many nanoseconds it took."""
+    def notes(self) -> dict[str, list[Note]]:
+        """By session: each call that returned."""
         found = {}
-        for path in self.folder.iterdir():
+        for path in (path for path in self.folder.iterdir() if not path.suffix):
             rows = [line.split() for line in path.read_text().splitlines()]
-            found[path.name] = [(kind, int(number), int(took)) for kind, number, took in rows]
+            found[path.name] = [Note(kind, *map(int, numbers)) for kind, *numbers in rows]
         return found
 
 
@@ -121,12 +151,12 @@ def wait_for_notes(fleet: Fleet) -> None:
     """Wait until every writer has written."""
     until = time.monotonic() + END_S
     while time.monotonic() < until:
-        if sum(path.stat().st_size > 0 for path in fleet.folder.iterdir()) >= len(fleet.writers):
+        if len(fleet.notes()) >= len(fleet.writers) and all(fleet.notes().values()):
             return
         time.sleep(0.2)
 
 
-def problems(shared: Shared, notes: dict[str, list[tuple[str, int, int]]]) -> tuple[list[str], int]:
+def problems(shared: Shared, notes: dict[str, list[Note]]) -> tuple[list[str], int]:
     """Return what is lost, and what is there twice or never was, and how many attempts there are."""
     with reading(shared) as database:
         assert database is not None
@@ -141,11 +171,11 @@ def problems(shared: Shared, notes: dict[str, list[tuple[str, int, int]]]) -> tu
     ]
     found += [f"run {session} is there {count} times" for session, count in runs.items() if count > 1]
     for session, calls in notes.items():
-        begun = {number for kind, number, _ in calls if kind == "begin"}
+        begun = {note.number for note in calls if note.kind == "begin"}
         found += [
             f"the begin of attempt {number} of {session} is lost" for number in begun if (session, number) not in there
         ]
-        over = {number for kind, number, _ in calls if kind == "end"}
+        over = {note.number for note in calls if note.kind == "end"}
         found += [
             f"the end of attempt {number} of {session} is lost" for number in over if (session, number) not in ended
         ]
@@ -160,6 +190,7 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=64)
     parser.add_argument("--kills", type=int, default=100, help="of writers")
     parser.add_argument("--server-kills", type=int, default=5)
+    parser.add_argument("--kill-every", type=float, default=2.5, help="seconds, in the mean")
     arguments = parser.parse_args()
     if throwaway.programs() is None:
         skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
@@ -173,7 +204,7 @@ def main() -> None:
             wait_for_notes(fleet)
             server_kills = 0
             for kill in range(1, arguments.kills + 1):
-                time.sleep(draw.uniform(0, LATEST_KILL_S))
+                time.sleep(draw.uniform(0, 2 * arguments.kill_every))
                 fleet.kill(draw)
                 if kill * arguments.server_kills // arguments.kills > server_kills:
                     server_kills += 1
@@ -189,15 +220,9 @@ def main() -> None:
         still = len(waiting(folder_of(shared)))
     report(arguments, found, notes, attempts)
     print(f"{behind} files were left behind, {delivered.attempts} attempts in them; {still} files wait now")
-    times_ms = sorted(took / 1e6 for calls in notes.values() for _, _, took in calls)
-    p99 = statistics.quantiles(times_ms, n=1000)[989]
-    told = json.dumps(
-        {
-            f"p{share / 10:g}": round(statistics.quantiles(times_ms, n=1000)[share - 1], 3)
-            for share in (500, 900, 990, 999)
-        }
-    )
-    print(f"{len(times_ms):,} writes, in ms: {told}, the longest {times_ms[-1]:.1f}")
+    calls = [note for each in notes.values() for note in each]
+    p99 = told("writes", [note.took_ns for note in calls])
+    told("bare appends beside them", [note.bare_ns for note in calls])
     conclude(
         f"{arguments.writers} writers, {arguments.kills} of them and {server_kills} times the server killed: of {attempts:,} attempts "
         f"{len(found)} lost or twice (goal 0), p99 of a write {p99:.2f} ms (goal <= {GOAL_MS:g} ms)",
@@ -205,9 +230,15 @@ def main() -> None:
     )
 
 
-def report(
-    arguments: argparse.Namespace, found: list[str], notes: dict[str, list[tuple[str, int, int]]], attempts: int
-) -> None:
+def told(what: str, times_ns: list[int]) -> float:
+    """Print how long something took, and return the time that 99 of 100 stayed below, in ms."""
+    cuts = statistics.quantiles((time_ns / 1e6 for time_ns in times_ns), n=1000)
+    shares = ", ".join(f"p{share / 10:g} {cuts[share - 1]:.3f}" for share in (500, 900, 950, 990, 999))
+    print(f"{len(times_ns):,} {what}, in ms: {shares}, the longest {max(times_ns) / 1e6:.1f}")
+    return cuts[989]
+
+
+def report(arguments: argparse.Namespace, found: list[str], notes: dict[str, list[Note]], attempts: int) -> None:
     """Print what is wrong, and that there was something to count."""
     for problem in found[:20]:
         print(problem)

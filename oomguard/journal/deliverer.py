@@ -1,8 +1,9 @@
 """The process that brings what a run writes to the shared journal, while the run goes on.
 
 It reads orders, one JSON object a line, and answers alike: how far the run's file is delivered, or why it is not. It only reads that
-file. It leaves when there is nothing to do, and at once when the run is killed: what it has not delivered then, a later run delivers.
-A run that has ended, and whose own file is delivered, does not wait for it: it goes on for a while with what earlier runs left behind.
+file, up to the last whole line; the run empties it only once it has heard that all of it is delivered. It leaves when there is nothing
+to do, and at once when the run is killed: what it has not delivered then, a later run delivers. A run that has ended, and whose own
+file is delivered, does not wait for it: it goes on for a while with what earlier runs left behind.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Deliverer:
     def __init__(self, shared: Shared, fd: int, answers: TextIO) -> None:
         self._shared, self._fd, self._answers = shared, fd, answers
         self._is_new, self._is_last = threading.Event(), threading.Event()
-        self._asked = (0, 0)
+        self._round = 0
         self._done = (0, 0)
         self._others_are_done = False
 
@@ -60,8 +61,8 @@ class Deliverer:
         os._exit(0)  # whatever is under way: it is in one transaction
 
     def take(self, order: Mapping[str, Any]) -> None:
-        """Take an order: to deliver up to a byte of the file, as it is after it was emptied so often; the last one at once."""
-        self._asked = (order["round"], order["end"])
+        """Take an order: to deliver what the file holds after it was emptied so often; the last one at once."""
+        self._round = order["round"]
         if order["is_last"]:
             self._is_last.set()
         self._is_new.set()
@@ -91,9 +92,9 @@ class Deliverer:
         try:
             from oomguard.journal.delivering import deliver
 
-            number, end = self._asked
+            number = self._round
             start = self._done[1] if self._done[0] == number else 0  # the run emptied its file
-            rows, _end = read_from(self._fd, start, end)
+            rows, end = read_from(self._fd, start)
             if rows:
                 deliver(self._shared, rows)
             self._done = (number, end)

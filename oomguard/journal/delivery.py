@@ -1,7 +1,8 @@
 """The run's side of the process that delivers: it is started when there is something, told of more, and waits for nobody.
 
-A write costs the run a line into a socket. The process has Python's lock and a low priority of its own, a session of its own, since Ctrl-C
-is for the command, and no descriptor of ours.
+A write costs the run no more than its line in the file, and a word to the process where that waits for one: told once, it delivers all
+that the file holds by then. The process has Python's lock and a low priority of its own, a session of its own, since Ctrl-C is for the
+command, and no descriptor of ours.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ class Delivery:
         self._round = 0  # how often the file was emptied
         self._delivered = 0  # of the file as it is now
         self._failure = ""
+        self._is_asked = False  # and has not answered yet
 
     def wake(self) -> None:
         """Have what is new delivered."""
         with self._one_at_a_time:
-            self._hear()
-            if self._process is not None:
+            if self._process is not None and not self._is_asked:
                 self._tell()
-            elif self._starting is None:
+            elif self._process is None and self._starting is None:
                 self._starting = threading.Thread(target=self._start, name="oomguard-deliver", daemon=True)
                 try:
                     self._starting.start()
@@ -138,7 +139,8 @@ class Delivery:
 
     def _tell(self, *, is_last: bool = False) -> None:
         if self._process is not None:
-            self._process.say({"round": self._round, "end": self._spool.size, "is_last": is_last})
+            self._process.say({"round": self._round, "is_last": is_last})
+            self._is_asked = True
 
     def _hear(self, wait_s: float = 0.0) -> None:
         """Take in what the process has said, or that it is gone."""
@@ -149,12 +151,12 @@ class Delivery:
         for answer in answers:
             self._failure = answer.get("failure", "")
             if answer.get("round") == self._round:
-                self._delivered = answer["end"]
+                self._delivered, self._is_asked = answer["end"], False
 
     def _end(self) -> None:
         if self._process is not None:
             self._process.end()
-            self._process = None
+            self._process, self._is_asked = None, False
 
 
 class _Process:

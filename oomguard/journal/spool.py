@@ -8,13 +8,13 @@ the files that nobody locks. A last line without an end is of a call that never 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
 import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,11 +53,12 @@ class Spool:
 
     def begin(self, record: Record) -> None:
         """Write that an attempt begins; raises OSError where the disk is full or gone."""
-        self._append("begin", record.session, record.number, asdict(record))
+        self._append("begin", record.session, record.number, _fields(record))
 
     def end(self, session: str, number: int, ended: Ended) -> None:
         """Write how an attempt ended; raises OSError as ``begin`` does."""
-        self._append("end", session, number, asdict(ended))
+        ran = None if ended.ran is None else _fields(ended.ran)
+        self._append("end", session, number, {**_fields(ended), "ran": ran})
 
     def _append(self, kind: str, session: str, number: int, fields: Mapping[str, Any]) -> None:
         row = {"form": FORM, "kind": kind, "session": session, "number": number, "fields": plain_value(fields)}
@@ -136,16 +137,15 @@ def waiting(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def read_from(fd: int, start: int, end: int | None = None) -> tuple[list[dict[str, Any]], int]:
-    """Return the records from a byte on that are whole, and the byte behind them; none behind ``end``, which is that of a line.
+def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the records from a byte on that are whole, and the byte behind them.
 
     A line that is no record of ours is passed over; one of a later form is an error.
 
     Raises:
         ValueError: a later oomguard wrote it.
     """
-    end = os.fstat(fd).st_size if end is None else end
-    text = os.pread(fd, max(0, end - start), start)
+    text = os.pread(fd, max(0, os.fstat(fd).st_size - start), start)
     whole = text[: text.rfind(b"\n") + 1]
     rows = []
     for line in whole.split(b"\n"):
@@ -156,6 +156,11 @@ def read_from(fd: int, start: int, end: int | None = None) -> tuple[list[dict[st
                     raise ValueError(f"written in form {row.get('form')} by another oomguard, this one reads {FORM}")
                 rows.append(row)
     return rows, start + len(whole)
+
+
+def _fields(record: Record | Ended | Ran) -> dict[str, Any]:
+    """Return a record by the names of its fields; ``asdict`` would copy all that is in them, which costs most of a write."""
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 def record_in(row: Mapping[str, Any]) -> Record | Ended | None:

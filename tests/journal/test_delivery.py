@@ -170,17 +170,37 @@ def test_where_nothing_else_waits_no_process_outlives_the_run(database: str):
     assert deliverers(os.getpid()) == []
 
 
-def test_it_delivers_no_further_than_it_is_asked_to_and_says_how_far(database: str, tmp_path: Path):
+def test_it_delivers_all_whole_lines_that_the_file_holds_and_says_how_far(database: str, tmp_path: Path):
     spool, answers = Spool(tmp_path, "s"), io.StringIO()
-    spool.begin(Record("s", 1, ["x"], {}, []))
-    asked = {"round": 3, "end": spool.size, "is_last": True}
-    spool.begin(Record("s", 2, ["x"], {}, []))
+    for number in (1, 2):
+        spool.begin(Record("s", number, ["x"], {}, []))
+    whole = spool.size
+    os.write(spool.fd, b'{"form": 1, "kind"')
     deliverer = Deliverer(Shared(database), spool.fd, answers)
-    deliverer.take(asked)
+    deliverer.take({"round": 3, "is_last": True})
     deliverer.run()
     spool.close(is_delivered=True)
 
-    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"round": 3, "end": asked["end"]}]
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"round": 3, "end": whole}]
+
+
+def test_what_is_written_while_an_order_waits_for_its_answer_is_delivered_without_another_write(database: str):
+    journal = SharedJournal(Shared(database))
+    for number in (1, 2, 3):
+        journal.begin(Record("s", number, ["x"], {}, []))
+
+    def attempts() -> int:
+        with reading(Shared(database)) as connection:
+            runs = [] if connection is None else past_runs(connection, Asked())
+        return len(runs[0].attempts) if runs else 0
+
+    until(lambda: attempts() >= 1)
+    # The process is told of this, and pauses before its next delivery.
+    journal.end(3, exit_status=0, incident=None, measured={})
+    for number in (4, 5):
+        journal.begin(Record("s", number, ["x"], {}, []))
+    until(lambda: attempts() == 5)
+    assert journal.finish(LIMIT_S) is None
 
 
 def test_an_idle_one_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
