@@ -161,8 +161,8 @@ def _encoder(model: Model, settings: VllmSettings, assumed: list[str]) -> Encode
         return None
     found = profile_encoder(model.encoder, settings, model.shape.dtype_bytes)
     if found is not None:
-        others = "audio and video are" if model.encoder.modality == "image" else "video is"
-        assumed.append(f"{model.encoder.modality}s: {found}; {others} not counted")
+        others = {"image": "audio and video are", "video": "audio is"}.get(found.modality, "video is")
+        assumed.append(f"{found}; {others} not counted")
     return found
 
 
