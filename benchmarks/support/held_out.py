@@ -10,7 +10,7 @@ from oomguard.memory.vllm import cuda_graphs, first_engine, fixed_parts, graph_b
 from oomguard.memory.vllm.pool_range import kind_of_start
 from support.fit_graphs import fit_graphs
 from support.fit_parts import Row, fit_encoders, fit_non_torch
-from support.published import PARTS, graphs_gib, of_stage, part_gib, planned, pool_gib
+from support.published import PARTS, graphs_gib, group_of, of_stage, part_gib, planned, pool_gib
 
 ORIGINAL = constants.tables
 PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("plain", "other", "several")}
@@ -61,8 +61,11 @@ def with_counts(row: Row) -> Row | None:
         print(f"no plan of {row['id']}: {plan}")
         return None
     settings, shape = seen["settings"], seen["shape"]
+    known = known_gpu.known_gpu(settings)
     return {
         **row,
+        # A device that two finders name otherwise is one.
+        "group": group_of(row, known["name"]) if known else row["group"],
         "ranks": settings.tensor_parallel_size,
         "stages": settings.pipeline_parallel_size,
         "nvlink": int(linked(settings)),
