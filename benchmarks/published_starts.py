@@ -83,7 +83,7 @@ def graphs_by_group() -> tuple[str, bool]:
 
 
 def by_chance(mine: list[float], theirs: list[float]) -> float:
-    """Return in how many groups these errors would exceed those, were each drawn from all groups alike: the constant meets some groups' size."""
+    """Return in how many groups these errors would exceed those, were they drawn from all groups alike: a constant meets some sizes."""
     return sum(statistics.fmean(error > other for error in mine) for other in theirs)
 
 

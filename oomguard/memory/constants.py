@@ -76,7 +76,7 @@ def pool_range(kind: str) -> dict[str, float]:
 
 
 def kept_back() -> dict[str, float]:
-    """Return what a plan keeps back of starts of other versions and GPUs than the measured ones: a share of the device, and its quantile."""
+    """Return what a plan keeps back of starts whose version and GPU were not measured: a share of the device, and its quantile."""
     found: dict[str, float] = tables()["kept_back"]["elsewhere"]
     return found
 

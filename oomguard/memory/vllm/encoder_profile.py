@@ -43,7 +43,8 @@ class EncoderProfile:
 
     def __str__(self) -> str:
         """Return the sentence that a budget lists among its assumptions."""
-        return f"{self.modality}s: profiled with {self.items} of {self.tokens_per_item} tokens each, {format_gib(self.peak_bytes)} at the peak"
+        items = f"{self.modality}s: profiled with {self.items} of {self.tokens_per_item} tokens each"
+        return f"{items}, {format_gib(self.peak_bytes)} at the peak"
 
     @property
     def uncertainty_bytes(self) -> int:

@@ -27,7 +27,8 @@ def kept_back_bytes(settings: VllmSettings) -> int:
 
 def of_kept_back(kept_bytes: int) -> str:
     """Return the sentence on what is kept back."""
-    return f"kept back: {format_gib(kept_bytes)}, what {kept_back()['quantile']:.0%} of starts of other versions and GPUs took beyond these parts at most"
+    share = f"{kept_back()['quantile']:.0%} of starts of other versions and GPUs"
+    return f"kept back: {format_gib(kept_bytes)}, what {share} took beyond these parts at most"
 
 
 def _is_measured(settings: VllmSettings) -> bool:
