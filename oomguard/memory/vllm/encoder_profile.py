@@ -22,7 +22,7 @@ from oomguard.memory.vllm.start import VllmSettings
 
 NO_IMAGES: Final = '{"image": 0, "video": 0}'
 _MOST_PER_PROMPT: Final = 999  # vLLM's own where the user names none
-_UNCERTAINTY_RATIO: Final = 0.2  # nine printed peaks lay within 0.11, most of the others within this
+_UNCERTAINTY_RATIO: Final = 0.2  # six printed peaks lay within 0.11, most of the others within this
 _FRAMES_OF_AN_IMAGE: Final = 2  # a patch is one of so many frames (temporal_patch_size)
 
 
