@@ -1,7 +1,8 @@
 """Fit the constants of a start that no formula gives, and print how they do on starts that they were not fitted on.
 
 ``--write`` writes oomguard/memory/fitted.toml. Each group of a version and a device is predicted by constants that the other groups
-give; the range that a plan states is widened until nine in ten of those predictions lie inside.
+give; what a plan keeps back follows from by how much those predictions are too large, and the range that it states is widened until
+nine in ten of them lie inside.
 
 support/fit_parts.py fits the parts: CUDA graphs by what is captured, non-torch memory by ranks, links and version, encoders by version;
 support/held_out.py predicts each group by the others.
@@ -95,9 +96,6 @@ def main() -> None:
     rows = [row for row in map(with_counts, published(*asked.more)) if row is not None]
     records = held_out(rows)
     pools = [record for record in records if record["pool"] is not None]
-    if asked.verbose:
-        for record in sorted(pools, key=lambda record: record["pool"]):
-            print(f"{record['row']['id']:42} {record['row']['group']:28} {100 * record['pool']:+7.1f} %")
     for quantile in QUANTILES:
         kept = [abs(r["pool"]) for r in keep_back(pools, quantile) if not r["row"]["spans"]]
         large = statistics.fmean(r["pool"] > 0.05 for r in keep_back(pools, quantile) if not r["row"]["spans"])
@@ -107,6 +105,9 @@ def main() -> None:
             f"{statistics.median(kept):.2%}, mean {statistics.fmean(kept):.1%}, more than 5 % too large {large:.1%}"
         )
     as_predicted, pools = pools, keep_back(pools, KEPT_QUANTILE)
+    if asked.verbose:
+        for record in sorted(pools, key=lambda record: record["pool"]):
+            print(f"{record['row']['id']:42} {record['row']['group']:28} {100 * record['pool']:+7.1f} %")
     widen(pools)
     # Starts of which a plan says itself that they go one way or the other (page_cache_bytes) have no one figure to be off by.
     spans = [record for record in pools if record["row"]["spans"]]
