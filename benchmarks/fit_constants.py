@@ -53,12 +53,50 @@ def kept_back(records: list[dict[str, Any]], quantile: float) -> dict[str, dict[
 def keep_back(pools: list[dict[str, Any]], quantile: float) -> list[dict[str, Any]]:
     """Return the predictions less what is kept back of each, as the other groups' starts say."""
     found = []
-    for record in pools:
-        others = [other for other in pools if other["row"]["group"] != record["row"]["group"]]
-        kept = kept_back(others, quantile)["elsewhere"]["device_ratio"] * record["row"]["gpu_total_gib"]
-        beyond = record["beyond_gib"] - kept
+    for group in sorted({record["row"]["group"] for record in pools}):
+        others = [other for other in pools if other["row"]["group"] != group]
+        found += _less(kept_back(others, quantile), [record for record in pools if record["row"]["group"] == group])
+    return found
+
+
+def _less(kept: dict[str, dict[str, Any]], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ratio, found = kept["elsewhere"]["device_ratio"], []
+    for record in records:
+        beyond = record["beyond_gib"] - ratio * record["row"]["gpu_total_gib"]
         found.append({**record, "pool": beyond / record["pool_gib"], "missed_gib": abs(beyond)})
     return found
+
+
+def chosen_by_others(pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the predictions less what is kept back by the smallest quantile that keeps the goal of the too large ones on the others."""
+    found = []
+    for group in sorted({record["row"]["group"] for record in pools}):
+        others = [other for other in pools if other["row"]["group"] != group]
+        enough = (q for q in QUANTILES if too_large(keep_back(others, q)) <= GOALS["too large"] / 100)
+        kept = kept_back(others, next(enough, QUANTILES[-1]))
+        found += _less(kept, [record for record in pools if record["row"]["group"] == group])
+    return found
+
+
+def too_large(records: list[dict[str, Any]]) -> float:
+    return statistics.fmean(record["pool"] > 0.05 for record in records)
+
+
+def trade(pools: list[dict[str, Any]]) -> None:
+    """Print what each quantile makes of the predictions, and what one does that is chosen without the group itself."""
+    whole = [record for record in pools if not record["row"]["spans"]]
+    for quantile in QUANTILES:
+        share = kept_back(pools, quantile)["elsewhere"]["device_ratio"]
+        print(
+            f"kept back by the quantile {quantile:4} of the others ({share:.2%} by all): {_short(keep_back(whole, quantile))}"
+        )
+    print(f"by a quantile that the others choose: {_short(chosen_by_others(whole))}")
+
+
+def _short(records: list[dict[str, Any]]) -> str:
+    sizes = [abs(record["pool"]) for record in records]
+    middle, mean = statistics.median(sizes), statistics.fmean(sizes)
+    return f"median {middle:.2%}, mean {mean:.1%}, more than 5 % too large {too_large(records):.1%}"
 
 
 def measured(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -96,14 +134,7 @@ def main() -> None:
     rows = [row for row in map(with_counts, published(*asked.more)) if row is not None]
     records = held_out(rows)
     pools = [record for record in records if record["pool"] is not None]
-    for quantile in QUANTILES:
-        kept = [abs(r["pool"]) for r in keep_back(pools, quantile) if not r["row"]["spans"]]
-        large = statistics.fmean(r["pool"] > 0.05 for r in keep_back(pools, quantile) if not r["row"]["spans"])
-        share = kept_back(pools, quantile)["elsewhere"]["device_ratio"]
-        print(
-            f"kept back by the quantile {quantile:4} of the others ({share:.2%} of the device by all): median "
-            f"{statistics.median(kept):.2%}, mean {statistics.fmean(kept):.1%}, more than 5 % too large {large:.1%}"
-        )
+    trade(pools)
     as_predicted, pools = pools, keep_back(pools, KEPT_QUANTILE)
     if asked.verbose:
         for record in sorted(pools, key=lambda record: record["pool"]):
