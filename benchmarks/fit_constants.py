@@ -1,7 +1,8 @@
 """Fit the constants of a start that no formula gives, and print how they do on starts that they were not fitted on.
 
 ``--write`` writes oomguard/memory/fitted.toml. Each group of a version and a device is predicted by constants that the other groups
-give; the range that a plan states is widened until nine in ten of those predictions lie inside.
+give; what a plan keeps back follows from by how much those predictions are too large, and the range that it states is widened until
+nine in ten of them lie inside.
 
 support/fit_parts.py fits the parts: CUDA graphs by what is captured, non-torch memory by ranks, links and version, encoders by version;
 support/held_out.py predicts each group by the others.
@@ -11,6 +12,7 @@ import argparse
 import json
 import math
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,16 @@ import numpy as np
 
 import oomguard.memory
 from support.figure import conclude
+from support.fit_parts import weighted_quantile, weights_of
 from support.held_out import PLAIN_RANGE, fit, held_out, sure, with_counts
 from support.published import published
 
 FITTED = Path(oomguard.memory.__file__).with_name("fitted.toml")
 # What is added to the parts' own spread, as a share of the device: what other programs and libraries take.
 COVERED, DEVICE_RATIO = 0.9, 0.005
+# What a plan keeps back is what so many starts took at most beyond the parts; which of these costs what is printed. A group of so many
+# starts of a known GPU has its own parts, and keeps nothing back.
+KEPT_QUANTILE, QUANTILES, MEASURED_STARTS = 0.6, (0.0, 0.5, 0.55, 0.6, 0.65, 0.7), 5
 GOALS = {
     "pool median": 2.5,
     "pool mean": 5,
@@ -33,6 +39,71 @@ GOALS = {
     "activation": 5,
     "non_torch": 0.15,
 }
+
+
+def kept_back(records: list[dict[str, Any]], quantile: float) -> dict[str, dict[str, Any]]:
+    """Return the share of the device that a plan keeps back, as these predictions were too large."""
+    own = [r for r in records if sure(r["row"]) and not r["row"]["spans"]]
+    beyond = [r["beyond_gib"] / r["row"]["gpu_total_gib"] for r in own]
+    weighted = list(zip(beyond, weights_of(r["row"]["group"] for r in own), strict=True))
+    ratio = max(0.0, weighted_quantile(weighted, quantile)) if quantile else 0.0
+    return {"elsewhere": {"device_ratio": round(ratio, 5), "quantile": quantile, "starts": len(own)}}
+
+
+def keep_back(pools: list[dict[str, Any]], quantile: float) -> list[dict[str, Any]]:
+    """Return the predictions less what is kept back of each, as the other groups' starts say."""
+    found = []
+    for group in sorted({record["row"]["group"] for record in pools}):
+        others = [other for other in pools if other["row"]["group"] != group]
+        found += _less(kept_back(others, quantile), [record for record in pools if record["row"]["group"] == group])
+    return found
+
+
+def _less(kept: dict[str, dict[str, Any]], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ratio, found = kept["elsewhere"]["device_ratio"], []
+    for record in records:
+        beyond = record["beyond_gib"] - ratio * record["row"]["gpu_total_gib"]
+        found.append({**record, "pool": beyond / record["pool_gib"], "missed_gib": abs(beyond)})
+    return found
+
+
+def chosen_by_others(pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the predictions less what is kept back by the smallest quantile that keeps the goal of the too large ones on the others."""
+    found = []
+    for group in sorted({record["row"]["group"] for record in pools}):
+        others = [other for other in pools if other["row"]["group"] != group]
+        enough = (q for q in QUANTILES if too_large(keep_back(others, q)) <= GOALS["too large"] / 100)
+        kept = kept_back(others, next(enough, QUANTILES[-1]))
+        found += _less(kept, [record for record in pools if record["row"]["group"] == group])
+    return found
+
+
+def too_large(records: list[dict[str, Any]]) -> float:
+    return statistics.fmean(record["pool"] > 0.05 for record in records)
+
+
+def trade(pools: list[dict[str, Any]]) -> None:
+    """Print what each quantile makes of the predictions, and what one does that is chosen without the group itself."""
+    whole = [record for record in pools if not record["row"]["spans"]]
+    for quantile in QUANTILES:
+        share = kept_back(pools, quantile)["elsewhere"]["device_ratio"]
+        print(
+            f"kept back by the quantile {quantile:4} of the others ({share:.2%} by all): {_short(keep_back(whole, quantile))}"
+        )
+    print(f"by a quantile that the others choose: {_short(chosen_by_others(whole))}")
+
+
+def _short(records: list[dict[str, Any]]) -> str:
+    sizes = [abs(record["pool"]) for record in records]
+    middle, mean = statistics.median(sizes), statistics.fmean(sizes)
+    return f"median {middle:.2%}, mean {mean:.1%}, more than 5 % too large {too_large(records):.1%}"
+
+
+def measured(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the groups of which several starts were measured: versions on GPUs that are known by name."""
+    sizes = Counter(r["row"]["group"] for r in records if r["row"]["known_gpu"] and sure(r["row"]))
+    groups = [(*group.split(" ", 1), size) for group, size in sorted(sizes.items()) if size >= MEASURED_STARTS]
+    return [{"version": version, "gpu": gpu, "starts": size} for version, gpu, size in groups]
 
 
 def ranges(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -63,6 +134,8 @@ def main() -> None:
     rows = [row for row in map(with_counts, published(*asked.more)) if row is not None]
     records = held_out(rows)
     pools = [record for record in records if record["pool"] is not None]
+    trade(pools)
+    as_predicted, pools = pools, keep_back(pools, KEPT_QUANTILE)
     if asked.verbose:
         for record in sorted(pools, key=lambda record: record["pool"]):
             print(f"{record['row']['id']:42} {record['row']['group']:28} {100 * record['pool']:+7.1f} %")
@@ -82,7 +155,8 @@ def main() -> None:
     figures += [of_part(part, records) for part in ("graphs", "weights", "activation", "non_torch")]
     print("\n".join(text for text, _ in figures))
     if asked.write:
-        write_tables({**fit(rows), "range": ranges(pools)})
+        kept_now = {"kept_back": kept_back(as_predicted, KEPT_QUANTILE), "measured": measured(records)}
+        write_tables({**fit(rows), "range": ranges(pools), **kept_now})
     text = (
         f"pool, each group by the others: {figures[0][0].split(': ', 1)[1]}; graphs {figures[2][0].split(': ', 1)[1]}"
     )

@@ -49,6 +49,7 @@ def graphs_by_group() -> tuple[str, bool]:
     records = [record for record in held_out(rows) if record["graphs"] is not None]
     groups = sorted({record["row"]["group"] for record in records})
     better, better_than_median, old_drivers = 0, 0, 0
+    mine, one_for_all = [], []
     for group in groups:
         own = [record for record in records if record["row"]["group"] == group]
         others = [graphs_gib(record["row"]) for record in records if record["row"]["group"] != group]
@@ -58,6 +59,8 @@ def graphs_by_group() -> tuple[str, bool]:
             off(own, lambda record, size=size: size / graphs_gib(record["row"]) - 1)
             for size in (ONE_FOR_ALL_GIB, median)
         ]
+        mine.append(errors[0])
+        one_for_all.append(errors[1])
         better += errors[0] < errors[1]
         better_than_median += errors[0] < errors[2]
         beside = f"by {ONE_FOR_ALL_GIB} GiB {errors[1]:5.0f} %, by {median:.2f} GiB {errors[2]:5.0f} %"
@@ -70,11 +73,18 @@ def graphs_by_group() -> tuple[str, bool]:
     print(
         f"{old_drivers} groups are nearer with a driver before 550; each start by the nearer driver: median {either:.1f} %"
     )
+    chance = by_chance(mine, one_for_all)
+    print(f"a prediction of this spread is farther off than {ONE_FOR_ALL_GIB} GiB by chance in {chance:.0f} groups")
     text = (
         f"CUDA graphs, each group by the others: median {middle:.1f} % (goal {MEDIAN_GOAL}), n = {len(records)}; nearer than "
         f"{ONE_FOR_ALL_GIB} GiB for all in {better} of {len(groups)} groups, than the others' median in {better_than_median} (goal: all)"
     )
     return text, middle <= MEDIAN_GOAL and better == len(groups)
+
+
+def by_chance(mine: list[float], theirs: list[float]) -> float:
+    """Return in how many groups these errors would exceed those, were they drawn from all groups alike: a constant meets some sizes."""
+    return sum(statistics.fmean(error > other for error in mine) for other in theirs)
 
 
 def of_old_driver(record: dict[str, Any]) -> float:

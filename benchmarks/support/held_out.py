@@ -10,9 +10,10 @@ from oomguard.memory.vllm import cuda_graphs, first_engine, fixed_parts, graph_b
 from oomguard.memory.vllm.pool_range import kind_of_start
 from support.fit_graphs import fit_graphs
 from support.fit_parts import Row, fit_encoders, fit_non_torch
-from support.published import PARTS, graphs_gib, of_stage, part_gib, planned, pool_gib
+from support.published import PARTS, graphs_gib, group_of, of_stage, part_gib, planned, pool_gib
 
 ORIGINAL = constants.tables
+NOTHING_KEPT = {"elsewhere": {"device_ratio": 0.0, "quantile": 0.5, "starts": 0}}
 PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("plain", "other", "several")}
 
 
@@ -25,6 +26,8 @@ def fit(rows: list[Row]) -> dict[str, Any]:
         "non_torch": fit_non_torch(certain, unified),
         "encoder_mlp": fit_encoders(certain),
         "range": PLAIN_RANGE,
+        "kept_back": NOTHING_KEPT,
+        "measured": [],
     }
 
 
@@ -61,8 +64,12 @@ def with_counts(row: Row) -> Row | None:
         print(f"no plan of {row['id']}: {plan}")
         return None
     settings, shape = seen["settings"], seen["shape"]
+    known = known_gpu.known_gpu(settings)
     return {
         **row,
+        # A device that two finders name otherwise is one.
+        "group": group_of(row, known["name"]) if known else row["group"],
+        "known_gpu": known is not None,
         "ranks": settings.tensor_parallel_size,
         "stages": settings.pipeline_parallel_size,
         "nvlink": int(linked(settings)),
@@ -100,7 +107,7 @@ def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> 
         return None
     printed, planned_gib = row["printed"], part_gib(plan, "activation")
     weights = printed.get("weights_gib") or part_gib(plan, "weights")
-    left = planned_gib + plan["kv_cache_pool_bytes"] / GIB - pool - weights + part_gib(plan, "weights")
+    left = planned_gib + _parts_leave_gib(plan) - pool - weights + part_gib(plan, "weights")
     beyond = (printed.get("peak_activation_gib") or left) - planned_gib
     now: float = constants.constant("encoder_mlp", settings.version)["tensors_more"]
     return now + beyond * GIB / encoder.mlp_tensor_bytes
@@ -114,11 +121,15 @@ def left_gib(row: Row, plan: dict[str, Any]) -> float | None:
     pool = pool_gib(row, plan)
     if pool is None:
         return None
-    left = part_gib(plan, "non_torch") + plan["kv_cache_pool_bytes"] / GIB - pool
+    left = part_gib(plan, "non_torch") + _parts_leave_gib(plan) - pool
     for part in ("weights", "activation"):
         theirs = printed.get(PARTS[part][0])
         left -= theirs - part_gib(plan, part) if theirs else 0.0
     return float(left)
+
+
+def _parts_leave_gib(plan: dict[str, Any]) -> float:
+    return (plan["kv_cache_pool_bytes"] + plan["kept_back_bytes"]) / GIB
 
 
 def held_out(rows: list[Row]) -> list[dict[str, Any]]:
@@ -136,7 +147,8 @@ def record_of(row: Row) -> dict[str, Any]:
     pool, graphs = pool_gib(row, plan), graphs_gib(row)
     if pool and pool > 0:
         found["pool"] = plan["kv_cache_pool_bytes"] / GIB / pool - 1
-        found["missed_gib"] = abs(plan["kv_cache_pool_bytes"] / GIB - pool)
+        found["beyond_gib"] = plan["kv_cache_pool_bytes"] / GIB - pool
+        found["missed_gib"] = abs(found["beyond_gib"])
         found["pool_gib"] = pool
         page_cache = plan["page_cache_bytes"] / GIB
         found["page_cache_gib"] = page_cache

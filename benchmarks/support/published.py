@@ -45,9 +45,13 @@ def published(*more: Path, campaign: bool = True) -> list[dict[str, Any]]:
             row = {"id": f"{file.stem}-{number}", "confidence": "high", **record}
             rows.append({**row, "gpu": row["gpu"] or f"{row['gpu_total_gib']:.0f} GiB"})
     for row in rows:
-        minor = ".".join(row["vllm_version"].split(".")[:2])
-        row["group"] = f"{minor} {row['gpu'].split(' x')[0].split('(')[0].strip()}"
+        row["group"] = group_of(row, row["gpu"].split(" x")[0].split("(")[0].strip())
     return rows
+
+
+def group_of(row: dict[str, Any], device: str) -> str:
+    """Return the group of a start: its minor version and its device."""
+    return f"{'.'.join(row['vllm_version'].split('.')[:2])} {device}"
 
 
 def _of_campaign() -> Iterator[dict[str, Any]]:

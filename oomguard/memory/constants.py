@@ -75,6 +75,17 @@ def pool_range(kind: str) -> dict[str, float]:
     return found
 
 
+def kept_back() -> dict[str, float]:
+    """Return what a plan keeps back of starts whose version and GPU were not measured: a share of the device, and its quantile."""
+    found: dict[str, float] = tables()["kept_back"]["elsewhere"]
+    return found
+
+
+def measured_groups() -> frozenset[tuple[str, str]]:
+    """Return the minor versions, each with the name of a GPU, of which the constants come from several starts."""
+    return frozenset((row["version"], row["gpu"]) for row in tables().get("measured", ()))
+
+
 def since(name: str, version: Version) -> bool:
     """Whether a behaviour of the defaults table was there in a version."""
     from packaging.version import Version

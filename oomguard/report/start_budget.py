@@ -65,6 +65,7 @@ def start_record(start: StartBudget) -> dict[str, Any]:
         "peak_activation_bytes": start.peak_activation_bytes,
         "compile_bytes": start.compile_bytes,
         "page_cache_bytes": start.page_cache_bytes,
+        "kept_back_bytes": start.kept_back_bytes,
         "prompt_logprobs_bytes": start.prompt_logprobs_bytes,
         "cudagraph_bytes": start.cudagraph_bytes,
         "non_torch_bytes": start.non_torch_bytes,

@@ -27,6 +27,7 @@ class Encoder:
             them so; empty for what is no more than its MLP makes.
         patch_elements: elements of one patch's pixels.
         formatted_video_tokens: tokens of the longest video, which some versions count many times; 0 for others.
+        framed_videos: whether each two frames of a video may be as large as an image.
         tiles: tiles of an image that is cut into a fixed number of them, each with ``patches_per_token`` patches.
         kept_layers: layers whose outputs are kept to the end.
         always_profiled: whether early versions profiled its images whatever a step held.
@@ -48,6 +49,7 @@ class Encoder:
     attention: str = ""
     patch_elements: int = 0
     formatted_video_tokens: int = 0
+    framed_videos: bool = False
     tiles: int = 0
     kept_layers: int = 0
     always_profiled: bool = False

@@ -22,6 +22,8 @@ _LINEAR: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
 _NEVER: Final = re.compile(r"norm|\.gate\.weight$|\.router\b|shared_expert_gate|conv1d|A_log|dt_bias|\.D$|embed|rotary")
 _SCALE_BYTES: Final = 2
 _BITS: Final = frozenset({"bits", "num_bits"})
+_REPACKED: Final = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
+_WHOLE_NUMBERS: Final = _REPACKED | {"auto-round"}
 _MOST_BITS: Final = 64
 
 
@@ -87,7 +89,7 @@ def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
 def is_repacked(shape: ModelShape) -> bool:
     """Whether the checkpoint's weights are of whole numbers, which the engine packs again for Marlin's kernels."""
     method = (quantization_config(shape) or {}).get("quant_method")
-    return method in {"awq", "awq_marlin", "gptq", "gptq_marlin"}
+    return method in _REPACKED
 
 
 def is_nvfp4(shape: ModelShape) -> bool:
@@ -166,7 +168,9 @@ def _from_config(config: Mapping[str, Any], assumed: list[str], expert_bits: flo
         assumed.append(f"quantization method {shown(method)} is not known: weights as if not quantised, an upper bound")
         return None
     fields = (config.get(key) for key in FAMILIES["names"]["not_quantized"])
-    ignored = (name for names in fields if isinstance(names, list) for name in names if isinstance(name, str))
+    ignored = [name for names in fields if isinstance(names, list) for name in names if isinstance(name, str)]
+    if not ignored and method in _WHOLE_NUMBERS:
+        ignored = FAMILIES["names"]["encoder_modules"]
     groups = tuple(_groups(config))
     alone = not groups or any(_targets(group, modules=False) for group in _config_groups(config))
     return Format(bits if alone else 0.0, method in _EXPERTS_ONLY, ModuleNames(ignored), groups, expert_bits)

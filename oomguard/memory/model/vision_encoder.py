@@ -49,6 +49,8 @@ def _with_attention(config: Mapping[str, Any], vision: Mapping[str, Any], found:
     patch, frames = _side(vision, "patch_size") or 0, _count(vision, "temporal_patch_size") or 1
     normed = vision.get("qk_normalization") is True
     turned = kind.startswith(tuple(types["rotary_encoders"]))
+    # All of these take videos (get_supported_mm_limits in vllm/model_executor/models/qwen2_vl.py), whether or not the file has their token.
+    found = replace(found, takes_video=found.takes_video or turned)
     inner = vision.get("deepstack_visual_indexes")
     parts = 1 + len(inner) if isinstance(inner, list) else 1
     return replace(
@@ -58,6 +60,7 @@ def _with_attention(config: Mapping[str, Any], vision: Mapping[str, Any], found:
         patch_elements=_COLORS * frames * patch**2,
         output_width=parts * found.output_width,
         always_profiled=kind in types["images_always_profiled"],
+        framed_videos=kind.startswith(tuple(types["framed_videos"])),
         formatted_video_tokens=FAMILIES["formatted_videos"].get(kind, 0) if found.takes_video else 0,
     )
 

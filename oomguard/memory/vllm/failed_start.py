@@ -157,7 +157,7 @@ def _corrected(model: Model, settings: VllmSettings, incident: Incident) -> Vllm
     if left is None or settings.kv_cache_memory_bytes is not None or settings.pipeline_parallel_size > 1:
         return settings
     predicted = budget_start(model, settings)
-    beyond = predicted.kv_cache_pool_bytes - round(left)
+    beyond = predicted.kv_cache_pool_bytes + predicted.kept_back_bytes - round(left)
     slack = incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
     correction = Correction("what this start held", non_torch_bytes=beyond, uncertainty_bytes=round(slack))
     return replace(settings, correction=correction)

@@ -140,6 +140,7 @@ class StartBudget(Record):
         stages: the pipeline stages.
         assumptions: what was neither given nor read, a line each.
         reasons: why it does not fit, a line each; empty where it does.
+        kept_back_bytes: what the pool is smaller by than the parts leave, as starts of other versions and GPUs took beyond theirs.
     """
 
     model: str
@@ -166,6 +167,7 @@ class StartBudget(Record):
     stages: tuple[Stage, ...]
     assumptions: tuple[str, ...]
     reasons: tuple[str, ...]
+    kept_back_bytes: int = 0
 
     @property
     def fits(self) -> bool:

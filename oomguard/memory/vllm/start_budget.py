@@ -21,6 +21,7 @@ from oomguard.memory.vllm.defaults import with_defaults
 from oomguard.memory.vllm.encoder_profile import EncoderProfile, profile_encoder, profiled_seats, profiles_seats
 from oomguard.memory.vllm.first_engine import is_first_engine
 from oomguard.memory.vllm.fixed_parts import FixedParts, fixed_parts, page_cache_bytes, uncertainties
+from oomguard.memory.vllm.kept_back import kept_back_bytes, of_kept_back
 from oomguard.memory.vllm.pool_range import widened_bytes
 from oomguard.memory.vllm.refusals import refuse_impossible
 from oomguard.memory.vllm.sharded_weights import first_of_fullest
@@ -43,6 +44,7 @@ class _Parts:
     caches: StartCaches
     fixed: FixedParts
     encoder: EncoderProfile | None
+    kept_back_bytes: int
 
 
 def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
@@ -82,6 +84,8 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
     if older := of_old_driver(settings, fixed.cudagraph_bytes):
         assumed.append(older)
+    if parts.kept_back_bytes:
+        assumed.append(of_kept_back(parts.kept_back_bytes))
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
     blocks = caches.layout.blocks(least.pool_bytes, layers[least.number])
@@ -113,6 +117,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         stages=stages,
         assumptions=tuple(assumed),
         reasons=tuple(_reasons(parts, stages)),
+        kept_back_bytes=parts.kept_back_bytes,
     )
 
 
@@ -146,6 +151,7 @@ def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
         start_caches(model, settings),
         fixed_parts(settings, model.shape),
         _encoder(model, settings, assumed),
+        kept_back_bytes(settings),
     )
 
 
@@ -161,8 +167,8 @@ def _encoder(model: Model, settings: VllmSettings, assumed: list[str]) -> Encode
         return None
     found = profile_encoder(model.encoder, settings, model.shape.dtype_bytes)
     if found is not None:
-        others = "audio and video are" if model.encoder.modality == "image" else "video is"
-        assumed.append(f"{model.encoder.modality}s: {found}; {others} not counted")
+        others = {"image": "audio and video are", "video": "audio is"}.get(found.modality, "video is")
+        assumed.append(f"{found}; {others} not counted")
     return found
 
 
@@ -214,6 +220,7 @@ def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
     pool = settings.kv_cache_memory_bytes
     if pool is None:
         pool = parts.requested_bytes - held - peak.bytes - fixed.non_torch_bytes - fixed.counted_cudagraph_bytes
+        pool -= parts.kept_back_bytes
     later = 0 if settings.device == "cpu" else max(0, peak.sampling_bytes - peak.bytes)
     return Stage(
         number,

@@ -68,6 +68,12 @@ def test_what_the_checkpoint_leaves_alone_is_left_alone(pattern):
     assert sizes({"quant_method": "fp8", "ignore": [pattern, "re:("]}, MATRIX) == [32768]
 
 
+@pytest.mark.parametrize("method", ["awq", "gptq", "auto-round"])
+def test_an_encoder_stays_as_it_is_beside_whole_numbers_of_which_no_module_is_left_out(method):
+    encoder = Parameter("visual.blocks.0.mlp.fc1.weight", (128, 128), 32768)
+    assert sizes({"quant_method": method, "bits": 4, "group_size": 128}, encoder, MATRIX) == [32768, 8512]
+
+
 def test_a_method_nobody_knows_is_an_upper_bound_and_said():
     notes: list[str] = []
     assert sizes({"quant_method": "no such"}, MATRIX, notes=notes) == [32768]

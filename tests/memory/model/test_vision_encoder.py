@@ -93,6 +93,12 @@ def test_an_encoder_is_read_from_its_family_s_fields(config, tokens, patches, te
     )
 
 
+def test_a_family_that_takes_videos_does_so_without_their_token_in_the_file():
+    plain = {name: value for name, value in QWEN25.items() if name != "video_token_id"}
+    assert read_vision_encoder(plain, {}, 2048).takes_video
+    assert not read_vision_encoder(GEMMA3, {}, 2048).takes_video
+
+
 def test_the_processor_says_how_large_an_image_can_be():
     assert read_vision_encoder(QWEN25, {"max_pixels": 28 * 28 * 1280}, 2048).tokens_per_item == 1280
     assert read_vision_encoder(QWEN25, {"size": {"longest_edge": 28 * 28 * 900}}, 2048).tokens_per_item == 900
