@@ -95,7 +95,9 @@ def _specs() -> dict[str, FactSpec]:
         ("static_share_least_ratio", "float", "what the loaded weights take of the memory that was free before them"),
         ("static_share_holds_weights", "bool", "the share for weights and KV cache is above what the weights take"),
         ("static_share_counts_others", "bool", "what was free before the weights is told to be others' in part"),
+        ("pool_free_bytes", "int", "free device memory once the KV cache was allocated"),
         ("launch_shown", "bool", "the command that started the engine is shown"),
+        ("data_parallel_size", "int", "ranks that take requests of their own"),
         ("block_size_tokens", "int", "tokens of a block, or page, of the KV cache"),
         ("mem_fraction_static_ratio", "float", "share of the device that SGLang may use for weights and KV cache"),
         ("mamba_cache_blocks", "int", "state blocks that fit, one for each running sequence"),
@@ -134,6 +136,8 @@ def _specs() -> dict[str, FactSpec]:
         ("multimodal_frames", "bool", "the traceback goes through an encoder of images, audio or video"),
         ("profiling_frames", "bool", "the traceback goes through the engine's profile run: there is no KV cache yet"),
         ("before_kv_cache", "bool", "the allocation failed before the engine had a KV cache"),
+        ("device_context_frames", "bool", "the traceback makes a tensor under a default device, as a model is built"),
+        ("first_call_frames", "bool", "the traceback goes through the process's first call to the device"),
         ("attention_frames", "bool", "the traceback goes through attention"),
         ("logits_frames", "bool", "the traceback goes through the output layer"),
         (

@@ -31,12 +31,20 @@ def requests_in_pool(incident: Incident) -> Solution:
 
 
 def requests_in_table(incident: Incident) -> Solution:
-    """Take no more requests than the engine's table of requests has places: by what may run, else by what runs and what is free."""
+    """Take no more requests than the engine's table of requests has places: by what may run, else by what runs and what is free.
+
+    Ranks that take requests of their own share the places (sglang/srt/mem_cache/kv_cache_configurator.py resolve_max_num_reqs, 0.5.23):
+    where all of a rank's were free, the table itself is too small, and more requests are what makes it larger.
+    """
     free, needed = incident.number("request_slots_free"), incident.number("request_slots_needed")
     most, running = incident.number("max_num_seqs"), incident.number("running_requests")
     if free is None or needed is None:
         missing = "the places that were free and asked for: not printed"
         return Solution(None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,))
+    ranks = incident.number("data_parallel_size") or 1
+    if most is not None and ranks > 1 and free == most // ranks < needed:
+        reason = f"each of {ranks:g} ranks has {free:g} of {most:g} places, and a batch of one takes {needed:g}"
+        return Solution(math.floor(needed * ranks), reason)
     if free >= needed:
         return Solution(None, f"{free:g} places were free for {needed:g} requests: another pool is full")
     if most is not None and most > needed - free:

@@ -1,0 +1,65 @@
+"""Facts of a share that counts weights and KV pool together, which is filled once the weights are in (SGLang's ``mem_fraction_static``).
+
+The pool gets free_after_load - free_before_load * (1 - share): sglang/srt/model_executor/model_runner.py profile_max_num_token, 0.2 to
+0.5.10, and mem_cache/kv_cache_configurator.py _profile_available_bytes, 0.5.23.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oomguard.facts import Fact, number_of
+
+_ENGINE: Final = "sglang"
+# Figures that are printed once the pool stands.
+_OF_A_POOL: Final = ("kv_cache_available_bytes", "pool_free_bytes", "kv_cache_capacity_tokens")
+# While a model is built torch holds nothing that no tensor uses; a step gives its activations back and leaves pieces.
+_BUILT_UNUSED_RATIO: Final = 0.002
+_BUILT_OWN_RATIO: Final = 0.9
+
+
+def with_static_share(facts: dict[str, Fact], phase: str) -> str:
+    """Add what the weights take of the memory that was free before them, and return what the engine was doing.
+
+    Args:
+        facts: what is known; those that follow are added.
+        phase: what the engine was doing, as its lines tell; where they do not, weights that can be all that was allocated tell it.
+    """
+    _add_least_share(facts)
+    if facts["framework"].value != _ENGINE:
+        return phase
+    has_pool = any(number_of(facts, name) is not None for name in _OF_A_POOL)
+    if phase == "unknown" and not has_pool and _builds_model(facts):
+        phase = "load_weights"
+    is_before = phase == "load_weights" and not has_pool
+    facts["before_kv_cache"] = Fact("before_kv_cache", is_before, "solved")
+    return phase
+
+
+def _add_least_share(facts: dict[str, Fact]) -> None:
+    names = ("initial_free_bytes", "model_weights_bytes", "loaded_free_bytes")
+    before, weights, after = (number_of(facts, name) for name in names)
+    if weights is not None and before is None and after is not None:
+        before = after + weights
+        facts["initial_free_bytes"] = Fact("initial_free_bytes", round(before), "solved")
+    elif weights is not None and before is not None and after is None:
+        after = before - weights
+    counts_both = "mem_fraction_static_ratio" in facts or facts["framework"].value == _ENGINE
+    if counts_both and before and after is not None:
+        facts["static_share_least_ratio"] = Fact("static_share_least_ratio", max(0.0, 1 - after / before), "solved")
+    least, now = (number_of(facts, name) for name in ("static_share_least_ratio", "mem_fraction_static_ratio"))
+    if least is not None:
+        holds = now is not None and now > least
+        facts["static_share_holds_weights"] = Fact("static_share_holds_weights", holds, "solved")
+        others = "told_cause" in facts and facts["told_cause"].value == "colocated_process"
+        facts["static_share_counts_others"] = Fact("static_share_counts_others", others, "solved")
+
+
+def _builds_model(facts: dict[str, Fact]) -> bool:
+    """Return whether all that the process holds is a model that is being built: its frames say so, or its size and the figures."""
+    if "device_context_frames" in facts:
+        return True
+    names = ("estimated_weights_bytes", "device_total_bytes", "own_ratio", "unused_ratio")
+    weights, total, own, unused = (number_of(facts, name) for name in names)
+    too_large = weights is not None and total is not None and weights > total
+    return too_large and own is not None and own > _BUILT_OWN_RATIO and unused is not None and unused < _BUILT_UNUSED_RATIO
