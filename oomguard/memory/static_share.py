@@ -16,6 +16,13 @@ _OF_A_POOL: Final = ("kv_cache_available_bytes", "pool_free_bytes", "kv_cache_ca
 # While a model is built torch holds nothing that no tensor uses; a step gives its activations back and leaves pieces.
 _BUILT_UNUSED_RATIO: Final = 0.002
 _BUILT_OWN_RATIO: Final = 0.9
+# The table of requests: 4 bytes for each token of context, and a few more than were asked for, of each request that may run; so many
+# may where none are set (model_runner.py init_memory_pool, 0.3 to 0.5.10; mem_cache/kv_cache_configurator.py, 0.5.23).
+_ENTRY_BYTES: Final = 4
+_DEFAULT_REQUESTS: Final = (2049, 2048, 4097, 4096)
+_LEAST_TABLE_BYTES: Final = 4 << 30
+_CONTEXT_MULTIPLE: Final = 65536
+_MORE_TOKENS: Final = 16
 
 
 def with_static_share(facts: dict[str, Fact], phase: str) -> str:
@@ -28,6 +35,7 @@ def with_static_share(facts: dict[str, Fact], phase: str) -> str:
     _add_least_share(facts)
     if facts["framework"].value != _ENGINE:
         return phase
+    _add_request_table(facts, phase)
     has_pool = any(number_of(facts, name) is not None for name in _OF_A_POOL)
     if phase == "unknown" and not has_pool and _builds_model(facts):
         phase = "load_weights"
@@ -53,6 +61,23 @@ def _add_least_share(facts: dict[str, Fact]) -> None:
         facts["static_share_holds_weights"] = Fact("static_share_holds_weights", holds, "solved")
         others = "told_cause" in facts and facts["told_cause"].value == "colocated_process"
         facts["static_share_counts_others"] = Fact("static_share_counts_others", others, "solved")
+
+
+def _add_request_table(facts: dict[str, Fact], phase: str) -> None:
+    """Name the table of requests where just its bytes were asked for, and the context that the model has where none is set."""
+    tried, requests = number_of(facts, "tried_bytes"), number_of(facts, "max_num_seqs")
+    if tried is None or tried < _LEAST_TABLE_BYTES or "buffer" in facts or phase not in {"kv_cache_init", "unknown"}:
+        return
+    context = number_of(facts, "max_model_len_tokens")
+    for rows in (requests + 1, requests) if requests else _DEFAULT_REQUESTS:
+        low, high = ((tried + side * facts["tried_bytes"].slack) / _ENTRY_BYTES / rows for side in (-1, 1))
+        if context is None and high - low > _CONTEXT_MULTIPLE / 16:
+            continue  # so wide a range holds some length or other
+        tokens = context or int(high) // _CONTEXT_MULTIPLE * _CONTEXT_MULTIPLE
+        if tokens >= _CONTEXT_MULTIPLE and low - _MORE_TOKENS <= tokens <= high:
+            facts["buffer"] = Fact("buffer", "request table", "solved")
+            facts.setdefault("max_model_len_tokens", Fact("max_model_len_tokens", int(tokens), "solved"))
+            return
 
 
 def _builds_model(facts: dict[str, Fact]) -> bool:
