@@ -19,7 +19,7 @@ _BUILT_OWN_RATIO: Final = 0.9
 # The table of requests: 4 bytes for each token of context, and a few more than were asked for, of each request that may run; so many
 # may where none are set (model_runner.py init_memory_pool, 0.3 to 0.5.10; mem_cache/kv_cache_configurator.py, 0.5.23).
 _ENTRY_BYTES: Final = 4
-_DEFAULT_REQUESTS: Final = (2049, 2048, 4097, 4096)
+_DEFAULT_REQUESTS: Final = (2048, 4096)
 _LEAST_TABLE_BYTES: Final = 4 << 30
 _CONTEXT_MULTIPLE: Final = 65536
 _MORE_TOKENS: Final = 16
@@ -64,20 +64,24 @@ def _add_least_share(facts: dict[str, Fact]) -> None:
 
 
 def _add_request_table(facts: dict[str, Fact], phase: str) -> None:
-    """Name the table of requests where just its bytes were asked for, and the context that the model has where none is set."""
+    """Name the table of requests where just its bytes were asked for, and the context that the model has where none is set.
+
+    Where no context is known, only a number of rows that is no power of two tells: any round size is a multiple of the others.
+    """
     tried, requests = number_of(facts, "tried_bytes"), number_of(facts, "max_num_seqs")
     if tried is None or tried < _LEAST_TABLE_BYTES or "buffer" in facts or phase not in {"kv_cache_init", "unknown"}:
         return
     context = number_of(facts, "max_model_len_tokens")
-    for rows in (requests + 1, requests) if requests else _DEFAULT_REQUESTS:
-        low, high = ((tried + side * facts["tried_bytes"].slack) / _ENTRY_BYTES / rows for side in (-1, 1))
-        if context is None and high - low > _CONTEXT_MULTIPLE / 16:
-            continue  # so wide a range holds some length or other
-        tokens = context or int(high) // _CONTEXT_MULTIPLE * _CONTEXT_MULTIPLE
-        if tokens >= _CONTEXT_MULTIPLE and low - _MORE_TOKENS <= tokens <= high:
-            facts["buffer"] = Fact("buffer", "request table", "solved")
-            facts.setdefault("max_model_len_tokens", Fact("max_model_len_tokens", int(tokens), "solved"))
-            return
+    for most in (requests,) if requests else _DEFAULT_REQUESTS:
+        for rows in (most + 1,) if context is None else (most + 1, most):
+            low, high = ((tried + side * facts["tried_bytes"].slack) / _ENTRY_BYTES / rows for side in (-1, 1))
+            if context is None and high - low > _CONTEXT_MULTIPLE / 16:
+                continue  # so wide a range holds some length or other
+            tokens = context or int(high) // _CONTEXT_MULTIPLE * _CONTEXT_MULTIPLE
+            if tokens >= _CONTEXT_MULTIPLE and low - _MORE_TOKENS <= tokens <= high:
+                facts["buffer"] = Fact("buffer", "request table", "solved")
+                facts.setdefault("max_model_len_tokens", Fact("max_model_len_tokens", int(tokens), "solved"))
+                return
 
 
 def _builds_model(facts: dict[str, Fact]) -> bool:
@@ -87,4 +91,6 @@ def _builds_model(facts: dict[str, Fact]) -> bool:
     names = ("estimated_weights_bytes", "device_total_bytes", "own_ratio", "unused_ratio")
     weights, total, own, unused = (number_of(facts, name) for name in names)
     too_large = weights is not None and total is not None and weights > total
-    return too_large and own is not None and own > _BUILT_OWN_RATIO and unused is not None and unused < _BUILT_UNUSED_RATIO
+    return (
+        too_large and own is not None and own > _BUILT_OWN_RATIO and unused is not None and unused < _BUILT_UNUSED_RATIO
+    )
