@@ -98,6 +98,7 @@ def _specs() -> dict[str, FactSpec]:
         ("pool_free_bytes", "int", "free device memory once the KV cache was allocated"),
         ("launch_shown", "bool", "the command that started the engine is shown"),
         ("data_parallel_size", "int", "ranks that take requests of their own"),
+        ("parallel_attention", "bool", "each of these ranks computes the attention of its own requests"),
         ("block_size_tokens", "int", "tokens of a block, or page, of the KV cache"),
         ("mem_fraction_static_ratio", "float", "share of the device that SGLang may use for weights and KV cache"),
         ("mamba_cache_blocks", "int", "state blocks that fit, one for each running sequence"),

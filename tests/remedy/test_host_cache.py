@@ -41,5 +41,5 @@ def test_a_lower_ratio_asks_for_no_more_than_is_free(wanted, free, ratio):
     solution = host_ratio_within_free(incident(tried_bytes=wanted, host_available_bytes=free, hicache_ratio=ratio))
 
     if solution.value is not None:
-        assert 0 < solution.value
+        assert solution.value > 0
         assert solution.value / ratio * wanted <= (free - 10 * GIB if free >= wanted else free) + 1
