@@ -42,16 +42,21 @@ def requests_in_table(incident: Incident) -> Solution:
         missing = "the places that were free and asked for: not printed"
         return Solution(None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,))
     ranks = incident.number("data_parallel_size") or 1
-    if most is not None and ranks > 1 and free == most // ranks < needed:
-        reason = f"each of {ranks:g} ranks has {free:g} of {most:g} places, and a batch of one takes {needed:g}"
-        return Solution(math.floor(needed * ranks), reason)
     if free >= needed:
         return Solution(None, f"{free:g} places were free for {needed:g} requests: another pool is full")
     if most is not None and most > needed - free:
-        return Solution(math.floor(most - needed + free), f"{needed:g} places were asked for, {free:g} were free")
+        return _of_all_places(most, free, needed, ranks)
     if running is not None:
         return Solution(math.floor(running + free), f"{running:g} requests ran and {free:g} places were free")
     if free >= _OF_RUNNING * needed:
         return Solution(math.floor(free), f"{free:g} places are free at least for {needed:g} requests")
     missing = "how many requests may run (max_running_requests), or how many ran: not printed"
     return Solution(None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,))
+
+
+def _of_all_places(most: float, free: float, needed: float, ranks: float) -> Solution:
+    """Return how many requests may run by how many may now; more of them where all of a rank's places were free."""
+    if ranks > 1 and free == most // ranks:
+        reason = f"each of {ranks:g} ranks has {free:g} of {most:g} places, and a batch of one takes {needed:g}"
+        return Solution(math.floor(needed * ranks), reason)
+    return Solution(math.floor(most - needed + free), f"{needed:g} places were asked for, {free:g} were free")
