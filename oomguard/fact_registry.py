@@ -136,6 +136,7 @@ def _specs() -> dict[str, FactSpec]:
         ("framework", "str", "the engine that hosts the failed code"),
         ("multimodal_frames", "bool", "the traceback goes through an encoder of images, audio or video"),
         ("profiling_frames", "bool", "the traceback goes through the engine's profile run: there is no KV cache yet"),
+        ("pool_stands", "bool", "the engine had its KV cache when memory ran out"),
         ("before_kv_cache", "bool", "the allocation failed before the engine had a KV cache"),
         ("device_context_frames", "bool", "the traceback makes a tensor under a default device, as a model is built"),
         ("first_call_frames", "bool", "the traceback goes through the process's first call to the device"),

@@ -39,8 +39,10 @@ def with_static_share(facts: dict[str, Fact], phase: str) -> str:
     has_pool = any(number_of(facts, name) is not None for name in _OF_A_POOL)
     if phase == "unknown" and not has_pool and _builds_model(facts):
         phase = "load_weights"
-    is_before = phase == "load_weights" and not has_pool
-    facts["before_kv_cache"] = Fact("before_kv_cache", is_before, "solved")
+    if has_pool:
+        facts["pool_stands"] = Fact("pool_stands", True, "solved")
+    elif phase == "load_weights":
+        facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")
     return phase
 
 

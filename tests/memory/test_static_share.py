@@ -40,7 +40,8 @@ def test_weights_beside_a_pool_are_those_of_a_draft_or_an_update():
     known = facts(pool_free_bytes=4 * GIB)
 
     assert with_static_share(known, "load_weights") == "load_weights"
-    assert known["before_kv_cache"].value is False
+    assert known["pool_stands"].value is True
+    assert "before_kv_cache" not in known
 
 
 def test_a_table_of_requests_is_known_by_its_bytes_and_gives_the_context():
