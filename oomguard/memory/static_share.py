@@ -11,6 +11,7 @@ from typing import Final
 from oomguard.facts import Fact, number_of
 
 _ENGINE: Final = "sglang"
+_OF_A_PROMPT: Final = ("prefill", "prompt_logprobs")
 # Figures that are printed once the pool stands.
 _OF_A_POOL: Final = ("kv_cache_available_bytes", "pool_free_bytes", "kv_cache_capacity_tokens")
 # While a model is built torch holds nothing that no tensor uses; a step gives its activations back and leaves pieces.
@@ -36,9 +37,11 @@ def with_static_share(facts: dict[str, Fact], phase: str) -> str:
     if facts["framework"].value != _ENGINE:
         return phase
     _add_request_table(facts, phase)
-    has_pool = any(number_of(facts, name) is not None for name in _OF_A_POOL)
+    has_pool = "later_weights_frames" in facts or any(number_of(facts, name) is not None for name in _OF_A_POOL)
     if phase == "unknown" and not has_pool and _builds_model(facts):
         phase = "load_weights"
+    is_prompt = phase in _OF_A_PROMPT and "multimodal_frames" not in facts
+    facts["prompt_step"] = Fact("prompt_step", is_prompt, "solved")
     if has_pool:
         facts["pool_stands"] = Fact("pool_stands", True, "solved")
     elif phase == "load_weights":
