@@ -17,6 +17,7 @@ from oomguard.incident import Budget, BudgetPart, Incident
 from oomguard.memory.explicit_pool import with_explicit_pool
 from oomguard.memory.model.name import bits_from_name, bits_of_dtype, parameters_from_name
 from oomguard.memory.shares import add_shares
+from oomguard.memory.static_share import with_static_share
 from oomguard.observe.settings_in_force import with_requested_share
 
 _PARTS: Final = (
@@ -77,35 +78,15 @@ def derive(incident: Incident) -> Incident:
     early = "profiling_frames" in facts or incident.phase == "load_weights"
     if early and "tried_bytes" in facts and incident.framework == "vllm":
         facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
-    facts["phase"] = Fact("phase", incident.phase, "solved")
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
     if share is not None:
         facts.setdefault("device_share_ratio", Fact("device_share_ratio", share.value, share.source))
-    _add_static_share(facts)
     add_shares(facts)
     _add_named_weights(facts)
-    return replace(incident, facts=MappingProxyType(facts), budget=_budget(facts))
-
-
-def _add_static_share(facts: dict[str, Fact]) -> None:
-    """Add what the weights take of the memory that was free before them, for a share that counts weights and pool together."""
-    names = ("initial_free_bytes", "model_weights_bytes", "loaded_free_bytes")
-    before, weights, after = (number_of(facts, name) for name in names)
-    if weights is not None and before is None and after is not None:
-        before = after + weights
-        facts["initial_free_bytes"] = Fact("initial_free_bytes", round(before), "solved")
-    elif weights is not None and before is not None and after is None:
-        after = before - weights
-    counts_both = "mem_fraction_static_ratio" in facts or facts["framework"].value == "sglang"
-    if counts_both and before and after is not None:
-        facts["static_share_least_ratio"] = Fact("static_share_least_ratio", max(0.0, 1 - after / before), "solved")
-    least, now = (number_of(facts, name) for name in ("static_share_least_ratio", "mem_fraction_static_ratio"))
-    if least is not None:
-        holds = now is not None and now > least
-        facts["static_share_holds_weights"] = Fact("static_share_holds_weights", holds, "solved")
-        others = "told_cause" in facts and facts["told_cause"].value == "colocated_process"
-        facts["static_share_counts_others"] = Fact("static_share_counts_others", others, "solved")
+    phase = with_static_share(facts, incident.phase)
+    facts["phase"] = Fact("phase", phase, "solved")
+    return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=_budget(facts))
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:

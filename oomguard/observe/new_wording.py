@@ -18,7 +18,7 @@ from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.source import Line
 from oomguard.observe.title import is_title, mark_chars
-from oomguard.observe.titled_report import TitledReport
+from oomguard.observe.titled_report import HEAD_LINES, TitledReport
 from oomguard.observe.told_cause import beside, with_told_cause
 from oomguard.observe.window import Window
 from oomguard.rules.lexicon import Lexicon
@@ -287,7 +287,7 @@ def _scanned(found: Judged, window: Window, context: Context, kind: str) -> Scan
         start=context.number,
         certainty_ratio=found.certainty_ratio,
     )
-    last = window.lines[-1].number
+    last = window.lines[-1].number + (0 if found.signs else HEAD_LINES)  # a title speaks of all that its report shows
     return ScannedIncident(
         incident,
         context,

@@ -21,8 +21,8 @@ WINDOW_CHARS = 6000
 
 Candidate = tuple[Signature, Wording]
 
-# The allocator's sentences (c10/cuda/CUDACachingAllocator.cpp, torch 1.4 to 2.13), N for each figure: a tool that wraps puts the
-# process before the first line alone, and a line that begins with words from amid them goes on with the message.
+# The allocator's sentences (c10/cuda/CUDACachingAllocator.cpp, torch 1.4 to 2.13), N for each figure: a tool that wraps, and a message
+# of several lines, have the process before the first line alone; a line that begins with words from amid them goes on with the message.
 _SENTENCES: Final = (
     " CUDA out of memory. Tried to allocate N GiB. GPU N has a total capacity of N GiB of which N GiB is free. Process N has N GiB"
     " memory in use. Including non-PyTorch memory, this process has N GiB memory in use. N GiB allowed; Of the allocated memory N GiB"
@@ -36,6 +36,9 @@ _SENTENCES: Final = (
     " cache memory (N GiB). Based on the available memory, the estimated maximum model length is N Try increasing Free memory on device"
     " cuda:N (N/N GiB) on startup is less than desired GPU memory utilization (N, N GiB). Decrease GPU memory utilization"
     " len (N), N GiB KV cache ; request with the models's max seq len "
+    # sglang/srt/mem_cache/allocation.py and unified_radix_cache.py, 0.4 to 0.5.23
+    " Try to allocate N ; Available tokens: N ; Avaliable tokens: N ; Available full tokens: N ; Available swa tokens: N ; Available swa: N"
+    " ; Available mamba: N ; SWA available tokens: N "
 )
 # What stands for a figure, a unit and the allocator's options there.
 _MARKS: Final = ((r"PYTORCH_\w*ALLOC_CONF=\S*", "CONF"), (r"\d[\d.]*", "N"), (r"\b(?:[KMG]iB|bytes)\b", "GiB"))

@@ -18,6 +18,8 @@ _LATER_IN_SAMPLER_RATIO: Final = 0.5
 _OTHERS_RATIO: Final = 0.1
 # Weights lie in the share too, mostly unprinted: half of it is the most that a pool gives back.
 _GIVES_BACK_RATIO: Final = 0.5
+# What is refused although so many times as much is free is refused for another reason (OG309).
+_REFUSED_WITH_ROOM_RATIO: Final = 1.2
 
 
 def _still_wanted(incident: Incident, tried_bytes: float) -> float:
@@ -85,6 +87,9 @@ def static_share_for_tried(incident: Incident) -> Solution:
     if seen is not None and missing == ("mem_fraction_static: not printed",):
         share, missing = seen[0], ()
     least = incident.number("static_share_least_ratio") or 0.0
+    tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
+    if of_graphs is None and tried is not None and free is not None and free > _REFUSED_WITH_ROOM_RATIO * tried:
+        return Solution(None, f"{format_gib(free)} was free for {format_gib(tried)}: the share is not what lacks")
     if missing or share is None or not total:
         return _own_share(incident, share, least, missing)
     value = rounded(math.floor, share - lacking / total)

@@ -45,8 +45,17 @@ def kept_bytes(incident: Incident, total_bytes: float) -> float:
     tokens = max(incident.number("max_num_batched_tokens") or size["step_tokens"], known["least_step_tokens"])
     graphs = incident.number("cuda_graph_max_bs") or size["more_ranks" if ranks >= _MORE_RANKS else "few_ranks"]
     kept: float = known["own_bytes"] + tokens * known["token_bytes"] + graphs * known["graph_bytes"]
-    kept += ranks * known["rank_bytes"]
+    kept += ranks * known["rank_bytes"] + graphs * _of_parallel_attention(incident, graphs, known)
     least = known["large_keeps_bytes"] if total_bytes > known["large_bytes"] else 0.0
     speculative = incident.facts.get("speculative")
     draft = known["draft_bytes"] if speculative is not None and speculative.value is True else 0.0
     return float(max(kept, least) + draft)
+
+
+def _of_parallel_attention(incident: Incident, graphs: float, known: Mapping[str, Any]) -> float:
+    """Return what the engine keeps more for a row of a graph where each rank of attention takes requests of its own."""
+    flag, ranks = incident.facts.get("parallel_attention"), incident.number("data_parallel_size") or 1
+    if flag is None or flag.value is not True or ranks <= 1:
+        return 0.0
+    large: float = known["dp_large_graph_bytes"] if graphs > known["dp_large_rows"] else 0.0
+    return float(ranks * (known["dp_graph_bytes"] + large))

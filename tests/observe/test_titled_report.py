@@ -96,3 +96,11 @@ def test_another_error_of_the_device_is_another_error():
     assert (
         kinds("# [Bug]: OOM?" + FRAMES + "RuntimeError: CUDA error: an illegal memory access was encountered\n") == []
     )
+
+
+def test_the_frames_of_a_long_report_tell_what_its_title_speaks_of():
+    settings = "".join(f"  --option-{number} value\n" for number in range(40))
+    frames = '  File "/opt/sglang/srt/model_executor/model_runner.py", line 900, in forward_extend\n    return self.model.forward(\n'
+    report = f"[Bug] NPU out of memory\n```\npython -m sglang.launch_server\n{settings}\nTraceback (most recent call last):\n{frames}"
+
+    assert [incident.phase for incident in diagnose(report).incidents] == ["prefill"]

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from oomguard.facts import GIB, Fact
 from oomguard.incident import Incident
-from oomguard.remedy.host_cache import host_cache_within_free
+from oomguard.remedy.host_cache import host_cache_within_free, host_ratio_within_free
 
 sizes = st.integers(1, 2**45)
 
 
-def incident(**values: int) -> Incident:
+def incident(**values: float) -> Incident:
     return Incident("host_oom", "", facts={name: Fact(name, value) for name, value in values.items()})
 
 
@@ -34,3 +34,12 @@ def test_an_old_message_gives_what_is_free_without_what_is_kept():
     )
 
     assert (now, old) == (42, 32)
+
+
+@given(sizes, sizes, st.floats(0.1, 8.0))
+def test_a_lower_ratio_asks_for_no_more_than_is_free(wanted, free, ratio):
+    solution = host_ratio_within_free(incident(tried_bytes=wanted, host_available_bytes=free, hicache_ratio=ratio))
+
+    if solution.value is not None:
+        assert solution.value > 0
+        assert solution.value / ratio * wanted <= (free - 10 * GIB if free >= wanted else free) + 1

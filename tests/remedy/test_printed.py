@@ -58,10 +58,13 @@ MISSING = {
     "rows_that_fit": "row_bytes",
     "graphs_that_were_captured": "how many of them were captured",
     "host_cache_within_free": "what the host has free",
+    "host_ratio_within_free": "what the host has free",
+    "page_for_requests": "how many requests needed a page",
     "requests_in_pool": "how many requests ran",
     "requests_in_table": "the places that were free",
     "static_share_for_pool": "free before and after loading",
     "static_share_for_tried": "device total",
+    "step_tokens_for_tried": "peak activation",
 }
 
 

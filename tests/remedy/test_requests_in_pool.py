@@ -53,3 +53,10 @@ def test_it_names_what_is_missing():
 )
 def test_a_table_takes_what_may_run_less_what_lacked_else_what_ran_and_what_was_free(facts, value):
     assert requests_in_table(incident(**facts)).value == value
+
+
+def test_a_rank_s_part_of_the_places_is_less_than_its_batch_so_more_places_are_made():
+    figures = {"max_num_seqs": 48, "request_slots_free": 6, "request_slots_needed": 16}
+
+    assert requests_in_table(incident(**figures, data_parallel_size=8)).value == 128
+    assert requests_in_table(incident(**figures)).value == 38

@@ -180,3 +180,13 @@ def test_more_than_half_of_the_share_is_no_pool_that_could_give_it_back():
     found = static_share_for_tried(incident(mem_fraction_static_ratio=0.9, **figures))
     assert found.value is None
     assert "80.00 GiB beside weights and pool does not fit in 80.00 GiB" in found.reason
+
+
+def test_attention_that_is_parallel_over_data_keeps_room_for_each_of_its_ranks():
+    facts = {"initial_free_bytes": 140 * GIB, "static_share_least_ratio": 0.5, "cuda_graph_max_bs": 512}
+    one, all_ranks = (
+        static_share_for_pool(incident(**facts, data_parallel_size=8, parallel_attention=parallel)).value
+        for parallel in (False, True)
+    )
+
+    assert one - all_ranks == pytest.approx(512 * 8 * 4.5 / 1024 / 140, abs=0.002)

@@ -1,0 +1,58 @@
+"""A step of prompts is cut to so many tokens that the refused tensor fits; nothing else follows from its figures."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomguard.facts import GIB, Fact
+from oomguard.incident import Incident
+from oomguard.remedy.step_tokens import step_tokens_for_tried
+
+sizes = st.integers(1, 2**38)
+
+
+def incident(phase: str = "prefill", **values: int | bool) -> Incident:
+    return Incident("cuda_oom", "", phase=phase, facts={name: Fact(name, value) for name, value in values.items()})
+
+
+@given(sizes, sizes, st.integers(1, 131072))
+def test_what_was_refused_fits_in_what_was_free(tried, free, tokens):
+    value = step_tokens_for_tried(
+        incident(tried_bytes=tried, device_free_bytes=free, max_num_batched_tokens=tokens)
+    ).value
+
+    if value is not None:
+        assert tried * value / tokens <= free
+        assert 512 <= value < tokens
+
+
+def test_the_tokens_that_ran_count_where_they_are_fewer_than_the_limit():
+    figures = {"tried_bytes": 4 * GIB, "device_free_bytes": 2 * GIB, "max_num_batched_tokens": 16384}
+
+    assert step_tokens_for_tried(incident(**figures)).value == 7168
+    assert step_tokens_for_tried(incident(**figures, step_tokens=4096)).value == 1792
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"multimodal_frames": True}, "an encoder takes an image whole"),
+        ({"device_free_bytes": 5 * GIB}, "a step is not what is too large"),
+        ({"device_free_bytes": 1 << 20}, "with 1.00 MiB free"),
+    ],
+    ids=["an encoder's input", "enough was free", "nearly nothing was free"],
+)
+def test_no_step_is_small_enough_where_its_tokens_are_not_what_was_refused(more, why):
+    figures = {"tried_bytes": 4 * GIB, "device_free_bytes": 2 * GIB, "max_num_batched_tokens": 8192}
+    solution = step_tokens_for_tried(incident(**{**figures, **more}))
+
+    assert solution.value is None
+    assert why in solution.reason
+
+
+def test_a_step_of_decoding_has_no_prompt_to_cut():
+    figures = {"tried_bytes": 4 * GIB, "device_free_bytes": 2 * GIB, "max_num_batched_tokens": 8192}
+
+    assert step_tokens_for_tried(incident("decode", **figures)).value is None
