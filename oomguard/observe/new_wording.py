@@ -233,6 +233,8 @@ class NewWordings:
         if best is None or self.lexicon is None:
             return None
         found = _scanned(*best, self._kind(best[0], best[1], time))
+        if any("recovered" in near.facts and near.line >= found.last_line for near in found.near):
+            return None
         found.incident = with_told_cause(found.incident, beside(best[1], best[0].hit), self._told, time)
         return found
 
