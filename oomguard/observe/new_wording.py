@@ -174,6 +174,7 @@ class NewWordings:
 
     def __init__(self, lexicon: Lexicon | None, told: tuple[ToldCause, ...] = ()) -> None:
         self.lexicon = lexicon
+        self._inside = None if lexicon is None else anchor_index(lexicon.anchors).inside
         self._told = told
         self._first: list[_Waiting] = []
         self._last: deque[_Waiting] = deque(maxlen=LAST_WINDOWS)
@@ -188,9 +189,7 @@ class NewWordings:
 
     def may_hold(self, text: str) -> bool:
         """Return whether a line may speak of memory that is short."""
-        if self.lexicon is None:
-            return False
-        return bool(anchor_index(self.lexicon.anchors).inside(text.lower()))
+        return self._inside is not None and bool(self._inside(text.lower()))
 
     def consider(self, window: Window, context: Context, told: Iterable[Hit]) -> None:
         """Take a window in which no signature knew a failure; ``told`` is what signatures knew in it."""
