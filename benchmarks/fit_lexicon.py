@@ -15,7 +15,7 @@ from support.weighing import Weighed, certainty, fitted, weighed_texts
 RECALL_GOAL, FALSE_ALARM_GOAL = 0.90, 0.02
 # Of public threads; the other texts were written to be hard to tell.
 THREADS = {"dev", "dev2", "lookalikes"}
-LEAST_RATIO = 0.7
+LEAST_RATIO = 0.75
 
 
 def judged_by_halves(texts: list[Weighed]) -> list[tuple[Weighed, float]]:

@@ -1,8 +1,9 @@
-"""Texts that are labelled as failures for memory or not: the team's corpora, look-alikes, and the signatures' own tests."""
+"""Texts that are labelled as failures for memory or not: the team's corpora, look-alikes, other programs', the signatures' tests."""
 
 import hashlib
 import json
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from support.figure import skip
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
 CORPORA = ("dev", "dev2", "lookalikes")
+OTHER_PROGRAMS = ROOT / "benchmarks/data/other_programs.toml"
+# A signature's test is a message alone; in a log something goes before it and something comes after.
+AMID_A_LOG = "job 4711 began\n{log}\njob 4711 is over, see its folder for the rest\n"
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,16 @@ def labelled_texts() -> list[Labelled]:
     for group in ("negatives", "positives"):
         fails = group == "positives"
         found += [Labelled("look-alikes", f"{c['style']}/{c['id']}", c["log"], fails) for c in lookalikes.cases(group)]
+    for number, text in enumerate(tomllib.loads(OTHER_PROGRAMS.read_text(encoding="utf-8"))["text"]):
+        found.append(Labelled("other programs", f"other-{number}", text["log"], "kind" in text))
     rules = default_rules()
     for signature in rules.signatures:
         for number, test in enumerate(signature.tests):
             fails = not test.get("expect_no_match") and signature.kind not in {None, *NOT_OOM_KINDS}
             if fails or (test.get("expect_no_match") and not _is_failure(test["log"], rules)):
-                found.append(Labelled("tests of signatures", f"{signature.name}-{number}", test["log"], fails))
+                name = f"{signature.name}-{number}"
+                found.append(Labelled("tests of signatures", name, test["log"], fails))
+                found.append(Labelled("the same amid a log", f"{name}-1", AMID_A_LOG.format(log=test["log"]), fails))
     return found
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from oomguard.incident import EngineStart, Incident, SettingInForce
-from oomguard.observe.context import NO_ENGINE, Context, Near, nearest_phase
+from oomguard.observe.context import NEAR_BEFORE_LINES, NO_ENGINE, Context, Near, nearest_phase
 from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.settings_in_force import merged_settings, with_requested_share, without_contradicted
 
@@ -18,14 +18,20 @@ _START_FACTS: Final = frozenset(
 )
 
 
-def concluded_incident(scanned: ScannedIncident, given: Mapping[str, SettingInForce] | None) -> Incident:
+def concluded_incident(
+    scanned: ScannedIncident, given: Mapping[str, SettingInForce] | None, *, alone: bool = False
+) -> Incident:
     """Return an incident with the settings in force, the facts, phase and frames that lie around its message.
 
     Args:
         scanned: the incident as it was found.
         given: settings that the caller knows; they win over those that the engine echoed.
+        alone: no other failure was found: frames far behind its message are its own. Who reports one writes it first.
     """
     incident, context, near = scanned.incident, scanned.context, scanned.near
+    if alone and not near:
+        line = incident.location.line or 0
+        near = context.beside(line, scanned.last_line, scanned.process, 0, behind=NEAR_BEFORE_LINES)
     settings, complete = merged_settings(context.settings, given or {}, echo_complete=context.settings_complete)
     # The message's own figures win, then the caller's settings, the engine's echo, and loose text last.
     loose = {

@@ -219,12 +219,22 @@ class Context:
             told = list(self.phases.values())
         return max(told)[1] if told else None
 
-    def beside(self, first_line: int, last_line: int, process: str | None, since: int) -> list[Near]:
-        """Return the frames that belong to a failure printed on these lines; ``since`` is the last line of the one before."""
+    def beside(
+        self, first_line: int, last_line: int, process: str | None, since: int, behind: int = NEAR_AFTER_LINES
+    ) -> list[Near]:
+        """Return the frames that belong to a failure printed on these lines.
+
+        Args:
+            first_line: of the failure's message.
+            last_line: of the failure's message.
+            process: that failed.
+            since: the last line of the failure before.
+            behind: how many lines behind the message a frame may stand.
+        """
         return [
             n
             for n in self.near
-            if max(since, first_line - NEAR_BEFORE_LINES - 1) < n.line <= last_line + NEAR_AFTER_LINES and n.of(process)
+            if max(since, first_line - NEAR_BEFORE_LINES - 1) < n.line <= last_line + behind and n.of(process)
         ]
 
     @staticmethod

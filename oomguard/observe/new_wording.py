@@ -36,6 +36,7 @@ LAST_WINDOWS: Final = 80
 # So far around a quotation nothing is told in words that no signature has.
 QUOTED_LINES: Final = 40
 _PHRASES_A_LINE: Final = 3
+_Slow = Callable[[Quotation], None]
 _SETTINGS: Final = frozenset(SETTING_FACTS.values())
 _MESSAGE_CHARS: Final = 300
 _WORDING: Final = Wording(anchor="", pattern=None, source="the lexicon")
@@ -58,11 +59,7 @@ class Judged:
 
 
 def judged(
-    lexicon: Lexicon,
-    window: Window,
-    quotations: tuple[Quotation, ...],
-    time: SearchTime,
-    slow: Callable[[Quotation], None],
+    lexicon: Lexicon, window: Window, quotations: tuple[Quotation, ...], time: SearchTime, slow: _Slow
 ) -> Judged | None:
     """Weigh the first phrase on the anchor's line that is no quotation; None where none is, or a search takes too long."""
     try:
@@ -118,6 +115,7 @@ def _parts(window: Window, found: Any) -> dict[str, str]:
         "phrase": line[at:end],
         "line": line,
         "before": line[:at],
+        "behind": " ".join(f"{line[end:]}\n{below[:LINE_CHARS]}".split()),
         "in_place": f"{line[:at]}\0{line[end:]}",
         "amid": "\n".join((above.rstrip("\n").rpartition("\n")[2], amid, below.partition("\n")[0])),
         "raw": raw[: 4 * LINE_CHARS],
@@ -169,13 +167,14 @@ class _Waiting:
 
 
 class NewWordings:
-    """What an input says of failing for memory in words that no signature has; the surest one is told.
+    """What an input says of failing for memory in words that no signature has; one message of them is told.
 
-    Windows wait until the input is over, or what it says so far is asked: where a signature has found a failure, none of them is weighed.
+    Windows wait until the input is over, or what it says so far is asked; where a signature found a failure, none is weighed.
     """
 
     def __init__(self, lexicon: Lexicon | None, told: tuple[ToldCause, ...] = ()) -> None:
         self.lexicon = lexicon
+        self._inside = None if lexicon is None else anchor_index(lexicon.anchors).inside
         self._told = told
         self._first: list[_Waiting] = []
         self._last: deque[_Waiting] = deque(maxlen=LAST_WINDOWS)
@@ -190,9 +189,7 @@ class NewWordings:
 
     def may_hold(self, text: str) -> bool:
         """Return whether a line may speak of memory that is short."""
-        if self.lexicon is None:
-            return False
-        return bool(anchor_index(self.lexicon.anchors).inside(text.lower()))
+        return self._inside is not None and bool(self._inside(text.lower()))
 
     def consider(self, window: Window, context: Context, told: Iterable[Hit]) -> None:
         """Take a window in which no signature knew a failure; ``told`` is what signatures knew in it."""
@@ -209,7 +206,7 @@ class NewWordings:
             self._quoted_lines.append(line)
 
     def weighed(
-        self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]
+        self, quotations: tuple[Quotation, ...], time: SearchTime, slow: _Slow
     ) -> Iterator[tuple[Judged, Window, Context]]:
         """Weigh every window that waits and yield those that hold a phrase."""
         for one in (*self._first, *self._last):
@@ -219,10 +216,8 @@ class NewWordings:
             if one.judged is not None:
                 yield one.judged, one.window, one.context
 
-    def surest(
-        self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Callable[[Quotation], None]
-    ) -> ScannedIncident | None:
-        """Return the surest failure, the first of those that are equally sure; None where nothing is sure enough."""
+    def surest(self, quotations: tuple[Quotation, ...], time: SearchTime, slow: _Slow) -> ScannedIncident | None:
+        """Return the failure to tell, the first of those that are equally sure; None where nothing is sure enough."""
         least = 1.0 if self.lexicon is None else self.lexicon.least_ratio
         title = list(self._title(time))
         is_quoted = self._title_is_quoted and not title
@@ -232,10 +227,13 @@ class NewWordings:
             for found in self.weighed(quotations, time, slow)
             if found[0].certainty_ratio >= least and not _is_near(quoted_lines, _line_of(found[0], found[1]))
         ]
-        best = max(told, key=lambda found: found[0].certainty_ratio, default=None)
+        # One that says what was asked for tells more than the surest one.
+        best = max(told, key=lambda f: ("tried_bytes" in f[0].hit.facts, f[0].certainty_ratio), default=None)
         if best is None or self.lexicon is None:
             return None
         found = _scanned(*best, self._kind(best[0], best[1], time))
+        if any("recovered" in near.facts and near.line >= found.last_line for near in found.near):
+            return None
         found.incident = with_told_cause(found.incident, beside(best[1], best[0].hit), self._told, time)
         return found
 

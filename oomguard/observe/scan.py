@@ -281,7 +281,8 @@ class Scanner:
             kept = kept if new is None else [*(f for f in kept if f.incident.kind != "engine_dead"), new]
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         notes = (*self._time.notes, *self._left_out.values(), *(() if kept else self._own.note))
-        return Diagnosis(source, tuple(concluded_incident(f, given) for f in kept), notes, starts)
+        concluded = tuple(concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
+        return Diagnosis(source, concluded, notes, starts)
 
 
 def scan(

@@ -58,7 +58,10 @@ _PREFIXES: Final = tuple(
 _WRITTEN_ESCAPE: Final = re.compile(r"(?:#033|\\x1b|\\u001b|\\033|\^\[|␛)\[[\d;]*m")
 # In "C:\\lib\\torch\\nn" the two characters of a line break are part of a name.
 _WINDOWS_PATH: Final = re.compile(r"\b[A-Za-z]:\\\\?\w|site-packages\\\\?\w|custom_nodes\\")
+# A console of rich's is padded to its width; where the record is from stands in its right margin.
+_MARGIN: Final = re.compile(r" {2,}(?:[\w.-]{1,60}\.py:\d+ *)?\Z")
 _MAX_PREFIXES: Final = 8
+_MARGIN_CHARS: Final = 40
 # A record's level stands within so many characters.
 _LEVEL_CHARS: Final = 80
 # The fields in which collectors keep the line; those below show that an object is a collector's, or a chat's.
@@ -131,6 +134,8 @@ def _peel_one(line: str) -> tuple[str, str | None]:
                 break
         else:
             break
+    if text.endswith("  ") or ".py:" in text[-_MARGIN_CHARS:]:
+        text = _MARGIN.sub("", text)
     return text, process
 
 

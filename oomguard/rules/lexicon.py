@@ -14,7 +14,7 @@ from oomguard.kinds import KINDS
 from oomguard.rules.table import Table
 
 # Where a feature is looked for: observe/new_wording.py says what each part is.
-PARTS: Final = ("line", "before", "raw", "above", "below", "around", "phrase", "in_place", "amid")
+PARTS: Final = ("line", "before", "behind", "raw", "above", "below", "around", "phrase", "in_place", "amid")
 
 
 @dataclass(frozen=True, slots=True)

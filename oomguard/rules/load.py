@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from oomguard.errors import RuleError
@@ -78,7 +79,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
         if not _is_folder(root):
             raise RuleError("no such folder of rules", path=str(root), hint="--rules takes a folder of .toml files")
         seen: dict[str, str] = {}
-        paths = sorted(root.rglob("*.toml"))
+        paths = sorted(root.rglob("*.toml"), key=attrgetter("parts"))
         tables = read_tables("rules", paths, read_toml) if lazy else {path: read_toml(path) for path in paths}
         for path, table in tables.items():
             if "cause" in table or "code" in table:

@@ -59,7 +59,7 @@ def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) 
     table.choice("status", _STATUSES)
     kinds, unknown = table.choices("kinds", KINDS, "kind"), table.choices("unknown", REGISTRY, "fact")
     confidence = _confidence(table, path, make)
-    explain = _explain(table, path)
+    explain = _explain(table, path, make)
     return Rule(
         path=str(path),
         code=table.get("code"),
@@ -103,9 +103,11 @@ def _confidence(table: Table, path: Path, make: Callable[..., Expression]) -> tu
     return tuple(steps)
 
 
-def _explain(table: Table, path: Path) -> Table:
-    """Return the rule's texts, whose placeholders all name facts."""
+def _explain(table: Table, path: Path, make: Callable[..., Expression]) -> Table:
+    """Return the rule's texts, whose placeholders all name facts; those of a shipped rule are checked by its tests."""
     explain = Table(table.get("explain"), path, "explain", "explain")
+    if make is trusted_expression:
+        return explain
     for name in ("summary", "why", "confirm"):
         for fact in (fact for names, _ in PLACEHOLDER.findall(explain.get(name)) for fact in names.split("|")):
             if fact not in REGISTRY:

@@ -159,3 +159,46 @@ def test_a_least_certainty_above_one_tells_nothing():
     strict = replace(rules, lexicon=replace(rules.lexicon, least_ratio=1.1))
 
     assert scan(lines(ARENA), strict, new_wordings=True).incidents == ()
+
+
+def test_a_message_that_says_what_was_asked_for_is_told_before_a_surer_one():
+    text = """[pool] E allocator: allocation of 3221225472 bytes failed
+worker.cc:81] pool exhausted
+FATAL: worker exited: out of memory
+"""
+    (found,) = diagnose(text).incidents
+
+    assert found.number("tried_bytes") == 3 << 30
+
+
+def test_a_note_that_is_wrapped_amid_its_sentence_is_none():
+    text = """W bfc_allocator.cc:219] Allocator (GPU_0_bfc) ran out of
+memory trying to allocate 1.50GiB. The caller indicates that
+this is not a failure, but may mean that there could be performance gains if more memory were available.
+"""
+
+    assert diagnose(text).incidents == ()
+
+
+def test_what_backs_off_and_fits_is_no_failure():
+    text = """runner: CUDA out of memory at batch size 32; backing off to 16
+runner: batch size 16 fits
+"""
+
+    assert diagnose(text).incidents == ()
+
+
+def test_an_allocator_s_report_without_its_message_is_a_failure():
+    text = """I tensorflow/core/common_runtime/bfc_allocator.cc:696] 12 Chunks of size 4096 totalling 48.0KiB
+I tensorflow/core/common_runtime/bfc_allocator.cc:700] Sum Total of in-use chunks: 1.50GiB
+I tensorflow/core/common_runtime/bfc_allocator.cc:702] Stats:
+Limit:                  8589934592
+InUse:                  1610612736
+"""
+    (found,) = diagnose(text).incidents
+
+    assert (found.kind, found.number("device_total_bytes"), found.number("allocated_bytes")) == (
+        "xla_oom",
+        8 << 30,
+        1610612736,
+    )

@@ -568,3 +568,16 @@ def test_the_frames_between_a_cause_and_what_wraps_it_lead_to_both():
     )
     assert found.kind == "sampler_warmup_oom"
     assert values(found)["profiling_frames"] is True
+
+
+def test_frames_far_behind_the_only_message_are_its_own():
+    between = "\n".join(f"  line {number} of a report" for number in range(30))
+    frames = 'Traceback (most recent call last):\n  File "fit.py", line 9, in main\n    loss.backward()\n'
+    told = "RuntimeError: CUDA error: out of memory\n"
+
+    def phases(text):
+        lines = (Line(number, 0, line) for number, line in enumerate(text.split("\n"), 1))
+        return [one.phase for one in scan(lines, default_rules()).incidents]
+
+    assert phases(f"{told}{between}\n{frames}") == ["training"]
+    assert phases(f"{told}{between}\n{frames}ValueError: No available memory for the cache blocks.\n")[0] == "unknown"

@@ -285,3 +285,19 @@ def test_line_breaks_that_were_written_out_are_breaks():
 )
 def test_a_windows_path_is_not_broken(line):
     assert without_escaped_breaks(line) == line
+
+
+@pytest.mark.parametrize(
+    ("raw", "plain"),
+    [
+        ("ERROR    app: CUDA      handler.py:57", "ERROR    app: CUDA"),
+        (
+            "         out of memory. Tried to allocate 2.00 GiB.             ",
+            "         out of memory. Tried to allocate 2.00 GiB.",
+        ),
+        ("a line that a terminal cut behind a word ", "a line that a terminal cut behind a word "),
+        ("see handler.py:57", "see handler.py:57"),
+    ],
+)
+def test_the_margin_of_rich_s_console_is_peeled(raw, plain):
+    assert peel(raw).text == plain
