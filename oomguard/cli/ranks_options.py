@@ -111,6 +111,11 @@ class BesideRanks:
         """Whether this process tells of the run, and keeps its journal and report: of several ranks one does."""
         return self._job is None or self._job.tells
 
+    @property
+    def speaks(self) -> bool | None:
+        """Whether this process speaks for all ranks; None: it is none of several."""
+        return None if self._job is None else self._job.tells
+
     def may_reuse(self) -> bool:
         """Return whether the first attempt may begin with what a journal knows: ranks of one job may read different ones."""
         if self._job is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from oomguard.engines.command import Launch
 from oomguard.incident import Attempt
 from oomguard.log import get_logger
-from oomguard.ranks.decision import ranks_in_words
+from oomguard.ranks.decision import silent_in_words
 from oomguard.ranks.documents import Decision, How, RankEnd
 from oomguard.ranks.folder import Folder
 from oomguard.ranks.meeting import LEADER, Meeting
@@ -40,6 +40,7 @@ class RankOfAJob:
         self._watch: Watch | None = None
         self._ended: EndedByUs | None = None
         self._why_off: str | None = None
+        self._ends_badly: Callable[[], bool] | None = None
 
     @property
     def tells(self) -> bool:
@@ -82,6 +83,8 @@ class RankOfAJob:
         if decision is None or meeting is None:
             why = () if self._why_off is None else (f"the ranks could not agree: {self._why_off}",)
             return Agreed(replace(own.diagnosis, notes=(*own.diagnosis.notes, *why)))
+        if decision.first is not None and not decision.again and LEADER not in decision.silent:
+            self._ends_badly = stopped
         return self._agreed(decision, meeting, own)
 
     def starts_again(self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool) -> bool:
@@ -101,11 +104,13 @@ class RankOfAJob:
 
     def close(self) -> None:
         """Leave the others."""
-        from oomguard.ranks.agreement import leave
+        from oomguard.ranks.agreement import leave, let_leader_end
 
         self.ended_by_us()
         if self._meeting is not None and self._why_off is None:
             leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
+            if self._ends_badly is not None:
+                let_leader_end(self._meeting, self._ends_badly)
         elif self._meeting is not None:
             self._meeting.withdraw()
         if self._mirror is not None:
@@ -143,11 +148,12 @@ class RankOfAJob:
             beside = {} if problem is None else {"mirror": problem}
             if meeting.missing():
                 beside["hint"] = "each rank needs an oomguard run of its own; --rendezvous none has each rank alone"
-            get_logger().error(f"{ranks_in_words(decision.silent)} is silent: no rank starts again", **beside)
+            get_logger().error(f"{silent_in_words(decision)}: no rank starts again", **beside)
         elif decision.why and decision.first is not None and is_told:
             get_logger().warning(f"no rank starts again: {decision.why}")
-        patches = tuple(patch_of(patch) for patch in decision.patches) if decision.again else ()
-        return Agreed(diagnosis, patches, decision.variables, record(decision, size), is_told)
+        patches = tuple(patch_of(patch) for patch in decision.patches)
+        again, left = patches if decision.again else (), patches if decision.is_exhausted else ()
+        return Agreed(diagnosis, again, decision.variables, record(decision, size), is_told, left)
 
     def _off(self, why: str) -> None:
         self._why_off = why

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from oomguard.incident import Diagnosis, Incident
 from oomguard.journal.contract import incident_of
-from oomguard.ranks.decision import ranks_in_words
+from oomguard.ranks.decision import ranks_in_words, silent_in_words
 from oomguard.ranks.documents import Decision, RankEnd
 
 _HOWS: Final = {
@@ -80,5 +80,5 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
         )
         notes.append(f"first: rank {decision.first}{known}")
     if decision.silent:
-        notes.append(f"silent: {ranks_in_words(decision.silent)}")
+        notes.append(silent_in_words(decision))
     return tuple(notes)

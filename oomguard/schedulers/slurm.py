@@ -12,7 +12,7 @@ from oomguard.exit_status import status_in_words
 from oomguard.log import get_logger
 
 _LIMIT_S: Final = 10.0
-_FIRST: Final = "0"
+_NO_COMMENT: Final = "(null)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Job:
     """A job, and what asks SLURM about it.
 
     Attributes:
-        number: the job, of an array its element.
+        number: the job as SLURM's programs take it, of an array this task alone.
         restarts: how often it went back to the queue.
         path: where SLURM's programs are looked for.
     """
@@ -30,8 +30,10 @@ class Job:
     path: str | None
 
     def comment(self) -> str | None:
-        """Return the job's comment, None where SLURM does not tell it, which is logged."""
-        return self._said(("squeue", "--noheader", "--jobs", self.number, "--format", "%k"), "the comment is not read")
+        """Return the job's comment, empty without one; None where SLURM does not tell it, with a line that says so."""
+        words = ("squeue", "--noheader", "--jobs", self.number, "--format", "%k")
+        said = self._said(words, "the comment is not read")
+        return "" if said == _NO_COMMENT else said
 
     def set_comment(self, text: str) -> bool:
         """Make a line the job's comment, which ``squeue -o %k`` and ``sacct -o comment`` show; return whether it is."""
@@ -63,7 +65,7 @@ class Job:
 
 
 def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
-    """Return the job that this process leads; None outside one, with a line that says so, and in a job's other tasks.
+    """Return the job that this process is in; None outside one, with a line that says so.
 
     Args:
         environ: its variables.
@@ -73,10 +75,19 @@ def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
     if number is None:
         _not(failure, "SLURM_JOB_ID is not set")
         return None
-    if environ.get("SLURM_PROCID", _FIRST) != _FIRST:  # the first task of a step speaks for all
-        return None
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    return Job(number, int(restarts) if restarts.isdigit() else 0, environ.get("PATH"))
+    return Job(_alone(number, environ), int(restarts) if restarts.isdigit() else 0, environ.get("PATH"))
+
+
+def _alone(number: str, environ: Mapping[str, str]) -> str:
+    """Return a job by a name that means it alone.
+
+    SLURM takes the number of an array's last task for all its tasks, as it is the array's, and that of a heterogeneous job's first component
+    for all components. The array's variables alone tell nothing: a job that a task of an array submits inherits them.
+    """
+    task = environ.get("SLURM_ARRAY_TASK_ID")
+    is_of_all = task is not None and environ.get("SLURM_ARRAY_JOB_ID") == number
+    return f"{number}_{task}" if is_of_all else number
 
 
 def _not(failure: str, reason: str) -> str | None:

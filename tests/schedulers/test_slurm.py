@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from oomguard.schedulers import slurm
-from oomguard.schedulers.slurm import Job
+from oomguard.schedulers.slurm import Job, job_of
 from support.supervising import run
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
@@ -93,3 +93,16 @@ def test_an_scontrol_that_hangs_is_told_in_words(tmp_path, monkeypatch):
     )
     assert not Job("1", 0, f"{tmp_path}:/usr/bin:/bin").set_comment("x")
     assert told == ["scontrol did not end within 0 s"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({"SLURM_JOB_ID": "10"}, "10"),
+        ({"SLURM_JOB_ID": "10", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "2"}, "10_2"),
+        ({"SLURM_JOB_ID": "11", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "1"}, "11"),
+    ],
+    ids=["alone", "an array's last task", "another task, or a job that a task submitted"],
+)
+def test_a_job_is_named_so_that_no_other_is_meant(variables, number):
+    assert job_of(variables, "").number == number
