@@ -62,7 +62,9 @@ class Meeting:
         """Read the others, and return the documents that are of this job, by rank, with this rank's own."""
         with self._lock:
             texts = self._folder.read()
-            if self._first_written_s is not None and self._own.to_text() != texts.pop(self.rank, None):
+            has_left = self._own.state == "left"  # then the last rank may remove it
+            is_there = self._own.to_text() == texts.pop(self.rank, None)
+            if self._first_written_s is not None and not is_there and not has_left:
                 self._folder.write(self.rank, self._own.to_text())  # an earlier job's last rank removed it
             found = {rank: doc for rank, text in texts.items() if (doc := said(text)) is not None}
             others = {rank: doc for rank, doc in found.items() if rank < self.size and doc.rank == rank}
@@ -72,7 +74,7 @@ class Meeting:
                 beat = doc.nonce, doc.beat
                 if self._beats.get(rank, (None, 0.0))[0] != beat:
                     self._beats[rank] = beat, now_s
-            if now_s - self._beaten_s > BEAT_S or self._first_written_s is None:
+            if (now_s - self._beaten_s > BEAT_S and not has_left) or self._first_written_s is None:
                 self._beaten_s = now_s
                 self._say(beat=self._own.beat + 1)
             self._others = valid

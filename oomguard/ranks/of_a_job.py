@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -108,9 +109,10 @@ class RankOfAJob:
 
         self.ended_by_us()
         if self._meeting is not None and self._why_off is None:
-            leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
-            if self._ends_badly is not None:
-                let_leader_end(self._meeting, self._ends_badly)
+            with contextlib.suppress(OSError):  # the last rank removes the folder
+                leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
+                if self._ends_badly is not None:
+                    let_leader_end(self._meeting, self._ends_badly)
         elif self._meeting is not None:
             self._meeting.withdraw()
         if self._mirror is not None:

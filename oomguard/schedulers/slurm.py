@@ -20,24 +20,31 @@ class Job:
     """A job, and what asks SLURM about it.
 
     Attributes:
-        number: the job as SLURM's programs take it, of an array this task alone.
+        number: what goes back to the queue: the job, of an array this task alone.
         restarts: how often it went back to the queue.
         path: where SLURM's programs are looked for.
+        component: of a heterogeneous job the first component, whose comment is ours; None: the job is none.
     """
 
     number: str
     restarts: int
     path: str | None
+    component: str | None = None
 
     def comment(self) -> str | None:
         """Return the job's comment, empty without one; None where SLURM does not tell it, with a line that says so."""
-        words = ("squeue", "--noheader", "--jobs", self.number, "--format", "%k")
+        words = ("squeue", "--noheader", "--jobs", self.number, "--format", "%i %k")
         said = self._said(words, "the comment is not read")
-        return "" if said == _NO_COMMENT else said
+        if said is None:
+            return None
+        lines = [line.partition(" ") for line in said.splitlines()] or [("", "", "")]
+        told = {name: text.strip() for name, _, text in lines}
+        comment = told.get(self.component or self.number, lines[0][2].strip())
+        return "" if comment == _NO_COMMENT else comment
 
     def set_comment(self, text: str) -> bool:
         """Make a line the job's comment, which ``squeue -o %k`` and ``sacct -o comment`` show; return whether it is."""
-        words = ("scontrol", "update", f"JobId={self.number}", f"Comment={' '.join(text.split())}")
+        words = ("scontrol", "update", f"JobId={self.component or self.number}", f"Comment={' '.join(text.split())}")
         return self._said(words, "the job's comment is not set") is not None
 
     def requeue(self) -> bool:
@@ -76,18 +83,13 @@ def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
         _not(failure, "SLURM_JOB_ID is not set")
         return None
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    return Job(_alone(number, environ), int(restarts) if restarts.isdigit() else 0, environ.get("PATH"))
-
-
-def _alone(number: str, environ: Mapping[str, str]) -> str:
-    """Return a job by a name that means it alone.
-
-    SLURM takes the number of an array's last task for all its tasks, as it is the array's, and that of a heterogeneous job's first component
-    for all components. The array's variables alone tell nothing: a job that a task of an array submits inherits them.
-    """
-    task = environ.get("SLURM_ARRAY_TASK_ID")
-    is_of_all = task is not None and environ.get("SLURM_ARRAY_JOB_ID") == number
-    return f"{number}_{task}" if is_of_all else number
+    times = int(restarts) if restarts.isdigit() else 0
+    # SLURM takes the number of an array's last task for all tasks, as it is the array's too, and that of a heterogeneous job's first component
+    # for the comments of all; only as a whole does that one go back. A job that a task of an array submits inherits the array's variables.
+    if environ.get("SLURM_ARRAY_JOB_ID") == number and "SLURM_ARRAY_TASK_ID" in environ:
+        number = f"{number}_{environ['SLURM_ARRAY_TASK_ID']}"
+    component = f"{number}+0" if environ.get("SLURM_JOB_ID_HET_GROUP_0") == number else None
+    return Job(number, times, environ.get("PATH"), component)
 
 
 def _not(failure: str, reason: str) -> str | None:

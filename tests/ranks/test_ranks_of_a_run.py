@@ -87,7 +87,7 @@ def test_a_rank_that_is_killed_leaves_nobody_waiting(job):
     ended = job.ended()
     assert time.monotonic() - began_s < 30
     assert [status != 0 for status, _, _ in ended] == [True] * 3
-    assert "rank 1 is silent: no rank starts again" in ended[0][2]
+    assert "rank 1 is gone, its process was killed: no rank starts again" in ended[0][2]
     assert job.lengths() == [[32768]] * 3
 
 
@@ -98,7 +98,7 @@ def test_rank_0_that_is_killed_leaves_nobody_waiting(job):
     job.ranks[0].send_signal(signal.SIGKILL)
     ended = job.ended()
     assert time.monotonic() - began_s < 30
-    assert "rank 0 is silent: no rank starts again" in ended[1][2]
+    assert "rank 0 is gone, its process was killed: no rank starts again" in ended[1][2]
     assert job.lengths() == [[32768]] * 3
 
 

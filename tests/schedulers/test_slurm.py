@@ -106,3 +106,19 @@ def test_an_scontrol_that_hangs_is_told_in_words(tmp_path, monkeypatch):
 )
 def test_a_job_is_named_so_that_no_other_is_meant(variables, number):
     assert job_of(variables, "").number == number
+
+
+def test_of_a_heterogeneous_job_the_first_component_has_the_comment_and_the_whole_goes_back():
+    """SLURM 22.05: ``update JobId=1`` changes the comments of all components, ``requeue 1+0`` is refused."""
+    job = job_of({"SLURM_JOB_ID": "1", "SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "1"}, "")
+    assert (job.number, job.component) == ("1", "1+0")
+
+
+def test_the_comment_that_is_read_is_that_of_the_job_alone(tmp_path):
+    program = tmp_path / "squeue"
+    program.write_text("#!/bin/sh\nprintf '1+1 second\\n1+0 proj42; oomguard: x\\n'\n")
+    program.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    assert Job("1", 0, path, "1+0").comment() == "proj42; oomguard: x"
+    program.write_text("#!/bin/sh\necho '10_1 (null)'\n")
+    assert Job("11", 0, path).comment() == ""
