@@ -35,8 +35,13 @@ def test_the_failure_is_told_once_by_rank_0_with_the_rank_it_came_from(job):
 
 def test_of_two_ranks_that_ran_out_the_fuller_one_decides_for_all(job):
     job.start(3, fits={"0": 4096, "2": 1792})
-    assert [status for status, _, _ in job.ended()] == [0, 0, 0]
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0, 0, 0]
     assert job.lengths() == [[32768, 1792]] * 3
+    told = ended[0][2]
+    assert "max_model_len: 32768 -> 1792" in told
+    assert 'OOMGUARD_VLLM_OVERRIDES=\'{"max_model_len": 1792}\'' in told
+    assert "4096}" not in told
 
 
 def test_a_patch_that_is_not_permitted_lets_no_rank_start_again(job):
