@@ -42,7 +42,7 @@ class RanksOptions:
         """Return what goes along with a run whose command may be one rank of a job; inside another run that one agrees.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another.
+            UsageError: an option cannot be understood, or misses another, or another process is this rank already.
         """
         return BesideRanks(None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ))
 
@@ -52,7 +52,7 @@ class RanksOptions:
         """Return this process as one rank of a job; None where it is none.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another.
+            UsageError: an option cannot be understood, or misses another, or another process is this rank already.
         """
         if self.rendezvous == _OFF:
             return None
@@ -71,12 +71,16 @@ class RanksOptions:
                 raise UsageError(why, hint="--rank I --world-size N")
         if own is None:
             return None
+        from oomguard.ranks.claims import Claim
         from oomguard.ranks.of_a_job import RankOfAJob
         from oomguard.ranks.rendezvous import rendezvous
         from oomguard.supervise.ending import Ending
 
         end = Ending(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
-        return RankOfAJob(rendezvous(own, self.rendezvous), self.timeout_s, end)
+        place = rendezvous(own, self.rendezvous)
+        claim = Claim(place.folder, own.rank, own.size)
+        claim.take()
+        return RankOfAJob(place, self.timeout_s, end, claim)
 
     def _asked(self) -> Any:
         if self.rank is None and self.world_size is None:

@@ -93,7 +93,9 @@ class BesideScheduler:
         UsageError: ``--probes`` names no port that can be had.
     """
 
-    def __init__(self, options: SchedulerOptions, health: Health | None, *, is_inside: bool, tells: bool | None = None) -> None:
+    def __init__(
+        self, options: SchedulerOptions, health: Health | None, *, is_inside: bool, tells: bool | None = None
+    ) -> None:
         self._options, self._job = options, None
         self._begun: RunInJob | None = None
         self.companions: tuple[Companion, ...] = ()

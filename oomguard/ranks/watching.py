@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from oomguard.log import get_logger
+from oomguard.ranks.claims import ContestedError
 from oomguard.ranks.decision import ranks_in_words
 from oomguard.ranks.documents import Said
 from oomguard.ranks.meeting import Meeting
@@ -65,6 +66,11 @@ class Watch:
         while not self._over.wait(pause_s):
             try:
                 docs = self.meeting.look()
+            except ContestedError as error:
+                self.problem = str(error)
+                self._ended = EndedByUs(f"ended: {error}")
+                self._end(self._over)
+                return
             except OSError as error:
                 get_logger().debug("the ranks cannot be read", reason=error.strerror or str(error))
                 pause_s = _PAUSE_S

@@ -84,8 +84,8 @@ def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
         return None
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     times = int(restarts) if restarts.isdigit() else 0
-    # SLURM takes the number of an array's last task for all tasks, as it is the array's too, and that of a heterogeneous job's first component
-    # for the comments of all; only as a whole does that one go back. A job that a task of an array submits inherits the array's variables.
+    # SLURM takes the number of an array's last task for all tasks, as it is the array's too, and that of a heterogeneous job's first
+    # component for the comments of all, which goes back only as a whole. A job that a task of an array submits has its variables.
     if environ.get("SLURM_ARRAY_JOB_ID") == number and "SLURM_ARRAY_TASK_ID" in environ:
         number = f"{number}_{environ['SLURM_ARRAY_TASK_ID']}"
     component = f"{number}+0" if environ.get("SLURM_JOB_ID_HET_GROUP_0") == number else None

@@ -13,6 +13,7 @@ from oomguard.supervise.standard_input import StandardInput
 # Of the policy alone: where a scheduler starts the job anew, the change can be made.
 NO_RELAUNCH: Final = "no relaunch is left"
 
+
 def refusal_of(
     number: int, ledger: Ledger, stdin: StandardInput, folder: Path, witness: Witness, *, dry_run: bool
 ) -> str | None:

@@ -88,7 +88,9 @@ def test_a_task_of_an_array_that_goes_back_leaves_its_siblings_and_the_users_com
     """SLURM takes the number of an array's last task for all its tasks."""
     fails = script("--max-relaunches 0 --slurm-requeue 2").splitlines()[1]
     alone = "if [ $SLURM_ARRAY_TASK_ID = 1 ]; then sleep 4; echo first ran; exit; fi\n"
-    job = slurm.submit(f"#!/bin/bash\n{alone}{fails}\n", "--array=1-2", "--comment=proj42", f"--output={slurm.folder}/out.%A_%a")
+    job = slurm.submit(
+        f"#!/bin/bash\n{alone}{fails}\n", "--array=1-2", "--comment=proj42", f"--output={slurm.folder}/out.%A_%a"
+    )
     last = f"{job}_2"
     slurm.wait_for_requeue(last)
     assert slurm.told(last, "%k").startswith('proj42; oomguard {"max_model_len": 1792}: One request needs')
