@@ -93,9 +93,8 @@ class Claim:
             os.close(self._lock)
             self._lock = None
 
-    def give_back(self) -> None:
-        """Let go of it, and remove the folder that was made for it, where no rank has met another one."""
-        self.release()
+    def remove_where_last(self) -> None:
+        """Remove the folder of ranks that have not met, once no other process has a rank of it."""
         with contextlib.suppress(OSError):
             if self.is_last():
                 Folder(self._folder).remove()

@@ -122,12 +122,11 @@ class RankOfAJob:
             self._meeting.withdraw()
         if self._mirror is not None:
             self._mirror.close()
-        if self._meeting is None:
-            self._claim.give_back()
-            return
         self._claim.release()
-        if self._why_off is None:
+        if self._meeting is not None and self._why_off is None:
             self._meeting.tidy()
+        elif self._meeting is not None or self._why_off is None:  # else the folder does not answer
+            self._claim.remove_where_last()
 
     def _met(self, launch: Launch) -> Meeting:
         own, place = self._rendezvous.launched, self._rendezvous

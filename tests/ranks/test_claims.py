@@ -122,6 +122,7 @@ def test_of_two_jobs_that_mix_in_one_folder_no_command_waits_for_the_other_jobs_
     assert "another process is rank 1 in" in told[2]
     assert not (tmp_path / "a" / "ran-1").exists()
     assert all("another job came to" in text and "a place of its own" in text for text in told[:2]), told
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_a_command_that_cannot_be_started_leaves_no_folder(tmp_path):
