@@ -57,7 +57,7 @@ class RankOfAJob:
         self._why_off = self._why_off or self._rendezvous.problem
         if self._why_off is None:
             self._ended = None
-            self._watch = Watch(lambda: self._meeting or self._met(launch), number, self._end)
+            self._watch = Watch(lambda: self._meeting or self._met(launch), number, self._end, self._why_apart)
 
     def ended(self, _attempt: Attempt) -> None:
         """Hear that an attempt has ended: it is known already."""
@@ -144,6 +144,9 @@ class RankOfAJob:
             meets_in=where or str(place.folder),
         )
         return Meeting(folder, own.rank, own.size, self._claim)
+
+    def _why_apart(self) -> str | None:
+        return None if self._mirror is None else self._mirror.why_ended()
 
     def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
         from oomguard.journal.contract import patch_of
