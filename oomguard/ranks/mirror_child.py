@@ -99,6 +99,8 @@ def main() -> None:
         is_last = over.is_set()  # what was written before the end is put there too
         for path in sorted(here.glob("*.json")):
             if asked["puts"] is None or path.stem in asked["puts"]:
+                if asked["is_kept_by_rank_0"] and path.stem not in put and store.get(path.stem) is not None:
+                    sys.exit(f"another process is rank {path.stem} there already: give each job an address of its own")
                 _put(path, store, put)
         if is_last:
             break
