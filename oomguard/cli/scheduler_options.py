@@ -55,7 +55,7 @@ def scheduler_options(function: F) -> F:
             option(
                 "--slurm-comment",
                 is_flag=True,
-                help="Make which attempt runs, and how the run ended, the comment of its SLURM job, in place of one it has.",
+                help="Make which attempt runs, and how the run ended, the comment of its SLURM job, behind one it has.",
             ),
             option(
                 "--slurm-requeue",

@@ -15,6 +15,7 @@ from oomguard.ranks.claims import Claim
 from oomguard.ranks.decision import silent_in_words
 from oomguard.ranks.documents import Decision, How, RankEnd, Said
 from oomguard.ranks.folder import Folder
+from oomguard.ranks.launcher import starts_once
 from oomguard.ranks.meeting import LEADER, Meeting
 from oomguard.ranks.rendezvous import Rendezvous
 from oomguard.ranks.watching import Watch
@@ -156,6 +157,9 @@ class RankOfAJob:
         rank, size = self._rendezvous.launched.rank, self._rendezvous.launched.size
         is_told = rank == LEADER or LEADER not in docs or LEADER in decision.silent
         diagnosis = told(decision, ends_of(docs, own.number), own.diagnosis, rank, size)
+        if is_told and own.number > 1 and starts_once(own.tail):
+            hint = "put oomguard around the launcher: oomguard run -- mpirun …"
+            get_logger().error("the program cannot start again under its launcher: MPI_Init is let in once", hint=hint)
         if decision.silent and is_told:
             problem = None if self._mirror is None else self._mirror.problem()
             beside = {} if problem is None else {"mirror": problem}

@@ -74,16 +74,16 @@ class RunInJob:
     def end(self, outcome: Outcome, text: str) -> None:
         """Make how the run ended the comment, with the changes that the job's next start begins with."""
         self._settings |= {patch.setting: patch.new for patch in outcome.left if patch.new is not None}
-        self._end(text)
+        self._end(text, is_over=outcome.is_stopped)
 
     def say_error(self, text: str) -> None:
         """Make why nothing ran the comment."""
         self._end(cut(" ".join(text.split()), MOST_COMMENT_BYTES))
 
-    def _end(self, text: str) -> None:
+    def _end(self, text: str, *, is_over: bool = False) -> None:
         with self._setting:
             self._latest = ""
-            self._set(text)
+            self._set(text, is_over=is_over)
         self._is_over.set()
 
     def requeue(self, outcome: Outcome) -> None:
@@ -116,10 +116,10 @@ class RunInJob:
 
         threading.Thread(target=say, name="oomguard-slurm", daemon=True).start()
 
-    def _set(self, text: str) -> None:
+    def _set(self, text: str, *, is_over: bool = False) -> None:
         comment = with_state(self._settings, text) if self._most else text
         if comment is None:
             get_logger().warning("the changes are too long for the job's comment: its next start begins without them")
         if self._before is None:
             self._before = self._job.comment() or ""
-        self._job.set_comment(behind(self._before, text if comment is None else comment))
+        self._job.set_comment(behind(self._before, text if comment is None else comment), is_over=is_over)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from oomguard.exit_status import status_in_words
@@ -42,32 +43,35 @@ class Job:
         comment = told.get(self.component or self.number, lines[0][2].strip())
         return "" if comment == _NO_COMMENT else comment
 
-    def set_comment(self, text: str) -> bool:
-        """Make a line the job's comment, which ``squeue -o %k`` and ``sacct -o comment`` show; return whether it is."""
+    def set_comment(self, text: str, *, is_over: bool = False) -> bool:
+        """Make a line the job's comment, which ``squeue -o %k`` and ``sacct -o comment`` show; return whether it is.
+
+        ``is_over``: the job may have ended, as after ``scancel``. SLURM takes no comment then, and no word is made of that.
+        """
         words = ("scontrol", "update", f"JobId={self.component or self.number}", f"Comment={' '.join(text.split())}")
-        return self._said(words, "the job's comment is not set") is not None
+        return self._said(words, "the job's comment is not set", tells=not is_over) is not None
 
     def requeue(self) -> bool:
         """Put the job back into its queue; return whether it is there. SLURM then ends what runs in it."""
         return self._said(("scontrol", "requeue", self.number), "the job is not requeued") is not None
 
-    def _said(self, words: Sequence[str], failure: str) -> str | None:
-        name = words[0]
+    def _said(self, words: Sequence[str], failure: str, *, tells: bool = True) -> str | None:
+        name, not_done = words[0], partial(_not_done, tells=tells)
         program = shutil.which(name, path=self.path)
         if program is None:
-            return _not(failure, f"no {name} on PATH")
+            return not_done(failure, f"no {name} on PATH")
         try:
             ran = subprocess.run(
                 [program, *words[1:]], capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            return _not(failure, f"{name} did not end within {_LIMIT_S:.0f} s")
+            return not_done(failure, f"{name} did not end within {_LIMIT_S:.0f} s")
         except (OSError, ValueError) as error:
-            return _not(failure, str(error))
+            return not_done(failure, str(error))
         if ran.returncode:
             said = " ".join((ran.stderr or ran.stdout).split())[:200]
             ended = f"{name} ended with {status_in_words(ran.returncode)}"
-            return _not(failure, f"{ended}: {said}" if said else ended)
+            return not_done(failure, f"{ended}: {said}" if said else ended)
         return ran.stdout.strip()
 
 
@@ -80,7 +84,7 @@ def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
     """
     number = environ.get("SLURM_JOB_ID")
     if number is None:
-        _not(failure, "SLURM_JOB_ID is not set")
+        _not_done(failure, "SLURM_JOB_ID is not set")
         return None
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     times = int(restarts) if restarts.isdigit() else 0
@@ -92,7 +96,7 @@ def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
     return Job(number, times, environ.get("PATH"), component)
 
 
-def _not(failure: str, reason: str) -> str | None:
+def _not_done(failure: str, reason: str, *, tells: bool = True) -> str | None:
     """Log what is not done, and return None for what SLURM would have said."""
-    get_logger().warning(failure, reason=reason)
+    (get_logger().warning if tells else get_logger().debug)(failure, reason=reason)
     return None
