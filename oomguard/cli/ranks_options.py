@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
@@ -78,8 +78,14 @@ class RanksOptions:
 
         end = Ending(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
-        claim = Claim(place.folder, own.rank, own.size)
-        claim.take()
+        claim = Claim(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
+        try:
+            claim.take()
+        except UsageError as error:
+            if self.rendezvous is not None:
+                raise
+            get_logger().error("the ranks cannot meet: none starts again by itself", reason=str(error), hint=error.hint)
+            place = replace(place, problem=str(error))  # a launcher's variables may tell two jobs from each other badly
         return RankOfAJob(place, self.timeout_s, end, claim)
 
     def _asked(self) -> Any:

@@ -45,10 +45,11 @@ class Claim:
         folder: where the ranks meet.
         rank: this one.
         size: how many there are.
+        leaves_word: whether those who are there hear of this process where it is refused.
     """
 
-    def __init__(self, folder: Path, rank: int, size: int) -> None:
-        self._folder, self._rank, self._size = folder, rank, size
+    def __init__(self, folder: Path, rank: int, size: int, *, leaves_word: bool = True) -> None:
+        self._folder, self._rank, self._size, self._leaves_word = folder, rank, size, leaves_word
         self._lock: int | None = None
 
     def take(self) -> None:
@@ -131,7 +132,8 @@ class Claim:
                     return None
                 os.close(lock)
                 time.sleep(_PAUSE_S)  # an earlier job's last rank looks whether it is the last, or has just removed it
-            (self._claims / f"{self._rank}{_REFUSED}").write_text(json.dumps(own))
+            if self._leaves_word:
+                (self._claims / f"{self._rank}{_REFUSED}").write_text(json.dumps(own))
             return _told(self._claims / str(self._rank))
         except OSError:  # no folder, or no locks
             return None
