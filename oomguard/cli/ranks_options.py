@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
@@ -42,7 +42,7 @@ class RanksOptions:
         """Return what goes along with a run whose command may be one rank of a job; inside another run that one agrees.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another.
+            UsageError: an option cannot be understood, or misses another, or another process is this rank already.
         """
         return BesideRanks(None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ))
 
@@ -52,7 +52,7 @@ class RanksOptions:
         """Return this process as one rank of a job; None where it is none.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another.
+            UsageError: an option cannot be understood, or misses another, or another process is this rank already.
         """
         if self.rendezvous == _OFF:
             return None
@@ -71,12 +71,22 @@ class RanksOptions:
                 raise UsageError(why, hint="--rank I --world-size N")
         if own is None:
             return None
+        from oomguard.ranks.claims import Claim
         from oomguard.ranks.of_a_job import RankOfAJob
         from oomguard.ranks.rendezvous import rendezvous
         from oomguard.supervise.ending import Ending
 
         end = Ending(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
-        return RankOfAJob(rendezvous(own, self.rendezvous), self.timeout_s, end)
+        place = rendezvous(own, self.rendezvous)
+        claim = Claim(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
+        try:
+            claim.take()
+        except UsageError as error:
+            if self.rendezvous is not None:
+                raise
+            get_logger().error("the ranks cannot meet: none starts again by itself", reason=str(error), hint=error.hint)
+            place = replace(place, problem=str(error))  # a launcher's variables may tell two jobs from each other badly
+        return RankOfAJob(place, self.timeout_s, end, claim)
 
     def _asked(self) -> Any:
         if self.rank is None and self.world_size is None:
@@ -110,6 +120,11 @@ class BesideRanks:
     def tells(self) -> bool:
         """Whether this process tells of the run, and keeps its journal and report: of several ranks one does."""
         return self._job is None or self._job.tells
+
+    @property
+    def speaks(self) -> bool | None:
+        """Whether this process speaks for all ranks; None: it is none of several."""
+        return None if self._job is None else self._job.tells
 
     def may_reuse(self) -> bool:
         """Return whether the first attempt may begin with what a journal knows: ranks of one job may read different ones."""

@@ -196,8 +196,8 @@ def command(
 
         launch = Launch(tuple(argv))
         beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-        scheduler = BesideScheduler(scheduling, beside.health, is_inside=outer is not None)
         job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
+        scheduler = BesideScheduler(scheduling, beside.health, is_inside=outer is not None, tells=job.speaks)
         configure_log(log_format, quiet=quiet or not (job.tells or verbose), verbose=verbose)
         opens = partial(_journal, journal) if job.tells else None
         keeper = Keeper(opens, is_asked_for=journal is not None, original=launch.argv)
@@ -228,11 +228,11 @@ def command(
         told = beside.telling_errors(scheduler.tell_error)(run_told)
         with job:
             outcome = scheduler.classified(told(supervision, signals, ctx, metrics, is_inner=outer is not None))
-        beside.tell(outcome)
-        if job.tells:  # of several ranks one does
-            _tell_all(outcome, scheduler, asked, report)
-            _tell(outcome, color, quiet=quiet)
-            scheduler.requeue(outcome)
+            beside.tell(outcome)
+            if job.tells:  # of several ranks one does, and the others end after it
+                _tell_all(outcome, scheduler, asked, report)
+                _tell(outcome, color, quiet=quiet)
+                scheduler.requeue(outcome)
     _end_as_the_command(signals, outcome.status)
     return outcome.status
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _BY_CAUSE: Final = "by-cause"
+_FIRST: Final = "0"
 
 
 def scheduler_options(function: F) -> F:
@@ -54,7 +55,7 @@ def scheduler_options(function: F) -> F:
             option(
                 "--slurm-comment",
                 is_flag=True,
-                help="Make which attempt runs, and how the run ended, the comment of its SLURM job, in place of one it has.",
+                help="Make which attempt runs, and how the run ended, the comment of its SLURM job, behind one it has.",
             ),
             option(
                 "--slurm-requeue",
@@ -86,25 +87,31 @@ class BesideScheduler:
         options: what was asked for.
         health: of the command's server; None: it is none.
         is_inside: another run is around this one, and speaks for it.
+        tells: whether this process speaks for all ranks of its job; None: it is no rank, and of a step's tasks the first one speaks.
 
     Raises:
         UsageError: ``--probes`` names no port that can be had.
     """
 
-    def __init__(self, options: SchedulerOptions, health: Health | None, *, is_inside: bool) -> None:
+    def __init__(
+        self, options: SchedulerOptions, health: Health | None, *, is_inside: bool, tells: bool | None = None
+    ) -> None:
         self._options, self._job = options, None
+        self._begun: RunInJob | None = None
         self.companions: tuple[Companion, ...] = ()
         if is_inside:
             self._options = SchedulerOptions(None, "own", slurm_comment=False, slurm_requeue=0)
         if self._options.probes is not None:
             self.companions += (_probes(self._options.probes, health),)
         if self._options.slurm_comment or self._options.slurm_requeue:
-            self._job = _run_in_job(self._options)
+            speaks = os.environ.get("SLURM_PROCID", _FIRST) == _FIRST if tells is None else tells
+            self._begun = _run_in_job(self._options) if speaks or tells is not None else None
+            self._job = self._begun if speaks else None
             self.companions += (self._job,) if self._job is not None else ()
 
     def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
-        """Return the changes that a job's last start left for this one."""
-        return () if self._job is None else self._job.begins_with(policy)
+        """Return the changes that a job's last start left for this one: every rank of a job begins with them."""
+        return () if self._begun is None else self._begun.begins_with(policy)
 
     def classified(self, outcome: Outcome) -> Outcome:
         """Return how the run ended, with the status that was asked for."""

@@ -30,6 +30,8 @@ _PAUSE_S: Final = 0.1
 _RANKS_A_PAUSE: Final = 512
 # Rank 0's documents may go with it: so long it waits until the others have read the last one.
 _LEAVE_S: Final = 3.0
+# It reports, and may put the job back into its queue.
+_LEADER_TELLS_S: Final = 10.0
 
 
 class Round:
@@ -84,18 +86,23 @@ class Round:
             return None
         offsets = {rank: _offset(docs[rank]) for rank in ends}
         variables = {} if waited_for else self._variables()
-        return decide(self._own.number, ends, offsets, silent=silent or (), variables=variables)
+        return decide(
+            self._own.number, ends, offsets, silent=silent or (), gone=self._meeting.lost(), variables=variables
+        )
 
     def _without_leader(self, docs: dict[int, Said]) -> Decision | None:
         """Return that none starts again, where rank 0 does not decide."""
         leader = docs.get(LEADER)
         has_left = leader is not None and leader.state == "left"
         gone = {LEADER} if has_left else {LEADER} & self._meeting.lost()
-        silent = gone or self._overdue({LEADER}, 1.0)
+        ends = ends_of(docs, self._own.number)
+        silent: set[int] | None = gone or self._overdue({LEADER}, 1.0)
         if silent is None:
             return None
-        ends = ends_of(docs, self._own.number)
-        return decide(self._own.number, ends, {rank: _offset(docs[rank]) for rank in ends}, silent=silent)
+        if silent and not gone:  # whom rank 0 has not met, this one has not heard either
+            silent = set(range(self._meeting.size)) - set(ends)
+        offsets = {rank: _offset(docs[rank]) for rank in ends}
+        return decide(self._own.number, ends, offsets, silent=silent, gone=self._meeting.lost())
 
     def _overdue(self, waited_for: set[int], ratio: float) -> set[int] | None:
         """Return which of these ranks are not waited for any longer; None where they are; empty where nobody has to be blamed."""
@@ -156,6 +163,16 @@ def leave(meeting: Meeting, *, keeps_store: bool) -> None:
     began_s = time.monotonic()
     while keeps_store and time.monotonic() - began_s < _LEAVE_S:
         if all(doc.state == "left" for doc in meeting.look().values()):
+            return
+        time.sleep(_PAUSE_S)
+
+
+def let_leader_end(meeting: Meeting, stopped: Callable[[], bool]) -> None:
+    """Wait a while until rank 0 has left: a launcher may end all ranks with the first one that fails, and rank 0 has to tell why."""
+    began_s = time.monotonic()
+    while not meeting.is_leader and not stopped() and time.monotonic() - began_s < _LEADER_TELLS_S:
+        leader = meeting.look().get(LEADER)
+        if leader is None or leader.state == "left" or LEADER in meeting.lost():
             return
         time.sleep(_PAUSE_S)
 

@@ -9,6 +9,7 @@ from oomguard.ranks.clock import Offset
 from oomguard.ranks.documents import Decision, RankEnd
 from oomguard.ranks.first_cause import first_cause
 from oomguard.ranks.one_plan import one_plan
+from oomguard.supervise.refusals import NO_RELAUNCH
 
 
 def decide(
@@ -17,6 +18,7 @@ def decide(
     offsets: Mapping[int, Offset | None],
     *,
     silent: Collection[int] = (),
+    gone: Collection[int] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Decision:
     """Decide on an attempt.
@@ -26,22 +28,24 @@ def decide(
         ends: how the ranks ended that have said so.
         offsets: of their clocks to rank 0's.
         silent: the others.
+        gone: those of them whose process was killed.
         variables: what every rank's command gets in its environment where they start again.
     """
     first = first_cause(ends, offsets)
     hows = {str(rank): end.how for rank, end in sorted(ends.items())}
     lost = tuple(sorted(silent))
-    decision = Decision(number, False, silent=lost, hows=hows)
+    decision = Decision(number, False, silent=lost, hows=hows, gone=tuple(sorted(set(gone) & set(silent))))
     if first is not None:
         decision = replace(decision, first=first.rank, is_order_known=first.is_order_known)
     if lost:
-        return replace(decision, why=f"{ranks_in_words(lost)} did not say how the attempt ended")
+        return replace(decision, why=silent_in_words(decision))
     if first is None:
         return replace(decision, why="" if _all_ran(ends) else "no rank ran out of memory")
     decision = replace(decision, patches=one_plan(first.rank, ends))
     refusing = [(rank, end.refusal) for rank, end in sorted(ends.items()) if end.refusal is not None]
     if refusing:
-        return replace(decision, why=f"rank {refusing[0][0]}: {refusing[0][1]}")
+        is_exhausted = bool(decision.patches) and all(refusal == NO_RELAUNCH for _, refusal in refusing)
+        return replace(decision, why=f"rank {refusing[0][0]}: {refusing[0][1]}", is_exhausted=is_exhausted)
     if not decision.patches:
         return replace(decision, why="nothing more to change by itself")
     return replace(decision, again=True, variables=variables or {})
@@ -51,6 +55,15 @@ def ranks_in_words(ranks: Collection[int]) -> str:
     """Return ``rank 2``, or ``ranks 0, 1 and 3``."""
     named = [str(rank) for rank in sorted(ranks)]
     return f"rank {named[0]}" if len(named) == 1 else f"ranks {', '.join(named[:-1])} and {named[-1]}"
+
+
+def silent_in_words(decision: Decision) -> str:
+    """Return which ranks did not say how the attempt ended, and of which it is known why."""
+    quiet = set(decision.silent) - set(decision.gone)
+    killed = "is gone, its process was killed" if len(decision.gone) == 1 else "are gone, their processes were killed"
+    told = [f"{ranks_in_words(decision.gone)} {killed}"] if decision.gone else []
+    told += [f"{ranks_in_words(quiet)} {'is' if len(quiet) == 1 else 'are'} silent"] if quiet else []
+    return "; ".join(told)
 
 
 def _all_ran(ends: Mapping[int, RankEnd]) -> bool:

@@ -66,6 +66,8 @@ class Decision:
         silent: ranks that had not said how they ended in time.
         hows: how each rank ended.
         variables: what every rank's command gets in its environment.
+        is_exhausted: whether only their relaunches or their time hold the ranks back, so that a later start may make the changes.
+        gone: of the silent ranks those whose process was killed for certain.
     """
 
     number: int
@@ -77,6 +79,8 @@ class Decision:
     silent: tuple[int, ...] = ()
     hows: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    is_exhausted: bool = False
+    gone: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ def said(text: str) -> Said | None:
             end=None if end is None else RankEnd(**end | {"patches": tuple(end["patches"])}),
             decision=None
             if decision is None
-            else Decision(**decision | {name: tuple(decision[name]) for name in ("patches", "silent")}),
+            else Decision(**decision | {name: tuple(decision[name]) for name in ("patches", "silent", "gone")}),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

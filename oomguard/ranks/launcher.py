@@ -13,6 +13,7 @@ from typing import Any, Final
 from oomguard.user_files import read_tables
 
 _FILE: Final = Path(__file__).with_name("launchers.toml")
+_END_CHARS: Final = 16_384
 _LOCAL_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -81,9 +82,19 @@ def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launche
     return None
 
 
-@functools.cache
+def starts_once(tail: str) -> bool:
+    """Return whether an output ends with the words of a program that its launcher does not let start a second time."""
+    end = tail[-_END_CHARS:].lower()
+    return any(text in end for text in _table()["starts_once"])
+
+
 def _rows() -> tuple[Mapping[str, Any], ...]:
-    return tuple(next(iter(read_tables("ranks_launchers", [_FILE]).values()))["launcher"])
+    return tuple(_table()["launcher"])
+
+
+@functools.cache
+def _table() -> Mapping[str, Any]:
+    return next(iter(read_tables("ranks_launchers", [_FILE]).values()))
 
 
 def _count(text: str | None) -> int | None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.ranks import clock
+from oomguard.ranks.claims import Claim, ContestedError
 from oomguard.ranks.documents import Said, said
 from oomguard.ranks.folder import Folder
 
@@ -30,11 +31,12 @@ class Meeting:
         folder: where the documents lie.
         rank: this one.
         size: how many there are.
+        claim: this rank's, None where it has none.
     """
 
-    def __init__(self, folder: Folder, rank: int, size: int) -> None:
+    def __init__(self, folder: Folder, rank: int, size: int, claim: Claim | None = None) -> None:
         self.rank, self.size = rank, size
-        self._folder = folder
+        self._folder, self._claim = folder, claim
         self._lock = threading.Lock()
         self._own = Said(rank, uuid.uuid4().hex, host=clock.host(), pid=clock.own_pid())
         self._written_s = self._beaten_s = 0.0
@@ -59,10 +61,19 @@ class Meeting:
             self._say(**changes)
 
     def look(self) -> dict[int, Said]:
-        """Read the others, and return the documents that are of this job, by rank, with this rank's own."""
+        """Read the others, and return the documents that are of this job, by rank, with this rank's own.
+
+        Raises:
+            ContestedError: nobody knows which they are.
+            OSError: they cannot be read, or this rank's cannot be written.
+        """
+        if self._claim is not None and (why := self._claim.contested()) is not None:
+            raise ContestedError(why)
         with self._lock:
             texts = self._folder.read()
-            if self._first_written_s is not None and self._own.to_text() != texts.pop(self.rank, None):
+            has_left = self._own.state == "left"  # then the last rank may remove it
+            is_there = self._own.to_text() == texts.pop(self.rank, None)
+            if self._first_written_s is not None and not is_there and not has_left:
                 self._folder.write(self.rank, self._own.to_text())  # an earlier job's last rank removed it
             found = {rank: doc for rank, text in texts.items() if (doc := said(text)) is not None}
             others = {rank: doc for rank, doc in found.items() if rank < self.size and doc.rank == rank}
@@ -72,7 +83,7 @@ class Meeting:
                 beat = doc.nonce, doc.beat
                 if self._beats.get(rank, (None, 0.0))[0] != beat:
                     self._beats[rank] = beat, now_s
-            if now_s - self._beaten_s > BEAT_S or self._first_written_s is None:
+            if (now_s - self._beaten_s > BEAT_S and not has_left) or self._first_written_s is None:
                 self._beaten_s = now_s
                 self._say(beat=self._own.beat + 1)
             self._others = valid
@@ -116,7 +127,8 @@ class Meeting:
         """Remove the folder where this is the last rank that sees it."""
         with contextlib.suppress(OSError):
             docs, here = self.look(), self._folder.written_here()
-            if all(docs[rank].state == "left" for rank in here & set(docs)):
+            is_last = self._claim is None or self._claim.is_last()
+            if is_last and all(docs[rank].state == "left" for rank in here & set(docs)):
                 self._folder.remove()
 
     def _say(self, **changes: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,13 +16,17 @@ from typing import Final
 
 from oomguard.log import get_logger
 from oomguard.ranks.folder import Folder
-from oomguard.ranks.mirror_child import READY
 from oomguard.ranks.rendezvous import Rendezvous
 from oomguard.supervise.environment import inherited
 
 _CHILD: Final = Path(__file__).with_name("mirror_child.py")
 # Its last documents are put into the store.
 _END_S: Final = 5.0
+# torch's TCPStore where it cannot listen: DistNetworkError with the name or the text of the errno.
+_IN_USE: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
+_TAKEN: Final = (
+    "another program has the port; --rendezvous tcp://HOST:PORT with one that is free, the same for all ranks"
+)
 
 
 class Mirror:
@@ -41,8 +46,11 @@ class Mirror:
             "here": str(folder.here),
             "there": str(folder.there),
             "size": rendezvous.launched.size,
+            "puts": None if rendezvous.is_only_mirror else [str(rendezvous.launched.rank)],
         }
-        self._ready = folder.there / READY
+        self._ready = folder.there / f"ready-{rendezvous.launched.rank}"
+        asked["ready"] = str(self._ready)
+        self._why_ended: str | None = None
         place = "" if store.address is None else f" at {store.address}:{store.port}"
         self._named = f"the {store.kind} store{place}"
         self._process = subprocess.Popen(
@@ -63,8 +71,17 @@ class Mirror:
         """Return why it mirrors nothing any more; None while it does."""
         if self._process.poll() is None:
             return None if self._ready.exists() else f"{self._named} was not reached"
-        errors = self._process.stderr.read() if self._process.stderr is not None else ""
-        return next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it ended")
+        return self.why_ended()
+
+    def why_ended(self) -> str | None:
+        """Return why it has ended by itself; None while it runs."""
+        if self._process.poll() is None:
+            return None
+        if self._why_ended is None:
+            errors = self._process.stderr.read() if self._process.stderr is not None else ""
+            last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it ended")
+            self._why_ended = f"{self._named}: {_TAKEN}" if _IN_USE.search(last) else last
+        return self._why_ended
 
     def close(self) -> None:
         """End it, when what was written last is in the store."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oomguard.engines.command import Launch
 from oomguard.incident import Attempt
 from oomguard.log import get_logger
-from oomguard.ranks.decision import ranks_in_words
-from oomguard.ranks.documents import Decision, How, RankEnd
+from oomguard.ranks.claims import Claim
+from oomguard.ranks.decision import silent_in_words
+from oomguard.ranks.documents import Decision, How, RankEnd, Said
 from oomguard.ranks.folder import Folder
+from oomguard.ranks.launcher import starts_once
 from oomguard.ranks.meeting import LEADER, Meeting
 from oomguard.ranks.rendezvous import Rendezvous
 from oomguard.ranks.watching import Watch
@@ -31,15 +34,19 @@ class RankOfAJob:
         rendezvous: where the ranks meet.
         timeout_s: after the first failure, so long for all ranks to say how they ended.
         end: ends the command; it gets what is set when the attempt is over.
+        claim: of this rank.
     """
 
-    def __init__(self, rendezvous: Rendezvous, timeout_s: float, end: Callable[[threading.Event], None]) -> None:
-        self._rendezvous, self._timeout_s, self._end = rendezvous, timeout_s, end
+    def __init__(
+        self, rendezvous: Rendezvous, timeout_s: float, end: Callable[[threading.Event], None], claim: Claim
+    ) -> None:
+        self._rendezvous, self._timeout_s, self._end, self._claim = rendezvous, timeout_s, end, claim
         self._meeting: Meeting | None = None
         self._mirror: Mirror | None = None
         self._watch: Watch | None = None
         self._ended: EndedByUs | None = None
         self._why_off: str | None = None
+        self._ends_badly: Callable[[], bool] | None = None
 
     @property
     def tells(self) -> bool:
@@ -51,7 +58,7 @@ class RankOfAJob:
         self._why_off = self._why_off or self._rendezvous.problem
         if self._why_off is None:
             self._ended = None
-            self._watch = Watch(lambda: self._meeting or self._met(launch), number, self._end)
+            self._watch = Watch(lambda: self._meeting or self._met(launch), number, self._end, self._why_apart)
 
     def ended(self, _attempt: Attempt) -> None:
         """Hear that an attempt has ended: it is known already."""
@@ -71,18 +78,21 @@ class RankOfAJob:
         from oomguard.ranks.agreement import Round
 
         self.ended_by_us()
-        decision, meeting = None, self._meeting
+        decision, meeting, docs = None, self._meeting, dict[int, Said]()
         if meeting is not None and self._why_off is None and not stopped():
             end = rank_end(own, self._ended)
             try:
                 again = self._rendezvous.again
                 decision = Round(meeting, end, self._timeout_s, stopped, again).decision()
+                docs = meeting.look()
             except OSError as error:
                 self._off(error.strerror or str(error))
-        if decision is None or meeting is None:
+        if decision is None or meeting is None or self._why_off is not None:
             why = () if self._why_off is None else (f"the ranks could not agree: {self._why_off}",)
             return Agreed(replace(own.diagnosis, notes=(*own.diagnosis.notes, *why)))
-        return self._agreed(decision, meeting, own)
+        if decision.first is not None and not decision.again and LEADER not in decision.silent:
+            self._ends_badly = stopped
+        return self._agreed(decision, docs, own)
 
     def starts_again(self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool) -> bool:
         """Wait until all ranks can make an attempt that they agreed on; return whether to make it."""
@@ -101,17 +111,23 @@ class RankOfAJob:
 
     def close(self) -> None:
         """Leave the others."""
-        from oomguard.ranks.agreement import leave
+        from oomguard.ranks.agreement import leave, let_leader_end
 
         self.ended_by_us()
         if self._meeting is not None and self._why_off is None:
-            leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
+            with contextlib.suppress(OSError):  # the last rank removes the folder
+                leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
+                if self._ends_badly is not None:
+                    let_leader_end(self._meeting, self._ends_badly)
         elif self._meeting is not None:
             self._meeting.withdraw()
         if self._mirror is not None:
             self._mirror.close()
+        self._claim.release()
         if self._meeting is not None and self._why_off is None:
             self._meeting.tidy()
+        elif self._meeting is not None or self._why_off is None:  # else the folder does not answer
+            self._claim.remove_where_last()
 
     def _met(self, launch: Launch) -> Meeting:
         own, place = self._rendezvous.launched, self._rendezvous
@@ -128,26 +144,33 @@ class RankOfAJob:
             launcher=own.launcher,
             meets_in=where or str(place.folder),
         )
-        return Meeting(folder, own.rank, own.size)
+        return Meeting(folder, own.rank, own.size, self._claim)
 
-    def _agreed(self, decision: Decision, meeting: Meeting, own: OwnEnd) -> Agreed:
+    def _why_apart(self) -> str | None:
+        return None if self._mirror is None else self._mirror.why_ended()
+
+    def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
         from oomguard.journal.contract import patch_of
         from oomguard.ranks.agreement import ends_of
         from oomguard.ranks.telling import record, told
 
-        docs, size = meeting.look(), meeting.size
-        is_told = meeting.is_leader or LEADER not in docs or LEADER in decision.silent
-        diagnosis = told(decision, ends_of(docs, own.number), own.diagnosis, meeting.rank, size)
+        rank, size = self._rendezvous.launched.rank, self._rendezvous.launched.size
+        is_told = rank == LEADER or LEADER not in docs or LEADER in decision.silent
+        diagnosis = told(decision, ends_of(docs, own.number), own.diagnosis, rank, size)
+        if is_told and own.number > 1 and starts_once(own.tail):
+            hint = "put oomguard around the launcher: oomguard run -- mpirun …"
+            get_logger().error("the program cannot start again under its launcher: MPI_Init is let in once", hint=hint)
         if decision.silent and is_told:
             problem = None if self._mirror is None else self._mirror.problem()
             beside = {} if problem is None else {"mirror": problem}
-            if meeting.missing():
+            if len(docs) < size:
                 beside["hint"] = "each rank needs an oomguard run of its own; --rendezvous none has each rank alone"
-            get_logger().error(f"{ranks_in_words(decision.silent)} is silent: no rank starts again", **beside)
+            get_logger().error(f"{silent_in_words(decision)}: no rank starts again", **beside)
         elif decision.why and decision.first is not None and is_told:
             get_logger().warning(f"no rank starts again: {decision.why}")
-        patches = tuple(patch_of(patch) for patch in decision.patches) if decision.again else ()
-        return Agreed(diagnosis, patches, decision.variables, record(decision, size), is_told)
+        patches = tuple(patch_of(patch) for patch in decision.patches)
+        again, left = patches if decision.again else (), patches if decision.is_exhausted else ()
+        return Agreed(diagnosis, again, decision.variables, record(decision, size), is_told, left)
 
     def _off(self, why: str) -> None:
         self._why_off = why

@@ -52,7 +52,8 @@ class Rendezvous:
         launched: which rank it is.
         folder: where the documents lie on this host.
         store: what mirrors the folder to other hosts; None: all ranks see it.
-        mirrors: whether this rank is the one that mirrors for its host.
+        mirrors: whether this rank mirrors for its host.
+        is_only_mirror: whether it mirrors for all ranks of its host; else each does for itself, as nothing tells who is there.
         problem: why the ranks cannot meet, as far as that is known before; the command runs all the same.
     """
 
@@ -60,6 +61,7 @@ class Rendezvous:
     folder: Path
     store: Store | None = None
     mirrors: bool = False
+    is_only_mirror: bool = False
     problem: str | None = None
 
     @property
@@ -138,10 +140,12 @@ def _asked(launched: Launched, asked: str) -> Rendezvous:
 
 
 def _mirrored(launched: Launched, store: Store) -> Rendezvous:
-    """Return a folder for this host, which its first rank mirrors; for this rank alone where nothing tells which that is."""
+    """Return a folder for this host, which its first rank mirrors; each rank where nothing tells which that is."""
+    place = hashlib.sha256(repr((store.kind, store.address, store.port)).encode()).hexdigest()[:8]
+    folder = own_folder(launched, f"-{place}")
     if launched.local_rank is not None and launched.local_size is not None:
-        return Rendezvous(launched, own_folder(launched, "-host"), store, launched.local_rank == 0)
-    return Rendezvous(launched, own_folder(launched, f"-{launched.rank}"), store, True)
+        return Rendezvous(launched, folder, store, launched.local_rank == 0, is_only_mirror=True)
+    return Rendezvous(launched, folder, store, mirrors=True)
 
 
 def _key(launched: Launched) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from oomguard.incident import Diagnosis, Incident
-from oomguard.journal.contract import incident_of
-from oomguard.ranks.decision import ranks_in_words
+from oomguard.incident import Diagnosis, Incident, Patch
+from oomguard.journal.contract import incident_of, patch_of
+from oomguard.ranks.decision import ranks_in_words, silent_in_words
 from oomguard.ranks.documents import Decision, RankEnd
 
 _HOWS: Final = {
@@ -43,7 +43,18 @@ def told(decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: 
     others = [
         f"rank {other}" for other, how in decision.hows.items() if how == "memory" and other != str(decision.first)
     ]
-    return replace(own, incidents=(_of_rank(incident, decision.first, others),), notes=notes)
+    planned = replace(incident, plan=plan_of_all(incident.plan, decision))
+    return replace(own, incidents=(_of_rank(planned, decision.first, others),), notes=notes)
+
+
+def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
+    """Return the plan of the rank that failed first, with what all ranks change in front: no less is enough for all."""
+    of_all = [patch_of(patch) for patch in decision.patches]
+    if len(of_all) > 1:  # none of them is enough alone
+        group = 1 + max((patch.group for patch in own if patch.group is not None), default=0)
+        of_all = [replace(patch, group=group) for patch in of_all]
+    named = {patch.setting for patch in of_all}
+    return (*of_all, *(patch for patch in own if patch.setting not in named))
 
 
 def record(decision: Decision, size: int) -> dict[str, Any]:
@@ -80,5 +91,5 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
         )
         notes.append(f"first: rank {decision.first}{known}")
     if decision.silent:
-        notes.append(f"silent: {ranks_in_words(decision.silent)}")
+        notes.append(silent_in_words(decision))
     return tuple(notes)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from oomguard.log import get_logger
+from oomguard.ranks.claims import ContestedError
 from oomguard.ranks.decision import ranks_in_words
 from oomguard.ranks.documents import Said
 from oomguard.ranks.meeting import Meeting
@@ -30,14 +31,21 @@ class Watch:
         meet: returns the ranks' meeting, and raises OSError where they cannot meet.
         number: the attempt.
         end: ends the command; it gets what is set when the attempt is over.
+        why_apart: returns why the ranks of other hosts cannot be met any more; None while they can.
 
     Attributes:
         meeting: the ranks, once they can meet.
         problem: why they cannot; None where they can.
     """
 
-    def __init__(self, meet: Callable[[], Meeting], number: int, end: Callable[[threading.Event], None]) -> None:
-        self._meet, self._number, self._end = meet, number, end
+    def __init__(
+        self,
+        meet: Callable[[], Meeting],
+        number: int,
+        end: Callable[[threading.Event], None],
+        why_apart: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._meet, self._number, self._end, self._why_apart = meet, number, end, why_apart
         self.meeting: Meeting | None = None
         self.problem: str | None = None
         self._over = threading.Event()
@@ -61,16 +69,27 @@ class Watch:
         except OSError as error:
             self.problem = error.strerror or str(error)
             return
-        pause_s = _MEETING_PAUSE_S
+        pause_s, is_told = _MEETING_PAUSE_S, False
         while not self._over.wait(pause_s):
             try:
                 docs = self.meeting.look()
+            except ContestedError as error:
+                self.problem = str(error)
+                self._ended = EndedByUs(f"ended: {error}")
+                self._end(self._over)
+                return
             except OSError as error:
                 get_logger().debug("the ranks cannot be read", reason=error.strerror or str(error))
                 pause_s = _PAUSE_S
                 continue
-            if not self.meeting.missing():
+            missing = self.meeting.missing()
+            if not missing:
                 pause_s = max(_PAUSE_S, self.meeting.size / _RANKS_A_PAUSE)
+            elif not is_told and (why_apart := self._why_apart()) is not None:
+                is_told = True
+                get_logger().error(
+                    f"{ranks_in_words(missing)} cannot be met: none starts again by itself", reason=why_apart
+                )
             why = self._why_to_end(docs, self.meeting.lost())
             if why is not None and not self._over.is_set():
                 self._ended = EndedByUs(why)

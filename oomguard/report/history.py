@@ -100,11 +100,11 @@ def took(run: PastRun) -> str:
 
 
 def status_words(run: PastRun) -> str:
-    """Return a run's exit status in words."""
+    """Return a run's exit status in words; where oomguard ended the command that of the command, which the run itself did not end with."""
     last = run.attempts[-1]
     if last.ended_at is None:
         return ""
-    return f"exit {last.attempt.exit_status}"
+    return f"{'command ' if last.why else ''}exit {last.attempt.exit_status}"
 
 
 def run_json(run: PastRun, *, in_full: bool = False) -> str:

@@ -1,8 +1,12 @@
-"""A job's changes from one start to the next: they stand in its comment, in front of what the comment says to people."""
+"""A job's changes from one start to the next: they stand in its comment, in front of what the comment says to people.
+
+What the user made the comment stays, in front of all of ours.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,6 +18,8 @@ from oomguard.supervise.by_variable import DEVICE
 
 _OWN: Final = "oomguard"
 _MOST_STATE_BYTES: Final = 1000
+_BETWEEN: Final = "; "
+_OURS: Final = re.compile(rf"(?:^|{_BETWEEN}){_OWN}(?=: | \{{)")
 
 
 def with_state(settings: Mapping[str, FactValue], text: str) -> str | None:
@@ -30,14 +36,22 @@ def with_state(settings: Mapping[str, FactValue], text: str) -> str | None:
     return f"{_OWN} {state}{text.removeprefix(_OWN)}" if kept else text
 
 
+def behind(comment: str, text: str) -> str:
+    """Return a comment of ours behind what somebody else has made the comment; what we made it before goes."""
+    ours = _OURS.search(comment)
+    others = comment if ours is None else comment[: ours.start()]
+    return f"{others}{_BETWEEN}{text}" if others else text
+
+
 def state_in(comment: str) -> dict[str, FactValue]:
     """Return the changes in a comment, empty where it has none that this version knows."""
-    state = comment.removeprefix(f"{_OWN} ")
+    ours = _OURS.search(comment)
+    state = "" if ours is None else comment[ours.end() :].removeprefix(" ")
     try:
         found, end = json.JSONDecoder().raw_decode(state)
     except (ValueError, RecursionError):
         return {}
-    if state == comment or not isinstance(found, dict) or not state[end:].startswith(":"):
+    if not isinstance(found, dict) or not state[end:].startswith(":"):
         return {}
     return {
         name: value for name, value in found.items() if name in SETTINGS and isinstance(value, bool | int | float | str)

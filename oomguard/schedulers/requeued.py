@@ -10,7 +10,7 @@ from oomguard.facts import FactValue
 from oomguard.incident import Attempt, Patch
 from oomguard.log import get_logger
 from oomguard.report.wording import arrow
-from oomguard.schedulers.carried import changes_of, state_in, with_state
+from oomguard.schedulers.carried import behind, changes_of, state_in, with_state
 from oomguard.schedulers.slurm import Job
 from oomguard.schedulers.status_by_cause import is_held
 from oomguard.serving.end_message import MOST_COMMENT_BYTES, cut
@@ -39,11 +39,14 @@ class RunInJob:
         self._settings: dict[str, FactValue] = {}
         self._setting = threading.Lock()
         self._latest = ""
+        self._before: str | None = None
 
     def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
         """Return the changes that the job's last start left for this one, and say which; none of a job that starts first."""
-        comment = self._job.comment() if self._job.restarts and self._most else None
-        settings = state_in(comment or "")
+        if not self._job.restarts or not self._most:
+            return ()
+        self._before = self._job.comment()
+        settings = state_in(self._before or "")
         if not settings:
             return ()
         log, reason = get_logger(), f"SLURM job {self._job.number}, requeued {self._job.restarts} times"
@@ -71,16 +74,16 @@ class RunInJob:
     def end(self, outcome: Outcome, text: str) -> None:
         """Make how the run ended the comment, with the changes that the job's next start begins with."""
         self._settings |= {patch.setting: patch.new for patch in outcome.left if patch.new is not None}
-        self._end(text)
+        self._end(text, is_over=outcome.is_stopped)
 
     def say_error(self, text: str) -> None:
         """Make why nothing ran the comment."""
         self._end(cut(" ".join(text.split()), MOST_COMMENT_BYTES))
 
-    def _end(self, text: str) -> None:
+    def _end(self, text: str, *, is_over: bool = False) -> None:
         with self._setting:
             self._latest = ""
-            self._set(text)
+            self._set(text, is_over=is_over)
         self._is_over.set()
 
     def requeue(self, outcome: Outcome) -> None:
@@ -113,8 +116,10 @@ class RunInJob:
 
         threading.Thread(target=say, name="oomguard-slurm", daemon=True).start()
 
-    def _set(self, text: str) -> None:
+    def _set(self, text: str, *, is_over: bool = False) -> None:
         comment = with_state(self._settings, text) if self._most else text
         if comment is None:
             get_logger().warning("the changes are too long for the job's comment: its next start begins without them")
-        self._job.set_comment(text if comment is None else comment)
+        if self._before is None:
+            self._before = self._job.comment() or ""
+        self._job.set_comment(behind(self._before, text if comment is None else comment), is_over=is_over)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.supervise.between import cannot_make
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.standard_input import StandardInput
+
+# Of the policy alone: where a scheduler starts the job anew, the change can be made.
+NO_RELAUNCH: Final = "no relaunch is left"
 
 
 def refusal_of(
@@ -26,7 +30,7 @@ def refusal_of(
     if dry_run:
         return "a dry run"
     if number > ledger.policy.max_relaunches or ledger.time_left_s() <= 0:
-        return "no relaunch is left"
+        return NO_RELAUNCH
     if stdin.lost is not None:
         return f"it would not have the same standard input: {stdin.lost}"
     if (missing := cannot_make(folder)) is not None:

@@ -270,7 +270,7 @@ class Supervision:
     def _follow(self, agreed: Agreed, incident: Incident, started: Sequence[StartedEngine]) -> None:
         """Change what all ranks change; what any of them failed with is not tried again."""
         self._ledger.tried.update(self._ledger.settings.items())
-        self._ledger.pending, self._variables = agreed.patches, agreed.variables
+        self._ledger.pending, self._variables, self._ledger.left = agreed.patches, agreed.variables, agreed.left
         self._first = with_change(self._first, incident, started, agreed.patches)
 
     def _carries(self, name: str) -> bool:

@@ -44,6 +44,7 @@ class Agreed:
         variables: what the command gets in its environment for it.
         record: the ranks, how each ended and what all change, for the report and the journal.
         tells: whether this rank tells it: one does.
+        left: what another attempt would change, where only the policy left none.
     """
 
     diagnosis: Diagnosis
@@ -51,6 +52,7 @@ class Agreed:
     variables: Mapping[str, str] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
     tells: bool = True
+    left: tuple[Patch, ...] = ()
 
 
 class Together(Protocol):

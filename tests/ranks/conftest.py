@@ -27,13 +27,19 @@ class Job:
     folder: Path
     ranks: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, size: int, *options: str, rendezvous: str = "", **job: Any) -> None:
-        """Start the ranks, which meet in the job's folder; ``job`` are the variables of ranked_job.py, mappings by rank."""
+    def start(self, size: int, *options: str, rendezvous: str = "", are_apart: bool = False, **job: Any) -> None:
+        """Start the ranks, which meet in the job's folder; ``job`` are the variables of ranked_job.py, mappings by rank.
+
+        Where they are apart, each has temporary files of its own, as on a host of its own.
+        """
         variables = {
             name.upper(): value if isinstance(value, str) else json.dumps(value) for name, value in job.items()
         }
         for rank in range(size):
             own = {"RANK": str(rank), "WORLD_SIZE": str(size), "JOB": str(self.folder), "OMP_NUM_THREADS": "1"}
+            if are_apart:
+                own["TMPDIR"] = str(self.folder / f"host-{len(self.ranks)}")
+                Path(own["TMPDIR"]).mkdir()
             given = {name: value for name, value in os.environ.items() if name not in {"MASTER_ADDR", "MASTER_PORT"}}
             meets = ("--rank", str(rank), "--world-size", str(size), "--rendezvous", rendezvous or str(self.folder))
             command = [*RUN, *meets, *options, "--", sys.executable, str(JOB)]
@@ -62,7 +68,7 @@ class Job:
         """Wait until every rank's command runs and has met the others."""
         end_s = time.monotonic() + LIMIT_S
         while time.monotonic() < end_s:
-            docs = [json.loads(path.read_text()) for path in self.folder.glob(".oomguard-ranks-*/here/*.json")]
+            docs = [json.loads(path.read_text()) for path in self.folder.rglob("here/*.json")]
             leader = next((doc for doc in docs if doc["rank"] == 0), {"met": {}})
             if len(leader["met"]) == len(self.ranks) - 1 and all(self.lengths()):
                 return

@@ -20,6 +20,10 @@ if overrides:
         told.write(json.dumps({"pid": os.getpid(), "order": 1, "applied": overrides}) + "\n")
 with (folder / f"lengths-{rank}.log").open("a") as lengths:
     lengths.write(f"{length}\n")
+if mode == "mpi" and overrides:
+    sys.exit(
+        "*** An error occurred in MPI_Init\n*** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort)"
+    )
 print("(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {'model': './none'}", flush=True)
 time.sleep(float(os.environ.get("AFTER_S", "0")))
 if length > fits:

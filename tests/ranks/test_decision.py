@@ -26,7 +26,7 @@ def test_one_failure_and_all_start_again_with_its_patch():
 def test_a_silent_rank_is_named_and_none_starts_again():
     decision = decide(1, {0: ENDED, 1: FAILED}, {}, silent={3, 2})
     assert (decision.again, decision.silent) == (False, (2, 3))
-    assert decision.why == "ranks 2 and 3 did not say how the attempt ended"
+    assert decision.why == "ranks 2 and 3 are silent"
 
 
 def test_one_rank_that_must_not_run_again_holds_all_back():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+
 import pytest
 
 from oomguard.errors import UsageError
@@ -12,7 +15,7 @@ from support.supervising import LIMIT_S
 
 def test_ranks_of_two_hosts_agree_through_torchs_store(job):
     pytest.importorskip("torch")
-    job.start(2, rendezvous=f"tcp://127.0.0.1:{free_port()}", fits={"1": 1792})
+    job.start(2, rendezvous=f"tcp://127.0.0.1:{free_port()}", are_apart=True, fits={"1": 1792})
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert job.lengths() == [[32768, 1792]] * 2
@@ -20,11 +23,59 @@ def test_ranks_of_two_hosts_agree_through_torchs_store(job):
 
 
 def test_a_store_that_cannot_be_reached_lets_no_rank_start_again_and_says_why(job):
-    job.start(2, "--rank-timeout", "4s", rendezvous="ray://127.0.0.1:1", fits={"0": 1792}, modes={"1": "early"})
+    of_all = {"fits": {"0": 1792}, "modes": {"1": "early"}}
+    job.start(2, "--rank-timeout", "4s", rendezvous="ray://127.0.0.1:1", are_apart=True, **of_all)
     _, errors = job.ranks[0].communicate(timeout=LIMIT_S)
     assert job.ranks[0].returncode == 1
     assert "rank 1 is silent: no rank starts again: mirror=" in errors
     assert job.lengths()[0] == [32768]
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that another program has."""
+    with socket.create_server(("", 0)) as other:
+        yield other.getsockname()[1]
+
+
+def test_rank_0_says_at_once_that_another_program_has_the_port_and_what_to_do(job, taken):
+    pytest.importorskip("torch")
+    job.start(1, "--world-size", "2", rendezvous=f"tcp://127.0.0.1:{taken}", are_apart=True, after_s="300")
+    errors = job.ranks[0].stderr
+    assert errors is not None
+    said = next(line for line in errors if "cannot be met" in line)
+    assert said.startswith(
+        "oomguard: rank 1 cannot be met: none starts again by itself: reason=the torch store at 127.0.0.1:"
+    )
+    assert "another program has the port; --rendezvous tcp://HOST:PORT with one that is free" in said
+    assert job.ranks[0].poll() is None
+
+
+def test_a_second_job_at_the_same_address_does_not_mix_with_the_first(job):
+    """Its rank 1 comes to the store of the first job's rank 0, where there is a rank 1 already."""
+    pytest.importorskip("torch")
+    place = f"tcp://127.0.0.1:{free_port()}"
+    job.start(2, rendezvous=place, are_apart=True, after_s="300")
+    job.wait_until_all_run()
+    job.start(1, "--rank", "1", "--world-size", "2", rendezvous=place, are_apart=True, after_s="300")
+    errors = job.ranks[2].stderr
+    assert errors is not None
+    said = next(line for line in errors if "cannot be met" in line)
+    assert "another process is rank 1 there already: give each job an address of its own" in said
+    assert [rank.poll() for rank in job.ranks] == [None] * 3
+
+
+def test_ranks_of_one_host_need_no_store_to_agree(job, taken):
+    """Else those whose commands wait for the one that failed would wait for ever."""
+    job.start(3, rendezvous=f"tcp://127.0.0.1:{taken}", fits={"2": 1792})
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0] * 3, ended
+    assert job.lengths() == [[32768, 1792]] * 3
+
+
+def test_ranks_that_meet_at_another_address_are_of_another_job():
+    places = [rendezvous(of_two_hosts(), f"tcp://node-1:{port}").folder for port in (1, 2)]
+    assert places[0] != places[1]
 
 
 def of_two_hosts(**told: object) -> Launched:

@@ -35,8 +35,13 @@ def test_the_failure_is_told_once_by_rank_0_with_the_rank_it_came_from(job):
 
 def test_of_two_ranks_that_ran_out_the_fuller_one_decides_for_all(job):
     job.start(3, fits={"0": 4096, "2": 1792})
-    assert [status for status, _, _ in job.ended()] == [0, 0, 0]
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0, 0, 0]
     assert job.lengths() == [[32768, 1792]] * 3
+    told = ended[0][2]
+    assert "max_model_len: 32768 -> 1792" in told
+    assert "OOMGUARD_VLLM_OVERRIDES='{\"max_model_len\": 1792}'" in told
+    assert "4096}" not in told
 
 
 def test_a_patch_that_is_not_permitted_lets_no_rank_start_again(job):
@@ -79,6 +84,25 @@ def test_a_failure_of_something_else_ends_that_rank_alone_with_its_own_status(jo
     assert time.monotonic() - began_s < 30
 
 
+def test_a_program_that_mpi_lets_start_once_is_told_with_what_to_do(job):
+    job.start(2, fits={"1": 1792}, modes={"0": "mpi", "1": "mpi"})
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [1, 1]
+    assert "MPI_Init is let in once: hint=put oomguard around the launcher: oomguard run -- mpirun" in ended[0][2]
+    assert "MPI_Init is let in once" not in ended[1][2]
+
+
+def test_history_tells_the_status_of_a_command_that_was_ended_from_that_of_the_run(job, tmp_path):
+    journal = tmp_path / "journal.sqlite3"
+    job.start(2, "--max-relaunches", "0", "--journal", str(journal), fits={"1": 1792})
+    assert job.ended()[0][0] == 1
+    history = [sys.executable, "-m", "oomguard", "history", "--journal", str(journal)]
+    assert (
+        "command exit 143"
+        in subprocess.run(history, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+    )
+
+
 def test_a_rank_that_is_killed_leaves_nobody_waiting(job):
     job.start(3, "--rank-timeout", "10s", modes={}, after_s="300")
     job.wait_until_all_run()
@@ -87,7 +111,7 @@ def test_a_rank_that_is_killed_leaves_nobody_waiting(job):
     ended = job.ended()
     assert time.monotonic() - began_s < 30
     assert [status != 0 for status, _, _ in ended] == [True] * 3
-    assert "rank 1 is silent: no rank starts again" in ended[0][2]
+    assert "rank 1 is gone, its process was killed: no rank starts again" in ended[0][2]
     assert job.lengths() == [[32768]] * 3
 
 
@@ -98,7 +122,7 @@ def test_rank_0_that_is_killed_leaves_nobody_waiting(job):
     job.ranks[0].send_signal(signal.SIGKILL)
     ended = job.ended()
     assert time.monotonic() - began_s < 30
-    assert "rank 0 is silent: no rank starts again" in ended[1][2]
+    assert "rank 0 is gone, its process was killed: no rank starts again" in ended[1][2]
     assert job.lengths() == [[32768]] * 3
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.remedy.policy import make_policy
-from oomguard.schedulers.carried import changes_of, state_in, with_state
+from oomguard.schedulers.carried import behind, changes_of, state_in, with_state
 from oomguard.settings import SETTINGS
 
 VALUES = st.one_of(st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False), st.text(max_size=20))
@@ -17,6 +17,15 @@ STATES = st.dictionaries(st.sampled_from(sorted(set(SETTINGS) - {"device"})), VA
 @given(state=STATES, text=st.text(max_size=60))
 def test_what_a_comment_carries_is_read_back(state, text):
     assert state_in(with_state(state, f"oomguard: {text}") or "") == state
+
+
+@given(users=st.text(max_size=60), state=STATES, text=st.text(max_size=60))
+def test_what_the_user_made_the_comment_stays_in_front_however_often_ours_changes(users, state, text):
+    users = users.replace("oomguard", "")
+    first = behind(users, with_state(state, f"oomguard: {text}"))
+    assert behind(first, "oomguard: ended") == behind(users, "oomguard: ended")
+    assert state_in(first) == state
+    assert first.startswith(users)
 
 
 @given(st.text())

@@ -84,6 +84,40 @@ def test_what_the_scripts_own_words_forbid_is_left_out(slurm):
     assert "max_model_len=8 restart=1" in said
 
 
+def test_a_task_of_an_array_that_goes_back_leaves_its_siblings_and_the_users_comment_alone(slurm):
+    """SLURM takes the number of an array's last task for all its tasks."""
+    fails = script("--max-relaunches 0 --slurm-requeue 2").splitlines()[1]
+    alone = "if [ $SLURM_ARRAY_TASK_ID = 1 ]; then sleep 4; echo first ran; exit; fi\n"
+    job = slurm.submit(
+        f"#!/bin/bash\n{alone}{fails}\n", "--array=1-2", "--comment=proj42", f"--output={slurm.folder}/out.%A_%a"
+    )
+    last = f"{job}_2"
+    slurm.wait_for_requeue(last)
+    assert slurm.told(last, "%k").startswith('proj42; oomguard {"max_model_len": 1792}: One request needs')
+    slurm.wait_for(f"{job}_1", "COMPLETED")
+    assert slurm.told(f"{job}_1", "%k") == "proj42"
+    slurm.begin_now(last)
+    slurm.wait_for(last, "COMPLETED")
+    assert slurm.told(last, "%k") == 'proj42; oomguard {"max_model_len": 1792}: ended'
+    assert "CANCELLED" not in slurm.output(f"{job}_1")
+
+
+def test_of_ranks_rank_0_puts_the_job_back_and_all_begin_with_the_plan_of_all(slurm, tmp_path):
+    where = f"--rendezvous {tmp_path} --max-relaunches 0 --slurm-requeue 2"
+    step = f"exec srun --ntasks 3 --overcommit --kill-on-bad-exit oomguard run {where} -- {sys.executable} {RANKED}\n"
+    fits = """FITS='{"1": 4096, "2": 1792}'"""
+    job = slurm.submit(f"#!/bin/bash\nexport JOB={tmp_path} {fits}\n{step}")
+    slurm.wait_for_requeue(job)
+    assert slurm.output(job).count("the job goes back to its queue: job=") == 1
+    slurm.begin_now(job)
+    slurm.wait_for(job, "COMPLETED", "FAILED")
+    said = slurm.output(job)
+    assert slurm.told(job, "%T %k") == 'COMPLETED oomguard {"max_model_len": 1792}: ended', said
+    lengths = [(tmp_path / f"lengths-{rank}.log").read_text().split() for rank in range(3)]
+    assert lengths == [["32768", "1792"]] * 3
+    assert said.count("the job goes on with what its last start changed") == 1
+
+
 @pytest.mark.parametrize("meets", ["an address", "a folder"])
 def test_of_a_steps_four_tasks_one_fails_and_all_start_again_with_one_plan(slurm, tmp_path, meets):
     where = f"--rendezvous {tmp_path}" if meets == "a folder" else ""

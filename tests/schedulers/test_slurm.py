@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from oomguard.schedulers import slurm
-from oomguard.schedulers.slurm import Job
+from oomguard.schedulers.slurm import Job, job_of
 from support.supervising import run
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
@@ -93,3 +93,32 @@ def test_an_scontrol_that_hangs_is_told_in_words(tmp_path, monkeypatch):
     )
     assert not Job("1", 0, f"{tmp_path}:/usr/bin:/bin").set_comment("x")
     assert told == ["scontrol did not end within 0 s"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({"SLURM_JOB_ID": "10"}, "10"),
+        ({"SLURM_JOB_ID": "10", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "2"}, "10_2"),
+        ({"SLURM_JOB_ID": "11", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "1"}, "11"),
+    ],
+    ids=["alone", "an array's last task", "another task, or a job that a task submitted"],
+)
+def test_a_job_is_named_so_that_no_other_is_meant(variables, number):
+    assert job_of(variables, "").number == number
+
+
+def test_of_a_heterogeneous_job_the_first_component_has_the_comment_and_the_whole_goes_back():
+    """SLURM 22.05: ``update JobId=1`` changes the comments of all components, ``requeue 1+0`` is refused."""
+    job = job_of({"SLURM_JOB_ID": "1", "SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "1"}, "")
+    assert (job.number, job.component) == ("1", "1+0")
+
+
+def test_the_comment_that_is_read_is_that_of_the_job_alone(tmp_path):
+    program = tmp_path / "squeue"
+    program.write_text("#!/bin/sh\nprintf '1+1 second\\n1+0 proj42; oomguard: x\\n'\n")
+    program.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    assert Job("1", 0, path, "1+0").comment() == "proj42; oomguard: x"
+    program.write_text("#!/bin/sh\necho '10_1 (null)'\n")
+    assert Job("11", 0, path).comment() == ""
