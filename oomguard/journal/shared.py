@@ -10,6 +10,7 @@ from typing import Any
 
 from oomguard.errors import InputError
 from oomguard.journal.delivery import Delivery, Undelivered
+from oomguard.journal.going import Going
 from oomguard.journal.place import Shared
 from oomguard.journal.record import Ended, Ran, Record
 from oomguard.journal.spool import Spool, folder_of
@@ -32,7 +33,9 @@ class SharedJournal:
             raise InputError("no home folder is known")
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
-        self._session = ""
+        self._begun: Record | None = None
+        self._first: Record | None = None
+        self._going: Going | None = None
 
     @property
     def path(self) -> Path:
@@ -47,16 +50,18 @@ class SharedJournal:
             OSError: its disk is full or gone.
         """
         record = record if record.started_at else replace(record, started_at=time.time())
+        record = record.after(self._first)
         if self._spool is None:
             try:
                 self._spool = Spool(self._folder, record.session)
             except OSError as error:
                 hint = "export XDG_STATE_HOME=DIR chooses another place for what waits for a shared journal"
                 raise InputError(f"{self._folder}: {error.strerror or error}", hint=hint) from None
-            self._session = record.session
+            self._first, self._going = record, Going(record.session)
             self._delivery = Delivery(self.shared, self._spool)
         self._make_room()
         self._spool.begin(record)
+        self._begun = record
         self._wake()
         return record.number
 
@@ -77,13 +82,15 @@ class SharedJournal:
         Raises OSError as ``begin`` does.
         """
         ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, time.time())
-        if self._spool is not None:
+        if self._spool is not None and self._begun is not None and self._begun.number == row:
             self._make_room()
-            self._spool.end(self._session, row, ended)
+            self._spool.end(self._begun, ended)
             self._wake()
 
     def finish(self, wait_s: float) -> Undelivered | None:
         """Wait so long at most until all is delivered; return what is not, which a later run delivers."""
+        if self._going is not None:
+            self._going.end()
         if self._spool is None or self._delivery is None:
             return None
         left = self._delivery.finish(wait_s)

@@ -55,14 +55,16 @@ class Spool:
         """Write that an attempt begins; raises OSError where the disk is full or gone."""
         self._append("begin", record.session, record.number, _fields(record))
 
-    def end(self, session: str, number: int, ended: Ended) -> None:
-        """Write how an attempt ended; raises OSError as ``begin`` does."""
+    def end(self, begun: Record, ended: Ended) -> None:
+        """Write how an attempt ended that began so; raises OSError as ``begin`` does."""
         ran = None if ended.ran is None else _fields(ended.ran)
-        self._append("end", session, number, {**_fields(ended), "ran": ran})
+        self._append("end", begun.session, begun.number, {**_fields(ended), "ran": ran}, begun=_fields(begun))
 
-    def _append(self, kind: str, session: str, number: int, fields: Mapping[str, Any]) -> None:
-        row = {"form": FORM, "kind": kind, "session": session, "number": number, "fields": plain_value(fields)}
-        line = f"{json_line(row)}\n".encode()
+    def _append(
+        self, kind: str, session: str, number: int, fields: Mapping[str, Any], **more: Mapping[str, Any]
+    ) -> None:
+        row = {"form": FORM, "kind": kind, "session": session, "number": number, "fields": fields, **more}
+        line = f"{json_line(plain_value(row))}\n".encode()
         with self._one_at_a_time:
             written = os.write(self.fd, line)
             if written != len(line):  # the disk is full: half a line would spoil the next one
@@ -172,6 +174,14 @@ def record_in(row: Mapping[str, Any]) -> Record | Ended | None:
         ran = fields.pop("ran", None)
         return Ended(**fields, ran=None if ran is None else Ran(**ran))
     except (KeyError, TypeError, ValueError):  # spoiled
+        return None
+
+
+def begun_in(row: Mapping[str, Any]) -> Record | None:
+    """Return how the attempt began whose end a line holds; None where an earlier oomguard wrote it."""
+    try:
+        return Record(**row["begun"])
+    except (KeyError, TypeError):
         return None
 
 

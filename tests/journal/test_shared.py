@@ -135,6 +135,20 @@ def test_what_is_delivered_again_is_there_once(shared: Shared):
     assert (len(run.attempts), run.result) == (1, "ran")
 
 
+def test_the_end_of_a_run_that_was_removed_meanwhile_is_delivered_whole(shared: Shared, postgresql: Any):
+    journal = SharedJournal(shared)
+    row = journal.begin(Record("s", 1, ["x"], {}, [], who="ann", host="node7"))
+    until = time.monotonic() + LIMIT_S
+    while not runs(shared) and time.monotonic() < until:
+        time.sleep(0.05)
+    postgresql.sql(shared.url.rpartition("/")[2], "DELETE FROM oomguard.run; DELETE FROM oomguard.attempt")
+    journal.end(row, exit_status=3, incident=None, measured={}, ran=H100)
+    assert journal.finish(LIMIT_S) is None
+
+    (run,) = runs(shared)
+    assert (run.session, run.who, run.model, run.result) == ("s", "ann", "org/m", "failed")
+
+
 def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(shared: Shared, postgresql: Any):
     """A small round of benchmarks/shared_journal.py."""
     returned = {}
