@@ -83,6 +83,50 @@ def test_markdown_has_a_row_a_group(fleet: Path, capsys: pytest.CaptureFixture[s
     assert sum(line.startswith("| 3<br>") for line in capsys.readouterr().out.splitlines()) == 2
 
 
+def test_a_file_to_which_several_paths_lead_counts_once_and_the_others_are_told(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+):
+    log = fleet / f"pods/prod_llm-0_{UID}/engine/0.log"
+    (fleet / "containers").mkdir()
+    (fleet / "containers" / f"llm-0_prod_engine-{'c3' * 32}.log").symlink_to(log)
+    (fleet / "loop").symlink_to(".")
+    run("diagnose", "--summary", "--format", "json", fleet / "containers", log, fleet / "**/*.log")
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert (told["inputs"], told["incidents"]) == (4, 3)
+    assert "oomguard: 3 paths led to files that are read under another name\n" in shown.err
+
+
+def test_each_file_that_the_user_named_has_an_answer(fleet: Path, capsys: pytest.CaptureFixture[str]):
+    (fleet / "link.log").symlink_to("healthy.log")
+    named = [str(fleet / "healthy.log"), str(fleet / "link.log")]
+    run("diagnose", "--format", "json", *named)
+    assert [json.loads(line)["source"] for line in capsys.readouterr().out.splitlines()] == named
+
+
+def test_links_that_lead_nowhere_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "a.log").touch()
+    for name in ("gone.log", "lost.log"):
+        (tmp_path / name).symlink_to("nowhere")
+    run("diagnose", "--summary", tmp_path)
+    assert f"left out, as a link that leads nowhere: {tmp_path / 'gone.log'} and 1 more\n" in capsys.readouterr().err
+    run("diagnose", "--summary", "-q", tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("options", [["--summary"], []])
+def test_a_file_named_for_a_form_that_there_is_not_is_refused_with_those_that_there_are(
+    fleet: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+):
+    run("diagnose", *options, "--output", tmp_path / "x.csv", fleet, code=2)
+    told = capsys.readouterr().err
+    assert "nothing is written as .csv" in told
+    assert ".json, .md, .html or .txt" in told
+    assert not (tmp_path / "x.csv").exists()
+    for name in ("x", "x.txt", "x.2026"):
+        run("diagnose", *options, "--output", tmp_path / name, fleet / "healthy.log")
+
+
 def test_what_was_last_written_before_is_left_out_and_told(fleet: Path, capsys: pytest.CaptureFixture[str]):
     old = time.time() - 3 * 86400
     os.utime(fleet / "slurm-7_0.out", (old, old))
