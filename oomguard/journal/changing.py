@@ -99,7 +99,7 @@ def _changing(place: Place) -> Iterator[Connection]:
         else:
             Journal(place)
             engine = sqlite_engine(place, _BUSY_S)
-        with plainly(), engine.begin() as connection:
+        with plainly(place), engine.begin() as connection:
             if isinstance(place, Shared):
                 prepare(connection)
             yield connection

@@ -41,7 +41,7 @@ def deliver(shared: Shared, rows: Sequence[Mapping[str, Any]]) -> None:
         JournalError: it is away, does not permit that, or is of a newer oomguard; nothing of them is there then.
     """
     known, told_of = set[str](), dict[str, Ran]()  # what is written of a run once need not be written again
-    with plainly(), _engine(shared).begin() as connection:
+    with plainly(shared), _engine(shared).begin() as connection:
         prepare(connection)
         offset_s = _clock_offset_s(connection) if rows else 0.0
         for row in map(_as_postgresql_takes_it, rows):
