@@ -55,10 +55,11 @@ class Spool:
         """Write that an attempt begins; raises OSError where the disk is full or gone."""
         self._append("begin", record.session, record.number, _fields(record))
 
-    def end(self, begun: Record, ended: Ended) -> None:
-        """Write how an attempt ended that began so; raises OSError as ``begin`` does."""
+    def end(self, session: str, number: int, ended: Ended, begun: Record | None = None) -> None:
+        """Write how an attempt ended, and how it began where the database may not have that any more; raises OSError as ``begin`` does."""
         ran = None if ended.ran is None else _fields(ended.ran)
-        self._append("end", begun.session, begun.number, {**_fields(ended), "ran": ran}, begun=_fields(begun))
+        more = {} if begun is None else {"begun": _fields(begun)}
+        self._append("end", session, number, {**_fields(ended), "ran": ran}, **more)
 
     def _append(
         self, kind: str, session: str, number: int, fields: Mapping[str, Any], **more: Mapping[str, Any]
@@ -178,7 +179,7 @@ def record_in(row: Mapping[str, Any]) -> Record | Ended | None:
 
 
 def begun_in(row: Mapping[str, Any]) -> Record | None:
-    """Return how the attempt began whose end a line holds; None where an earlier oomguard wrote it."""
+    """Return how the attempt began whose end a line holds; None where it does not say."""
     try:
         return Record(**row["begun"])
     except (KeyError, TypeError):

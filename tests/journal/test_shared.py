@@ -138,7 +138,7 @@ def test_what_is_delivered_again_is_there_once(shared: Shared):
 
 def test_the_end_of_a_run_that_was_removed_meanwhile_is_delivered_whole(shared: Shared, postgresql: Any):
     journal = SharedJournal(shared)
-    row = journal.begin(Record("s", 1, ["x"], {}, [], who="ann", host="node7"))
+    row = journal.begin(Record("s", 1, ["x"], {}, [], who="ann", host="node7", started_at=time.time() - 3600))
     until = time.monotonic() + LIMIT_S
     while not runs(shared) and time.monotonic() < until:
         time.sleep(0.05)

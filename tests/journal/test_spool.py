@@ -35,7 +35,7 @@ def rows_left(folder: Path) -> list[dict[str, object]]:
 def test_records_are_read_back_as_they_were_written_but_for_what_json_cannot_hold(tmp_path: Path):
     spool = Spool(tmp_path, "s")
     spool.begin(RECORD)
-    spool.end(RECORD, ENDED)
+    spool.end("s", 1, ENDED)
     rows, end = read_from(spool.fd, 0)
     spool.close(is_delivered=False)
 
@@ -112,7 +112,7 @@ def test_what_is_delivered_is_dropped_unless_more_has_come(tmp_path: Path):
     spool = Spool(tmp_path, "s")
     spool.begin(RECORD)
     _rows, end = read_from(spool.fd, 0)
-    spool.end(RECORD, ENDED)
+    spool.end("s", 1, ENDED)
     assert not spool.empty(end)
     rows, end = read_from(spool.fd, end)
     assert [row["kind"] for row in rows] == ["end"]
