@@ -12,15 +12,23 @@ import click
 
 from oomguard.cli.durations import Moment
 from oomguard.cli.options import color_option, console, option, policy_options, tell_configuration
-from oomguard.errors import InputError
+from oomguard.errors import InputError, UsageError
 from oomguard.fleet.inputs import Input, find_inputs
+from oomguard.fleet.once import read_once
 from oomguard.observe.source import shown
 
 if TYPE_CHECKING:
     from oomguard.cli.rendering import Work
 
 FORMS: Final = ("terminal", "json", "markdown", "html")
-_FORM_BY_SUFFIX: Final = {".json": "json", ".jsonl": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
+_FORM_BY_SUFFIX: Final = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".md": "markdown",
+    ".html": "html",
+    ".htm": "html",
+    **dict.fromkeys(("", ".txt", ".text", ".log", ".out"), "terminal"),
+}
 
 
 class _Jobs(click.IntRange):
@@ -124,11 +132,11 @@ def command(
         if sys.stdin is not None and sys.stdin.isatty():
             raise click.UsageError("name a log, a folder, or - for standard input: oomguard diagnose error.log")
         paths = ("-",)
-    form = form or _FORM_BY_SUFFIX.get(Path(output or "").suffix.lower(), "terminal")
+    form = form or _form_of(output)
     if follow:
         check_follow(paths, form, summary=summary, on=on)
     inputs, errors, left_out = (
-        ([Input(paths[0], is_named=True)], [], 0) if follow else _expand(paths, since, quiet=quiet)
+        ([Input(paths[0], is_named=True)], [], 0) if follow else _expand(paths, since, summary=summary, quiet=quiet)
     )
     names = [one.path for one in inputs]
     with sink(output, names, form) as write:
@@ -169,6 +177,21 @@ def command(
     return 1 if exit_code and found else 0
 
 
+def _form_of(output: str | None) -> str:
+    """Return the form that the name of a file asks for.
+
+    Raises:
+        UsageError: it asks for one that there is not.
+    """
+    suffix = Path(output or "").suffix.lower()
+    if suffix not in _FORM_BY_SUFFIX and suffix[1:].isalpha():
+        raise UsageError(
+            f"--output {shown(str(output))}: nothing is written as {suffix}",
+            hint="name it .json, .md, .html or .txt, or give --format: terminal, json, markdown or html",
+        )
+    return _FORM_BY_SUFFIX.get(suffix, "terminal")
+
+
 def _tell_configuration(ctx: click.Context, *, quiet: bool, verbose: bool) -> None:
     def say(text: str) -> None:
         click.echo(f"oomguard: {text}", err=True)
@@ -179,18 +202,28 @@ def _tell_configuration(ctx: click.Context, *, quiet: bool, verbose: bool) -> No
     tell_configuration(ctx, nothing if quiet else say, say if verbose else nothing)
 
 
-def _expand(paths: tuple[str, ...], since: float | None, *, quiet: bool) -> tuple[list[Input], list[InputError], int]:
+def _expand(
+    paths: tuple[str, ...], since: float | None, *, summary: bool, quiet: bool
+) -> tuple[list[Input], list[InputError], int]:
     """Return the inputs that the paths name, an error for each that cannot be listed, and how many are older than ``since``.
 
-    An empty folder is told, and what is left out.
+    An empty folder is told, what is left out, and how many paths led to files of others: a summary counts each file once, also one that
+    was named twice.
     """
     inputs = find_inputs(paths)
     for path in inputs.empty if not quiet else ():
         click.echo(f"oomguard: {shown(path)}: there is no file in this folder", err=True)
-    found = inputs.found
+    if inputs.dangling and not quiet:
+        others = f" and {len(inputs.dangling) - 1:,} more" if len(inputs.dangling) > 1 else ""
+        click.echo(f"oomguard: left out, as a link that leads nowhere: {shown(inputs.dangling[0])}{others}", err=True)
+    found, repeated = read_once(inputs.found, keeps_named=not summary)
+    if repeated and not quiet:
+        led = "1 path led to a file that is" if repeated == 1 else f"{repeated:,} paths led to files that are"
+        click.echo(f"oomguard: {led} read under another name", err=True)
+    listed = len(found)
     if since is not None:
         found = [one for one in found if one.modified_at is None or one.modified_at >= since]
-    left_out = len(inputs.found) - len(found)
+    left_out = listed - len(found)
     if left_out and not quiet:
         what = "1 input was" if left_out == 1 else f"{left_out:,} inputs were"
         click.echo(f"oomguard: {what} last written before --since and left out", err=True)

@@ -85,9 +85,12 @@ def keep_only(place: Place | None, keep_s: float, *, yes: bool) -> int:
         return 0
     found = old_runs(where, keep_s)
     if not found.old:
-        click.echo(f"nothing to remove: all of {_count(found.runs, 'run')} ended since")
+        which = "all" if not found.not_ended else f"all but {found.not_ended} that may still go on"
+        click.echo(f"nothing to remove: {which} of {_count(found.runs, 'run')} ended since")
         return 0
     click.echo(f"{found.old} of {_count(found.runs, 'run')} in {where} ended before")
+    if found.not_ended:
+        click.echo(f"kept beside those that ended since: {_count(found.not_ended, 'run')} that may still go on")
     if not yes and not _is_agreed(found.old):
         click.echo("nothing is removed")
         return 0

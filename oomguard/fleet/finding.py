@@ -16,21 +16,25 @@ from oomguard.fleet.moments import last_moment, moment_of
 from oomguard.incident import Diagnosis, Incident, Patch
 from oomguard.observe.compressed import HEAD_BYTES, format_of
 from oomguard.records import Record
+from oomguard.remedy.policy import is_refused
 
 # A stamped line stands within so many bytes before a failure; a traceback's own lines have no stamp.
 _BEFORE_BYTES: Final = 64 << 10
+# The evidence has an object's text without what its collector put beside it: the line is read again.
+_LINE_BYTES: Final = 16 << 10
 Clock = Literal["line", "file"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Change(Record):
-    """One setting of a patch: what it was, what it has to be, and how the engine is told."""
+    """One setting of a patch: what it was, what it has to be, how the engine is told; ``refused_as``: why the user does not permit it."""
 
     setting: str
     old: FactValue | None
     new: FactValue
     as_flag: str | None
     effect: str
+    refused_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -38,7 +42,8 @@ class Finding(Record):
     """One incident of one input.
 
     ``at`` is when it was printed, in Unix seconds, by the clock that stamped it: ``clock`` tells the line's from the file's last change.
-    ``changes`` are the patches that would have been applied first, together; empty: none could be solved.
+    ``changes`` are the patches that would have been applied first, together; empty: none could be solved. Only where the user said no
+    to all that were solved is one of these told.
     """
 
     source: str
@@ -55,6 +60,11 @@ class Finding(Record):
     at: float | None
     clock: Clock | None
     changes: tuple[Change, ...]
+
+    @property
+    def refused(self) -> tuple[str, str] | None:
+        """The setting that the user does not permit to be changed so, and why."""
+        return next(((each.setting, each.refused_as) for each in self.changes if each.refused_as is not None), None)
 
 
 def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[Finding, ...]:
@@ -101,17 +111,29 @@ def _finding(source: str, writer: Writer, incident: Incident, modified_at: float
 
 
 def _first_patches(incident: Incident) -> tuple[Patch, ...]:
-    """Return the first patch of the plan whose value is solved, whoever may permit it, with those that belong with it."""
+    """Return the first patch of the plan whose value is solved, with those that belong with it; one that the user refused comes last."""
+    refused: tuple[Patch, ...] = ()
     for patch in incident.plan:
-        group = [other for other in incident.plan if other is patch or (patch.group and other.group == patch.group)]
+        group = tuple(
+            other for other in incident.plan if other is patch or (patch.group and other.group == patch.group)
+        )
         if all(other.new is not None for other in group):
-            return tuple(group)
-    return ()
+            if not any(is_refused(other) for other in group):
+                return group
+            refused = refused or group
+    return refused
 
 
 def _change(patch: Patch) -> Change:
     assert patch.new is not None  # noqa: S101 - only solved ones are taken
-    return Change(patch.setting, patch.old, patch.new, patch.as_flag, str(patch.effect))
+    return Change(
+        patch.setting,
+        patch.old,
+        patch.new,
+        patch.as_flag,
+        str(patch.effect),
+        patch.blocked_by if is_refused(patch) else None,
+    )
 
 
 def _printed_at(source: str, incident: Incident, modified_at: float | None) -> float | None:
@@ -121,19 +143,19 @@ def _printed_at(source: str, incident: Incident, modified_at: float | None) -> f
     if incident.location.byte is None or source in ("", "-"):
         return None
     with contextlib.suppress(OSError, ValueError, InputError):
-        return last_moment(_lines_before(source, incident.location.byte), modified_at)
+        return last_moment(_lines_up_to(source, incident.location.byte), modified_at)
     return None
 
 
-def _lines_before(source: str, byte: int) -> Iterator[str]:
-    """Yield the lines just before a byte of a log that is not packed; of a packed one its bytes lie elsewhere."""
+def _lines_up_to(source: str, byte: int) -> Iterator[str]:
+    """Yield the lines just before a byte, and its own, of a log that is not packed; of a packed one its bytes lie elsewhere."""
     with contextlib.closing(_opened(source)) as stream:
         if format_of(stream.read(HEAD_BYTES)) is not None:
             return
         start = max(0, byte - _BEFORE_BYTES)
         stream.seek(start)
-        text = stream.read(byte - start).decode("utf-8", "replace")
-    yield from text.split("\n")
+        before, own = stream.read(byte - start), stream.read(_LINE_BYTES).partition(b"\n")[0]
+    yield from (before + own).decode("utf-8", "replace").split("\n")
 
 
 def _opened(source: str) -> IO[bytes]:

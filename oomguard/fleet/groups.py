@@ -27,8 +27,8 @@ class Group(Record):
     """Incidents of one cause, model, setting and version.
 
     ``setting`` is the one that the plan changes first, None where no value could be solved. ``first_at`` and ``last_at`` are Unix
-    seconds by the clocks of those who printed them, None where nothing tells. ``writers`` are those with most incidents, each with
-    how many.
+    seconds by the clocks of those who printed them, None where nothing tells. ``refused`` are setting and reason of what the user does
+    not permit, with how many incidents it would have fixed. ``writers`` are those with most incidents, each with how many.
     """
 
     cause: str
@@ -43,6 +43,7 @@ class Group(Record):
     first_at: float | None
     last_at: float | None
     fix: Fix | None
+    refused: tuple[tuple[str, str, int], ...]
     writers: tuple[tuple[str, int], ...]
     other_writers: int
     example: Finding
@@ -107,6 +108,7 @@ def _group(same: Sequence[Finding]) -> Group:
     first = same[0]
     times = [one.at for one in same if one.at is not None]
     writers = Counter(words for one in same if (words := one.writer.words))
+    refused = Counter(one.refused for one in same if one.refused is not None)
     ordered = sorted(writers.items(), key=lambda item: (-item[1], item[0]))
     return Group(
         first.cause,
@@ -120,7 +122,8 @@ def _group(same: Sequence[Finding]) -> Group:
         len({one.source for one in same}),
         min(times, default=None),
         max(times, default=None),
-        _fix(same),
+        _fix([one for one in same if one.refused is None]),
+        tuple((*what, count) for what, count in refused.most_common()),
         tuple(ordered[:_MOST_WRITERS]),
         max(0, len(ordered) - _MOST_WRITERS),
         min(same, key=lambda one: (one.at is None, one.at or 0.0, one.source, one.line or 0)),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.errors import InputError
+from oomguard.fleet.patterns import matching
 from oomguard.observe.source import shown
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -21,22 +22,25 @@ _URL: Final = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 class Input:
     """One input as it is named to the user; ``is_named`` says that the user named it rather than a folder or pattern around it.
 
-    ``size_bytes`` and ``modified_at`` (Unix seconds) are None where nothing tells them: standard input, a pipe.
+    ``size_bytes`` and ``modified_at`` (Unix seconds) are None where nothing tells them: standard input, a pipe. Inputs with the same
+    ``file`` are one file under several names; None: it is no file, or nothing tells.
     """
 
     path: str
     is_named: bool
     size_bytes: int | None = None
     modified_at: float | None = None
+    file: object = None
 
 
 @dataclass(slots=True)
 class Inputs:
-    """What was found: the inputs, an error for each path that names none, and the folders without a file."""
+    """What was found: the inputs, an error for each path that names none, the folders without a file, and the links that lead nowhere."""
 
     found: list[Input] = field(default_factory=list)
     errors: list[InputError] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
+    dangling: list[str] = field(default_factory=list)
 
 
 def is_url(path: str) -> bool:
@@ -54,7 +58,7 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
     for path in paths:
         try:
             before = len(inputs.found)
-            inputs.found += _at(path)
+            inputs.found += _at(path, inputs.dangling)
             if len(inputs.found) == before:
                 inputs.empty.append(path)
         except InputError as error:
@@ -66,7 +70,7 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
     return inputs
 
 
-def _at(path: str) -> Iterator[Input]:
+def _at(path: str, dangling: list[str]) -> Iterator[Input]:
     if path == "-":
         yield Input(path, is_named=True)
     elif is_url(path):
@@ -74,10 +78,9 @@ def _at(path: str) -> Iterator[Input]:
 
         yield from find_objects(path)
     elif Path(path).is_dir():
-        yield from (_local(found, is_named=False) for found in _files_in(Path(path)))
+        yield from (_local(found, is_named=False) for found in _files_in(Path(path), dangling))
     elif glob.has_magic(path) and not os.path.lexists(path):
-        matched = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - the pattern is a whole path, of this folder or of the root
-        files = [name for name in matched if os.path.isfile(name)]  # noqa: PTH113 - as it was matched: ./a stays ./a
+        files = list(_are_files(matching(path), dangling))
         if not files:
             raise InputError(f"{shown(path)}: no file matches", hint="quote the pattern; ** takes folders of any depth")
         yield from (_local(name, is_named=False) for name in files)
@@ -92,16 +95,25 @@ def _local(path: str, *, is_named: bool) -> Input:
         return Input(path, is_named)  # reading it tells why
     if not stat.S_ISREG(about.st_mode):
         return Input(path, is_named)
-    return Input(path, is_named, about.st_size, about.st_mtime)
+    return Input(path, is_named, about.st_size, about.st_mtime, (about.st_dev, about.st_ino))
 
 
-def _files_in(folder: Path) -> Iterator[str]:
+def _are_files(paths: Iterable[str], dangling: list[str]) -> Iterator[str]:
+    """Yield those paths that are files, as they were matched; links that lead nowhere are added to ``dangling``."""
+    for path in paths:
+        if os.path.isfile(path):  # noqa: PTH113 - ./a stays ./a
+            yield path
+        elif os.path.islink(path) and not os.path.exists(path):  # noqa: PTH114, PTH110
+            dangling.append(path)
+
+
+def _files_in(folder: Path, dangling: list[str]) -> Iterator[str]:
     children = sorted(folder.iterdir())
-    yield from (str(child) for child in children if child.is_file())
-    yield from _below(children, folder.absolute().name)
+    yield from _are_files(map(str, children), dangling)
+    yield from _below(children, folder.absolute().name, dangling)
 
 
-def _below(children: Iterable[Path], above: str) -> Iterator[str]:
+def _below(children: Iterable[Path], above: str, dangling: list[str]) -> Iterator[str]:
     """Yield the logs in those folders that a known layout makes; links lead back to folders that are met themselves."""
     for child in children:
         if not child.is_dir() or child.is_symlink():
@@ -110,5 +122,5 @@ def _below(children: Iterable[Path], above: str) -> Iterator[str]:
 
         if may_hold_logs(child.name, above):
             own = sorted(child.iterdir())
-            yield from (str(log) for log in own if log.is_file() and is_log_of_layout(str(log.absolute())))
-            yield from _below(own, child.name)
+            yield from _are_files((str(log) for log in own if is_log_of_layout(str(log.absolute()))), dangling)
+            yield from _below(own, child.name, dangling)

@@ -11,6 +11,8 @@ from typing import Final
 _FULL: Final = re.compile(
     r"(?<!\d)(?P<day>\d{4}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?\s?(?P<zone>Z|[+-]\d\d:?\d\d)?(?!\d)"
 )
+# journalctl -o json and -o export: microseconds since 1970 (systemd.journal-fields(7)).
+_JOURNALD: Final = re.compile(r"__REALTIME_TIMESTAMP(?:\"\s*:\s*\"?|=)(?P<microseconds>\d{15,17})(?!\d)")
 # Stamps without a year: vLLM's logger, glog (NCCL, Ray's raylet before 2.0), syslog.
 _SHORT: Final = (
     re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):? (?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)"),
@@ -28,6 +30,8 @@ def moment_of(line: str, modified_at: float | None) -> float | None:
     A stamp without a zone is in this process's own. One without a year takes the last year in which it does not lie after the
     file's last change; without that (``modified_at`` None) it is not read.
     """
+    if journald := _JOURNALD.search(line):
+        return int(journald["microseconds"]) / 1e6
     if full := _FULL.search(line):
         fraction = (full["part"] or "").replace(",", ".")[:7]
         return _unix_s(f"{full['day']}T{full['time']}{fraction}{full['zone'] or ''}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from oomguard.errors import InputError
@@ -37,7 +38,7 @@ def find_objects(url: str) -> Iterator[Input]:
             return
         about = system.info(path)
         if about["type"] == "file":
-            yield Input(url, True, _size(about), _modified_at(about))
+            yield Input(url, True, _size(about), _modified_at(about), _file(system, about))
             return
         inside = system.find(path, detail=True)
         top = str(about["name"]).rstrip("/")
@@ -127,7 +128,17 @@ def _short(error: BaseException) -> str:
 
 
 def _input(system: Any, about: Mapping[str, Any], *, is_named: bool) -> Input:
-    return Input(str(system.unstrip_protocol(about["name"])), is_named, _size(about), _modified_at(about))
+    name = str(system.unstrip_protocol(about["name"]))
+    return Input(name, is_named, _size(about), _modified_at(about), _file(system, about))
+
+
+def _file(system: Any, about: Mapping[str, Any]) -> object:
+    """Return which object it is, whatever names lead to it: of this machine's own files by what a link leads to."""
+    if type(system).__name__ == "LocalFileSystem":
+        with contextlib.suppress(OSError, ValueError):
+            there = Path(about["name"]).stat()
+            return there.st_dev, there.st_ino
+    return str(system.unstrip_protocol(about["name"]))
 
 
 def _size(about: Mapping[str, Any]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -40,6 +41,8 @@ def decorate(made: Guard, function: F) -> F:
     if isinstance(function, type) or not callable(function):
         what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
         hint = "guard a function or a method, or a block: with oomguard.guard(): ..."
+        if isinstance(function, type) and "ray" in sys.modules:
+            hint += "; the guard of an actor's class stands above @ray.remote"
         raise UsageError(f"guard expects a function, not {what}", hint=hint)
     current = made.for_function()
     decorated = _around(current, function)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oomguard.facts import FactValue
-from oomguard.guarding.rows import can_be_cut, cut, entries, is_record, why_not_rows
+from oomguard.guarding.rows import cut, entries, is_record, rows_of, why_not_cut, why_not_rows
 from oomguard.observe import torch_memory
 
 # How a method names the object it is called on, which holds no rows of the call.
@@ -54,9 +54,9 @@ class RowsCall:
         sizes: dict[str, int] = {}
         for name in names:
             value: Any = bound.arguments.get(name)
-            if not can_be_cut(value):
-                return cls(bound, tuple(names), 1, f"the argument {name} is no list and no tensor")
-            sizes[name] = entries(value) or 0
+            if (why := why_not_cut(name, value)) is not None:
+                return cls(bound, tuple(names), max(1, rows_of(value)), why)
+            sizes[name] = rows_of(value)
         rows = next(iter(sizes.values()))
         if rows == 0:
             return cls(bound, tuple(names), 1, f"the argument {names[0]} has no entries")

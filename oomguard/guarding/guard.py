@@ -244,8 +244,8 @@ def guard(
         allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on what you left alone.
         floors: never go below these values, by setting.
         pin: settings that are never touched.
-        batch: the argument of a decorated function to split by rows, a list or tensor, or all of them where rows have
-            several (``("texts", "labels")``); its result must be a list, tensor, array or table too.
+        batch: the argument of a decorated function to split by rows, a list, tensor, array, table or a dict of them (a batch of
+            columns), or all of them where rows have several (``("texts", "labels")``); its result must be one of these too.
         max_attempts: runs of one call, the first included.
         restart: whether an engine that dies at work is made again as it was where memory was not the cause. For memory it is
             made again with the least that fits, whatever this says.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from oomguard.guarding.rows import entries, is_frame, library
+from oomguard.guarding.rows import entries, is_arrow_table, is_frame, library
 from oomguard.observe import torch_memory
 
 
@@ -239,6 +239,8 @@ class _Rows:
 
 def _concat_frames(parts: list[Any]) -> Any:
     """Return tables as one; where each numbers its rows from 0 the whole does, as one call would have made it."""
+    if is_arrow_table(parts[0]):
+        return sys.modules["pyarrow"].concat_tables(parts)
     concat = sys.modules[library(parts[0])].concat
     indexes = [getattr(part, "index", None) for part in parts]
     if hasattr(parts[0], "iloc") and all(

@@ -5,6 +5,7 @@ A kind of value that is cut or joined in its own way is a row in ``_FRAMES``, or
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Mapping, Set
 from typing import Any, Final
@@ -22,7 +23,12 @@ def library(value: Any) -> str:
 
 def is_frame(value: Any) -> bool:
     """Return whether a value is a table or a column of one."""
-    return library(value) in _FRAMES and hasattr(value, "shape")
+    return is_arrow_table(value) or (library(value) in _FRAMES and hasattr(value, "shape"))
+
+
+def is_arrow_table(value: Any) -> bool:
+    """Return whether a value is a table of Arrow, of whose other types a slice is no row, or none is joined to its own type."""
+    return library(value) == "pyarrow" and type(value).__name__ == "Table"
 
 
 def entries(value: Any) -> int | None:
@@ -35,13 +41,37 @@ def entries(value: Any) -> int | None:
     return len(value) if hasattr(value, "__len__") and hasattr(value, "__getitem__") else None
 
 
-def can_be_cut(value: Any) -> bool:
-    """Return whether ``cut`` gives entries of a value in their order, as a value of the same type."""
+def rows_of(value: Any) -> int:
+    """Return how many rows an argument holds: of a dict of columns those of its longest, of nothing 0."""
+    columns = value.values() if isinstance(value, dict) else (value,)
+    return max((entries(column) or 0 for column in columns), default=0)
+
+
+def why_not_cut(name: str, value: Any) -> str | None:
+    """Return why ``cut`` cannot give entries of the argument of that name, in their order and as a value of the same type."""
+    if not isinstance(value, dict):
+        needed = "no list and no tensor, and no dict of them"
+        return None if _can_be_cut(value) else f"the argument {name} is {needed}"
+    for key, column in value.items():
+        if not _can_be_cut(column):
+            return f"{key!r} in the argument {name} is no list and no tensor"
+    sizes = {key: entries(column) for key, column in value.items()}
+    if len(set(sizes.values())) > 1:
+        told = ", ".join(f"{key!r} {size}" for key, size in sizes.items())
+        return f"what is in the argument {name} differs in its number of entries: {told}"
+    return None
+
+
+def _can_be_cut(value: Any) -> bool:
     return isinstance(value, (list, tuple, range)) or (hasattr(value, "shape") and len(value.shape) > 0)
 
 
 def cut(value: Any, start: int, stop: int) -> Any:
-    """Return entries ``start`` to ``stop`` by their place, never by a label."""
+    """Return entries ``start`` to ``stop`` by their place, never by a label; of a dict of columns those of each."""
+    if isinstance(value, dict):
+        part = copy.copy(value)
+        part.update({key: cut(column, start, stop) for key, column in value.items()})
+        return part
     return value.iloc[start:stop] if hasattr(value, "iloc") else value[start:stop]
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, delete, func, select
+from sqlalchemy import Connection, Select, case, delete, func, select
 
 from oomguard.errors import InputError, JournalError
 from oomguard.journal.database import SERVER_TIME, is_sqlite, plainly, postgresql_engine, sqlite_engine
+from oomguard.journal.going import goes_on
 from oomguard.journal.place import Place, Shared
 from oomguard.journal.schema import prepare
 from oomguard.journal.store import Journal
@@ -19,15 +20,18 @@ from oomguard.journal.tables import ATTEMPT, RUN
 from oomguard.journal.writing import write_forgotten
 
 _BUSY_S: Final = 10.0
+# A run of another machine that has begun and not ended may serve on; after so long it is taken for killed.
+_UNHEARD_S: Final = 90 * 86400.0
 _UNCHANGED: Final = "nothing is changed; try again when nothing else holds it"
 
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """How many runs a journal holds, and how many of them ended longer ago than they are kept."""
+    """How many runs a journal holds, how many of them ended longer ago than they are kept, and how many have no end and stay for it."""
 
     runs: int
     old: int
+    not_ended: int = 0
 
 
 def forget(place: Place, numbers: Sequence[int]) -> None:
@@ -47,8 +51,8 @@ def old_runs(place: Place, keep_s: float) -> Old:
         InputError: the journal cannot be written.
     """
     with _changing(place) as connection:
-        old = select(func.count()).select_from(_old(connection, keep_s).subquery())
-        return Old(_number(connection, select(func.count()).select_from(RUN)), _number(connection, old))
+        old, not_ended = _old(connection, keep_s)
+        return Old(int(connection.execute(select(func.count()).select_from(RUN)).scalar_one()), len(old), not_ended)
 
 
 def remove_old(place: Place, keep_s: float) -> int:
@@ -58,22 +62,33 @@ def remove_old(place: Place, keep_s: float) -> int:
         InputError: the journal cannot be written.
     """
     with _changing(place) as connection:
-        old = list(connection.execute(_old(connection, keep_s)).scalars())
+        old, _not_ended = _old(connection, keep_s)
         for part in (old[at : at + 500] for at in range(0, len(old), 500)):
             connection.execute(delete(ATTEMPT).where(ATTEMPT.c.session.in_(part)))
             connection.execute(delete(RUN).where(RUN.c.session.in_(part)))
         return len(old)
 
 
-def _old(connection: Connection, keep_s: float) -> Select[Any]:
-    """Return the query for the sessions of which nothing began or ended since."""
+def _old(connection: Connection, keep_s: float) -> tuple[list[str], int]:
+    """Return the sessions of which nothing began or ended since, and how many more there are that have no end and may go on."""
     now = time.time() if is_sqlite(connection) else float(connection.execute(SERVER_TIME).scalar_one())
+    old, not_ended = list[str](), 0
+    for session, host, last_at, is_ended in connection.execute(_heard_before(now - keep_s)):
+        going = goes_on(session, host)
+        if going or (going is None and not is_ended and last_at >= now - _UNHEARD_S):
+            not_ended += 1
+        else:
+            old.append(session)
+    return old, not_ended
+
+
+def _heard_before(moment: float) -> Select[Any]:
+    """Return the query for the sessions of which nothing began or ended since: their hosts, when that was, and whether the last ended."""
     last = func.max(func.coalesce(ATTEMPT.c.ended_at, ATTEMPT.c.started_at))
-    return select(ATTEMPT.c.session).group_by(ATTEMPT.c.session).having(last < now - keep_s)
-
-
-def _number(connection: Connection, query: Select[Any]) -> int:
-    return int(connection.execute(query).scalar_one())
+    of_ended = func.max(case((ATTEMPT.c.ended_at.is_not(None), ATTEMPT.c.number), else_=-1))
+    of_it = ATTEMPT.c.session, func.max(RUN.c.host), last, of_ended == func.max(ATTEMPT.c.number)
+    there = ATTEMPT.join(RUN, RUN.c.session == ATTEMPT.c.session, isouter=True)
+    return select(*of_it).select_from(there).group_by(ATTEMPT.c.session).having(last < moment)
 
 
 @contextlib.contextmanager
@@ -84,7 +99,7 @@ def _changing(place: Place) -> Iterator[Connection]:
         else:
             Journal(place)
             engine = sqlite_engine(place, _BUSY_S)
-        with plainly(), engine.begin() as connection:
+        with plainly(place), engine.begin() as connection:
             if isinstance(place, Shared):
                 prepare(connection)
             yield connection

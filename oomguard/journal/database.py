@@ -6,18 +6,20 @@ import contextlib
 import functools
 import importlib.util
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from oomguard.errors import JournalError, UsageError
 from oomguard.journal import sqlite_file
-from oomguard.journal.place import Shared
+from oomguard.journal.grants import hint_of
+from oomguard.journal.place import Place, Shared
 from oomguard.report.json import json_line
 from oomguard.report.mask import mask
 
@@ -64,19 +66,30 @@ def postgresql_engine(shared: Shared, wait_s: float = _STATEMENT_S, *, reads_onl
     if importlib.util.find_spec("psycopg") is None:
         raise JournalError("PostgreSQL is reached through psycopg, which is not installed", hint=_EXTRA)
     try:
-        url = make_url(shared.url).set(drivername="postgresql+psycopg")
+        url = make_url(shared.libpq_url).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError) as error:
         raise UsageError(f"--journal {shared}: {mask(str(error))}", hint=_FORM) from None
     options = f"-c search_path={SCHEMA_NAME} -c statement_timeout={round(max(wait_s, 1) * 1000)}"
-    if reads_only:
+    # A server that is asked whether it can be written to would say no of a session that only reads.
+    by_transaction = reads_only and _asks_for_read_write(url)
+    if reads_only and not by_transaction:
         options += " -c default_transaction_read_only=on"
     given = url.query.get("options")
     connect_s = round(min(max(wait_s, 2), _CONNECT_S))
-    arguments = {"connect_timeout": connect_s, "application_name": "oomguard", **_KEEPALIVES}
+    arguments: dict[str, Any] = {"connect_timeout": connect_s, "application_name": "oomguard", **_KEEPALIVES}
     arguments = {name: value for name, value in arguments.items() if name not in url.query}
     arguments["options"] = f"{given} {options}" if given else options
+    if len(shared.hosts) > 1:  # tried in turn
+        arguments["host"], arguments["port"] = (",".join(each) for each in zip(*shared.hosts, strict=True))
     engine = create_engine(url, poolclass=NullPool, connect_args=arguments, **_JSON)
+    if by_transaction:
+        return engine.execution_options(postgresql_readonly=True)
     return engine.execution_options(isolation_level="AUTOCOMMIT") if reads_only else engine
+
+
+def _asks_for_read_write(url: URL) -> bool:
+    given = url.query.get("target_session_attrs", os.environ.get("PGTARGETSESSIONATTRS"))
+    return given == "read-write"
 
 
 _EXTRA: Final = "pip install 'oomguard[postgres]'"
@@ -84,12 +97,13 @@ _FORM: Final = "--journal postgresql://USER@HOST/DATABASE"
 
 
 @contextlib.contextmanager
-def plainly() -> Iterator[None]:
-    """Turn what SQLAlchemy raises into a JournalError without SQL, parameters and passwords."""
+def plainly(place: Place | None = None) -> Iterator[None]:
+    """Turn what SQLAlchemy raises into a JournalError without SQL, parameters and passwords; what ``place`` does not permit has a hint."""
     try:
         yield
     except SQLAlchemyError as error:
-        raise JournalError(words_of_error(error)) from error
+        hint = hint_of(error, place) if isinstance(place, Shared) else None
+        raise JournalError(words_of_error(error), hint=hint) from error
 
 
 def words_of_error(error: SQLAlchemyError) -> str:

@@ -17,7 +17,7 @@ from oomguard.journal.database import SERVER_TIME, plainly, postgresql_engine
 from oomguard.journal.place import Shared
 from oomguard.journal.record import Ran, Record
 from oomguard.journal.schema import prepare
-from oomguard.journal.spool import attempts_in, folder_of, left_behind, read_from, record_in, waiting
+from oomguard.journal.spool import attempts_in, begun_in, folder_of, left_behind, read_from, record_in, waiting
 from oomguard.journal.writing import write_begin, write_end
 
 # Clocks that are kept in step differ by less, and so do the ways to the server and back.
@@ -41,17 +41,20 @@ def deliver(shared: Shared, rows: Sequence[Mapping[str, Any]]) -> None:
         JournalError: it is away, does not permit that, or is of a newer oomguard; nothing of them is there then.
     """
     known, told_of = set[str](), dict[str, Ran]()  # what is written of a run once need not be written again
-    with plainly(), _engine(shared).begin() as connection:
+    with plainly(shared), _engine(shared).begin() as connection:
         prepare(connection)
         offset_s = _clock_offset_s(connection) if rows else 0.0
-        for row in rows:
-            session, told = row.get("session", ""), record_in(_as_postgresql_takes_it(row))
+        for row in map(_as_postgresql_takes_it, rows):
+            session, told = row.get("session", ""), record_in(row)
             if isinstance(told, Record):
                 write_begin(connection, told, offset_s, has_run=session in known)
                 known.add(session)
             elif told is not None:
                 ended = replace(told, ran=None) if told.ran == told_of.get(session) else told
-                write_end(connection, ended, (session, row["number"]), offset_s)
+                is_there = write_end(connection, ended, (session, row["number"]), offset_s)
+                if not is_there and (begun := begun_in(row)) is not None:  # it was removed while it ran
+                    write_begin(connection, begun, offset_s)
+                    write_end(connection, told, (session, row["number"]), offset_s)
                 told_of |= {session: told.ran} if told.ran is not None else {}
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from oomguard.errors import InputError, JournalError
 from oomguard.journal.database import memory_engine, postgresql_engine, sqlite_engine, words_of_error
+from oomguard.journal.grants import hint_of
 from oomguard.journal.place import Place, Shared, default_path
 from oomguard.journal.schema import prepare, version_of
 from oomguard.journal.schema_version import SCHEMA_VERSION
@@ -57,7 +58,7 @@ def reading(place: Place | None = None, *, busy_s: float = _BUSY_S) -> Iterator[
     except json.JSONDecodeError as error:
         raise InputError(f"{where}: a record is no JSON: {error}", hint=_damaged(where)) from None
     except SQLAlchemyError as error:
-        raise InputError(f"{where}: {words_of_error(error)}", hint=_hint(where, words_of_error(error))) from None
+        raise InputError(f"{where}: {words_of_error(error)}", hint=_hint(where, error)) from None
     except JournalError as error:
         raise InputError(f"{where}: {error}", hint=error.hint or _ELSEWHERE) from None
 
@@ -89,9 +90,10 @@ def _of_this_version(file: Connection) -> Iterator[Connection]:
         yield copy
 
 
-def _hint(place: Place, said: str) -> str:
+def _hint(place: Place, error: SQLAlchemyError) -> str:
     if isinstance(place, Shared):
-        return _AWAY
+        return hint_of(error, place, reads_only=True) or _AWAY
+    said = words_of_error(error)
     if "locked" in said or "busy" in said:
         return "another program holds it; try again when that has ended"
     if "malformed" in said:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -33,6 +33,13 @@ class Record:
     hides_secrets_alone: bool | None = None
     who: str | None = None
     host: str | None = None
+
+    def after(self, first: Record | None) -> Record:
+        """Return it with what the first attempt of its session tells of the run: whoever removed that run lost nothing of it."""
+        if first is None or first.session != self.session or self.original:
+            return self
+        told = {name: getattr(first, name) for name in ("folder", "files", "hides_secrets_alone", "who", "host")}
+        return replace(self, original=first.original or first.command, **told)
 
 
 @dataclass(frozen=True, slots=True)

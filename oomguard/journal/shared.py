@@ -6,13 +6,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from oomguard.errors import InputError
 from oomguard.journal.delivery import Delivery, Undelivered
+from oomguard.journal.going import Going
 from oomguard.journal.place import Shared
 from oomguard.journal.record import Ended, Ran, Record
 from oomguard.journal.spool import Spool, folder_of
+
+# Runs are removed by their age: of an attempt that took less than this the beginning need not be written again with its end.
+_OLD_S: Final = 60.0
 
 
 class SharedJournal:
@@ -33,6 +37,9 @@ class SharedJournal:
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
         self._session = ""
+        self._begun: Record | None = None
+        self._first: Record | None = None
+        self._going: Going | None = None
 
     @property
     def path(self) -> Path:
@@ -47,16 +54,18 @@ class SharedJournal:
             OSError: its disk is full or gone.
         """
         record = record if record.started_at else replace(record, started_at=time.time())
+        record = record.after(self._first)
         if self._spool is None:
             try:
                 self._spool = Spool(self._folder, record.session)
             except OSError as error:
                 hint = "export XDG_STATE_HOME=DIR chooses another place for what waits for a shared journal"
                 raise InputError(f"{self._folder}: {error.strerror or error}", hint=hint) from None
-            self._session = record.session
+            self._session, self._first, self._going = record.session, record, Going(record.session)
             self._delivery = Delivery(self.shared, self._spool)
         self._make_room()
         self._spool.begin(record)
+        self._begun = record
         self._wake()
         return record.number
 
@@ -77,13 +86,16 @@ class SharedJournal:
         Raises OSError as ``begin`` does.
         """
         ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, time.time())
-        if self._spool is not None:
+        if self._spool is not None and self._begun is not None:
             self._make_room()
-            self._spool.end(self._session, row, ended)
+            is_old = ended.ended_at - self._begun.started_at >= _OLD_S
+            self._spool.end(self._session, row, ended, self._begun if is_old else None)
             self._wake()
 
     def finish(self, wait_s: float) -> Undelivered | None:
         """Wait so long at most until all is delivered; return what is not, which a later run delivers."""
+        if self._going is not None:
+            self._going.end()
         if self._spool is None or self._delivery is None:
             return None
         left = self._delivery.finish(wait_s)

@@ -55,14 +55,17 @@ class Spool:
         """Write that an attempt begins; raises OSError where the disk is full or gone."""
         self._append("begin", record.session, record.number, _fields(record))
 
-    def end(self, session: str, number: int, ended: Ended) -> None:
-        """Write how an attempt ended; raises OSError as ``begin`` does."""
+    def end(self, session: str, number: int, ended: Ended, begun: Record | None = None) -> None:
+        """Write how an attempt ended, and how it began where the database may not have that any more; raises OSError as ``begin`` does."""
         ran = None if ended.ran is None else _fields(ended.ran)
-        self._append("end", session, number, {**_fields(ended), "ran": ran})
+        more = {} if begun is None else {"begun": _fields(begun)}
+        self._append("end", session, number, {**_fields(ended), "ran": ran}, **more)
 
-    def _append(self, kind: str, session: str, number: int, fields: Mapping[str, Any]) -> None:
-        row = {"form": FORM, "kind": kind, "session": session, "number": number, "fields": plain_value(fields)}
-        line = f"{json_line(row)}\n".encode()
+    def _append(
+        self, kind: str, session: str, number: int, fields: Mapping[str, Any], **more: Mapping[str, Any]
+    ) -> None:
+        row = {"form": FORM, "kind": kind, "session": session, "number": number, "fields": fields, **more}
+        line = f"{json_line(plain_value(row))}\n".encode()
         with self._one_at_a_time:
             written = os.write(self.fd, line)
             if written != len(line):  # the disk is full: half a line would spoil the next one
@@ -172,6 +175,14 @@ def record_in(row: Mapping[str, Any]) -> Record | Ended | None:
         ran = fields.pop("ran", None)
         return Ended(**fields, ran=None if ran is None else Ran(**ran))
     except (KeyError, TypeError, ValueError):  # spoiled
+        return None
+
+
+def begun_in(row: Mapping[str, Any]) -> Record | None:
+    """Return how the attempt began whose end a line holds; None where it does not say."""
+    try:
+        return Record(**row["begun"])
+    except (KeyError, TypeError):
         return None
 
 

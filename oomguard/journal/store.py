@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 from oomguard.errors import InputError, JournalError
 from oomguard.journal.columns import as_new, of_begin, of_end, of_ran, of_run
+from oomguard.journal.going import Going
 from oomguard.journal.place import default_path
 from oomguard.journal.record import Ended, Ran, Record
 from oomguard.journal.schema_version import SCHEMA_VERSION
@@ -34,6 +36,9 @@ class Journal:
 
     def __init__(self, path: Path, *, busy_s: float = 10.0) -> None:
         self.path, self._busy_s = path, busy_s
+        self._begun: dict[int, Record] = {}
+        self._first: Record | None = None
+        self._going: Going | None = None
         try:
             make_folder(path.parent, 0o700)
             path.touch(mode=0o600)  # commands are masked, and still nobody else's business
@@ -47,9 +52,13 @@ class Journal:
         Raises JournalError if the database is locked, full or gone.
         """
         record = record if record.started_at else replace(record, started_at=time.time())
+        record = record.after(self._first)
+        if self._going is None or self._going.session != record.session:
+            self._first, self._going = record, Going(record.session)
         with writes(self.path, self._busy_s) as database:
-            database.execute(statements()["insert_run"], as_new(of_run(record)))
-            return database.execute(statements()["insert_attempt"], as_new(of_begin(record))).lastrowid or 0
+            row = _insert(database, record)
+        self._begun[row] = record
+        return row
 
     def end(
         self,
@@ -70,13 +79,20 @@ class Journal:
         ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, time.time())
         values = of_end(ended)
         values["incident"] = None if ended.incident is None else json_line(values["incident"])
+        record = self._begun.pop(row, None)
         with writes(self.path, self._busy_s) as database:
-            database.execute(statements()["end_attempt"], {**as_new(values), "row": row})
+            of_it = {"row": row, "of_session": None if record is None else record.session}
+            is_there = database.execute(statements()["end_attempt"], {**as_new(values), **of_it}).rowcount
+            if not is_there and record is not None:  # it was removed while it ran; another may have its number by now
+                of_it["row"] = _insert(database, record)
+                database.execute(statements()["end_attempt"], {**as_new(values), **of_it})
             if told := {} if ran is None else of_ran(ran):
-                database.execute(statements()["tell_run"], {**as_new(told), "row": row})
+                database.execute(statements()["tell_run"], {**as_new(told), **of_it})
 
     def finish(self, wait_s: float) -> None:
-        """Do nothing: what was written is there."""
+        """Say that the run goes on no more; what was written is there."""
+        if self._going is not None:
+            self._going.end()
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Have ``--reuse`` leave these runs alone; what they were stays written.
@@ -90,6 +106,12 @@ class Journal:
         """Return the records of one session, or of all (None), oldest first."""
         with reads(self.path, self._busy_s) as database:
             return [_record(*row) for row in database.execute(statements()["select_records"], {"of_session": session})]
+
+
+def _insert(database: sqlite3.Connection, record: Record) -> int:
+    """Write an attempt that began, and its run where it has none; return its row's number."""
+    database.execute(statements()["insert_run"], as_new(of_run(record)))
+    return database.execute(statements()["insert_attempt"], as_new(of_begin(record))).lastrowid or 0
 
 
 def _record(session: str, number: int, *values: Any) -> Record:

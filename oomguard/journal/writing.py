@@ -61,12 +61,15 @@ def _ran_of(which: Any) -> Executable:
     return update(RUN).where(RUN.c.session == own).values(told)
 
 
-_ROW: Final = ATTEMPT.c.id == bindparam("row", type_=ATTEMPT.c.id.type)
+_SESSION: Final = bindparam("of_session", type_=ATTEMPT.c.session.type)
+# A file gives the number of a row that was removed to the next one.
+_ROW: Final = (ATTEMPT.c.id == bindparam("row", type_=ATTEMPT.c.id.type)) & (
+    _SESSION.is_(None) | (ATTEMPT.c.session == _SESSION)
+)
 _OF: Final = (ATTEMPT.c.session == bindparam("of_session")) & (ATTEMPT.c.number == bindparam("of_number"))
 _FORGET: Final = (
     update(RUN).where(RUN.c.number == bindparam("run", type_=RUN.c.number.type)).values(forgotten=literal_column("1"))
 )
-_SESSION: Final = bindparam("of_session", type_=ATTEMPT.c.session.type)
 
 # Those of a file, by the names that sqlite.toml has.
 OF_A_FILE: Final[Mapping[str, Executable]] = {
@@ -99,8 +102,8 @@ def write_begin(connection: Connection, record: Record, clock_offset_s: float, *
     connection.execute(_INSERT_ATTEMPT, as_new(of_begin(record, clock_offset_s)))
 
 
-def write_end(connection: Connection, ended: Ended, of: tuple[str, int], clock_offset_s: float) -> None:
-    """Complete an attempt in a shared database.
+def write_end(connection: Connection, ended: Ended, of: tuple[str, int], clock_offset_s: float) -> bool:
+    """Complete an attempt in a shared database; return whether it is there.
 
     Args:
         connection: within a transaction.
@@ -109,9 +112,10 @@ def write_end(connection: Connection, ended: Ended, of: tuple[str, int], clock_o
         clock_offset_s: as ``write_begin`` has it.
     """
     which = {"of_session": of[0], "of_number": of[1]}
-    connection.execute(_END_ATTEMPT, as_new(of_end(ended, clock_offset_s)) | which)
+    is_there = connection.execute(_END_ATTEMPT, as_new(of_end(ended, clock_offset_s)) | which).rowcount > 0
     if told := {} if ended.ran is None else of_ran(ended.ran):
         connection.execute(_TELL_RUN, as_new(told) | which)
+    return is_there
 
 
 def write_forgotten(connection: Connection, numbers: Sequence[int]) -> None:

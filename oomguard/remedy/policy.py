@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -22,6 +23,8 @@ HARD_LIMIT: Final = "a byte count you set"
 
 # How a reason begins by which no permission leads to a patch.
 _NEVER: Final = ("pinned", "below ")
+_FORBIDS: Final = "--allow {} forbids what {}"
+_FORBIDDEN: Final = re.compile(re.escape(_FORBIDS).replace(r"\{\}", "[a-z-]+"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Policy:
             )
             return None if is_theirs else HARD_LIMIT
         if self.allow is not None:
-            return None if patch.effect <= self.allow else f"--allow {self.allow} forbids what {patch.effect}"
+            return None if patch.effect <= self.allow else _FORBIDS.format(self.allow, patch.effect)
         if patch.effect == Effect.OUTPUT_PRESERVING:
             return None
         if patch.effect == Effect.CHANGES_OUTPUTS:
@@ -125,6 +128,11 @@ def with_needed(policy: Policy, needed: Mapping[str, Need]) -> Policy:
 def is_out_of_question(patch: Patch) -> bool:
     """Return whether a patch stays undone whatever is allowed: its setting is pinned, or it goes below what has to be."""
     return patch.blocked_by is not None and patch.blocked_by.startswith(_NEVER)
+
+
+def is_refused(patch: Patch) -> bool:
+    """Return whether the user said no to a patch: as ``is_out_of_question``, and by an effect that forbids it."""
+    return is_out_of_question(patch) or _FORBIDDEN.match(patch.blocked_by or "") is not None
 
 
 def _value(old: FactValue | None) -> float:

@@ -57,12 +57,13 @@ def _row(group: Group) -> tuple[str, ...]:
 
 
 def fix_words(group: Group) -> str:
-    """Return the changes that would have fixed most of a group, a line each, and how many of it."""
+    """Return the changes that would have fixed most of a group, a line each, how many of it, and what the user does not permit."""
+    refused = [f"{setting} for {count:,}: {why}" for setting, why, count in group.refused]
     if group.fix is None:
-        return "no value could be solved"
+        return "\n".join(["nothing that you permit", *refused] if refused else ["no value could be solved"])
     lines = [_told_as(change) for change in group.fix.changes]
     count = "all" if group.fix.fixes == group.incidents else f"{group.fix.fixes:,} of {group.incidents:,}"
-    return "\n".join([*lines, f"{count}, {group.fix.changes[0].effect}"])
+    return "\n".join([*lines, f"{count}, {group.fix.changes[0].effect}", *refused])
 
 
 def _told_as(change: Change) -> str:
@@ -146,6 +147,7 @@ def _group_dict(group: Group) -> dict[str, Any]:
             ],
             "fixes": shown.fix.fixes,
         },
+        "refused": [{"setting": name, "why": why, "incidents": count} for name, why, count in shown.refused],
         "writers": [{"who": words, "incidents": times} for words, times in shown.writers],
         "other_writers": shown.other_writers,
         "example": {

@@ -94,7 +94,7 @@ class _Reuse:
         """Return whether what is known is of this command, or of the same start in other words.
 
         Of this command: the same words, but for settings that were changed, and the same files here. Of the same start: what decides
-        its memory is the same, and the engine's version is recorded.
+        its memory is the same, and the engine's version is recorded; a path of the working directory is the same in that folder alone.
         """
         is_here = names_a_place_here(self.launch.argv)
         if is_here and known.folder != as_kept["folder"]:
@@ -104,7 +104,7 @@ class _Reuse:
         may_be = len({*asked.argv} ^ {*known.original}) <= _WORDS * len(known.settings)
         if may_be and engine.shown(asked, known.settings) == engine.shown(before, known.settings):
             return True
-        if is_here or known.engine_version is None:
+        if known.engine_version is None:
             return False
         mine = self._key(asked)
         if mine is None or not any(str(mine.settings["model"]) in word for word in known.original):

@@ -185,6 +185,53 @@ def test_runs_that_ended_longer_ago_than_they_are_kept_are_removed_after_asking(
     assert oomguard(*keep, "--yes").stdout == "nothing to remove: all of 1 run ended since\n"
 
 
+def kept(place: str) -> list[dict[str, Any]]:
+    listed = oomguard("history", "--journal", place, "--format", "json")
+    return [json.loads(line) for line in listed.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["file", "shared"])
+def test_a_run_that_goes_on_is_kept_whatever_its_age_and_one_that_was_killed_is_not(
+    database: str, tmp_path: Path, kind: str
+):
+    place = str(tmp_path / "j") if kind == "file" else database
+    command = [sys.executable, "-m", "oomguard", "run", "--journal", place, "--", "sh", "-c", "read line; exit 3"]
+    runs = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
+    live, killed = runs
+    try:
+        until = time.monotonic() + LIMIT_S
+        while len(kept(place)) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        killed.kill()
+        killed.wait()
+        time.sleep(1.1)
+        removed = oomguard("history", "--keep", "1s", "--yes", "--journal", place)
+        assert [row["result"] for row in kept(place)] == ["not ended"]
+    finally:
+        for run in runs:
+            run.stdin.close()
+        live.wait(LIMIT_S)
+        killed.wait(LIMIT_S)
+
+    assert "1 of 2 runs in" in removed.stdout
+    assert "kept beside those that ended since: 1 run that may still go on" in removed.stdout
+    assert [(row["result"], row["exit_status"]) for row in kept(place)] == [("failed", 3)]
+
+
+@pytest.mark.parametrize("kind", ["file", "shared"])
+def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(database: str, tmp_path: Path, kind: str):
+    place = str(tmp_path / "j") if kind == "file" else database
+    for session, days in (("older", 91), ("old", 89)):
+        journal = Journal(tmp_path / "j") if kind == "file" else SharedJournal(Shared(database))
+        journal.begin(Record(session, 1, ["x"], {}, [], started_at=time.time() - days * DAY_S, host="elsewhere"))
+        assert journal.finish(LIMIT_S) is None
+
+    assert oomguard("history", "--keep", "7d", "--yes", "--journal", place).returncode == 0
+    assert [row["session"] for row in kept(place)] == ["old"]
+    again = oomguard("history", "--keep", "7d", "--yes", "--journal", place)
+    assert again.stdout == "nothing to remove: all but 1 that may still go on of 1 run ended since\n"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

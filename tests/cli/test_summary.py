@@ -83,6 +83,76 @@ def test_markdown_has_a_row_a_group(fleet: Path, capsys: pytest.CaptureFixture[s
     assert sum(line.startswith("| 3<br>") for line in capsys.readouterr().out.splitlines()) == 2
 
 
+def test_a_file_to_which_several_paths_lead_counts_once_and_the_others_are_told(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+):
+    log = fleet / f"pods/prod_llm-0_{UID}/engine/0.log"
+    (fleet / "containers").mkdir()
+    (fleet / "containers" / f"llm-0_prod_engine-{'c3' * 32}.log").symlink_to(log)
+    (fleet / "loop").symlink_to(".")
+    run("diagnose", "--summary", "--format", "json", fleet / "containers", log, fleet / "**/*.log")
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert (told["inputs"], told["incidents"]) == (4, 3)
+    assert "oomguard: 3 paths led to files that are read under another name\n" in shown.err
+
+
+def test_each_file_that_the_user_named_has_an_answer(fleet: Path, capsys: pytest.CaptureFixture[str]):
+    (fleet / "link.log").symlink_to("healthy.log")
+    named = [str(fleet / "healthy.log"), str(fleet / "link.log")]
+    run("diagnose", "--format", "json", *named)
+    assert [json.loads(line)["source"] for line in capsys.readouterr().out.splitlines()] == named
+
+
+def test_links_that_lead_nowhere_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "a.log").touch()
+    for name in ("gone.log", "lost.log"):
+        (tmp_path / name).symlink_to("nowhere")
+    run("diagnose", "--summary", tmp_path)
+    assert f"left out, as a link that leads nowhere: {tmp_path / 'gone.log'} and 1 more\n" in capsys.readouterr().err
+    run("diagnose", "--summary", "-q", tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("options", [["--summary"], []])
+def test_a_file_named_for_a_form_that_there_is_not_is_refused_with_those_that_there_are(
+    fleet: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+):
+    run("diagnose", *options, "--output", tmp_path / "x.csv", fleet, code=2)
+    told = capsys.readouterr().err
+    assert "nothing is written as .csv" in told
+    assert ".json, .md, .html or .txt" in told
+    assert not (tmp_path / "x.csv").exists()
+    for name in ("x", "x.txt", "x.2026"):
+        run("diagnose", *options, "--output", tmp_path / name, fleet / "healthy.log")
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (["--min", "max_model_len=4096"], "below your floor of 4096"),
+        (["--pin", "max_model_len"], "pinned"),
+        (["--allow", "output-preserving"], "--allow output-preserving forbids what reduces-capacity"),
+    ],
+)
+def test_a_patch_that_the_policy_forbids_would_have_fixed_nothing_and_is_named_with_the_reason(
+    fleet: Path, policy: list[str], why: str, capsys: pytest.CaptureFixture[str]
+):
+    log = fleet / "higher.log"
+    log.write_text(KV_CACHE.read_text().replace("maximum model length is 1792", "maximum model length is 8192"))
+    run("diagnose", "--summary", "--format", "json", *policy, fleet / "pods", log)
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    is_floor = policy[0] == "--min"
+    assert group["refused"] == [{"setting": "max_model_len", "why": why, "incidents": 3 if is_floor else 4}]
+    assert (group["fix"] or {}).get("fixes") == (1 if is_floor else None)
+
+    run("diagnose", "--summary", *policy, fleet / "pods")
+    told = capsys.readouterr().out
+    assert "nothing that you permit" in told
+    assert f"max_model_len for 3: {why}" in told
+    assert "would have fixed most" not in told
+
+
 def test_what_was_last_written_before_is_left_out_and_told(fleet: Path, capsys: pytest.CaptureFixture[str]):
     old = time.time() - 3 * 86400
     os.utime(fleet / "slurm-7_0.out", (old, old))
@@ -100,6 +170,29 @@ def test_a_summary_leaves_out_incidents_printed_before(fleet: Path, capsys: pyte
     run("diagnose", "--summary", "--since", "2099-01-01", "-q", "--format", "json", fleet)
     told = json.loads(capsys.readouterr().out)
     assert (told["incidents"], told["inputs_left_out"]) == (0, 4)
+
+
+@pytest.mark.parametrize("form", ["json", "export"])
+def test_the_time_is_that_of_journald_where_the_lines_came_through_it(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+):
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/app/gen.py", line 88, in <module>',
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of which 1.25 GiB is free.",
+    ]
+    entries = [
+        {"__CURSOR": f"s=1;i={i}", "__REALTIME_TIMESTAMP": str(1795598092000000 + i), "_PID": "7", "MESSAGE": line}
+        for i, line in enumerate(lines)
+    ]
+    texts = {
+        "json": "".join(f"{json.dumps(entry)}\n" for entry in entries),
+        "export": "\n".join("".join(f"{key}={value}\n" for key, value in entry.items()) for entry in entries),
+    }
+    (tmp_path / "x.log").write_text(texts[form])
+    run("diagnose", "--summary", "--format", "json", tmp_path / "x.log")
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert (group["first_seen"], group["example"]["clock"]) == ("2026-11-25T09:14:52+00:00", "line")
 
 
 @pytest.mark.parametrize("since", ["7", "yesterday", "-3d", "2026-13-01"])

@@ -78,3 +78,13 @@ def test_a_local_file_comes_before_a_url_of_its_name(tmp_path: Path, monkeypatch
     assert not is_url("s3://bucket/x.log")
     assert is_url("s3://bucket/y.log")
     assert not is_url("C:/logs/y.log")
+
+
+def test_links_that_lead_nowhere_are_no_inputs_and_known(tmp_path: Path):
+    make(tmp_path, "a.log", f"pods/prod_a_{UID}/engine/0.log")
+    (tmp_path / "gone.log").symlink_to("nowhere")
+    (tmp_path / f"pods/prod_a_{UID}/engine/1.log").symlink_to("nowhere")
+    for paths in ([tmp_path, tmp_path / "pods"], [tmp_path / "**/*.log"]):
+        inputs = find_inputs(map(str, paths))
+        assert len(inputs.found) == 2
+        assert [Path(path).name for path in inputs.dangling] == ["gone.log", "1.log"]

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import io
+from collections import OrderedDict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import oomguard
@@ -46,6 +48,54 @@ def test_named_arguments_of_different_lengths_are_not_split():
 def test_a_name_among_several_that_is_no_argument_is_refused():
     with pytest.raises(SettingError, match="has no argument 'lables'"):
         oomguard.guard(batch=("texts", "lables"))(pair)
+
+
+def embedded(batch):
+    use(len(batch["id"]))
+    return {**batch, "double": batch["id"] * 2}
+
+
+@pytest.mark.parametrize(
+    "texts", [list, tuple, lambda column: np.array(column, dtype=object)], ids=["list", "tuple", "array"]
+)
+def test_a_dict_of_columns_is_split_by_its_rows_and_comes_back_whole(texts):
+    batch = OrderedDict(id=np.arange(64), text=texts([f"text {n}" for n in range(64)]), vector=torch.eye(64))
+    with limit_memory("64 MiB"):
+        whole = oomguard.guard(batch="batch")(embedded)(batch)
+    assert list(batch) == ["id", "text", "vector"]
+    assert list(whole) == ["id", "text", "vector", "double"]
+    assert whole["double"].tolist() == list(range(0, 128, 2))
+    assert list(whole["text"]) == list(batch["text"])
+    assert torch.equal(whole["vector"], torch.eye(64))
+
+
+@pytest.mark.parametrize(
+    ("batch", "why"),
+    [
+        ({"id": np.arange(64), "text": ["x"] * 63}, "differs in its number of entries: 'id' 64, 'text' 63"),
+        ({"id": np.arange(64), "temperature": 0.5}, "'temperature' in the argument batch is no list and no tensor"),
+    ],
+)
+def test_a_dict_that_holds_no_columns_of_one_length_is_not_split_and_the_note_says_why(batch, why):
+    with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        oomguard.guard(batch="batch")(embedded)(batch)
+    assert why in caught.value.__notes__[0]
+
+
+def test_of_an_empty_dict_nothing_is_split():
+    assert RowsCall.of(lambda rows: rows, ("rows",), ({},), {}).not_splittable == "the argument rows has no entries"
+
+
+def test_a_table_of_arrow_is_split_and_comes_back_as_one():
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"id": range(64), "text": [f"text {n}" for n in range(64)]})
+
+    def first(batch):
+        use(len(batch))
+        return batch
+
+    with limit_memory("64 MiB"):
+        assert oomguard.guard(batch="batch")(first)(table).equals(table)
 
 
 def reason(function, *args, **kwargs):

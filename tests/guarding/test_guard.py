@@ -623,3 +623,10 @@ def test_what_is_no_function_is_refused_and_says_what_was_expected(make, target)
     with pytest.raises(oomguard.UsageError, match="guard expects a function, not ") as error:
         make(target)
     assert "with oomguard.guard()" in error.value.hint
+
+
+def test_of_a_class_below_ray_remote_the_place_of_the_guard_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", sys)  # whatever it is: it is loaded
+    with pytest.raises(oomguard.UsageError) as error:
+        oomguard.guard(batch="rows")(Model)
+    assert error.value.hint.endswith("the guard of an actor's class stands above @ray.remote")

@@ -41,6 +41,27 @@ def test_a_password_is_not_shown(url: str):
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("postgresql://ann@db/team", [("db", "")]),
+        ("postgresql://ann:p%40@h1:5432,h2:5433/team", [("h1", "5432"), ("h2", "5433")]),
+        ("postgresql://h1,[::1]:5433/team", [("h1", ""), ("::1", "5433")]),
+        ("postgresql:///team", [("", "")]),
+    ],
+)
+def test_a_url_may_name_several_hosts(url: str, hosts: list[tuple[str, str]]):
+    assert list(place_of(url).hosts) == hosts
+
+
+@pytest.mark.parametrize("netloc", ["db:port", f"ann:{SECRET}/x@db", "[::1", "a:1:2"])
+def test_a_url_that_cannot_be_read_is_a_mistake_before_anything_runs(netloc: str):
+    with pytest.raises(UsageError, match="cannot be read") as caught:
+        place_of(f"postgresql://{netloc}/team")
+    assert SECRET not in str(caught.value)
+    assert "%40" in str(caught.value.hint)
+
+
 def test_what_waits_for_a_database_has_one_name_whoever_writes_and_another_for_another_database():
     def name(url: str) -> str:
         return Shared(url).name
@@ -51,6 +72,7 @@ def test_what_waits_for_a_database_has_one_name_whoever_writes_and_another_for_a
         "postgresql://db2/team",
         "postgresql://db:5433/team",
         "postgresql:///team?host=/run",
+        "postgresql://db,db2/team",
     ]
     assert len({name("postgresql://db/team"), *map(name, others)}) == len(others) + 1
     assert all("/" not in name(url) and SECRET not in name(url) for url in others)

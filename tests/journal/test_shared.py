@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from oomguard.errors import InputError, JournalError
 from oomguard.journal import delivering
+from oomguard.journal.changing import remove_old
 from oomguard.journal.database import postgresql_engine
 from oomguard.journal.delivering import deliver, deliver_left_behind, require_tables
 from oomguard.journal.known import known_to_work
@@ -135,6 +136,20 @@ def test_what_is_delivered_again_is_there_once(shared: Shared):
     assert (len(run.attempts), run.result) == (1, "ran")
 
 
+def test_the_end_of_a_run_that_was_removed_meanwhile_is_delivered_whole(shared: Shared, postgresql: Any):
+    journal = SharedJournal(shared)
+    row = journal.begin(Record("s", 1, ["x"], {}, [], who="ann", host="node7", started_at=time.time() - 3600))
+    until = time.monotonic() + LIMIT_S
+    while not runs(shared) and time.monotonic() < until:
+        time.sleep(0.05)
+    postgresql.sql(shared.url.rpartition("/")[2], "DELETE FROM oomguard.run; DELETE FROM oomguard.attempt")
+    journal.end(row, exit_status=3, incident=None, measured={}, ran=H100)
+    assert journal.finish(LIMIT_S) is None
+
+    (run,) = runs(shared)
+    assert (run.session, run.who, run.model, run.result) == ("s", "ann", "org/m", "failed")
+
+
 def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(shared: Shared, postgresql: Any):
     """A small round of benchmarks/shared_journal.py."""
     returned = {}
@@ -218,7 +233,45 @@ def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: Shared, po
 
     assert undelivered is not None
     assert "permission denied" in undelivered.reason
+    assert (
+        "administrator has to permit it: GRANT USAGE ON SCHEMA oomguard TO guest; GRANT SELECT, IN"
+        in undelivered.reason
+    )
     assert deliver_left_behind(shared).attempts == 1
+    with pytest.raises(InputError, match="permission denied") as caught:
+        runs(guest)
+    assert "GRANT SELECT ON ALL TABLES IN SCHEMA oomguard TO guest" in str(caught.value.hint)
+    with pytest.raises(InputError, match="permission denied") as caught:
+        remove_old(guest, 1.0)
+    assert "GRANT" in str(caught.value.hint)
+
+
+def test_who_may_make_no_schema_is_told_the_statement_that_an_administrator_runs(shared: Shared, postgresql: Any):
+    database = shared.url.rpartition("/")[2]
+    postgresql.sql("postgres", 'CREATE ROLE "Poor-1" LOGIN')
+    journal = SharedJournal(poor := Shared(shared.url.replace("team@", "Poor-1@")))
+    write(journal, "s")
+    undelivered = journal.finish(LIMIT_S)
+    assert undelivered is not None
+    statement = undelivered.reason.partition("administrator has to permit it: ")[2]
+    assert statement == 'CREATE SCHEMA oomguard AUTHORIZATION "Poor-1"'
+
+    postgresql.sql(database, statement)
+    assert deliver_left_behind(poor).attempts == 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["?target_session_attrs=read-write", "?target_session_attrs=primary", "?application_name=x&connect_timeout=2"],
+)
+def test_of_several_hosts_the_one_that_answers_is_written_and_read(shared: Shared, postgresql: Any, more: str):
+    there = f"127.0.0.1:{postgresql.port}"
+    both = Shared(shared.url.replace(there, f"127.0.0.1:1,{there}") + more)
+    written(both, "s")
+    assert [run.session for run in runs(both)] == ["s"]
+    assert remove_old(both, 0.0) == 1
+    with postgresql_engine(both, reads_only=True).connect() as database, pytest.raises(Exception, match="read-only"):
+        database.exec_driver_sql("DELETE FROM run")
 
 
 def test_a_database_that_is_not_there_is_told_with_a_hint(postgresql: Any):

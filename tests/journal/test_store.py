@@ -54,6 +54,30 @@ def test_a_record_is_read_back_as_it_was_written(journal):
     assert before <= record.started_at <= record.ended_at <= time.time()
 
 
+def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_no_other_run(journal):
+    ours, theirs = Journal(journal.path), Journal(journal.path)
+    row = ours.begin(Record("ours", 1, ["x"], {}, [], who="ann"))
+    with contextlib.closing(sqlite3.connect(journal.path)) as database, database:
+        database.execute("DELETE FROM run")
+        database.execute("DELETE FROM attempt")
+    assert theirs.begin(Record("theirs", 1, ["y"], {}, [])) == row
+    ours.end(row, exit_status=3, incident=None, measured={})
+
+    assert [(each.session, each.exit_status) for each in journal.records()] == [("theirs", None), ("ours", 3)]
+    with contextlib.closing(sqlite3.connect(journal.path)) as database:
+        assert database.execute("SELECT who FROM run WHERE session = 'ours'").fetchall() == [("ann",)]
+
+
+def test_a_later_attempt_of_a_run_that_was_removed_still_tells_whose_it_is(journal):
+    row = journal.begin(Record("s", 1, ["x"], {}, [], original=["x", "y"], who="ann", host="node7"))
+    journal.end(row, exit_status=1, incident=None, measured={})
+    with contextlib.closing(sqlite3.connect(journal.path)) as database, database:
+        database.execute("DELETE FROM run")
+    journal.begin(Record("s", 2, ["x"], {}, []))
+    with contextlib.closing(sqlite3.connect(journal.path)) as database:
+        assert database.execute("SELECT original, who, host FROM run").fetchall() == [('["x", "y"]', "ann", "node7")]
+
+
 def test_an_attempt_that_runs_has_no_end(journal):
     journal.begin(Record("s", 1, ["x"], {}, []))
 

@@ -186,8 +186,13 @@ def test_a_model_of_another_folder_is_another_model(journal: Journal, tmp_path: 
     write(journal, argv, by_user=False)
     assert taken(journal, argv) == {"max_model_len": 1792}
 
+    elsewhere = (*argv, "--port", "8001", "--served-model-name", "t")
+    assert taken(journal, elsewhere) == {"max_model_len": 1792}
+    assert taken(journal, (*argv, "--kv-cache-dtype", "fp8")) == {}
+
     monkeypatch.chdir(tmp_path / "b")
     assert taken(journal, argv) == {}
+    assert taken(journal, elsewhere) == {}
 
 
 @pytest.mark.parametrize(("installed", "is_taken"), [("0.33.0", True), ("0.33.0+cpu", True), ("0.34.0", False)])
