@@ -42,7 +42,7 @@ class ForwardCall:
     """One call of a model: its rows, and how to make a part of it.
 
     ``positional`` are the names of its positional arguments, by the model's own signature; ``found`` is why parts of its results,
-    as a trace shows them, cannot be put together, ``drawn`` that it draws random numbers, as a trace or a part shows.
+    as a trace shows them, cannot be put together, ``drawn`` why another call would find or draw something else, as a trace or a part shows.
     """
 
     model: Any
@@ -65,6 +65,7 @@ class ForwardCall:
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
+    leaves: list[tuple[str, str]] = field(default_factory=list)
     stored: Stored = field(default_factory=dict)
     layout: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -123,7 +124,7 @@ class ForwardCall:
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
         """Return what has the model run another way, where it is to, and leave what the whole call leaves."""
-        together = put_together(self.model, self.left, start, self.rows - stop)
+        together = put_together(self.model, self.left, start, self.rows - stop, self.leaves)
         if self.chunk_tokens is None and self.attention is None:
             return self._noting_draws(together, is_whole=stop - start == self.rows)
         return self._noting_draws(self._another_way(self.model, together), is_whole=False)
@@ -206,6 +207,8 @@ class ForwardCall:
             lambda model: self._another_way(model, contextlib.nullcontext()),
             lambda: self.drawn.append(WHY_NOT_DRAWN),
             self.layout,
+            self.leaves,
+            self.drawn.append,
         )
 
     def _positional(self) -> Iterator[tuple[str, Any]]:

@@ -102,7 +102,7 @@ class GenerateCall:
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> GenerateCall | str:
         """Return the call with these settings changed, or why it cannot be made so."""
-        return generate_another_way(self, changes, failed_in)
+        return self.view.problem or generate_another_way(self, changes, failed_in)
 
     @property
     def not_splittable(self) -> str | None:  # noqa: PLR0911, PLR0912 - one reason a line
@@ -283,7 +283,13 @@ class GenerateCall:
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         rows = self.rows if self._gives_record else None
         return TracedCall(
-            self.model, cut, others, max(1, self.max_new_tokens), record_rows=rows, around=self._as_changed
+            self.model,
+            cut,
+            others,
+            max(1, self.max_new_tokens),
+            record_rows=rows,
+            around=self._as_changed,
+            refuse_again=self.view.refuse,
         )
 
 

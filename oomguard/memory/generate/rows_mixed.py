@@ -77,6 +77,33 @@ def arguments_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
     return found
 
 
+def found_places(func: Any, args: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    """Return what an operation whose result is as long as it finds entries would give if it found all; None of any other.
+
+    An expert's tokens are found so, or those that are no padding: how many there are is told by values alone, and that they are
+    rows is told by the most there may be.
+    """
+    name = str(func._schema.name)
+    if name == "aten::nonzero":
+        return _all_places(args[0])
+    if name == "aten::masked_select":
+        return args[0].new_empty((torch.broadcast_shapes(args[0].shape, args[1].shape).numel(),))
+    if name == "aten::index" and any(_is_mask(index) for index in given["indices"]):
+        indices: list[Any] = []
+        for index in given["indices"]:
+            indices += _all_places(index).unbind(1) if _is_mask(index) else [index]
+        return func(args[0], indices)
+    return None
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _all_places(mask: torch.Tensor) -> torch.Tensor:
+    return mask.new_empty((mask.numel(), mask.dim()), dtype=torch.long)
+
+
 class Places:
     """Follows running numbers of rows, and how far one goes that is held against a limit: how many rows stand before each decides then.
 

@@ -21,12 +21,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from oomguard.memory.generate.known_values import Known, KnownValues, name_of, written
 from oomguard.memory.generate.origin import Of, Origin, line_of_model
-from oomguard.memory.generate.rows_mixed import Places, arguments_of, goes_along, mixes_along
+from oomguard.memory.generate.rows_mixed import Places, arguments_of, found_places, goes_along, mixes_along
 
 _DATA: Final = Path(__file__).with_name("rows_together.toml")
 # Whether a mask hides anything; the longest row is told by it too, and is another question.
 _ASKS: Final = frozenset({"all", "any"})
 _READ: Final = torch.ops.aten._local_scalar_dense.default
+_INDEX: Final = torch.ops.aten.index.Tensor
 
 
 @functools.cache
@@ -87,7 +88,11 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func is _READ:
             return self._read(func, args[0])
-        out = func(*args, **kwargs)
+        out = None
+        if torch.Tag.dynamic_output_shape in func.tags or func is _INDEX:
+            out = found_places(func, args, arguments_of(func, args, kwargs))
+        if out is None:
+            out = func(*args, **kwargs)
         outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._note(func, args, kwargs, outs)
@@ -194,6 +199,8 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         if known is not None:
             return not known.differs
         if name in _data("puts_in_groups")["operations"]:
+            return True
+        if name in _data("looks_up")["operations"] and origin is not None and origin.counts:
             return True
         return origin is not None and origin.overflow
 
