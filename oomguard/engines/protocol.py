@@ -18,7 +18,7 @@ How its log tells a failure, and its end, stands in rules/signatures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,27 @@ class Insight(Protocol):
 
     def refused_length(self, text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
         """Return what a request needs that the engine refused under one of these settings, by setting; empty where it refused none."""
+
+
+class Comparison(Protocol):
+    """A call whose rows are compared, as nothing else tells that they do not look at each other."""
+
+    @property
+    def why(self) -> str:
+        """Why nothing else tells."""
+
+    @property
+    def gives_result(self) -> bool:
+        """Whether ``seen`` gives what a part gives."""
+
+    def seen(self, order: Sequence[int]) -> Any:
+        """Run the rows of these numbers, and return what is compared of them."""
+
+    def held(self) -> Mapping[str, Any]:
+        """Return what a call has left beside its result, by where, as values that can be compared."""
+
+    def passed(self) -> None:
+        """Note that the rows do not look at each other: calls of this kind are compared once."""
 
 
 class WatchedCall(Protocol):
@@ -206,6 +227,9 @@ class WatchedCall(Protocol):
     @property
     def layout(self) -> Mapping[str, tuple[int, int]]:
         """At which axis fields of the result hold their rows, and how many entries a row has there, as far as a trace has told."""
+
+    def comparison(self) -> Comparison | None:
+        """Return what compares rows of the call with each other, as nothing else tells that they can be run apart; None where it does."""
 
     def traced(self) -> CallTrace | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""

@@ -9,7 +9,7 @@ from typing import Any
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.beginning import Generators, may_begin_in_parts
-from oomguard.guarding.call_model import FailedRows, model_of, why_together
+from oomguard.guarding.call_model import FailedRows, model_of, why_not_again, why_together
 from oomguard.guarding.failure import annotate, clear, facts_of, forget, in_phase, let_go, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.guarding.making_room import make_room
@@ -17,6 +17,7 @@ from oomguard.guarding.measured_rows import MeasuredRows
 from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.partial import leave_with, partial_of
+from oomguard.guarding.side_by_side import SideBySide
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.guarding.variants import Variation, tell_of
 from oomguard.incident import Effect, Incident, Patch, SettingInForce
@@ -45,6 +46,7 @@ class SplitRun:
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable
         self._is_traced, self._measured, self._generators = False, MeasuredRows(), Generators({})
+        self._compared = SideBySide(call)
         self._room_bytes: float | None = None
         self._peak_bytes: float | None = None
         self._seconds: float | None = None
@@ -124,7 +126,7 @@ class SplitRun:
             return self._run_changed()
         error = self._first_error
         around = self._call.around(0, self._rows) if again or error is not None else nullcontext()
-        while error is None or make_room(error, self._gathered, self._call):
+        while error is None or (make_room(error, self._gathered, self._call) and self._may_run_again()):
             with torch_memory.Peak() as measured, around:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
             self._peak_bytes = measured.bytes
@@ -135,6 +137,11 @@ class SplitRun:
                 return None
             around = self._call.around(0, self._rows)  # what the failed call drew is drawn again
         return error
+
+    def _may_run_again(self) -> bool:
+        """Return whether the call, made once more as it was, finds what it found; why not is told in the end."""
+        self._not_splittable = why_not_again(self._call) or self._not_splittable
+        return why_not_again(self._call) is None
 
     def _run_changed(self) -> BaseException | None:
         """Run all rows another way; return the first failure where that shows that it cannot be done."""
@@ -163,6 +170,11 @@ class SplitRun:
             peak = measured.bytes
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             problem = None if error is not None else self._call.problem(part, rows)
+            if error is None and problem is None:
+                apart, error = run_guarded(self._compared.why_not_apart, (part, self._next_row, stop), {})
+                if apart is not None:
+                    self._gathered, self._next_row = Gathered(self._rows), 0  # of no use: other rows stood beside them
+                    return self._as_it_was_made(apart)
             if error is None and problem is None:
                 part = self._call.completed(part, self._next_row, stop)
                 problem, error = run_guarded(self._gathered.add, (part, rows), {})

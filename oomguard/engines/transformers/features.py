@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oomguard.engines.transformers.forward import ForwardCall
@@ -104,6 +104,11 @@ class FeaturesCall:
         """Return the result as it is put together."""
         del place
         return result
+
+    def comparison(self) -> Any:
+        """Return what compares rows of the model's call."""
+        found = self.features.comparison()
+        return None if found is None else replace(found, gives_result=False)
 
     def traced(self) -> Any:
         """Return the call of the model, to be asked what other numbers of rows need."""

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Final
 from oomguard.engines.transformers.attention import attending, why_not_attending
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
+from oomguard.engines.transformers.comparing import RowsCompared, compared
 from oomguard.engines.transformers.forward_draws import WHY_NOT as WHY_NOT_DRAWN
 from oomguard.engines.transformers.forward_draws import noting_draws, tell_of_draws
 from oomguard.engines.transformers.independence import records_gradients, why_drawn, why_rows_depend
@@ -210,6 +211,19 @@ class ForwardCall:
             self.leaves,
             self.drawn.append,
         )
+
+    def comparison(self) -> RowsCompared | None:
+        """Return what compares its rows with each other, where nothing else tells that they can be run apart."""
+        if self.media.starts:
+            return None
+        given = {**dict(self._positional()), **self.kwargs}
+
+        def run(order: Sequence[int]) -> Any:
+            cut = {name: self._changed(name, value, lambda t: t[list(order)]) for name, value in given.items()}
+            with self._another_way(self.model, contextlib.nullcontext()):
+                return self.model(*(cut[name] for name in self.positional), **{name: cut[name] for name in self.kwargs})
+
+        return compared(self.model, given, run, gives_result=True)
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
         return zip(self.positional, self.args, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +14,7 @@ from oomguard.engines.transformers.began import EARLY_EXIT, Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
+from oomguard.engines.transformers.comparing import RowsCompared, compared, first_logits
 from oomguard.engines.transformers.generate_rows import (
     ROW_LISTS,
     is_of_all_rows,
@@ -261,6 +262,27 @@ class GenerateCall:
             return 0
         vocabulary = int(getattr(self.model.config.get_text_config(), "vocab_size", 0) or 0)
         return 4 * vocabulary * max(int(self.option(name) or 1) for name in ("num_return_sequences", "num_beams"))
+
+    def comparison(self) -> RowsCompared | None:
+        """Return what compares its rows with each other, where nothing else tells that they can be run apart."""
+        if self.media() != Media({}) or self.may_train:
+            return None
+        given = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
+        if len(self.args) > 1:
+            given["generation_config"] = self.args[1]
+        kept = {name: value for name, value in given.items() if name not in NAMES}
+
+        def run(order: Sequence[int]) -> Any:
+            cut = {name: self._rows_at(name, value, order) for name, value in kept.items()}
+            return first_logits(self.model, cut, draws=bool(self.option("do_sample")))
+
+        return compared(self.model, kept, run, gives_result=False)
+
+    def _rows_at(self, name: str, value: Any, order: Sequence[int]) -> Any:
+        if name in ROW_LISTS and isinstance(value, (list, tuple)):
+            return [value[row] for row in order]
+        is_of_rows = getattr(value, "ndim", 0) and (name == "inputs" or self._is_cut(name))
+        return value[list(order)] if is_of_rows else value
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""

@@ -54,6 +54,15 @@ class TracedCall:
 
     def why_together(self) -> str | None:
         """Return what makes a row of the call depend on those beside it, None where nothing does or that cannot be told."""
+        return self._followed(self._refuse_again).why_together()
+
+    def why_not_again(self) -> str | None:
+        """Return what the call changes that it reads, None where nothing, or that cannot be told."""
+        found: list[str] = []
+        self._followed(found.append).why_together()
+        return next(iter(found), None)
+
+    def _followed(self, refuse_again: Callable[[str], object]) -> Followed:
         rows = next((int(tensor.shape[0]) for tensor in self._row_arguments.values()), 0)
 
         def arguments(change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -61,7 +70,7 @@ class TracedCall:
 
         mask = self._row_arguments.get("attention_mask")
         followed = Followed(self._model, arguments, rows, mask, self._around, steps=self._steps, pad=self._pad)
-        return replace(followed, refuse_again=self._refuse_again).why_together()
+        return replace(followed, refuse_again=refuse_again)
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
         """Return the bytes of ``rows`` rows at the call's peak; None where the model cannot be traced, or not in time.

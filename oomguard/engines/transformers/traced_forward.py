@@ -62,7 +62,16 @@ class TracedForward:
 
     def why_together(self) -> str | None:
         """Return what makes a row of the call depend on those beside it, None where nothing does or that cannot be told."""
-        followed = Followed(
+        return self._followed(self._refuse_again).why_together()
+
+    def why_not_again(self) -> str | None:
+        """Return what the call changes that it reads, None where nothing, or that cannot be told."""
+        found: list[str] = []
+        self._followed(found.append).why_together()
+        return next(iter(found), None)
+
+    def _followed(self, refuse_again: Callable[[str], object]) -> Followed:
+        return Followed(
             self._model,
             self._arguments,
             self._total_rows,
@@ -70,9 +79,8 @@ class TracedForward:
             self._around,
             layout=self._layout,
             leaves=self._leaves,
-            refuse_again=self._refuse_again,
+            refuse_again=refuse_again,
         )
-        return followed.why_together()
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
         """Return the bytes of ``rows`` rows at their peak, the results of others not among them; None where that cannot be told.
