@@ -23,6 +23,9 @@ _SAME_EPS: Final = {"torch.float32": 32.0, "torch.float64": 1e4}
 _ALONE_RATIO: Final = {"torch.float32": 1e-4, "torch.float64": 1e-6, "torch.float16": 1e-2, "torch.bfloat16": 5e-2}
 _TF32_RATIO: Final = 1e-2
 _LEAST: Final = 1e-6
+# How many other rows stand beside those of a part, and from which size on a larger part is compared again.
+_OTHERS: Final = 24
+_AGAIN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,15 @@ class Part:
         """How many they are."""
         return self.stop - self.start
 
-    def beside_others(self) -> list[int]:
-        """Return the same rows, with another in each second place."""
+    def beside_others(self) -> list[list[int]]:
+        """Return the same rows, with another in each second place: several times where they are few, which may have little in common."""
         return [
-            row if number % 2 else (row + self.rows) % self.total for number, row in enumerate(range(self.start, self.stop))
+            [
+                row if number % 2 else (row + self.rows * times) % self.total
+                for number, row in enumerate(range(self.start, self.stop))
+            ]
+            for times in range(1, 1 + max(1, _OTHERS // self.rows))
+            if (self.rows * times) % self.total
         ]
 
     def last(self) -> list[int]:
@@ -59,7 +67,7 @@ class SideBySide:
     def __init__(self, call: WatchedCall) -> None:
         self._call = call
         self._comparison: Comparison | None = None
-        self._is_asked = False
+        self._is_asked, self._most = False, 0
 
     def why_not_apart(self, given: Any, start: int, stop: int) -> str | None:
         """Return why a part's rows cannot stand for those of the whole call; None where they can, or several are still to come.
@@ -77,21 +85,24 @@ class SideBySide:
         if comparison is None:
             return None
         part = Part(start, stop, self._call.rows)
-        if part.rows > 1:
+        if part.rows >= max(2, _AGAIN * self._most):
+            self._most = part.rows
             why = _why_not_apart(comparison, given if comparison.gives_result else None, part)
             if why is None:
                 comparison.passed()
-                self._comparison = None
             return why and f"{why}; {comparison.why}"
-        if stop == part.total:
-            return f"whether its rows look at each other cannot be told: {comparison.why}, and no two of them fit together"
+        if stop == part.total and not self._most:
+            return (
+                f"whether its rows look at each other cannot be told: {comparison.why}, and no two of them fit together"
+            )
         return None
 
 
 def _why_not_apart(comparison: Comparison, given: Any, part: Part) -> str | None:
     generators = Generators.now()
     rows = list(range(part.start, part.stop))
-    runs = (("again", rows), ("beside others", part.beside_others()), ("alone", part.last()))
+    others = [(f"beside others {number}", order) for number, order in enumerate(part.beside_others())]
+    runs = [("again", rows), *others, ("alone", part.last())]
     found = {} if given is None else {"part": _on_host(given)}
     held: list[Mapping[str, Any]] = []
     for name, order in runs:
@@ -123,8 +134,10 @@ def _compared(found: Mapping[str, Mapping[str, Any]], part: Part) -> str | None:
     if not first:
         return "nothing of what it gives can be compared"
     for name, leaf in first.items():
-        again, beside, alone = (found[how].get(name) for how in ("again", "beside others", "alone"))
-        axis = None if again is None or beside is None or alone is None else _axis(leaf, alone, part.rows, few)
+        again, alone = found["again"].get(name), found["alone"].get(name)
+        others = [run.get(name) for how, run in found.items() if how.startswith("beside others")]
+        is_there = again is not None and alone is not None and all(other is not None for other in others)
+        axis = _axis(leaf, alone, part.rows, few) if is_there else None
         if axis is None:
             return f"{name} has another shape for {few} rows than for {part.rows}, beside the number of rows"
         if axis < 0:
@@ -132,7 +145,10 @@ def _compared(found: Mapping[str, Mapping[str, Any]], part: Part) -> str | None:
         of_rows = _by_row(leaf, axis, part.rows)
         for how, one, other, ratio in (
             ("again", of_rows, _by_row(again, axis, part.rows), _same_ratio(leaf)),
-            ("beside others", of_rows[1::2], _by_row(beside, axis, part.rows)[1::2], _same_ratio(leaf)),
+            *(
+                ("beside others", of_rows[1::2], _by_row(beside, axis, part.rows)[1::2], _same_ratio(leaf))
+                for beside in others
+            ),
             ("alone", of_rows[part.rows - few :], _by_row(alone, axis, few), _alone_ratio(leaf)),
         ):
             off, scale = _farthest(one, other)
@@ -142,11 +158,8 @@ def _compared(found: Mapping[str, Mapping[str, Any]], part: Part) -> str | None:
 
 
 def _rows(how: str) -> str:
-    return {
-        "again": "the same rows, run again,",
-        "beside others": "rows beside other rows",
-        "alone": "rows by themselves",
-    }[how]
+    told = {"again": "the same rows, run again,", "alone": "rows by themselves"}
+    return told.get(how, "rows beside other rows")
 
 
 def _named(value: Any, name: str) -> Iterator[tuple[str, Any]]:

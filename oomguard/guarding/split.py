@@ -9,7 +9,7 @@ from typing import Any
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.beginning import Generators, may_begin_in_parts
-from oomguard.guarding.call_model import FailedRows, model_of, why_not_again, why_together
+from oomguard.guarding.call_model import FailedRows, model_of, why_together
 from oomguard.guarding.failure import annotate, clear, facts_of, forget, in_phase, let_go, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.guarding.making_room import make_room
@@ -47,9 +47,8 @@ class SplitRun:
         self._not_splittable: str | None = call.not_splittable
         self._is_traced, self._measured, self._generators = False, MeasuredRows(), Generators({})
         self._compared = SideBySide(call)
-        self._room_bytes: float | None = None
-        self._peak_bytes: float | None = None
-        self._seconds: float | None = None
+        unknown: float | None = None
+        self._room_bytes = self._peak_bytes = self._seconds = unknown
         self._first_error: BaseException | None = None
         self._part_error: str | None = None
         self._incident: Incident | None = None
@@ -114,8 +113,8 @@ class SplitRun:
         incident = None if failed is None else self._explain(failed)
         error = "" if failed is None else self._part_error or type(failed).__name__
         ended = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
-        is_as_made = not self._way.settings and not self._gathered.done
-        self._owner.record(ended, is_healthy=self._first_error is None and is_as_made)
+        is_as_made = self._first_error is None and not self._way.settings and not self._gathered.done
+        self._owner.record(ended, is_healthy=is_as_made)
         if incident is not None:
             self._ledger.choose(incident, lambda name: name == "batch_size" or name in VARIED)
         return failed is None
@@ -126,7 +125,7 @@ class SplitRun:
             return self._run_changed()
         error = self._first_error
         around = self._call.around(0, self._rows) if again or error is not None else nullcontext()
-        while error is None or (make_room(error, self._gathered, self._call) and self._may_run_again()):
+        while error is None or make_room(error, self._gathered, self._call):
             with torch_memory.Peak() as measured, around:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
             self._peak_bytes = measured.bytes
@@ -137,11 +136,6 @@ class SplitRun:
                 return None
             around = self._call.around(0, self._rows)  # what the failed call drew is drawn again
         return error
-
-    def _may_run_again(self) -> bool:
-        """Return whether the call, made once more as it was, finds what it found; why not is told in the end."""
-        self._not_splittable = why_not_again(self._call) or self._not_splittable
-        return why_not_again(self._call) is None
 
     def _run_changed(self) -> BaseException | None:
         """Run all rows another way; return the first failure where that shows that it cannot be done."""
@@ -155,7 +149,7 @@ class SplitRun:
             self._whole = self._call.completed(self._whole, 0, self._rows)
             self._gathered = Gathered(self._rows)  # its rows stand in the whole result too
             return None
-        self._take_back(why)
+        self._ledger.forget(self._way.take_back(why))
         self._generators.put_back()
         return self._run_whole(again=True)
 
@@ -171,10 +165,9 @@ class SplitRun:
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             problem = None if error is not None else self._call.problem(part, rows)
             if error is None and problem is None:
-                apart, error = run_guarded(self._compared.why_not_apart, (part, self._next_row, stop), {})
-                if apart is not None:
-                    self._gathered, self._next_row = Gathered(self._rows), 0  # of no use: other rows stood beside them
-                    return self._as_it_was_made(apart)
+                problem, error = run_guarded(self._compared.why_not_apart, (part, self._next_row, stop), {})
+                if problem is not None:
+                    self._gathered, self._next_row = Gathered(self._rows), 0  # nothing done is of use
             if error is None and problem is None:
                 part = self._call.completed(part, self._next_row, stop)
                 problem, error = run_guarded(self._gathered.add, (part, rows), {})
@@ -207,7 +200,7 @@ class SplitRun:
     def _as_it_was_made(self, why_not: str) -> BaseException | None:
         """Return the failure of the whole call, whose parts cannot stand for it; run it where it has not been run."""
         self._not_splittable, self._size = why_not, self._rows
-        self._take_back(why_not)
+        self._ledger.forget(self._way.take_back(why_not))
         if self._first_error is None:
             self._owner.known.forget(self._call)
             self._gathered, self._next_row, self._part_error = Gathered(self._rows), 0, None
@@ -233,8 +226,7 @@ class SplitRun:
         self._way.failed(error)
         if self._call.may_train and trains(error):
             self._not_splittable = WHY_NOT
-        is_training = self._not_splittable == WHY_NOT
-        scanned = in_phase(scanned, self._call.phase or ("training" if is_training else None))
+        scanned = in_phase(scanned, self._call.phase or ("training" if self._not_splittable == WHY_NOT else None))
         failure = scanned.first_cause or failure
         clear(error, is_raised=error is self._first_error)
         torch_memory.release()
@@ -260,10 +252,10 @@ class SplitRun:
         return incident
 
     def _model(self, failure: Incident) -> CallModel:
-        refused, attempts = self._not_splittable, self._ledger.attempts
-        left = self._owner.policy.max_relaunches - len(attempts)
+        refused, attempts = self._not_splittable, len(self._ledger.attempts)
         rows = self._rows if refused is not None else min(self._size, self._rows - self._next_row)
-        failed = FailedRows(rows, refused, len(attempts), others_ran=self._next_row > 0, attempts_left=left)
+        left = self._owner.policy.max_relaunches - attempts
+        failed = FailedRows(rows, refused, attempts, others_ran=self._next_row > 0, attempts_left=left)
         return model_of(self._call, failure, failed, self._way.variants)
 
     def _apply(self, patch: Patch) -> None:
@@ -276,10 +268,6 @@ class SplitRun:
             if patch.effect > Effect.OUTPUT_PRESERVING:  # the same for all rows
                 self._gathered, self._next_row = Gathered.of(self._way.made), 0
         tell_of(patch, self._incident.kind if self._incident else None, self._next_row)
-
-    def _take_back(self, why: str) -> None:
-        for name in self._way.take_back(why):
-            del self._ledger.settings[name]
 
     @property
     def _call(self) -> WatchedCall:

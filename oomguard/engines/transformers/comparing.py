@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -87,22 +87,47 @@ def compared(
     return RowsCompared(model, why, gives_result, run, key, None if failed is None else KeptOutside(model))
 
 
-def first_logits(model: Any, arguments: Mapping[str, Any], *, draws: bool) -> dict[str, Any]:
-    """Return the scores of the last token at the first steps of a generation, and its tokens."""
+def generation_compared(
+    model: Any, arguments: Mapping[str, Any], of_rows: Collection[str], *, draws: bool
+) -> RowsCompared | None:
+    """Return a generation to be compared, by the scores of its first steps; None as ``compared`` does.
+
+    Args:
+        model: its model.
+        arguments: its arguments by name, without functions of the user's own.
+        of_rows: the names of those with one entry a row.
+        draws: whether tokens are drawn: those of fewer rows are others, so that only the first step is compared.
+    """
+
+    def run(order: Sequence[int]) -> Any:
+        cut = {name: _at(value, order) if name in of_rows else value for name, value in arguments.items()}
+        return _first_scores(model, cut, 1 if draws else _STEPS)
+
+    return compared(model, arguments, run, gives_result=False)
+
+
+def _at(value: Any, order: Sequence[int]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [value[row] for row in order]
+    return value if value is None else value[list(order)]
+
+
+def _first_scores(model: Any, arguments: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return the scores of the last token at the first steps of a generation."""
     from oomguard.memory.generate.follow_rows import first_steps
 
     found: dict[str, Any] = {}
 
     def note(_module: Any, _given: Any, output: Any) -> None:
         logits = getattr(output, "logits", None)
-        if getattr(logits, "ndim", 0) == 3:  # noqa: PLR2004 - rows, tokens, vocabulary
+        if getattr(logits, "ndim", 0) == 3:
             found[f"scores {len(found)}"] = logits[:, -1].clone()
 
     with ExitStack() as stack:
         for module in model.modules():
             if hasattr(module, "generate") and hasattr(module, "config"):
                 stack.callback(module.register_forward_hook(note).remove)
-        first_steps(model, arguments, 1 if draws else _STEPS)
+        first_steps(model, arguments, steps)
     return found
 
 

@@ -68,7 +68,9 @@ class Followed:
             return self._told(known)
         found, changes = self._followed_apart()
         if changes is not None:
-            why = f"the model's code changes {changes}, which is kept outside of it: each part would change it once more"
+            why = (
+                f"the model's code changes {changes}, which is kept outside of it: each part would change it once more"
+            )
             self.refuse_again(why)
             return why
         if found is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,7 @@ from oomguard.engines.transformers.began import EARLY_EXIT, Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
-from oomguard.engines.transformers.comparing import RowsCompared, compared, first_logits
+from oomguard.engines.transformers.comparing import RowsCompared, generation_compared
 from oomguard.engines.transformers.generate_rows import (
     ROW_LISTS,
     is_of_all_rows,
@@ -254,11 +254,9 @@ class GenerateCall:
     @property
     def beside_row_bytes(self) -> int:
         """Bytes of the noise that every part draws for one row of the whole call."""
-        if not self.option("do_sample"):
-            return 0
         from oomguard.engines.transformers.draws import gives_row_by_row
 
-        if gives_row_by_row(self.model.device):
+        if not self.option("do_sample") or gives_row_by_row(self.model.device):
             return 0
         vocabulary = int(getattr(self.model.config.get_text_config(), "vocab_size", 0) or 0)
         return 4 * vocabulary * max(int(self.option(name) or 1) for name in ("num_return_sequences", "num_beams"))
@@ -267,22 +265,12 @@ class GenerateCall:
         """Return what compares its rows with each other, where nothing else tells that they can be run apart."""
         if self.media() != Media({}) or self.may_train:
             return None
-        given = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
-        if len(self.args) > 1:
-            given["generation_config"] = self.args[1]
-        kept = {name: value for name, value in given.items() if name not in NAMES}
+        kept = {name: value for name, value in self._given().items() if name not in NAMES}
+        of_rows = {name for name in kept if name == "inputs" or name in ROW_LISTS or self._is_cut(name)}
+        return generation_compared(self.model, kept, of_rows, draws=bool(self.option("do_sample")))
 
-        def run(order: Sequence[int]) -> Any:
-            cut = {name: self._rows_at(name, value, order) for name, value in kept.items()}
-            return first_logits(self.model, cut, draws=bool(self.option("do_sample")))
-
-        return compared(self.model, kept, run, gives_result=False)
-
-    def _rows_at(self, name: str, value: Any, order: Sequence[int]) -> Any:
-        if name in ROW_LISTS and isinstance(value, (list, tuple)):
-            return [value[row] for row in order]
-        is_of_rows = getattr(value, "ndim", 0) and (name == "inputs" or self._is_cut(name))
-        return value[list(order)] if is_of_rows else value
+    def _given(self) -> dict[str, Any]:
+        return {**dict(zip(("inputs", "generation_config"), self.args, strict=False)), **self.kwargs}
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
@@ -298,9 +286,7 @@ class GenerateCall:
             return None  # what it keeps of each step is its own, or of other rows than its inputs
         import torch
 
-        arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
-        if len(self.args) > 1:
-            arguments["generation_config"] = self.args[1]
+        arguments = self._given()
         cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and self._is_cut(n)}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         rows = self.rows if self._gives_record else None

@@ -38,6 +38,7 @@ class KeptOutside:
     def __init__(self, model: Any) -> None:
         self._places: list[_Place] = []
         self._seen: set[int] = set()
+        self._noted: set[tuple[int, Any]] = set()
         for _, function in own_functions(model):
             self._look_at(function, _DEEPEST)
 
@@ -74,32 +75,35 @@ class KeptOutside:
 
     def _note(self, name: str, owner: Any, key: Any, value: Any, depth: int) -> None:
         if isinstance(value, (types.FunctionType, types.MethodType)):
-            function = getattr(value, "__func__", value)
+            function: Any = getattr(value, "__func__", value)
             if not is_library(function.__module__):
                 self._look_at(function, depth - 1)
             return
-        if isinstance(value, types.ModuleType) or (id(owner), key) in self._seen:
+        if isinstance(value, types.ModuleType) or (id(owner), key) in self._noted:
             return
-        self._seen.add((id(owner), key))  # type: ignore[arg-type]
-        state = _state(value)
-        self._places.append(_Place(name, owner, key, value, state, getattr(value, "_version", None) if _tensor(value) else None))
-        if depth <= 0 or id(value) in self._seen:
-            return
-        if isinstance(value, dict) and len(value) <= _MOST_ENTRIES:
+        self._noted.add((id(owner), key))
+        version = value._version if _tensor(value) and not value.is_inference() else None
+        self._places.append(_Place(name, owner, key, value, _state(value), version))
+        if depth > 0 and id(value) not in self._seen:
             self._seen.add(id(value))
-            for inner, entry in list(value.items()):
-                if isinstance(entry, _CONTAINERS):
-                    self._note(f"{name}[{inner!r}]", value, inner, entry, depth - 1)
-        elif isinstance(value, type) and not is_library(value.__module__) and value.__module__ != "builtins":
-            self._seen.add(id(value))
-            for inner, entry in list(vars(value).items()):
-                if isinstance(entry, (*_PLAIN, *_CONTAINERS)) and not inner.startswith("__"):
-                    self._note(f"{name}.{inner}", value, inner, entry, depth - 1)
-        elif hasattr(value, "__dict__") and not _tensor(value) and not _is_module(value):
-            self._seen.add(id(value))
-            for inner, entry in list(vars(value).items()):
-                if isinstance(entry, (*_PLAIN, *_CONTAINERS)):
-                    self._note(f"{name}.{inner}", value, inner, entry, depth - 1)
+            for called, inner, entry in _inside(value):
+                self._note(name + called, value, inner, entry, depth - 1)
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what an object of the user's own holds, by how it is called and where it is: containers and plain values."""
+    if isinstance(value, dict):
+        if len(value) <= _MOST_ENTRIES:
+            yield from ((f"[{key!r}]", key, entry) for key, entry in value.items() if isinstance(entry, _CONTAINERS))
+        return
+    is_class = isinstance(value, type)
+    if _tensor(value) or _is_module(value) or not hasattr(value, "__dict__"):
+        return
+    if is_class and (is_library(value.__module__) or value.__module__ == "builtins"):
+        return
+    for key, entry in list(vars(value).items()):
+        if isinstance(entry, (*_PLAIN, *_CONTAINERS)) and not key.startswith("__"):
+            yield f".{key}", key, entry
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -111,11 +115,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 def _state(value: Any) -> Any:
     """Return what tells whether a value has changed, and can be put back where it is a container."""
-    for kind in (dict, set):
-        if isinstance(value, kind):
-            return kind(value)
     if isinstance(value, _CONTAINERS):
-        return list(value)
+        return next(kind(value) for kind in (dict, set, list) if kind is list or isinstance(value, kind))
     if isinstance(value, (*_PLAIN, type)) or _tensor(value) or _is_module(value):
         return None
     if hasattr(value, "tell"):

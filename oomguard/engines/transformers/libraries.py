@@ -61,9 +61,7 @@ class HarnessCall(GenerateCall):
     def _without_criteria(self) -> GenerateCall:
         given = {name: value for name, value in self.kwargs.items() if name not in {"context", "stop"}}
         given.update(input_ids=self.kwargs["context"], pad_token_id=self.pad)
-        return GenerateCall(
-            self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began, self.view
-        )
+        return GenerateCall(self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began, self.view)
 
 
 def size_of_harness_call(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:

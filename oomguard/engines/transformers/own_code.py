@@ -1,4 +1,4 @@
-"""Code of the user's own, or of a library that nobody here has looked at, that a model runs: its classes, and functions put in their place."""
+"""Code that a model runs and that is no known library's: its classes, and functions put in their place."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def moving_fakes() -> Iterator[None]:
     """Have modules of fake tensors take new ones in place of those that they have, in this thread."""
     torchs, own = torch.nn.Module._apply, threading.get_ident()
 
-    def apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:  # noqa: FBT001, FBT002 - as torch has it
+    def apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         tensors = [*self.parameters(recurse=recurse), *self.buffers(recurse=recurse)]
         if threading.get_ident() != own or not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             return torchs(self, fn, recurse)

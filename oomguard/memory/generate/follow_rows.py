@@ -23,17 +23,18 @@ from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_generate import (
     _ONE_AT_A_TIME,
+    Twin,
     _as_if_real,
     _EnoughError,
     _fake,
-    Twin,
     _Watch,
     rows_like,
     twin_of,
 )
 from oomguard.memory.generate.left_behind import Left, changed, held_by, is_to_be_asked_again, left_by
+from oomguard.memory.generate.origin import Origin
 from oomguard.memory.generate.result_layout import Layout, layout_of
-from oomguard.memory.generate.rows_together import Origin, RowsTogether
+from oomguard.memory.generate.rows_together import RowsTogether
 
 # Returns the arguments of a call, with what a function makes of each tensor in them that holds rows.
 WithRows = Callable[[Callable[[Any], Any]], dict[str, Any]]
@@ -155,8 +156,8 @@ def _run(call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: S
                     mode.begin(leaf, name)
                     mode.keep(leaf, f"its argument {name}")
                     _give(mode, leaf, call.values.get(name, real[id(leaf)]), order, is_mask="mask" in name)
-        for ours, fakes in zip(call.model.named_modules(), twin.model.modules(), strict=True):
-            _give_state(mode, *ours, fakes)
+        for (owner, ours), fakes in zip(call.model.named_modules(), twin.model.modules(), strict=True):
+            _give_state(mode, owner, ours, fakes)
         arguments = tree_map_only(torch.Tensor, lambda tensor: _constant(mode, twin.mode, tensor), arguments)
         with call.around(twin.model), watch, FakeCopies(), mode:
             return call.run(twin.model, arguments)

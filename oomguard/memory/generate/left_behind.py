@@ -42,9 +42,7 @@ class Left:
 def held_by(model: Any, looks_at: Callable[[Any], bool]) -> dict[Place, Any]:
     """Return what the modules of a model hold beside their weights, by where it is: tensors, plain values and numbers of entries."""
     found: dict[Place, Any] = {}
-    seen: set[int] = set()
-    for name, module in model.named_modules():
-        seen.add(id(module))
+    seen = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         if not looks_at(module):
             continue
@@ -122,7 +120,7 @@ def left_by(mode: RowsTogether, new: Mapping[Place, Any], rows: int, again: Mapp
             if not mode.of_rows(value) and all(size % rows for size in value.shape):
                 continue
             is_row_by_row = [size % rows == 0 for size in value.shape].count(True) == 1 and value.shape[0] == rows
-            if len(place) > 2 or not is_row_by_row or getattr(value, "_oomguard_of_other_order", False):  # noqa: PLR2004
+            if len(place) > 2 or not is_row_by_row or getattr(value, "_oomguard_of_other_order", False):
                 return Left(why_not=f"the call leaves {told(place)} on the model, which depends on all its rows")
             of_rows.append((place[0], place[1]))
         elif not isinstance(value, bool) and isinstance(value, int) and value and value % rows == 0:

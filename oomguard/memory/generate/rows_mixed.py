@@ -61,7 +61,7 @@ def _dims(given: Mapping[str, Any], first: torch.Tensor) -> Sequence[int]:
 def _space(given: Mapping[str, Any], first: torch.Tensor) -> int:
     """Return the first of the dimensions that a window slides over."""
     window = next((given[name] for name in ("stride", "kernel_size", "output_size") if given.get(name)), (1,))
-    return first.dim() - (len(window) if isinstance(window, (list, tuple)) else 1)
+    return int(first.dim()) - (len(window) if isinstance(window, (list, tuple)) else 1)
 
 
 def arguments_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +110,9 @@ class Places:
     Where tokens go is told by such numbers, and changes none of them; how many there is room for does.
     """
 
-    def is_limited(self, name: str, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], *, begins: bool) -> bool:
+    def is_limited(
+        self, name: str, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], *, begins: bool
+    ) -> bool:
         """Note what an operation makes of places; return whether it holds them against a limit.
 
         Args:

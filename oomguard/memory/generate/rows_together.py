@@ -205,7 +205,13 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         return origin is not None and origin.overflow
 
     def _mixes_rows(
-        self, func: Any, name: str, args: Any, kwargs: Any, with_rows: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+        self,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        with_rows: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
     ) -> bool:
         """Return whether an operation computes rows of other rows, though its result holds rows."""
         first, given = with_rows[0], arguments_of(func, args, kwargs)
