@@ -23,6 +23,7 @@ from oomguard.engines.transformers.generate_rows import (
     why_not_rows,
 )
 from oomguard.engines.transformers.inputs import input_name, inputs_of, rows_and_tokens
+from oomguard.engines.transformers.loss import no_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
 from oomguard.engines.transformers.own_function import with_own_function
@@ -212,7 +213,7 @@ class GenerateCall:
     @property
     def weigh(self) -> Callable[[Any, int, int], None] | None:
         """What makes the result a record of fields: with ``return_dict_in_generate`` each has one entry a row, step by step."""
-        return _no_weight if self._gives_record else None
+        return no_weight if self._gives_record else None
 
     @property
     def several(self) -> Collection[int]:
@@ -274,9 +275,8 @@ class GenerateCall:
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
-        if self.max_new_tokens is None or not hasattr(self.model, "parameters"):
-            return None
-        if self.not_splittable is not None and not self._runs_another_way:
+        is_refused = self.not_splittable is not None and not self._runs_another_way
+        if is_refused or self.max_new_tokens is None or not hasattr(self.model, "parameters"):
             return None
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in ROW_LISTS) or self.option(EARLY_EXIT):
             return None  # it would have to be cut for each number of rows; how far a draft goes is told by values
@@ -284,10 +284,8 @@ class GenerateCall:
             return None  # media differ in size
         if self._gives_record and (is_overridden(self.model) or self.several):
             return None  # what it keeps of each step is its own, or of other rows than its inputs
-        import torch
-
         arguments = self._given()
-        cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and self._is_cut(n)}
+        cut = {n: v for n, v in arguments.items() if hasattr(v, "untyped_storage") and self._is_cut(n)}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         rows = self.rows if self._gives_record else None
         return TracedCall(
@@ -299,7 +297,3 @@ class GenerateCall:
             around=self._as_changed,
             refuse_again=self.view.refuse,
         )
-
-
-def _no_weight(part: Any, start: int, stop: int) -> None:
-    del part, start, stop
