@@ -18,12 +18,13 @@ How its log tells a failure, and its end, stands in rules/signatures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oomguard.engines.comparison import Comparison
 from oomguard.engines.start_key import StartKey
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import EngineStart, SettingInForce
@@ -110,27 +111,6 @@ class Insight(Protocol):
 
     def refused_length(self, text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
         """Return what a request needs that the engine refused under one of these settings, by setting; empty where it refused none."""
-
-
-class Comparison(Protocol):
-    """A call whose rows are compared, as nothing else tells that they do not look at each other."""
-
-    @property
-    def why(self) -> str:
-        """Why nothing else tells."""
-
-    @property
-    def gives_result(self) -> bool:
-        """Whether ``seen`` gives what a part gives."""
-
-    def seen(self, order: Sequence[int]) -> Any:
-        """Run the rows of these numbers, and return what is compared of them."""
-
-    def held(self) -> Mapping[str, Any]:
-        """Return what a call has left beside its result, by where, as values that can be compared."""
-
-    def passed(self) -> None:
-        """Note that the rows do not look at each other: calls of this kind are compared once."""
 
 
 class WatchedCall(Protocol):

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from oomguard.engines.protocol import Comparison, WatchedCall
+from oomguard.engines.comparison import Comparison
+from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.beginning import Generators
 from oomguard.guarding.failure import run_guarded
 from oomguard.observe import torch_memory

@@ -21,7 +21,11 @@ def own_functions(model: Any) -> Iterator[tuple[str, types.FunctionType]]:
     for name, module in model.named_modules():
         for attribute, value in _functions(module):
             function = _plain(value)
-            if function is not None and id(function) not in seen and not is_library(function.__module__):
+            if (
+                function is not None
+                and id(function) not in seen
+                and not is_library(function.__globals__.get("__name__"))
+            ):
                 seen.add(id(function))
                 yield (f"{name}.{attribute}" if name else attribute), function
         yield from _attention(module, seen)
@@ -68,7 +72,7 @@ def _attention(module: Any, seen: set[int]) -> Iterator[tuple[str, types.Functio
         function = _plain(known[name])
     except KeyError:
         return
-    if function is not None and id(function) not in seen and not is_library(function.__module__):
+    if function is not None and id(function) not in seen and not is_library(function.__globals__.get("__name__")):
         seen.add(id(function))
         yield f"the attention {name}", function
 
