@@ -119,7 +119,7 @@ def _first_scores(model: Any, arguments: Mapping[str, Any], steps: int) -> dict[
     found: dict[str, Any] = {}
 
     def note(_module: Any, _given: Any, output: Any) -> None:
-        logits = getattr(output, "logits", None)
+        logits: Any = getattr(output, "logits", None)
         if getattr(logits, "ndim", 0) == 3:
             found[f"scores {len(found)}"] = logits[:, -1].clone()
 
