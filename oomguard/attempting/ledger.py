@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,6 +98,11 @@ class Ledger:
             self.settings[patch.setting] = patch.new
         self._attempt_began_s = time.monotonic()
         return len(self.attempts) + 1
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop settings that are not changed any more."""
+        for name in names:
+            del self.settings[name]
 
     def diagnose(
         self,

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oomguard.engines.comparison import Comparison
 from oomguard.engines.start_key import StartKey
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import EngineStart, SettingInForce
@@ -206,6 +207,9 @@ class WatchedCall(Protocol):
     @property
     def layout(self) -> Mapping[str, tuple[int, int]]:
         """At which axis fields of the result hold their rows, and how many entries a row has there, as far as a trace has told."""
+
+    def comparison(self) -> Comparison | None:
+        """Return what compares rows of the call with each other, as nothing else tells that they can be run apart; None where it does."""
 
     def traced(self) -> CallTrace | None:
         """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""

@@ -74,3 +74,9 @@ def why_together(call: WatchedCall) -> str | None:
     """Return what makes a row of a call depend on those beside it; None where nothing does, or that cannot be told."""
     trace = call.traced()
     return None if trace is None else trace.why_together()
+
+
+def why_not_again(call: WatchedCall) -> str | None:
+    """Return what a call that is made once more would find changed by the first; None where nothing, or that cannot be told."""
+    trace = call.traced()
+    return None if trace is None else trace.why_not_again()

@@ -17,6 +17,7 @@ from oomguard.guarding.measured_rows import MeasuredRows
 from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
 from oomguard.guarding.partial import leave_with, partial_of
+from oomguard.guarding.side_by_side import SideBySide
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.guarding.variants import Variation, tell_of
 from oomguard.incident import Effect, Incident, Patch, SettingInForce
@@ -45,9 +46,9 @@ class SplitRun:
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable
         self._is_traced, self._measured, self._generators = False, MeasuredRows(), Generators({})
-        self._room_bytes: float | None = None
-        self._peak_bytes: float | None = None
-        self._seconds: float | None = None
+        self._compared = SideBySide(call)
+        unknown: float | None = None
+        self._room_bytes = self._peak_bytes = self._seconds = unknown
         self._first_error: BaseException | None = None
         self._part_error: str | None = None
         self._incident: Incident | None = None
@@ -112,8 +113,8 @@ class SplitRun:
         incident = None if failed is None else self._explain(failed)
         error = "" if failed is None else self._part_error or type(failed).__name__
         ended = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
-        is_as_made = not self._way.settings and not self._gathered.done
-        self._owner.record(ended, is_healthy=self._first_error is None and is_as_made)
+        is_as_made = self._first_error is None and not self._way.settings and not self._gathered.done
+        self._owner.record(ended, is_healthy=is_as_made)
         if incident is not None:
             self._ledger.choose(incident, lambda name: name == "batch_size" or name in VARIED)
         return failed is None
@@ -148,7 +149,7 @@ class SplitRun:
             self._whole = self._call.completed(self._whole, 0, self._rows)
             self._gathered = Gathered(self._rows)  # its rows stand in the whole result too
             return None
-        self._take_back(why)
+        self._ledger.forget(self._way.take_back(why))
         self._generators.put_back()
         return self._run_whole(again=True)
 
@@ -163,6 +164,10 @@ class SplitRun:
             peak = measured.bytes
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             problem = None if error is not None else self._call.problem(part, rows)
+            if error is None and problem is None:
+                problem, error = run_guarded(self._compared.why_not_apart, (part, self._next_row, stop), {})
+                if problem is not None:
+                    self._gathered, self._next_row = Gathered(self._rows), 0  # nothing done is of use
             if error is None and problem is None:
                 part = self._call.completed(part, self._next_row, stop)
                 problem, error = run_guarded(self._gathered.add, (part, rows), {})
@@ -195,7 +200,7 @@ class SplitRun:
     def _as_it_was_made(self, why_not: str) -> BaseException | None:
         """Return the failure of the whole call, whose parts cannot stand for it; run it where it has not been run."""
         self._not_splittable, self._size = why_not, self._rows
-        self._take_back(why_not)
+        self._ledger.forget(self._way.take_back(why_not))
         if self._first_error is None:
             self._owner.known.forget(self._call)
             self._gathered, self._next_row, self._part_error = Gathered(self._rows), 0, None
@@ -221,8 +226,7 @@ class SplitRun:
         self._way.failed(error)
         if self._call.may_train and trains(error):
             self._not_splittable = WHY_NOT
-        is_training = self._not_splittable == WHY_NOT
-        scanned = in_phase(scanned, self._call.phase or ("training" if is_training else None))
+        scanned = in_phase(scanned, self._call.phase or ("training" if self._not_splittable == WHY_NOT else None))
         failure = scanned.first_cause or failure
         clear(error, is_raised=error is self._first_error)
         torch_memory.release()
@@ -248,10 +252,10 @@ class SplitRun:
         return incident
 
     def _model(self, failure: Incident) -> CallModel:
-        refused, attempts = self._not_splittable, self._ledger.attempts
-        left = self._owner.policy.max_relaunches - len(attempts)
+        refused, attempts = self._not_splittable, len(self._ledger.attempts)
         rows = self._rows if refused is not None else min(self._size, self._rows - self._next_row)
-        failed = FailedRows(rows, refused, len(attempts), others_ran=self._next_row > 0, attempts_left=left)
+        left = self._owner.policy.max_relaunches - attempts
+        failed = FailedRows(rows, refused, attempts, others_ran=self._next_row > 0, attempts_left=left)
         return model_of(self._call, failure, failed, self._way.variants)
 
     def _apply(self, patch: Patch) -> None:
@@ -264,10 +268,6 @@ class SplitRun:
             if patch.effect > Effect.OUTPUT_PRESERVING:  # the same for all rows
                 self._gathered, self._next_row = Gathered.of(self._way.made), 0
         tell_of(patch, self._incident.kind if self._incident else None, self._next_row)
-
-    def _take_back(self, why: str) -> None:
-        for name in self._way.take_back(why):
-            del self._ledger.settings[name]
 
     @property
     def _call(self) -> WatchedCall:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oomguard.engines.transformers.forward import ForwardCall
+from oomguard.engines.transformers.loss import no_weight
 from oomguard.facts import FactValue
 
 
@@ -74,7 +75,7 @@ class FeaturesCall:
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:
         """What a mean over rows weighs: the result is a record of fields, none of which is known to be one."""
-        return _no_weight
+        return no_weight
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop`` of each feature."""
@@ -105,6 +106,11 @@ class FeaturesCall:
         del place
         return result
 
+    def comparison(self) -> Any:
+        """Return what compares rows of the model's call."""
+        found = self.features.comparison()
+        return None if found is None else replace(found, gives_result=False)
+
     def traced(self) -> Any:
         """Return the call of the model, to be asked what other numbers of rows need."""
         return self.features.traced()
@@ -112,7 +118,3 @@ class FeaturesCall:
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "untyped_storage")
-
-
-def _no_weight(part: Any, start: int, stop: int) -> None:
-    del part, start, stop

@@ -9,17 +9,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.kept_outside import KeptOutside
 from oomguard.engines.transformers.loss import LABELS
+from oomguard.engines.transformers.own_code import is_own
 from oomguard.log import get_logger
 from oomguard.memory.generate.result_layout import Layout
 
 if TYPE_CHECKING:
-    from oomguard.memory.generate.follow_rows import FollowedCall, WithRows
+    from oomguard.memory.generate.follow_rows import FollowedCall, Together, WithRows
 
 # Steps of a generation that are followed: the prefill, and two that come after it.
 _STEPS: Final = 3
-# What was found to hold no value of all rows, by the model and the shape of the call: where the rows are in its result.
-_clean: Final[weakref.WeakKeyDictionary[Any, dict[Any, Layout]]] = weakref.WeakKeyDictionary()
+# What was found to hold no value of all rows, by the model and the shape of the call.
+_clean: Final[weakref.WeakKeyDictionary[Any, dict[Any, Together]]] = weakref.WeakKeyDictionary()
+# Why the last call of a model could not be followed.
+_failed: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
 _lock: Final = threading.Lock()
 
 
@@ -37,6 +41,8 @@ class Followed:
         pad: the token that stands for padding, where no mask tells it.
         lists: arguments that are lists with one tensor a row; they stand as one tensor in ``arguments``.
         layout: where it is noted at which axis the tensors of the result hold the rows; None where that is known.
+        leaves: where the tensors are noted that a call leaves on its model, one entry a row.
+        refuse_again: called with the reason where a call that is made once more finds something else than the first did.
     """
 
     model: Any
@@ -48,29 +54,63 @@ class Followed:
     pad: int | None = None
     lists: Mapping[str, Any] = field(default_factory=dict)
     layout: dict[str, tuple[int, int]] | None = None
+    leaves: list[tuple[str, str]] = field(default_factory=list)
+    refuse_again: Callable[[str], object] = lambda why: None
 
     def why_together(self) -> str | None:
         """Return what makes a row depend on those beside it; None where nothing does, or the model cannot be followed."""
         if self.rows <= 1:
             return None
-        import torch
-
         key = self._key()
         with _lock:
             known = _clean.get(self.model, {}).get(key)
         if known is not None:
-            return self._laid_out(known)
+            return self._told(known)
+        found, changes = self._followed_apart()
+        if changes is not None:
+            why = (
+                f"the model's code changes {changes}, which is kept outside of it: each part would change it once more"
+            )
+            self.refuse_again(why)
+            return why
+        if found is None:
+            return None
+        if found.origin is not None:
+            if found.left.why_not is not None:
+                self.refuse_again(found.left.why_not)
+            return f"a row depends on those beside it: the model takes {found.origin}"
+        if not found.by_values:
+            with _lock:
+                _clean.setdefault(self.model, {})[key] = found
+        return self._told(found)
+
+    def _followed_apart(self) -> tuple[Together | None, str | None]:
+        """Return what following told, None where that failed, and what the code keeps elsewhere and changed, which is put back."""
+        import torch
+
+        outside = KeptOutside(self.model)
         try:
             with torch.inference_mode(mode=False):
                 found = self._followed()
         except Exception as error:  # noqa: BLE001 - a model's own code under fake tensors: anything, and all means "not known"
-            get_logger().debug("the rows of the call cannot be followed", error=f"{type(error).__name__}: {error}")
-            return None
-        if found.origin is not None:
-            return f"a row depends on those beside it: the model takes {found.origin}"
-        if not found.by_values:
+            why = f"{type(error).__name__}: {error}"
+            get_logger().debug("the rows of the call cannot be followed", error=why)
+            found = None
             with _lock:
-                _clean.setdefault(self.model, {})[key] = found.layout
+                _failed[self.model] = why.partition("\n")[0]
+        else:
+            with _lock:
+                _failed.pop(self.model, None)
+        changes = outside.changed()
+        outside.put_back()
+        return found, changes
+
+    def _told(self, found: Together) -> str | None:
+        """Note what following told; return why the rows cannot be run apart for it, None where they can."""
+        self.leaves[:] = found.left.of_rows
+        if found.left.why_not is not None:
+            self.refuse_again(found.left.why_not)
+            return found.left.why_not
         return self._laid_out(found.layout)
 
     def _laid_out(self, layout: Layout) -> str | None:
@@ -95,6 +135,8 @@ class Followed:
         call = FollowedCall(
             self.model, self.arguments, self.rows, run, mask_is_full=is_full(self.mask), around=self.around
         )
+        if self.steps is not None:  # what a library's layers keep is of one generation, and begins anew with the next
+            call = replace(call, looks_at=is_own)
         call = self._with_mask(replace(call, values=_on_host(self.lists)))
         found = together(call)
         more = 0 if self.steps is None or self.model.config.is_encoder_decoder else self.steps - _STEPS
@@ -135,6 +177,12 @@ class Followed:
         attention = getattr(self.model.config, "_attn_implementation", None)
         steps = None if self.steps is None else int(self.steps).bit_length()
         return tuple(sorted(given)), tuple(shapes), plain, attention, steps
+
+
+def why_not_followed(model: Any) -> str | None:
+    """Return why the last call of a model could not be followed; None where it could, or none was."""
+    with _lock:
+        return _failed.get(model)
 
 
 def _is_plain(value: Any) -> bool:

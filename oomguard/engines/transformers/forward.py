@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.transformers.attention import attending, why_not_attending
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
+from oomguard.engines.transformers.comparing import RowsCompared, compared
 from oomguard.engines.transformers.forward_draws import WHY_NOT as WHY_NOT_DRAWN
 from oomguard.engines.transformers.forward_draws import noting_draws, tell_of_draws
+from oomguard.engines.transformers.forward_rows import (
+    is_cut,
+    is_input,
+    is_tensor,
+    names,
+    tensors,
+    why_not_rows,
+    why_over_batch,
+)
 from oomguard.engines.transformers.independence import records_gradients, why_drawn, why_rows_depend
 from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import LABELS, loss_weight
@@ -26,15 +33,8 @@ from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
 
-_DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _ITEMS: Final = "num_items_in_batch"
-_PIXEL_AXES: Final = 4
 WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mode"
-
-
-@functools.cache
-def _names(group: str) -> tuple[str, ...]:
-    return tuple(tomllib.loads(_DATA.read_text())[group])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ForwardCall:
     """One call of a model: its rows, and how to make a part of it.
 
     ``positional`` are the names of its positional arguments, by the model's own signature; ``found`` is why parts of its results,
-    as a trace shows them, cannot be put together, ``drawn`` that it draws random numbers, as a trace or a part shows.
+    as a trace shows them, cannot be put together, ``drawn`` why another call would find or draw something else, as a trace or a part shows.
     """
 
     model: Any
@@ -65,6 +65,7 @@ class ForwardCall:
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
+    leaves: list[tuple[str, str]] = field(default_factory=list)
     stored: Stored = field(default_factory=dict)
     layout: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -74,14 +75,11 @@ class ForwardCall:
         parameters = tuple(inspect.signature(type(model).forward).parameters)[1:]
         positional = parameters[: len(args)]
         arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
-        found = next(
-            (name for name in (*_names("text"), *_names("others")) if _is_input(name, arguments.get(name))), None
-        )
+        found = next((name for name in (*names("text"), *names("others")) if is_input(name, arguments.get(name))), None)
         trains = records_gradients(model, arguments.values())
         if found is None:
             given = (
-                ", ".join(name for name, value in arguments.items() if any(True for _ in _tensors(value)))
-                or "no tensor"
+                ", ".join(name for name, value in arguments.items() if any(True for _ in tensors(value))) or "no tensor"
             )
             why = f"none of its arguments is known to hold one row per input: {given}"
             why = with_own_function(why, model, arguments)
@@ -89,13 +87,13 @@ class ForwardCall:
         rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
         media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
-        reason = reason or why_rows_depend(model) or _why_over_batch(model, arguments)
+        reason = reason or why_rows_depend(model) or why_over_batch(model, arguments)
         reason = reason or (
             with_own_function(media, model, arguments, rows)
             if isinstance(media, str)
-            else _why_not_rows(model, arguments, rows, media)
+            else why_not_rows(model, arguments, rows, media)
         )
-        tokens = int(arguments[found].shape[1]) if found in _names("text") else None
+        tokens = int(arguments[found].shape[1]) if found in names("text") else None
         of_rows = Media({}) if isinstance(media, str) else media
         return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows)
 
@@ -123,7 +121,7 @@ class ForwardCall:
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
         """Return what has the model run another way, where it is to, and leave what the whole call leaves."""
-        together = put_together(self.model, self.left, start, self.rows - stop)
+        together = put_together(self.model, self.left, start, self.rows - stop, self.leaves)
         if self.chunk_tokens is None and self.attention is None:
             return self._noting_draws(together, is_whole=stop - start == self.rows)
         return self._noting_draws(self._another_way(self.model, together), is_whole=False)
@@ -206,18 +204,33 @@ class ForwardCall:
             lambda model: self._another_way(model, contextlib.nullcontext()),
             lambda: self.drawn.append(WHY_NOT_DRAWN),
             self.layout,
+            self.leaves,
+            self.drawn.append,
         )
+
+    def comparison(self) -> RowsCompared | None:
+        """Return what compares its rows with each other, where nothing else tells that they can be run apart."""
+        if self.media.starts:
+            return None
+        given = {**dict(self._positional()), **self.kwargs}
+
+        def run(order: Sequence[int]) -> Any:
+            cut = {name: self._changed(name, value, lambda t: t[list(order)]) for name, value in given.items()}
+            with self._another_way(self.model, contextlib.nullcontext()):
+                return self.model(*(cut[name] for name in self.positional), **{name: cut[name] for name in self.kwargs})
+
+        return compared(self.model, given, run, gives_result=True)
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
         return zip(self.positional, self.args, strict=True)
 
     def _changed(self, name: str, value: Any, change: Callable[[Any], Any]) -> Any:
         """Return an argument with what ``change`` makes of each tensor in it that holds rows."""
-        if _is_tensor(value):
-            return change(value) if _is_cut(name, value, self.rows) else value
-        if isinstance(value, Mapping) and any(True for _ in _tensors(value)):
+        if is_tensor(value):
+            return change(value) if is_cut(name, value, self.rows) else value
+        if isinstance(value, Mapping) and any(True for _ in tensors(value)):
             return type(value)(**{key: self._changed(name, entry, change) for key, entry in value.items()})
-        if type(value) in (list, tuple) and any(True for _ in _tensors(value)):
+        if type(value) in (list, tuple) and any(True for _ in tensors(value)):
             return type(value)(self._changed(name, entry, change) for entry in value)
         return value
 
@@ -232,67 +245,3 @@ _WAYS: Final[Mapping[str, Callable[[ForwardCall, Mapping[str, Any], FactValue], 
     "attn_implementation": ForwardCall._with_attention,
     "prefill_chunk_size": ForwardCall._in_chunks,
 }
-
-
-def _is_input(name: str, value: Any) -> bool:
-    """Return whether an argument is an input of rows; flat patches of images of any size are not."""
-    axes = getattr(value, "ndim", 0) if _is_tensor(value) else 0
-    return axes >= (_PIXEL_AXES if name == "pixel_values" else 2)
-
-
-def _why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
-    """Return the option that adds to the result what belongs to all rows together; None where none is on."""
-    for name in _names("over_batch"):
-        given = arguments.get(name)
-        if getattr(model.config, name, False) if given is None else given:
-            return f"{name} adds results of the tokens of all rows together, and a number over all rows (aux_loss)"
-    return None
-
-
-def _why_not_rows(model: Any, arguments: Mapping[str, Any], rows: int, media: Media) -> str | None:
-    """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together."""
-    if any(arguments.get(name) is not None for name in _names("text")):
-        for name in _names("beside_text"):
-            if arguments.get(name) is not None and name not in media.starts:
-                why = f"the argument {name} is not known to belong to the text row by row"
-                return with_own_function(why, model, arguments, rows)
-    for name, value in arguments.items():
-        if name in media.starts:
-            continue
-        if _is_state(value):
-            return f"the argument {name} is extended by the call"
-        for tensor in _tensors(value):
-            if not _is_cut(name, tensor, rows) and not _is_whole(name, tensor):
-                why = f"the argument {name} is not known to hold one row per input"
-                return with_own_function(why, model, arguments, rows)
-        if isinstance(value, (list, tuple)) and len(value) == rows > 1 and not any(True for _ in _tensors(value)):
-            return f"the argument {name} has {rows} entries too"
-    return None
-
-
-def _is_cut(name: str, value: Any, rows: int) -> bool:
-    known = name in _names("rows") or name in _names("text") or name in _names("others")
-    if name == "position_ids" and value.ndim > 2:
-        known = False  # some models put an axis of three before the rows
-    return bool(known and value.ndim > 0 and value.shape[0] == rows)
-
-
-def _is_whole(name: str, value: Any) -> bool:
-    return value.ndim == 0 or name in _names("whole") or (name in _names("shared") and value.shape[0] == 1)
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if _is_tensor(value):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(entry)
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "untyped_storage")
-
-
-def _is_state(value: Any) -> bool:
-    """Return whether a value is a cache, in whatever form: a call adds its own tokens to it."""
-    return any(base.__name__ == "Cache" for base in type(value).__mro__)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -18,12 +20,19 @@ def noting_draws(model: Any, note: Callable[[str], object]) -> Iterator[None]:
 
     device = getattr(model, "device", None)
     with torch_memory.on_host():  # where they stand is told by tensors, which are the host's
-        before = states_now(device)
+        before, others = states_now(device), _others()
     yield
     with torch_memory.on_host():
         now = states_now(device)
-    if not are_equal(before, now):
+    if not are_equal(before, now) or _others() != others:
         note(WHY_NOT)
+
+
+def _others() -> tuple[object, ...]:
+    """Return where the generators of Python and of numpy stand."""
+    numpy = sys.modules.get("numpy.random")
+    state = None if numpy is None else numpy.get_state(legacy=True)
+    return random.getstate(), state and (state[1].tobytes(), *state[2:])
 
 
 def tell_of_draws(_why: str) -> None:

@@ -14,6 +14,7 @@ from oomguard.engines.transformers.began import EARLY_EXIT, Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
+from oomguard.engines.transformers.comparing import RowsCompared, generation_compared
 from oomguard.engines.transformers.generate_rows import (
     ROW_LISTS,
     is_of_all_rows,
@@ -22,6 +23,7 @@ from oomguard.engines.transformers.generate_rows import (
     why_not_rows,
 )
 from oomguard.engines.transformers.inputs import input_name, inputs_of, rows_and_tokens
+from oomguard.engines.transformers.loss import no_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
 from oomguard.engines.transformers.own_function import with_own_function
@@ -102,7 +104,7 @@ class GenerateCall:
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> GenerateCall | str:
         """Return the call with these settings changed, or why it cannot be made so."""
-        return generate_another_way(self, changes, failed_in)
+        return self.view.problem or generate_another_way(self, changes, failed_in)
 
     @property
     def not_splittable(self) -> str | None:  # noqa: PLR0911, PLR0912 - one reason a line
@@ -211,7 +213,7 @@ class GenerateCall:
     @property
     def weigh(self) -> Callable[[Any, int, int], None] | None:
         """What makes the result a record of fields: with ``return_dict_in_generate`` each has one entry a row, step by step."""
-        return _no_weight if self._gives_record else None
+        return no_weight if self._gives_record else None
 
     @property
     def several(self) -> Collection[int]:
@@ -253,20 +255,28 @@ class GenerateCall:
     @property
     def beside_row_bytes(self) -> int:
         """Bytes of the noise that every part draws for one row of the whole call."""
-        if not self.option("do_sample"):
-            return 0
         from oomguard.engines.transformers.draws import gives_row_by_row
 
-        if gives_row_by_row(self.model.device):
+        if not self.option("do_sample") or gives_row_by_row(self.model.device):
             return 0
         vocabulary = int(getattr(self.model.config.get_text_config(), "vocab_size", 0) or 0)
         return 4 * vocabulary * max(int(self.option(name) or 1) for name in ("num_return_sequences", "num_beams"))
 
+    def comparison(self) -> RowsCompared | None:
+        """Return what compares its rows with each other, where nothing else tells that they can be run apart."""
+        if self.media() != Media({}) or self.may_train:
+            return None
+        kept = {name: value for name, value in self._given().items() if name not in NAMES}
+        of_rows = {name for name in kept if name == "inputs" or name in ROW_LISTS or self._is_cut(name)}
+        return generation_compared(self.model, kept, of_rows, draws=bool(self.option("do_sample")))
+
+    def _given(self) -> dict[str, Any]:
+        return {**dict(zip(("inputs", "generation_config"), self.args, strict=False)), **self.kwargs}
+
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
-        if self.max_new_tokens is None or not hasattr(self.model, "parameters"):
-            return None
-        if self.not_splittable is not None and not self._runs_another_way:
+        is_refused = self.not_splittable is not None and not self._runs_another_way
+        if is_refused or self.max_new_tokens is None or not hasattr(self.model, "parameters"):
             return None
         if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in ROW_LISTS) or self.option(EARLY_EXIT):
             return None  # it would have to be cut for each number of rows; how far a draft goes is told by values
@@ -274,18 +284,16 @@ class GenerateCall:
             return None  # media differ in size
         if self._gives_record and (is_overridden(self.model) or self.several):
             return None  # what it keeps of each step is its own, or of other rows than its inputs
-        import torch
-
-        arguments = {"inputs": self.args[0], **self.kwargs} if self.args else dict(self.kwargs)
-        if len(self.args) > 1:
-            arguments["generation_config"] = self.args[1]
-        cut = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and self._is_cut(n)}
+        arguments = self._given()
+        cut = {n: v for n, v in arguments.items() if hasattr(v, "untyped_storage") and self._is_cut(n)}
         others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
         rows = self.rows if self._gives_record else None
         return TracedCall(
-            self.model, cut, others, max(1, self.max_new_tokens), record_rows=rows, around=self._as_changed
+            self.model,
+            cut,
+            others,
+            max(1, self.max_new_tokens),
+            record_rows=rows,
+            around=self._as_changed,
+            refuse_again=self.view.refuse,
         )
-
-
-def _no_weight(part: Any, start: int, stop: int) -> None:
-    del part, start, stop

@@ -30,6 +30,18 @@ def why_rows_depend(model: Any) -> str | None:
     for name, module in model.named_modules():
         if module.training and hasattr(module, "running_mean"):
             return f"{name} is in training mode, where it looks at the whole batch: call {name}.eval() first"
+    return why_hooked(model)
+
+
+def why_hooked(model: Any) -> str | None:
+    """Return which function of the user's own a model calls with the rows that run; None where it calls none."""
+    import torch
+
+    everywhere = torch.nn.modules.module
+    for hooks in (everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks):
+        if not all(map(_is_library, hooks.values())):
+            return "a hook on all modules would see the rows of each part"
+    for name, module in model.named_modules() if hasattr(model, "named_modules") else ():
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             if not _is_library(hook):
                 return f"a hook on {name or 'the model'} would see the rows of each part"

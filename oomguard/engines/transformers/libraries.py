@@ -9,6 +9,7 @@ from typing import Any
 
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.transformers.began import Began
+from oomguard.engines.transformers.comparing import RowsCompared
 from oomguard.engines.transformers.generate import GenerateCall
 from oomguard.engines.transformers.inputs import size_of_generate
 from oomguard.engines.transformers.traced_call import TracedCall
@@ -49,13 +50,18 @@ class HarnessCall(GenerateCall):
         """The token after a row that ended earlier than others."""
         return self.pad
 
+    def comparison(self) -> RowsCompared | None:
+        """Return what compares rows of the call of ``generate``."""
+        return self._without_criteria().comparison()
+
     def traced(self) -> TracedCall | None:
         """Return the call of ``generate``, without its criteria: no answer is longer than it."""
+        return self._without_criteria().traced()
+
+    def _without_criteria(self) -> GenerateCall:
         given = {name: value for name, value in self.kwargs.items() if name not in {"context", "stop"}}
         given.update(input_ids=self.kwargs["context"], pad_token_id=self.pad)
-        return GenerateCall(
-            self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began, self.view
-        ).traced()
+        return GenerateCall(self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began, self.view)
 
 
 def size_of_harness_call(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:

@@ -79,6 +79,9 @@ class AddedResults:
         del place
         return result
 
+    def comparison(self) -> None:
+        """Return None: its rows are known by other means."""
+
     def traced(self) -> None:
         """Return nothing: no model runs."""
 

@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.engines.transformers.allocator_need import AllocatorNeed, largest_two
@@ -29,6 +30,7 @@ class TracedCall:
         *,
         record_rows: int | None = None,
         around: Callable[[Any], AbstractContextManager[object]] = nullcontext,
+        refuse_again: Callable[[str], object] = lambda why: None,
     ) -> None:
         """Take a call apart.
 
@@ -39,7 +41,9 @@ class TracedCall:
             steps: tokens of the longest answer.
             record_rows: rows of the whole call, where its result is a record of what each step gave; None where it is tokens.
             around: entered around a call of the model that it is given.
+            refuse_again: called with the reason where a call that is made once more finds something else than the first did.
         """
+        self._refuse_again = refuse_again
         self._model, self._row_arguments, self._others, self._steps = model, row_arguments, others, steps
         self._record_rows, self._results_bytes, self._around = record_rows, 0, around
         self._mask_is_full = False
@@ -50,15 +54,23 @@ class TracedCall:
 
     def why_together(self) -> str | None:
         """Return what makes a row of the call depend on those beside it, None where nothing does or that cannot be told."""
+        return self._followed(self._refuse_again).why_together()
+
+    def why_not_again(self) -> str | None:
+        """Return what the call changes that it reads, None where nothing, or that cannot be told."""
+        found: list[str] = []
+        self._followed(found.append).why_together()
+        return next(iter(found), None)
+
+    def _followed(self, refuse_again: Callable[[str], object]) -> Followed:
         rows = next((int(tensor.shape[0]) for tensor in self._row_arguments.values()), 0)
 
         def arguments(change: Callable[[Any], Any]) -> dict[str, Any]:
             return {**self._others, **{name: change(value) for name, value in self._row_arguments.items()}}
 
         mask = self._row_arguments.get("attention_mask")
-        return Followed(
-            self._model, arguments, rows, mask, self._around, steps=self._steps, pad=self._pad
-        ).why_together()
+        followed = Followed(self._model, arguments, rows, mask, self._around, steps=self._steps, pad=self._pad)
+        return replace(followed, refuse_again=refuse_again)
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
         """Return the bytes of ``rows`` rows at the call's peak; None where the model cannot be traced, or not in time.

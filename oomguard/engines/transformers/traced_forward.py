@@ -32,6 +32,8 @@ class TracedForward:
         refuse: called with the reason where the results show that they do not hold one entry a row.
         drew: called where random numbers are drawn.
         layout: where it is noted at which axis the tensors of the result hold the rows, and how many entries a row has there.
+        leaves: where the tensors are noted that a call leaves on its model, one entry a row.
+        refuse_again: called with the reason where a call that is made once more finds something else than the first did.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class TracedForward:
         around: Callable[[Any], AbstractContextManager[object]],
         drew: Callable[[], object],
         layout: dict[str, tuple[int, int]],
+        leaves: list[tuple[str, str]],
+        refuse_again: Callable[[str], object],
     ) -> None:
-        self._layout = layout
+        self._layout, self._leaves, self._refuse_again = layout, leaves, refuse_again
         self._refuse, self._around, self._drew = refuse, around, drew
         self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
         self._twin: Any = None
@@ -58,10 +62,25 @@ class TracedForward:
 
     def why_together(self) -> str | None:
         """Return what makes a row of the call depend on those beside it, None where nothing does or that cannot be told."""
-        followed = Followed(
-            self._model, self._arguments, self._total_rows, self._mask, self._around, layout=self._layout
+        return self._followed(self._refuse_again).why_together()
+
+    def why_not_again(self) -> str | None:
+        """Return what the call changes that it reads, None where nothing, or that cannot be told."""
+        found: list[str] = []
+        self._followed(found.append).why_together()
+        return next(iter(found), None)
+
+    def _followed(self, refuse_again: Callable[[str], object]) -> Followed:
+        return Followed(
+            self._model,
+            self._arguments,
+            self._total_rows,
+            self._mask,
+            self._around,
+            layout=self._layout,
+            leaves=self._leaves,
+            refuse_again=refuse_again,
         )
-        return followed.why_together()
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
         """Return the bytes of ``rows`` rows at their peak, the results of others not among them; None where that cannot be told.

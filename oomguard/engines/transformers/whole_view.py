@@ -112,6 +112,10 @@ class WholeView:
         tokens = self.steps.result
         return result if tokens is None else torch_memory.from_host(tokens.to(result.dtype), result.device)
 
+    def refuse(self, why: str) -> None:
+        """Note why parts, or another call, would find something else than the call that failed."""
+        self.problem = self.problem or why
+
     def check(self, given: Any, before: bytes | None) -> None:
         """Note where a function's state is not what it was."""
         if before is None or state_of(given) != before:

@@ -15,10 +15,13 @@ from torch.overrides import TorchFunctionMode
 
 
 class FakeCopies(TorchFunctionMode):  # type: ignore[misc]
-    """Has a fake tensor copied by ``clone``, once for each tensor in what is copied."""
+    """Has a fake tensor copied by ``clone``, once for each tensor in what is copied, and one number of it written as a number."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.Tensor.__deepcopy__ or not isinstance(args[0], FakeTensor):
+        is_fake = bool(args) and isinstance(args[0], FakeTensor)
+        if func is torch.Tensor.__format__ and is_fake and not args[0].dim():
+            return format(args[0].item(), *args[1:])  # as of one that is not fake: a name with a number in it
+        if func is not torch.Tensor.__deepcopy__ or not is_fake:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
         if id(tensor) not in memo:

@@ -25,6 +25,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.drawing import draws
 from oomguard.memory.generate.fake_copies import FakeCopies
+from oomguard.memory.generate.fake_moves import moving_fakes
 from oomguard.memory.generate.traced_steps import STEPS, TracedSteps
 
 # Steps of the call that stands for another's end: the prefill, one that may still hold what it made, and the last.
@@ -171,7 +172,7 @@ def trace_steps(
 
 @contextlib.contextmanager
 def _as_if_real() -> Iterator[None]:
-    """Hide from transformers that tensors are fake: it would keep masks that an ordinary call leaves out."""
+    """Hide from transformers that tensors are fake, as it would keep masks that an ordinary call leaves out; let their modules be moved."""
     from transformers.utils import import_utils
 
     asks, log = getattr(import_utils, "is_fake_tensor", None), logging.getLogger("torch._subclasses.fake_tensor")
@@ -181,7 +182,8 @@ def _as_if_real() -> Iterator[None]:
         if asks is not None:
             own = threading.get_ident()
             import_utils.is_fake_tensor = lambda x: False if threading.get_ident() == own else asks(x)
-        yield
+        with moving_fakes():
+            yield
     finally:
         log.setLevel(level)
         if asks is not None:

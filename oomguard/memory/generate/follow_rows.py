@@ -23,6 +23,7 @@ from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_generate import (
     _ONE_AT_A_TIME,
+    Twin,
     _as_if_real,
     _EnoughError,
     _fake,
@@ -30,8 +31,10 @@ from oomguard.memory.generate.fake_generate import (
     rows_like,
     twin_of,
 )
+from oomguard.memory.generate.left_behind import Left, changed, held_by, is_to_be_asked_again, left_by
+from oomguard.memory.generate.origin import Origin
 from oomguard.memory.generate.result_layout import Layout, layout_of
-from oomguard.memory.generate.rows_together import Origin, RowsTogether
+from oomguard.memory.generate.rows_together import RowsTogether
 
 # Returns the arguments of a call, with what a function makes of each tensor in them that holds rows.
 WithRows = Callable[[Callable[[Any], Any]], dict[str, Any]]
@@ -58,6 +61,7 @@ class FollowedCall:
         around: entered around a call of the model that it is given.
         values: the values of arguments that have others than their tensors, on the host, by name.
         more_tokens: how many tokens its rows have beside those of the arguments, and some of their values may have.
+        looks_at: whether what a module keeps is looked at by anybody after the call.
     """
 
     model: Any
@@ -68,6 +72,7 @@ class FollowedCall:
     around: Callable[[Any], AbstractContextManager[object]] = nullcontext
     values: Mapping[str, Any] = field(default_factory=dict)
     more_tokens: int = 0
+    looks_at: Callable[[Any], bool] = lambda module: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,38 +80,65 @@ class Together:
     """What following the rows of a call told.
 
     ``origin`` is the first thing that makes a row depend on others, None where nothing does; ``by_values`` says that other
-    values of the arguments may tell otherwise; ``layout`` is where the rows are in what it gives.
+    values of the arguments may tell otherwise; ``layout`` is where the rows are in what it gives, ``left`` what it leaves beside that.
     """
 
     origin: Origin | None
     by_values: bool
     layout: Layout = field(default_factory=Layout)
+    left: Left = field(default_factory=Left)
 
 
 def together(call: FollowedCall) -> Together:
     """Return whether a row of a call depends on those beside it; raises whatever the model's code raises under fake tensors."""
     primes = _primes(call)
-    first, by_values, layout = _mixing(call, next(primes))
+    first, by_values, traced = _mixing(call, next(primes))
     if first:
         # A size that the prime divides by chance tells of rows where there are none: another prime does not divide it.
         again = {(origin.file, origin.line) for origin in _mixing(call, next(primes))[0]}
         first = [origin for origin in first if (origin.file, origin.line) in again]
-    return Together(first[0] if first else None, by_values, layout)
+    return Together(first[0] if first else None, by_values, traced.layout, traced.left)
 
 
-def _mixing(call: FollowedCall, rows: int) -> tuple[list[Origin], bool, Layout]:
-    mode, layout = _followed(call, rows, answers_other=False)
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    mode: RowsTogether
+    layout: Layout
+    left: Left
+
+
+def _mixing(call: FollowedCall, rows: int) -> tuple[list[Origin], bool, _Traced]:
+    traced = _followed(call, rows, answers_other=False)
+    mode = traced.mode
     if mode.found or not mode.asked:
-        return mode.found, mode.by_values, layout
+        return mode.found, mode.by_values, traced
     try:
-        other, _ = _followed(call, rows, answers_other=True)
+        other = _followed(call, rows, answers_other=True)
     except Exception:  # noqa: BLE001 - the other answer leads elsewhere
-        return mode.asked, True, layout
-    return ([], True, layout) if other.stream == mode.stream else (mode.asked, True, layout)
+        return mode.asked, True, traced
+    return ([], True, traced) if other.mode.stream == mode.stream else (mode.asked, True, traced)
 
 
-def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> tuple[RowsTogether, Layout]:
-    mode, twin, order = RowsTogether(rows, answers_other=answers_other), twin_of(call.model), _order(call, rows)
+def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> _Traced:
+    twin, order = twin_of(call.model), _order(call, rows)
+
+    def run(mode: RowsTogether) -> Any:
+        return _run(call, twin, mode, rows, order)
+
+    mode = RowsTogether(rows, answers_other=answers_other)
+    before = held_by(twin.model, call.looks_at)
+    layout = layout_of(run(mode), rows)
+    after = held_by(twin.model, call.looks_at)
+    new = changed(before, after)
+    if is_to_be_asked_again(new, mode.writes):
+        again = RowsTogether(rows, answers_other=answers_other)
+        run(again)
+        return _Traced(mode, layout, left_by(mode, new, rows, changed(after, held_by(twin.model, call.looks_at))))
+    return _Traced(mode, layout, left_by(mode, new, rows, {}))
+
+
+def _run(call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: Sequence[int]) -> Any:
+    """Run a call on a twin of its model, and return what it gives."""
     watch = _Watch(LiveStorages(), twin, mask_is_full=call.mask_is_full)
     with _ONE_AT_A_TIME, _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -122,14 +154,13 @@ def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> tuple[Ro
             for leaf in tree_leaves(value):
                 if id(leaf) in real:
                     mode.begin(leaf, name)
+                    mode.keep(leaf, f"its argument {name}")
                     _give(mode, leaf, call.values.get(name, real[id(leaf)]), order, is_mask="mask" in name)
-        for ours, fakes in zip(call.model.modules(), twin.model.modules(), strict=True):
-            _give_state(mode, ours, fakes)
+        for (owner, ours), fakes in zip(call.model.named_modules(), twin.model.modules(), strict=True):
+            _give_state(mode, owner, ours, fakes)
         arguments = tree_map_only(torch.Tensor, lambda tensor: _constant(mode, twin.mode, tensor), arguments)
         with call.around(twin.model), watch, FakeCopies(), mode:
-            result = call.run(twin.model, arguments)
-        layout = layout_of(result, rows)
-    return mode, layout
+            return call.run(twin.model, arguments)
 
 
 def _longer(call: FollowedCall, fake: Any) -> Any:
@@ -153,13 +184,14 @@ def _give(mode: RowsTogether, fake: Any, tensor: Any, order: Sequence[int], *, i
             mode.values.give(fake, torch.cat([whole, ends], 1), torch.cat([whole, torch.zeros_like(ends)], 1))
 
 
-def _give_state(mode: RowsTogether, module: Any, fakes: Any) -> None:
+def _give_state(mode: RowsTogether, owner: str, module: Any, fakes: Any) -> None:
     """Note what a module keeps beside its weights: a model may ask what an earlier call left there (the longest row so far)."""
     kept = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False)), **vars(module)}
     for name, value in kept.items():
         fake = getattr(fakes, name, None) if isinstance(value, torch.Tensor) else None
         if isinstance(fake, FakeTensor):
             mode.name(fake)  # two ways that differ in what they read of these alone are not the same
+            mode.keep(fake, f"{owner}.{name}" if owner else name)
         if isinstance(value, torch.nn.Parameter):
             continue
         if isinstance(fake, FakeTensor) and value.numel() <= _MOST_STATE_ENTRIES and not value.is_meta:

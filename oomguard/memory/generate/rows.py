@@ -34,6 +34,9 @@ class CallTrace(Protocol):
     def why_together(self) -> str | None:
         """Return what makes a row of the call depend on those beside it; None where nothing does, or that cannot be told."""
 
+    def why_not_again(self) -> str | None:
+        """Return what the call changes that it reads, so that another gives something else; None where nothing tells."""
+
 
 def largest_rows(need_bytes: Callable[[int], int | None], room_bytes: int, too_many: int) -> tuple[int, int] | None:
     """Return the largest number of rows below ``too_many`` whose need is at most ``room_bytes``, and that need.

@@ -8,12 +8,10 @@ it; not where single rows would have given the same (``known_values``). As fake_
 from __future__ import annotations
 
 import functools
-import linecache
 import math
-import sys
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,42 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from oomguard.memory.generate.known_values import Known, KnownValues, name_of, written
+from oomguard.memory.generate.origin import Of, Origin, line_of_model
+from oomguard.memory.generate.rows_mixed import Places, arguments_of, found_places, goes_along, mixes_along
 
 _DATA: Final = Path(__file__).with_name("rows_together.toml")
-# Code below these folders only carries out what a model's code says.
-_INSIDE: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 # Whether a mask hides anything; the longest row is told by it too, and is another question.
 _ASKS: Final = frozenset({"all", "any"})
 _READ: Final = torch.ops.aten._local_scalar_dense.default
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where one value of all rows is made, and by which operation.
-
-    ``counts`` says that it counts something, ``overflow`` that it asks whether numbers are infinite or none.
-    """
-
-    operation: str
-    file: str
-    line: int
-    counts: bool = False
-    overflow: bool = False
-
-    def __str__(self) -> str:
-        """Return it as a reason tells it, with the line of the program."""
-        text = linecache.getline(self.file, self.line).strip()
-        place = "/".join(Path(self.file).parts[-2:])
-        return f"{self.operation} over all rows at {place}:{self.line}" + (f" (`{text}`)" if text else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Of:
-    """That a tensor depends on rows: on which arguments, and through which one value of all rows, where it holds none."""
-
-    names: frozenset[str]
-    origin: Origin | None = None
-    overflow: bool = False
+_INDEX: Final = torch.ops.aten.index.Tensor
 
 
 @functools.cache
@@ -77,6 +47,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         asked: the values of all rows that the program asked for.
         by_values: whether another call's values may tell otherwise.
         stream: what was done, in order, as far as it can be compared with another call.
+        writes: by the names of tensors that ``keep`` got, where they are written to, and whether what is written depends on rows.
     """
 
     def __init__(self, rows: int, *, answers_other: bool = False) -> None:
@@ -89,10 +60,22 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         self.stream: list[int] = []
         self._marks: dict[int, tuple[Any, Of]] = {}
         self._numbers = 0
+        self._places = Places()
+        self.writes: dict[str, tuple[Origin, bool]] = {}
+        self._kept: dict[int, tuple[Any, str]] = {}
 
     def begin(self, fake: torch.Tensor, name: str) -> None:
         """Note that a tensor holds rows of the argument ``name``."""
         fake._oomguard_of = Of(frozenset({name}))
+
+    def keep(self, fake: torch.Tensor, name: str) -> None:
+        """Note that a tensor is there before the call and after it: what writes to it is told, by this name."""
+        storage = fake.untyped_storage()
+        self._kept[storage._cdata] = storage, name
+
+    def of_rows(self, fake: torch.Tensor) -> bool:
+        """Return whether a tensor depends on rows."""
+        return self._of(fake) is not None
 
     def name(self, fake: torch.Tensor) -> None:
         """Number a tensor that is there before the call."""
@@ -105,13 +88,27 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func is _READ:
             return self._read(func, args[0])
-        out = func(*args, **kwargs)
+        out = None
+        if torch.Tag.dynamic_output_shape in func.tags or func is _INDEX:
+            out = found_places(func, args, arguments_of(func, args, kwargs))
+        if out is None:
+            out = func(*args, **kwargs)
         outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._note(func, args, kwargs, outs)
         self._order(func, inputs, outs)
         self._follow(func, args, kwargs, inputs, outs)
+        if func._schema.is_mutable and self._kept:
+            self._note_writes(func, args, kwargs, inputs)
         return out
+
+    def _note_writes(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> None:
+        for target in written(func, args, kwargs):
+            storage, name = self._kept.get(target.untyped_storage()._cdata, (None, ""))
+            if storage is not None and target.numel():
+                depends = any(self.of_rows(leaf) for leaf in inputs)
+                origin, before = self.writes.get(name, (Origin(name_of(func), *line_of_model()), False))
+                self.writes[name] = origin, before or depends
 
     def _note(self, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
         given = tree_map_only(torch.Tensor, lambda leaf: getattr(leaf, "_oomguard_number", -1), (args, kwargs))
@@ -157,7 +154,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         overflow = name in _data("overflow")["operations"] or any(of.overflow for _, of in of_rows)
         of = Of(frozenset().union(*(of.names for _, of in of_rows)), None, overflow)
         origin = next((of.origin for leaf, of in of_rows if of.origin and not self._has_rows(leaf)), None)
-        if with_rows and self._mixes_rows(name, args, with_rows, outs):
+        if with_rows and self._mixes_rows(func, name, args, kwargs, with_rows, outs):
             self._report(self._origin(func, of, with_rows[0]))
         born = None
         if with_rows and not all(map(self._has_rows, outs)):
@@ -203,16 +200,26 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
             return not known.differs
         if name in _data("puts_in_groups")["operations"]:
             return True
+        if name in _data("looks_up")["operations"] and origin is not None and origin.counts:
+            return True
         return origin is not None and origin.overflow
 
     def _mixes_rows(
-        self, name: str, args: Any, with_rows: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+        self,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        with_rows: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
     ) -> bool:
         """Return whether an operation computes rows of other rows, though its result holds rows."""
-        first = with_rows[0]
-        if name in _data("along")["operations"] and len(args) > 1 and isinstance(args[1], int):
-            is_count = name.startswith("cum") and not first.dtype.is_floating_point
-            return not is_count and self._is_rows(first.shape[args[1]])
+        first, given = with_rows[0], arguments_of(func, args, kwargs)
+        begins = name == "cumsum" and goes_along(given, first, self._is_rows)
+        if self._places.is_limited(name, with_rows, outs, begins=begins):
+            return True
+        if mixes_along(name, given, first, self._is_rows):
+            return True
         if "batch_norm" in name:
             return len(outs) > 1 and outs[1].numel() > 0 and not self._has_rows(outs[1])
         if name == "roll":
@@ -242,11 +249,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
     def _origin(self, func: Any, of: Of, given: torch.Tensor) -> Origin:
         name = name_of(func)
         counts = name in _data("counts")["operations"] and not given.dtype.is_floating_point
-        frame: Any = sys._getframe(1)
-        while frame is not None and _is_inside(frame.f_code.co_filename):
-            frame = frame.f_back
-        file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        return Origin(name, file, line, counts, of.overflow)
+        return Origin(name, *line_of_model(), counts, of.overflow)
 
     def _report(self, origin: Origin) -> None:
         self.found.append(origin)
@@ -286,8 +289,3 @@ def _is_of_mask(of: Of) -> bool:
 
 def _is_of_other_order(tensor: torch.Tensor) -> bool:
     return bool(getattr(tensor, "_oomguard_of_other_order", False))
-
-
-def _is_inside(file: str) -> bool:
-    """Return whether code is torch's or ours."""
-    return file.startswith((*_INSIDE, "<"))

@@ -58,7 +58,27 @@ def counts_rows(_, states):
     return states
 
 
+def through_experts(model, states):
+    """Give the tokens that one of two experts is chosen for to it, wherever they are."""
+    flat = states.reshape(-1, WIDTH)
+    chosen = torch.nn.functional.one_hot((flat.sum(1) > 0).long(), 2)
+    found = torch.zeros_like(flat)
+    for number in chosen.sum(0).nonzero().flatten():
+        (tokens,) = torch.where(chosen[:, number])
+        found.index_add_(0, tokens, model.layer(flat[tokens]))
+    return found.view_as(states)
+
+
+def with_capacity(_, states):
+    flat = states.reshape(-1, WIDTH)
+    chosen = (flat.sum(1) > 0).long()
+    place = chosen.cumsum(0) - 1
+    return (flat * (chosen * (place < 4))[:, None]).view_as(states)
+
+
 APART = {
+    "experts over the tokens that are found": through_experts,
+    "a sort of tokens": lambda _, states: states.sort(1).values,
     "layers": lambda model, states: model.layer(states).softmax(-1).cumsum(1),
     "tokens flattened and back": asks_by_rows,
     "a mean over tokens": lambda _, states: states.mean(1),
@@ -69,6 +89,12 @@ APART = {
     "zeros of the shape of one value": lambda _, states: states + torch.zeros_like(states.max()),
 }
 TOGETHER = {
+    "experts with so many places": with_capacity,
+    "the best of all rows": lambda _, states: (
+        states * torch.zeros_like(states).index_fill(0, states.sum((1, 2)).topk(3).indices, 1)
+    ),
+    "a sort of rows": lambda _, states: states.sort(0).values,
+    "rows in another order": lambda _, states: states + states.flip(0),
     "divided by the largest of all": lambda _, states: states / states.amax(),
     "centred over the rows": lambda _, states: states - states.mean(0),
     "a softmax over the rows": lambda _, states: states.softmax(0),

@@ -1,0 +1,63 @@
+"""Where one value of all rows is made, and what a tensor depends on through it.
+
+As fake_generate.py this imports torch.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+# Code below these folders only carries out what a model's code says.
+_INSIDE: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one value of all rows is made, and by which operation.
+
+    ``counts`` says that it counts something, ``overflow`` that it asks whether numbers are infinite or none.
+    """
+
+    operation: str
+    file: str
+    line: int
+    counts: bool = False
+    overflow: bool = False
+
+    def __str__(self) -> str:
+        """Return it as a reason tells it, with the line of the program."""
+        return f"{self.operation} over all rows at {self.place}"
+
+    @property
+    def place(self) -> str:
+        """The line of the program, and what stands there."""
+        text = linecache.getline(self.file, self.line).strip()
+        return f"{'/'.join(Path(self.file).parts[-2:])}:{self.line}" + (f" (`{text}`)" if text else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Of:
+    """That a tensor depends on rows: on which arguments, and through which one value of all rows, where it holds none."""
+
+    names: frozenset[str]
+    origin: Origin | None = None
+    overflow: bool = False
+
+
+def line_of_model() -> tuple[str, int]:
+    """Return the file and the line of the model's code that is running; an empty name and 0 where none is."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and _is_inside(frame.f_code.co_filename):
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_inside(file: str) -> bool:
+    """Return whether code is torch's or ours."""
+    return file.startswith((*_INSIDE, "<"))

@@ -1,0 +1,156 @@
+"""A model that nobody can read is asked whether its rows look at each other, before a part stands for the whole call."""
+
+from __future__ import annotations
+
+import pytest
+
+import oomguard
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from model_calls import padded  # noqa: E402
+
+from oomguard.testing import limit_memory  # noqa: E402
+
+SIZES = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+PINNED = {"pin": ["attn_implementation"]}
+KEPT = []
+
+
+class Own(transformers.BertPreTrainedModel):
+    """Gives what a function of its own makes of the mean over tokens."""
+
+    def __init__(self, config, function):
+        super().__init__(config)
+        self.bert, self.function = transformers.BertModel(config, add_pooling_layer=False), function
+        self.last = None
+        self.calls = 0
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None):
+        states = self.bert(input_ids, attention_mask=attention_mask).last_hidden_state
+        return self.function(self, states.mean(1), input_ids)
+
+
+def own(function):
+    torch.manual_seed(0)
+    return Own(transformers.BertConfig(vocab_size=64, **SIZES), function).eval()
+
+
+def run(model, rows=16):
+    with torch.no_grad():
+        return model(**padded(rows))
+
+
+def by_numpy(change):
+    """Run a function on numpy's side, where nothing is followed."""
+    return lambda model, x, ids: torch.from_numpy(change(x.numpy()))
+
+
+def counts(model, x, _):
+    model.calls += 1
+    return x / model.calls
+
+
+def keeps(model, x, _):
+    model.last = x * 2
+    return x
+
+
+def adds(_, x, __):
+    KEPT.append(len(x))
+    return x
+
+
+def writes(_, x, ids):
+    ids.clamp_(max=5)
+    return x
+
+
+MIXED = {
+    "numpy's mean over rows": by_numpy(lambda x: x - x.mean(0)),
+    "numpy's scale of all rows": by_numpy(lambda x: (x / abs(x).max() * 7).round()),
+    "the number of rows": lambda model, x, ids: x / len(x),
+    "the number of a row": lambda model, x, ids: x + torch.arange(len(x))[:, None],
+    "rows one after another": by_numpy(lambda x: x.cumsum(0)),
+    "rows that are sorted": lambda model, x, ids: x.sort(0).values,
+    "a Fourier transform over rows": lambda model, x, ids: torch.fft.fft(x, dim=0).real,
+    "a window over rows": lambda model, x, ids: torch.nn.functional.avg_pool1d(x.T[None], 3, 1, 1)[0].T,
+    "a norm over rows": lambda model, x, ids: torch.nn.functional.layer_norm(x, x.shape),
+    "a line through rows": lambda model, x, ids: x[:, :2] @ torch.linalg.lstsq(x[:, :2], x[:, 2:3]).solution,
+}
+CHANGED = {
+    "counts its calls": (counts, "each call changes calls of the model"),
+    "adds to a list outside": (adds, "changes KEPT, which is kept outside of it"),
+    "writes to its argument": (writes, "writes to its argument input_ids"),
+}
+
+
+def capacity_for(call, share=0.6):
+    with limit_memory("4 GiB") as device:
+        call()
+    return int(device.peak_bytes * share)
+
+
+def refused(model):
+    """Return the notes of a call that is raised, none of whose rows are given."""
+    capacity = capacity_for(lambda: run(model))
+    with limit_memory(capacity), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard(**PINNED) as g:
+        run(model)
+    assert g.partial is None
+    return "".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("function", MIXED.values(), ids=MIXED)
+def test_rows_that_look_at_each_other_in_code_of_the_users_own_are_not_split(function):
+    notes = refused(own(function))
+    assert "a row depends on those beside it" in notes or "come out otherwise" in notes
+
+
+@pytest.mark.parametrize(("function", "reason"), CHANGED.values(), ids=CHANGED)
+def test_what_a_call_changes_beside_its_result_keeps_it_whole(function, reason):
+    assert reason in refused(own(function))
+
+
+def test_following_a_call_leaves_nothing_in_variables_of_the_users():
+    KEPT.clear()
+    refused(own(adds))
+    assert set(KEPT) == {16}
+
+
+def test_rows_that_are_apart_are_split_though_nobody_can_follow_them():
+    model = own(by_numpy(lambda x: x * 2))
+    whole = run(model)
+    with limit_memory(capacity_for(lambda: run(model))), oomguard.guard(**PINNED) as g:
+        assert torch.allclose(run(model), whole, atol=1e-6)
+    assert len(g.attempts) == 2
+
+
+def test_what_a_call_leaves_with_one_entry_a_row_is_put_together():
+    model = own(keeps)
+    run(model)
+    whole, model.last = model.last, None
+    with limit_memory(capacity_for(lambda: run(model))), oomguard.guard(**PINNED):
+        run(model)
+    assert torch.allclose(model.last, whole, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_layers_in_int8_with_one_scale_for_all_rows_are_not_split():
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=64, initializer_range=0.2, **SIZES)).eval()
+    quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+
+    def call():
+        with torch.no_grad():
+            return quantized(**padded(16)).last_hidden_state
+
+    with (
+        limit_memory(capacity_for(call)),
+        pytest.raises(torch.OutOfMemoryError) as raised,
+        oomguard.guard(**PINNED),
+    ):
+        call()
+    notes = "".join(raised.value.__notes__)
+    assert "come out otherwise" in notes
+    assert "cannot be followed" in notes
