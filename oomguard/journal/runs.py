@@ -124,7 +124,8 @@ def _select(asked: Asked) -> Select[Any]:
 def _failed() -> ColumnElement[bool]:
     """Return the condition that a run failed: its last attempt decides."""
     last, attempt = ATTEMPT.alias("last"), ATTEMPT.alias("a")
-    number = select(func.max(last.c.number)).where(last.c.session == RUN.c.session).scalar_subquery()
+    # Of the attempt's own session: the run is two levels out, where no subquery looks by itself.
+    number = select(func.max(last.c.number)).where(last.c.session == attempt.c.session).scalar_subquery()
     ended_badly = (attempt.c.exit_status != 0) & attempt.c.exit_status.not_in(STOP_STATUSES)
     failed = attempt.c.incident.is_not(None) | (attempt.c.error != "") | ended_badly
     of_it = (attempt.c.session == RUN.c.session) & (attempt.c.number == number) & attempt.c.ended_at.is_not(None)

@@ -156,6 +156,14 @@ def test_runs_are_read_page_by_page_and_nobody_is_locked_out_meanwhile(journal: 
     assert limited == [6, 5, 4]
 
 
+def test_runs_that_failed_are_found_beside_one_of_more_attempts(journal: Journal):
+    write(journal, "failed", (1, True))
+    write(journal, "repaired", (1, True), (0, False))
+    write(journal, "failed again", (1, True), (1, True))
+
+    assert [run.number for run in runs(journal, failed=True)] == [3, 1]
+
+
 def test_an_attempt_that_another_one_followed_has_failed_whatever_its_status(journal: Journal):
     """One that hung and was ended says 0 or 143."""
     write(journal, "s", (0, False), (143, False), (137, False), (0, False))
