@@ -6,6 +6,7 @@ As fake_generate.py this imports torch, so only code that has it already may imp
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -244,7 +245,18 @@ def _primes(call: FollowedCall) -> Iterator[int]:
 def first_steps(model: Any, arguments: Mapping[str, Any], steps: int) -> None:
     """Run the first steps of a generation."""
     with contextlib.suppress(_EnoughError):
-        model.generate(**arguments, stopping_criteria=StoppingCriteriaList([_Ends(steps)]))
+        _generate_of(model, arguments)(**arguments, stopping_criteria=StoppingCriteriaList([_Ends(steps)]))
+
+
+def _generate_of(model: Any, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the model's ``generate`` that takes these arguments: one that overrides it may take others, and call it with these."""
+    own = [vars(kind)["generate"].__get__(model) for kind in type(model).__mro__ if "generate" in vars(kind)]
+    methods: list[Callable[..., Any]] = [model.generate, *own]
+    for method in methods:
+        with contextlib.suppress(TypeError):
+            inspect.signature(method).bind(**arguments, stopping_criteria=None)
+            return method
+    return methods[0]
 
 
 class _Ends(StoppingCriteria):  # type: ignore[misc]
