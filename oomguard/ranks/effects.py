@@ -36,7 +36,8 @@ def seen_by_all(ends: Mapping[int, RankEnd]) -> dict[int, SideEffects]:
 def why_not_repeated(ends: Mapping[int, RankEnd]) -> dict[int, str]:
     """Return why ranks must not do again what they did, by rank; of one that cannot run again in any case that counts."""
     seen = seen_by_all(ends)
-    return {rank: did.refusal for rank, did in seen.items() if did.would_be_repeated and not ends[rank].idempotent}
+    asked = {rank: did for rank, did in seen.items() if ends[rank].refusal is None and not ends[rank].idempotent}
+    return {rank: did.refusal for rank, did in asked.items() if did.would_be_repeated}
 
 
 def tell_repeated(ends: Mapping[int, RankEnd]) -> None:
