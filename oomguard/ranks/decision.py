@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from oomguard.ranks.clock import Offset
 from oomguard.ranks.documents import Decision, RankEnd
+from oomguard.ranks.effects import why_not_repeated
 from oomguard.ranks.first_cause import first_cause
 from oomguard.ranks.one_plan import one_plan
+from oomguard.ranks.permitted import why_not_permitted
 from oomguard.supervise.refusals import NO_RELAUNCH
 
 
@@ -42,13 +44,21 @@ def decide(
     if first is None:
         return replace(decision, why="" if _all_ran(ends) else "no rank ran out of memory")
     decision = replace(decision, patches=one_plan(first.rank, ends))
-    refusing = [(rank, end.refusal) for rank, end in sorted(ends.items()) if end.refusal is not None]
+    refusing = list(_refusing(ends, decision))
     if refusing:
         is_exhausted = bool(decision.patches) and all(refusal == NO_RELAUNCH for _, refusal in refusing)
         return replace(decision, why=f"rank {refusing[0][0]}: {refusing[0][1]}", is_exhausted=is_exhausted)
     if not decision.patches:
         return replace(decision, why="nothing more to change by itself")
     return replace(decision, again=True, variables=variables or {})
+
+
+def _refusing(ends: Mapping[int, RankEnd], decision: Decision) -> Iterator[tuple[int, str]]:
+    """Yield each rank that lets none start again, with why: what it permits first, then what it can."""
+    repeated = why_not_repeated(ends)
+    for reasons in (why_not_permitted(decision.patches, ends), repeated):
+        yield from sorted(reasons.items())
+    yield from ((rank, end.refusal) for rank, end in sorted(ends.items()) if end.refusal is not None)
 
 
 def ranks_in_words(ranks: Collection[int]) -> str:

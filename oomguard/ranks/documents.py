@@ -28,8 +28,12 @@ class RankEnd:
         error: in words, empty where it ran.
         incident: the memory failure as ``report.json.kept_incident`` has it.
         patches: what the rank would change for it, as the contract's objects.
-        refusal: why its command must not be run again; None: it may be.
+        refusal: why its command cannot be run again; None: it can be, as far as ``seen`` and ``policy`` permit it.
         failed_s: when it failed, on its own monotonic clock; None where that is not known.
+        seen: what the attempt did to the outside world (effects.py); nothing where it did nothing.
+        idempotent: the user permits to repeat that.
+        own_files: what this rank's oomguard itself writes.
+        policy: what may be changed on this rank (permitted.py).
     """
 
     number: int
@@ -40,6 +44,10 @@ class RankEnd:
     patches: tuple[Mapping[str, Any], ...] = ()
     refusal: str | None = None
     failed_s: float | None = None
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    idempotent: bool = False
+    own_files: tuple[str, ...] = ()
+    policy: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ends_all(self) -> bool:
@@ -49,7 +57,17 @@ class RankEnd:
     @property
     def calls_for_another(self) -> bool:
         """Whether all ranks should start again for it."""
-        return self.ends_all and bool(self.patches) and self.refusal is None
+        return (
+            self.ends_all
+            and bool(self.patches)
+            and self.refusal is None
+            and (self.idempotent or not self._did_anything)
+        )
+
+    @property
+    def _did_anything(self) -> bool:
+        did = self.seen.get("open_files") or self.seen.get("changed_files") or self.seen.get("requests", 0) != 0
+        return bool(did) and not self.seen.get("is_server", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +155,7 @@ def said(text: str) -> Said | None:
         row["host"], row["pid"] = tuple(row["host"]), tuple(row["pid"])
         return Said(
             **row,
-            end=None if end is None else RankEnd(**end | {"patches": tuple(end["patches"])}),
+            end=None if end is None else RankEnd(**end | {name: tuple(end[name]) for name in ("patches", "own_files")}),
             decision=None
             if decision is None
             else Decision(**decision | {name: tuple(decision[name]) for name in ("patches", "silent", "gone")}),

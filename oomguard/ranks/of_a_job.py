@@ -152,6 +152,7 @@ class RankOfAJob:
     def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
         from oomguard.journal.contract import patch_of
         from oomguard.ranks.agreement import ends_of
+        from oomguard.ranks.effects import tell_repeated
         from oomguard.ranks.telling import record, told
 
         rank, size = self._rendezvous.launched.rank, self._rendezvous.launched.size
@@ -168,6 +169,8 @@ class RankOfAJob:
             get_logger().error(f"{silent_in_words(decision)}: no rank starts again", **beside)
         elif decision.why and decision.first is not None and is_told:
             get_logger().warning(f"no rank starts again: {decision.why}")
+        elif decision.again and is_told:
+            tell_repeated(ends_of(docs, own.number))
         patches = tuple(patch_of(patch) for patch in decision.patches)
         again, left = patches if decision.again else (), patches if decision.is_exhausted else ()
         return Agreed(diagnosis, again, decision.variables, record(decision, size), is_told, left)
@@ -179,6 +182,8 @@ class RankOfAJob:
 
 def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
     """Return how this rank's attempt ended, as it is told to the others."""
+    from oomguard.ranks.effects import seen_row
+    from oomguard.ranks.permitted import policy_row
     from oomguard.ranks.secondary import is_secondary
     from oomguard.report.json import kept_incident, patch_dict
 
@@ -195,4 +200,6 @@ def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
         how = "secondary"
     row = None if incident is None or not is_oom else kept_incident(incident)
     patches = tuple(patch_dict(patch) for patch in own.patches)
-    return RankEnd(own.number, how, own.status, own.error, row, patches, own.refusal, own.failed_s if is_oom else None)
+    failed_s, did = own.failed_s if is_oom else None, own.did
+    told = seen_row(did.seen), did.idempotent, did.own_files, policy_row(did.policy)
+    return RankEnd(own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *told)

@@ -54,22 +54,16 @@ class Policy:
 
     def blocks(self, patch: Patch, incident: Incident) -> str | None:  # noqa: PLR0911 - one reason a line
         """Why this patch is not permitted, None where it is."""
+        if (held := self.holds(patch)) is not None:
+            return held
         knob, by_user = SETTINGS[patch.setting], set_by_user(patch.setting, incident)
-        if patch.setting in self.pinned:
-            return "pinned"
-        floor = self.minimum.get(patch.setting)
-        if floor is not None and patch.new is not None and _below(patch.new, floor):
-            return f"below your floor of {floor}"
-        need = self.needed.get(patch.setting)
-        if need is not None and patch.new is not None and _below(patch.new, min(need.value, _value(patch.old))):
-            return f"below {'what' if math.isinf(need.value) else f'the {need.value:.0f} that'} {need.why}"
         if knob.hard_limit and by_user and patch.new is not None and not _below(patch.new, patch.old):
             is_theirs = patch.setting == "kv_cache_memory_bytes" and patch.new == incident.number(
                 "overridden_kv_cache_bytes"
             )
             return None if is_theirs else HARD_LIMIT
         if self.allow is not None:
-            return None if patch.effect <= self.allow else _FORBIDS.format(self.allow, patch.effect)
+            return self.forbids(patch)
         if patch.effect == Effect.OUTPUT_PRESERVING:
             return None
         if patch.effect == Effect.CHANGES_OUTPUTS:
@@ -78,6 +72,23 @@ class Policy:
             return None
         reason = "you set it" if by_user else "not known whether you set it"
         return f"{reason}: --allow {patch.effect} permits it"
+
+    def forbids(self, patch: Patch) -> str | None:
+        """Return how an explicit ``allow`` forbids a patch; None where it does not."""
+        is_over = self.allow is not None and patch.effect > self.allow
+        return _FORBIDS.format(self.allow, patch.effect) if is_over else None
+
+    def holds(self, patch: Patch) -> str | None:
+        """Return what stands against a patch whatever is allowed: a pin, a floor, what the command needs; None: nothing."""
+        if patch.setting in self.pinned:
+            return "pinned"
+        floor = self.minimum.get(patch.setting)
+        if floor is not None and patch.new is not None and _below(patch.new, floor):
+            return f"below your floor of {floor}"
+        need = self.needed.get(patch.setting)
+        if need is not None and patch.new is not None and _below(patch.new, min(need.value, _value(patch.old))):
+            return f"below {'what' if math.isinf(need.value) else f'the {need.value:.0f} that'} {need.why}"
+        return None
 
 
 def set_by_user(name: str, incident: Incident) -> bool | None:

@@ -40,11 +40,23 @@ class OwnFiles:
         for number in _STANDARD:
             with contextlib.suppress(OSError):
                 found.add(identity(os.fstat(number)))
-        for named in self._named:
-            for path in named():
-                with contextlib.suppress(OSError):
-                    found.add(identity(path.stat()))
+        for path in self._all_named():
+            with contextlib.suppress(OSError):
+                found.add(identity(path.stat()))
         return found
+
+    def paths(self) -> tuple[str, ...]:
+        """Return those that are there now by their names without links, as another process finds them."""
+        found: set[str] = set()
+        for path in (*(Path(f"/proc/self/fd/{number}") for number in _STANDARD), *self._all_named()):
+            with contextlib.suppress(OSError):
+                if path.is_file():
+                    found.add(os.path.realpath(path))
+        return tuple(sorted(found))
+
+    def _all_named(self) -> Iterator[Path]:
+        for named in self._named:
+            yield from named()
 
 
 def of_inner_runs(argv: tuple[str, ...]) -> Iterator[Path]:

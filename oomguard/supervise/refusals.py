@@ -1,4 +1,7 @@
-"""Why a command must not be run again, whatever would be changed: asked by a rank before all ranks decide."""
+"""Why a command cannot be run again, whatever would be changed: asked by a rank before all ranks decide.
+
+What it did to the outside world is no part of this: who wrote a file, the command or an oomguard, all ranks together know.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,20 @@ from typing import Final
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.supervise.between import cannot_make
-from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.standard_input import StandardInput
 
 # Of the policy alone: where a scheduler starts the job anew, the change can be made.
 NO_RELAUNCH: Final = "no relaunch is left"
 
 
-def refusal_of(
-    number: int, ledger: Ledger, stdin: StandardInput, folder: Path, witness: Witness, *, dry_run: bool
-) -> str | None:
-    """Return why a command must not be run again after an attempt; None where it may be.
+def refusal_of(number: int, ledger: Ledger, stdin: StandardInput, folder: Path, *, dry_run: bool) -> str | None:
+    """Return why a command cannot be run again after an attempt; None where it may be.
 
     Args:
         number: the attempt that has ended.
         ledger: those before it, with the policy.
         stdin: the command's standard input, which it would have from its beginning.
         folder: a temporary one, which a change may need.
-        witness: of what the attempt did.
         dry_run: nothing is run again.
     """
     if dry_run:
@@ -35,4 +34,4 @@ def refusal_of(
         return f"it would not have the same standard input: {stdin.lost}"
     if (missing := cannot_make(folder)) is not None:
         return f"it needs a temporary folder: {missing}"
-    return witness.why_not_again()
+    return None

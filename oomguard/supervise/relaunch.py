@@ -39,7 +39,7 @@ from oomguard.supervise.refusals import refusal_of
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
-from oomguard.supervise.together import Agreed, Alone, OwnEnd, Together, record_of
+from oomguard.supervise.together import Agreed, Alone, OwnDeed, OwnEnd, Together, record_of
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
@@ -211,11 +211,12 @@ class Supervision:
             return None
         incident = found.first_cause
         patches = () if incident is None or self._refused else self._ledger.wanted(incident, self._carries)
-        refusal = refusal_of(number, self._ledger, self._stdin, folder, self._witness, dry_run=self.dry_run)
+        refusal = refusal_of(number, self._ledger, self._stdin, folder, dry_run=self.dry_run)
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
         told = ("", None) if heard is None else (heard.tail, heard.scanner.found.began_s())
-        own = OwnEnd(number, status, error_of(status, incident), found, patches, refusal, *told)
+        did = OwnDeed(self._witness.seen(), self.idempotent, self.own_files.paths(), self._ledger.policy)
+        own = OwnEnd(number, status, error_of(status, incident), found, patches, refusal, *told, did)
         if (agreed := self.together.agree(own, self._between.stopped)) and agreed.diagnosis.incidents:
             self._ledger.diagnosis = agreed.diagnosis
         return agreed

@@ -55,6 +55,18 @@ class SideEffects:
         """Whether the command would do it again by itself: a server answers those who ask, and they ask no second time."""
         return self.were_seen and not self.is_server
 
+    @property
+    def refusal(self) -> str:
+        """Why the command must not be run again."""
+        what = "; ".join(f"{event} ({', '.join(map(str, fields.values()))})" for event, fields in self.told())
+        return f"not run again, it would repeat what it did: {what}"
+
+    def excuse(self) -> str:
+        """Return why the command may be run again all the same, where the user or nothing else stands against it."""
+        if not self.were_seen:
+            return "it had written nothing that was seen"
+        return "a server repeats no request by that" if self.is_server else "--idempotent permits to repeat what it did"
+
     def told(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield it as events with their fields, a file each, the first few of many."""
         files = [(path, "a process of it had the file open for writing") for path in self.open_files]
@@ -134,23 +146,13 @@ class Witness:
             tell(f"{would}: it would repeat from the beginning what it did", **failed)
         else:
             begins = "dry run: it would run again from the beginning" if dry_run else "may run again from the beginning"
-            tell(f"{begins}; {self._excuse(seen)}", **failed)
+            tell(f"{begins}; {seen.excuse()}", **failed)
         for event, fields in seen.told():
             tell(event, **fields)
         if refused:
             tell("to run it again all the same, paste this, or give oomguard run --idempotent", command=again)
-            self.refusal = _refusal(seen)
+            self.refusal = seen.refusal
         return not refused
-
-    def why_not_again(self) -> str | None:
-        """Return why the command must not be run again, as ``refusal`` has it; None where it may."""
-        seen = self.seen()
-        return _refusal(seen) if seen.would_be_repeated and not self._idempotent else None
-
-    def _excuse(self, seen: SideEffects) -> str:
-        if not seen.were_seen:
-            return "it had written nothing that was seen"
-        return "a server repeats no request by that" if seen.is_server else "--idempotent permits to repeat what it did"
 
     def seen(self) -> SideEffects:
         """Return what was seen of the attempt that ended last."""
@@ -187,11 +189,6 @@ class Witness:
 
             self._served = ServedRequests()
         return self._served
-
-
-def _refusal(seen: SideEffects) -> str:
-    what = "; ".join(f"{event} ({', '.join(map(str, fields.values()))})" for event, fields in seen.told())
-    return f"not run again, it would repeat what it did: {what}"
 
 
 def _when(incident: Incident) -> dict[str, str]:

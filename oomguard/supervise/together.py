@@ -7,6 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from oomguard.incident import Diagnosis, Patch
+from oomguard.remedy.policy import Policy
+from oomguard.supervise.side_effects import SideEffects
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDeed:
+    """What this process's attempt did, and what may be done after it.
+
+    Attributes:
+        seen: what the attempt did to the outside world.
+        idempotent: the user permits to repeat that.
+        own_files: what this oomguard itself writes, which other ranks may take for their commands' work.
+        policy: what may be changed here.
+    """
+
+    seen: SideEffects = field(default_factory=SideEffects)
+    idempotent: bool = False
+    own_files: tuple[str, ...] = ()
+    policy: Policy = field(default_factory=Policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +38,10 @@ class OwnEnd:
         error: in words, empty where it ran.
         diagnosis: what its output tells.
         patches: what would be changed for it.
-        refusal: why it must not be run again; None: it may be.
+        refusal: why it cannot be run again; None: it can be, as far as ``did`` permits it.
         tail: the end of its output.
         failed_s: when its failure was printed first, on the monotonic clock; None where there is none.
+        did: what speaks for or against another attempt, which all ranks together judge.
     """
 
     number: int
@@ -32,6 +52,7 @@ class OwnEnd:
     refusal: str | None
     tail: str
     failed_s: float | None
+    did: OwnDeed = field(default_factory=OwnDeed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ if mode == "mpi" and overrides:
         "*** An error occurred in MPI_Init\n*** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort)"
     )
 print("(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {'model': './none'}", flush=True)
+if mode == "writes":
+    with (folder / "results.jsonl").open("a") as results:
+        results.write("row\n")
 time.sleep(float(os.environ.get("AFTER_S", "0")))
 if length > fits:
     print(

@@ -1,0 +1,56 @@
+"""Whether every rank permits the plan of all: a pin or a floor of one rank holds, whichever rank failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from oomguard.incident import Effect, Patch
+from oomguard.ranks.documents import RankEnd
+from oomguard.remedy.policy import Need, Policy
+
+
+def policy_row(policy: Policy) -> Mapping[str, Any]:
+    """Return what a rank permits as its document has it: what holds without its own failure, which tells who set what."""
+    return {
+        "allow": None if policy.allow is None else str(policy.allow),
+        "pinned": sorted(policy.pinned),
+        "minimum": dict(policy.minimum),
+        "needed": {
+            name: [None if math.isinf(need.value) else need.value, need.why] for name, need in policy.needed.items()
+        },
+    }
+
+
+def why_not_permitted(patches: Iterable[Mapping[str, Any]], ends: Mapping[int, RankEnd]) -> dict[int, str]:
+    """Return why ranks do not permit a plan, by rank, with the setting and its values."""
+    from oomguard.journal.contract import patch_of
+
+    plan, found = [patch_of(patch) for patch in patches], dict[int, str]()
+    for rank, end in ends.items():
+        policy = _policy(end.policy)
+        for patch in plan:
+            why = policy.holds(patch) or policy.forbids(patch)
+            if why is not None and rank not in found:
+                found[rank] = f"{_change(patch)} is not permitted: {why}"
+    return found
+
+
+def _policy(row: Mapping[str, Any]) -> Policy:
+    allow = row.get("allow")
+    needed = {
+        name: Need(math.inf if value is None else value, why) for name, (value, why) in row.get("needed", {}).items()
+    }
+    return Policy(
+        None if allow is None else Effect.parse(allow),
+        frozenset(row.get("pinned", ())),
+        row.get("minimum", {}),
+        needed=needed,
+    )
+
+
+def _change(patch: Patch) -> str:
+    from oomguard.report.wording import arrow
+
+    return f"{patch.setting} {arrow(patch)}"

@@ -1,0 +1,64 @@
+"""What one rank's user says or one rank's oomguard writes: pins and floors hold for all, files of an oomguard hold nobody back."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard.incident import Effect
+from oomguard.ranks.decision import decide
+from oomguard.ranks.documents import RankEnd, Said, said
+from oomguard.ranks.effects import seen_row
+from oomguard.ranks.permitted import policy_row
+from oomguard.remedy.policy import Need, Policy
+from oomguard.supervise.side_effects import SideEffects
+
+PATCH = ({"setting": "max_model_len", "from": 32768, "to": 1792, "effect": "reduces-capacity", "reason": ""},)
+FAILED = RankEnd(1, "memory", 1, "exit status 1", {}, PATCH)
+WROTE = seen_row(SideEffects(changed_files=("/w/m.prom",)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Policy(pinned=frozenset({"max_model_len"})), "pinned"),
+        (Policy(minimum={"max_model_len": 16384}), "below your floor of 16384"),
+        (Policy(allow=Effect.OUTPUT_PRESERVING), "--allow output-preserving forbids what reduces-capacity"),
+        (Policy(needed={"max_model_len": Need(float("inf"), "it asks for")}), "below what it asks for"),
+    ],
+    ids=["pin", "floor", "allow", "need"],
+)
+def test_what_one_rank_does_not_permit_lets_none_start_again_and_names_the_rank(policy, why):
+    held = said(Said(2, "n", end=RankEnd(1, "ended", 143, policy=policy_row(policy))).to_text())
+    decision = decide(1, {0: RankEnd(1, "ended", 143), 1: FAILED, 2: held.end}, {})
+    assert (decision.again, decision.why) == (
+        False,
+        f"rank 2: max_model_len 32768 -> 1792 is not permitted: {why}",
+    )
+
+
+def test_a_floor_that_the_plan_keeps_holds_nobody_back():
+    kept = RankEnd(1, "ended", 143, policy=policy_row(Policy(minimum={"max_model_len": 1792})))
+    assert decide(1, {0: kept, 1: FAILED}, {}).again
+
+
+def test_a_file_that_another_ranks_oomguard_wrote_holds_nobody_back_and_any_other_does():
+    leader = RankEnd(1, "ended", 143, own_files=("/w/m.prom",))
+    saw = RankEnd(1, "ended", 143, seen=WROTE)
+    assert decide(1, {0: leader, 1: FAILED, 2: saw}, {}).again
+    refused = decide(1, {0: RankEnd(1, "ended", 143), 1: FAILED, 2: saw}, {})
+    assert (refused.again, refused.why.startswith("rank 2: not run again")) == (False, True)
+
+
+def test_metrics_in_the_working_folder_let_all_ranks_start_again(job):
+    job.start(2, "--metrics", str(job.folder / "m.prom"), fits={"1": 1792}, after_s="0.5")
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    assert job.lengths() == [[32768, 1792]] * 2
+
+
+def test_rank_0_tells_what_each_rank_repeats_where_the_user_permits_it(job):
+    job.start(2, "--idempotent", fits={"1": 1792}, modes={"0": "writes"}, after_s="0.5")
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    assert "may run again from the beginning; --idempotent permits to repeat what it did: rank=0" in ended[0][2]
+    assert "results.jsonl" in ended[0][2]
