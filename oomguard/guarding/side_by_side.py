@@ -27,6 +27,8 @@ _LEAST: Final = 1e-6
 # How many other rows stand beside those of a part, and from which size on a larger part is compared again.
 _OTHERS: Final = 24
 _AGAIN: Final = 4
+# Two rows have each other beside them: what is halved has four.
+_FEWEST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class SideBySide:
         part = Part(start, stop, self._call.rows)
         if part.rows >= max(2, _AGAIN * self._most):
             self._most = part.rows
-            why = _why_not_apart(comparison, given if comparison.gives_result else None, part)
+            why = _with_room(comparison, given if comparison.gives_result else None, part)
             if why is None:
                 comparison.passed()
             return why and f"{why}; {comparison.why}"
@@ -97,6 +99,17 @@ class SideBySide:
                 f"whether its rows look at each other cannot be told: {comparison.why}, and no two of them fit together"
             )
         return None
+
+
+def _with_room(comparison: Comparison, given: Any, part: Part) -> str | None:
+    """Compare a part's rows; half as many of them where there is no room for all beside what the part gave."""
+    while True:
+        try:
+            return _why_not_apart(comparison, given, part)
+        except Exception as error:
+            if not may_be_oom(error) or part.rows < _FEWEST:
+                raise
+        given, part = None, Part(part.start, part.start + part.rows // 2, part.total)
 
 
 def _why_not_apart(comparison: Comparison, given: Any, part: Part) -> str | None:
@@ -111,7 +124,10 @@ def _why_not_apart(comparison: Comparison, given: Any, part: Part) -> str | None
         result, error = run_guarded(comparison.seen, (order,), {})
         generators.put_back()
         if error is not None and may_be_oom(error):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # with this frame it would be a cycle that keeps its tensors until a collection
         if error is not None:
             return f"{_rows(name)} raised {type(error).__name__}: {error}"
         found[name] = _on_host(result)
