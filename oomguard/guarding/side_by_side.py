@@ -7,7 +7,7 @@ with; fewer of them alone as far as other kernels allow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from oomguard.engines.comparison import Comparison
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding.beginning import Generators
 from oomguard.guarding.failure import run_guarded
+from oomguard.memory.generate.result_layout import named
 from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 
@@ -142,7 +143,7 @@ def _why_not_apart(comparison: Comparison, given: Any, part: Part) -> str | None
 def _on_host(result: Any) -> dict[str, Any]:
     """Return the tensors of a result by name, on the host."""
     with torch_memory.on_host():
-        return {name: leaf.detach().to("cpu", copy=True) for name, leaf in _named(result, "its result")}
+        return {name: leaf.detach().to("cpu", copy=True) for name, leaf in named(result, "its result") if leaf.dim()}
 
 
 def _compared(found: Mapping[str, Mapping[str, Any]], part: Part) -> str | None:
@@ -177,18 +178,6 @@ def _compared(found: Mapping[str, Mapping[str, Any]], part: Part) -> str | None:
 def _rows(how: str) -> str:
     told = {"again": "the same rows, run again,", "alone": "rows by themselves"}
     return told.get(how, "rows beside other rows")
-
-
-def _named(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if hasattr(value, "untyped_storage"):
-        if value.dim():
-            yield name, value
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _named(entry, f"{name}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
-        for number, entry in enumerate(value):
-            yield from _named(entry, f"{name}[{number}]")
 
 
 def _axis(leaf: Any, few: Any, rows: int, fewer: int) -> int | None:

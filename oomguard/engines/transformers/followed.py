@@ -57,6 +57,12 @@ class Followed:
     leaves: list[tuple[str, str]] = field(default_factory=list)
     refuse_again: Callable[[str], object] = lambda why: None
 
+    def why_not_again(self) -> str | None:
+        """Return what the call changes that it reads, None where nothing, or that cannot be told."""
+        found: list[str] = []
+        replace(self, refuse_again=found.append).why_together()
+        return next(iter(found), None)
+
     def why_together(self) -> str | None:
         """Return what makes a row depend on those beside it; None where nothing does, or the model cannot be followed."""
         if self.rows <= 1:

@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.engines.transformers.allocator_need import AllocatorNeed, largest_two
@@ -54,23 +53,29 @@ class TracedCall:
 
     def why_together(self) -> str | None:
         """Return what makes a row of the call depend on those beside it, None where nothing does or that cannot be told."""
-        return self._followed(self._refuse_again).why_together()
+        return self._followed().why_together()
 
     def why_not_again(self) -> str | None:
         """Return what the call changes that it reads, None where nothing, or that cannot be told."""
-        found: list[str] = []
-        self._followed(found.append).why_together()
-        return next(iter(found), None)
+        return self._followed().why_not_again()
 
-    def _followed(self, refuse_again: Callable[[str], object]) -> Followed:
+    def _followed(self) -> Followed:
         rows = next((int(tensor.shape[0]) for tensor in self._row_arguments.values()), 0)
 
         def arguments(change: Callable[[Any], Any]) -> dict[str, Any]:
             return {**self._others, **{name: change(value) for name, value in self._row_arguments.items()}}
 
         mask = self._row_arguments.get("attention_mask")
-        followed = Followed(self._model, arguments, rows, mask, self._around, steps=self._steps, pad=self._pad)
-        return replace(followed, refuse_again=refuse_again)
+        return Followed(
+            self._model,
+            arguments,
+            rows,
+            mask,
+            self._around,
+            steps=self._steps,
+            pad=self._pad,
+            refuse_again=self._refuse_again,
+        )
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
         """Return the bytes of ``rows`` rows at the call's peak; None where the model cannot be traced, or not in time.

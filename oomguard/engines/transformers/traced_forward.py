@@ -62,15 +62,13 @@ class TracedForward:
 
     def why_together(self) -> str | None:
         """Return what makes a row of the call depend on those beside it, None where nothing does or that cannot be told."""
-        return self._followed(self._refuse_again).why_together()
+        return self._followed().why_together()
 
     def why_not_again(self) -> str | None:
         """Return what the call changes that it reads, None where nothing, or that cannot be told."""
-        found: list[str] = []
-        self._followed(found.append).why_together()
-        return next(iter(found), None)
+        return self._followed().why_not_again()
 
-    def _followed(self, refuse_again: Callable[[str], object]) -> Followed:
+    def _followed(self) -> Followed:
         return Followed(
             self._model,
             self._arguments,
@@ -79,7 +77,7 @@ class TracedForward:
             self._around,
             layout=self._layout,
             leaves=self._leaves,
-            refuse_again=refuse_again,
+            refuse_again=self._refuse_again,
         )
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:

@@ -30,7 +30,7 @@ def layout_of(result: Any, rows: int) -> Layout:
     axes: dict[str, tuple[int, int]] = {}
     without: dict[str, tuple[int, ...]] = {}
     numbers: list[str] = []
-    for name, tensor in _named(result, "its result"):
+    for name, tensor in named(result, "its result"):
         shape = tuple(tensor.shape)
         found = [axis for axis, size in enumerate(shape) if size and size % rows == 0]
         if not shape:
@@ -42,13 +42,13 @@ def layout_of(result: Any, rows: int) -> Layout:
     return Layout(axes, without, tuple(numbers))
 
 
-def _named(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def named(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the tensors in a result, with names as guarding/fields.py gives them; what else it holds is passed over."""
     if hasattr(value, "untyped_storage"):
         yield name, value
     elif isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _named(entry, f"{name}[{key!r}]")
+            yield from named(entry, f"{name}[{key!r}]")
     elif isinstance(value, (list, tuple)):
         for number, entry in enumerate(value):
-            yield from _named(entry, f"{name}[{number}]")
+            yield from named(entry, f"{name}[{number}]")
