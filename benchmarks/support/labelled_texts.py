@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import engine_messages
 import lookalikes
 from oomguard.diagnosing import default_rules
 from oomguard.kinds import NOT_OOM_KINDS
@@ -46,6 +47,11 @@ def labelled_texts() -> list[Labelled]:
         found += [Labelled("look-alikes", f"{c['style']}/{c['id']}", c["log"], fails) for c in lookalikes.cases(group)]
     for number, text in enumerate(tomllib.loads(OTHER_PROGRAMS.read_text(encoding="utf-8"))["text"]):
         found.append(Labelled("other programs", f"other-{number}", text["log"], "kind" in text))
+    engines = tomllib.loads(engine_messages.DATA.read_text(encoding="utf-8"))
+    whole = {name: rows for name, rows in engines.items() if "versions" not in rows}
+    for name, rows in whole.items():
+        logs = [(log, True) for log, *_kinds in rows["failures"]] + [(log, False) for log in rows["others"]]
+        found += [Labelled("engines", f"{name}-{number}", *row) for number, row in enumerate(logs)]
     rules = default_rules()
     for signature in rules.signatures:
         for number, test in enumerate(signature.tests):

@@ -132,7 +132,9 @@ class Phrases:
 
         def loss() -> torch.Tensor:
             solver.zero_grad()
-            wrong = torch.nn.functional.binary_cross_entropy_with_logits(inside @ weights, said, counted, reduction="sum")
+            wrong = torch.nn.functional.binary_cross_entropy_with_logits(
+                inside @ weights, said, counted, reduction="sum"
+            )
             total = wrong + RIDGE / 2 * weights[1:].square().sum()
             total.backward()
             return total

@@ -97,10 +97,14 @@ class NewWordings:
         title = list(self._title(time))
         is_quoted = self._title_is_quoted and not title
         quoted_lines = [*self._quoted_lines, *([self._titled.line or 0] if is_quoted else [])]
+        # A title that is told for its report, or told wrong by it, is no line of a log.
+        title_line = self._titled.line if title or self._titled.is_denied(time) else None
         told = title + [
             found
             for found in self.weighed(quotations, time, slow)
-            if found[0].certainty_ratio >= least and not _is_near(quoted_lines, _line_of(found[0], found[1]))
+            if found[0].certainty_ratio >= least
+            and (line := _line_of(found[0], found[1])) != title_line
+            and not _is_near(quoted_lines, line)
         ]
         # One that says what was asked for tells more than the surest one.
         best = max(told, key=lambda f: ("tried_bytes" in f[0].hit.facts, f[0].certainty_ratio), default=None)

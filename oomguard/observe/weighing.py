@@ -66,7 +66,8 @@ def judged(
 def _phrases(lexicon: Lexicon, window: Window, time: SearchTime) -> Iterator[Any]:
     begin, end = window.anchor_span
     for _ in range(_PHRASES_A_LINE):
-        found = time.search(lexicon.phrase, window.text, pos=begin, endpos=end)
+        ways = (time.search(phrase, window.text, pos=begin, endpos=end) for phrase in lexicon.phrases)
+        found = min(filter(None, ways), key=lambda one: one.start(), default=None)
         if found is None:
             return
         yield found

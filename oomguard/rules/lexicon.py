@@ -57,7 +57,7 @@ class Lexicon:
 
     Attributes:
         anchors: literals in lower case; a line without any of them is not looked at.
-        phrase: what speaks of memory that is short, whether or not anything failed.
+        phrases: what speaks of memory that is short, whether or not anything failed.
         harmless: what is known to speak of memory without a failure, or of other memory: a part of the text, and a pattern on it.
         features: the signs, weighed.
         bias: log odds of a phrase without any sign.
@@ -70,7 +70,7 @@ class Lexicon:
     """
 
     anchors: tuple[str, ...]
-    phrase: Any
+    phrases: tuple[Any, ...]
     harmless: tuple[tuple[str, Any], ...]
     features: tuple[Feature, ...]
     bias: float
@@ -90,9 +90,10 @@ def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> L
         key = ".".join(part for part in (row.key, name) if part)
         return make(row.get(name), path=str(path), key=key)
 
+    others = [make(text, path=str(path), key="other_phrases") for text in table.get("other_phrases", ())]
     return Lexicon(
         anchors=tuple(table.get("anchors")),
-        phrase=pattern(table, "phrase"),
+        phrases=(pattern(table, "phrase"), *others),
         harmless=tuple(
             (row.choice("part", PARTS, "line"), pattern(row)) for row in table.tables("harmless", "harmless")
         ),

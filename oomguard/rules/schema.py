@@ -59,6 +59,7 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "harmless": Key(list, required=True),
         "feature": Key(list, required=True),
         "nearest": Key(list, required=True),
+        "other_phrases": Key(list),
         "words": Key(str),
         "class": Key(list),
         "title": Key(list),
