@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ class Phrases:
         self.words = sorted(word for word, count in seen.items() if count >= LEAST_TEXTS)
         column = {word: 1 + self.features + number for number, word in enumerate(self.words)}
         ends = np.cumsum([0, *(len(text.signs) for text in texts)])
-        self.rows_of = [range(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
+        self.rows_of = [range(begin, end) for begin, end in pairwise(ends.tolist())]
         self.rows = torch.zeros(int(ends[-1]), 1 + self.features + len(self.words))
         self.rows[:, 0] = 1
         phrases = ((signs, words) for text in texts for signs, words in zip(text.signs, text.words, strict=True))

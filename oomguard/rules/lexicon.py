@@ -81,6 +81,11 @@ class Lexicon:
     words: WordWeights | None = None
     title: TitleWords | None = None
 
+    def check_words(self) -> None:
+        """Read the weights of words now; raises RuleError for a file that cannot be used."""
+        if self.words is not None:
+            self.words.odds(())
+
 
 def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Lexicon:
     """Read the file of the lexicon; ``make`` turns a pattern's text into a pattern. Raises RuleError for a mistake in it."""
