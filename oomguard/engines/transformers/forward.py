@@ -14,7 +14,7 @@ from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
 from oomguard.engines.transformers.comparing import RowsCompared, compared
 from oomguard.engines.transformers.forward_draws import WHY_NOT as WHY_NOT_DRAWN
-from oomguard.engines.transformers.forward_draws import noting_draws, tell_of_draws
+from oomguard.engines.transformers.forward_draws import AlikeDraws, noting_draws, tell_of_draws
 from oomguard.engines.transformers.forward_rows import (
     is_cut,
     is_input,
@@ -61,6 +61,7 @@ class ForwardCall:
     phase: str | None = None
     found: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
+    alike: AlikeDraws = field(default_factory=AlikeDraws)
     chunk_tokens: int | None = None
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
@@ -128,7 +129,13 @@ class ForwardCall:
 
     @contextlib.contextmanager
     def _noting_draws(self, around: AbstractContextManager[object], *, is_whole: bool) -> Iterator[None]:
-        with noting_draws(self.model, tell_of_draws if is_whole else self.drawn.append), around:
+        if is_whole:
+            noted = noting_draws(self.model, tell_of_draws)
+        elif self.alike.is_known:
+            noted = self.alike.of_part(self.model, self.drawn.append)
+        else:
+            noted = noting_draws(self.model, self.drawn.append)
+        with noted, around:
             yield
 
     @contextlib.contextmanager
@@ -202,7 +209,7 @@ class ForwardCall:
             given.get("attention_mask"),
             self.found.append if self.why_not_rows is None else lambda _: None,
             lambda model: self._another_way(model, contextlib.nullcontext()),
-            lambda: self.drawn.append(WHY_NOT_DRAWN),
+            self._draws,
             self.layout,
             self.leaves,
             self.drawn.append,
@@ -220,6 +227,12 @@ class ForwardCall:
                 return self.model(*(cut[name] for name in self.positional), **{name: cut[name] for name in self.kwargs})
 
         return compared(self.model, given, run, gives_result=True)
+
+    def _draws(self, alone: bool) -> None:
+        if alone:
+            self.alike.is_known = True
+        else:
+            self.drawn.append(WHY_NOT_DRAWN)
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
         return zip(self.positional, self.args, strict=True)

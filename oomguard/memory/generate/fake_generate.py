@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from oomguard.live_storages import LiveStorages
-from oomguard.memory.generate.drawing import draws
+from oomguard.memory.generate.drawing import Drawn
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_moves import moving_fakes
 from oomguard.memory.generate.traced_steps import STEPS, TracedSteps
@@ -214,7 +214,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, storages: LiveStorages, twin: Twin, *, mask_is_full: bool) -> None:
         super().__init__()
         self._storages, self._mask_is_full = storages, mask_is_full
-        self.has_drawn = False
+        self.drawn = Drawn()
         self._ends_s = time.monotonic() + _LONGEST_S
         self._device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
 
@@ -223,8 +223,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             if time.monotonic() > self._ends_s:
                 raise TimeoutError(f"the trace has not ended after {_LONGEST_S:.0f} s")
             return _answer(args[0])
-        self.has_drawn = self.has_drawn or draws(func, args, kwargs or {})
         out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
+        self.drawn.note(func, args, kwargs or {}, out)
         if isinstance(out, torch.Tensor) and self._is_yes(func._schema.name, args):
             out._oomguard_true = True
         for leaf in tree_leaves(out):
