@@ -1,0 +1,72 @@
+"""One failure told by several logs of one Ray session: the worker that failed, the driver that it reaches, Ray's own processes.
+
+A driver repeats what its workers print, behind ``(NAME pid=N)``, and prints the error of a task once more; raylet and GCS write down why
+an actor died. It is one failure, told by the log nearest to it; the others are places where it is told again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from oomguard.fleet.finding import Finding
+
+# Whose log tells most of a failure that no worker's own log has: the program's, then those of Ray's processes.
+_NEAREST: Final = ("job-driver-", "replica_", "python-core-worker", "python-core-driver", "raylet", "gcs_server")
+_PID: Final = re.compile(r"\bpid=(\d+)")
+# A log may cut a message, or put a hint behind it.
+_MESSAGE_CHARS: Final = 160
+
+
+def told_once(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings, in their order, without those that another log of the session tells at first hand; it names their places."""
+    same: dict[tuple[str, str], list[Finding]] = {}
+    order = list(findings)
+    for one in order:
+        if one.message:
+            same.setdefault((one.kind, " ".join(one.message.split())[:_MESSAGE_CHARS]), []).append(one)
+    again: dict[int, Finding] = {}  # by the one that repeats: the one that it repeats
+    for together in same.values():
+        if len(together) > 1 and any(one.writer.session for one in together):
+            again |= _repeats(together)
+    places: dict[int, list[tuple[str, int | None]]] = {}
+    for one in order:
+        if (first := again.get(id(one))) is not None:
+            places.setdefault(id(first), []).append((one.source, one.line))
+    return [
+        replace(one, told_again=tuple(places[id(one)])) if id(one) in places else one
+        for one in order
+        if id(one) not in again
+    ]
+
+
+def _repeats(together: Sequence[Finding]) -> dict[int, Finding]:
+    """Return, of findings with the same words, which repeat which."""
+    again: dict[int, Finding] = {}
+    by_pid = {one.writer.pid: one for one in together if one.writer.pid is not None}
+    sessions = dict.fromkeys(one.writer.session for one in together if one.writer.session)
+    for session in sessions:
+        of_it = [one for one in together if one.writer.session == session]
+        own = [one for one in of_it if one.writer.pid is not None]
+        others = [one for one in of_it if one.writer.pid is None]
+        nearest = own[0] if own else min(others, key=_distance)
+        for one in others:
+            pid = _pid(one)
+            if one is not nearest and (not own or pid is None or pid in by_pid):
+                again[id(one)] = by_pid.get(pid, nearest)
+    for one in together:  # a driver's output that lies elsewhere: it names the workers
+        if one.writer.session is None and (first := by_pid.get(_pid(one))) is not None:
+            again[id(one)] = first
+    return again
+
+
+def _pid(one: Finding) -> str | None:
+    found = _PID.search(one.process or "")
+    return found and found[1]
+
+
+def _distance(one: Finding) -> int:
+    name = (one.writer.process or "").rpartition("/")[2]
+    return next((i for i, begins in enumerate(_NEAREST) if name.startswith(begins)), len(_NEAREST))
