@@ -29,8 +29,8 @@ class Group(Record):
 
     ``setting`` is the one that the plan changes first, None where no value could be solved. ``first_at`` and ``last_at`` are Unix
     seconds by the clocks of those who printed them, None where nothing tells. ``refused`` are setting and reason of what the user does
-    not permit, with how many incidents it would have fixed. ``writers`` are those with most incidents, each with how many. ``told_again`` are the
-    places, as input and line, of logs that only repeat an incident of the group.
+    not permit, with how many incidents it would have fixed. ``writers`` are those with most incidents, each with how many.
+    ``told_again`` are the places, as input and line, of logs that only repeat an incident of the group.
     """
 
     cause: str

@@ -45,7 +45,7 @@ def told_once(findings: Iterable[Finding]) -> list[Finding]:
 def _repeats(together: Sequence[Finding]) -> dict[int, Finding]:
     """Return, of findings with the same words, which repeat which."""
     again: dict[int, Finding] = {}
-    by_pid = {one.writer.pid: one for one in together if one.writer.pid is not None}
+    by_pid: dict[str | None, Finding] = {one.writer.pid: one for one in together if one.writer.pid is not None}
     sessions = dict.fromkeys(one.writer.session for one in together if one.writer.session)
     for session in sessions:
         of_it = [one for one in together if one.writer.session == session]

@@ -22,7 +22,7 @@ class Record:
     """A place for each field, and around them what the function gave."""
 
     def __init__(self, like: Any, rows: int, total: int, *, is_parked: bool) -> None:
-        self._kind = type(like)
+        self._kind: Any = type(like)
         self._empty = _emptied(like) if isinstance(like, (dict, UserDict)) else None
         self._names = _names_in(like)
         self._beside: dict[str, list[Any]] = {name: [] for name in lists_beside(like)}

@@ -92,7 +92,7 @@ def with_columns(value: Any, columns: dict[Any, Any]) -> Any:
         part.update(columns)
         return part
     with contextlib.suppress(Exception):
-        made = type(value)(columns)  # type: ignore[call-arg]
+        made = type(value)(columns)
         if list(made) == list(columns) and all(made[key] is column for key, column in columns.items()):
             return made
     return None
