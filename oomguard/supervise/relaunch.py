@@ -215,7 +215,8 @@ class Supervision:
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
         told = ("", None) if heard is None else (heard.tail, heard.scanner.found.began_s())
-        did = OwnDeed(self._witness.seen(), self.idempotent, self.own_files.paths(), self._ledger.policy)
+        chosen = chosen_in(self._engine, self._first)
+        did = OwnDeed(self._witness.seen(), self.idempotent, self.own_files.paths(), self._ledger.policy, chosen)
         own = OwnEnd(number, status, error_of(status, incident), found, patches, refusal, *told, did)
         if (agreed := self.together.agree(own, self._between.stopped)) and agreed.diagnosis.incidents:
             self._ledger.diagnosis = agreed.diagnosis

@@ -190,3 +190,16 @@ def test_a_stop_of_the_launcher_starts_no_rank_again(job, number):
         rank.send_signal(number)
     assert [status for status, _, _ in job.ended()] == [128 + number] * 2
     assert job.lengths() == [[32768]] * 2
+
+
+def test_a_signal_to_one_rank_ends_no_other_and_is_told_as_what_it_was(job, tmp_path):
+    report = tmp_path / "report.json"
+    job.start(2, "--report", str(report), after_s="4", modes={"0": "early"})
+    job.wait_until_all_run()
+    job.ranks[1].send_signal(signal.SIGTERM)
+    (first, _, errors), (second, _, _) = job.ended()
+    assert (first, second) == (0, 143)
+    assert "rank 1 was ended by a signal (exit status 143, signal 15 (TERM))" in errors
+    assert "silent" not in errors
+    (attempt,) = json.loads(report.read_text())["attempts"]
+    assert (attempt["ranks"]["ended"], attempt["ranks"]["silent"]) == ({"0": "ran", "1": "stopped"}, [])
