@@ -33,11 +33,6 @@ def given_settings(engine: Launcher, launch: Launch, started: Sequence[StartedEn
     return {name: SettingInForce(name, value, True, ARGUMENTS) for name, value in known.items() if value is not None}
 
 
-def chosen_in(engine: Launcher, first: Launch) -> tuple[str, ...]:
-    """Return the settings that the user gave a launch, by its words before any change of ours."""
-    return tuple(name for name, found in engine.settings_in_force(first).items() if found.set_by_user)
-
-
 def as_it_ran(
     incident: Incident, *, engine: Launcher, first: Launch, launch: Launch, changed: Mapping[str, FactValue]
 ) -> Incident:

@@ -35,7 +35,7 @@ from oomguard.supervise.own_files import OwnFiles, of_inner_runs, of_journal
 from oomguard.supervise.pasting import to_paste
 from oomguard.supervise.placing import AsGiven, Placing
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
-from oomguard.supervise.refusals import refusal_of
+from oomguard.supervise.refusals import chosen_in, refusal_of
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
