@@ -28,6 +28,7 @@ FORM: Final = 1
 _ENDS: Final = ".jsonl"
 _DELIVERED: Final = ".delivered"
 _RIGHTS: Final = 0o600
+_SURROGATE: Final = "\\ud"  # how json_line writes half a character
 
 
 def folder_of(shared: Shared) -> Path:
@@ -68,7 +69,7 @@ class Spool:
         self, kind: str, session: str, number: int, fields: Mapping[str, Any], **more: Mapping[str, Any]
     ) -> None:
         row = {"form": FORM, "kind": kind, "session": session, "number": number, "fields": fields, **more}
-        line = f"{json_line(plain_value(row))}\n".encode()
+        line = _line(row)
         with self._one_at_a_time:
             written = os.write(self.fd, line)
             if written != len(line):  # the disk is full: half a line would spoil the next one
@@ -192,6 +193,15 @@ def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
                     raise ValueError(f"written in form {row.get('form')} by another oomguard, this one reads {FORM}")
                 rows.append(row)
     return rows, start + len(whole)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    """Return a record as a line; to make all of its values plain first takes as long as to write them, and is seldom needed."""
+    try:
+        line = json_line(row)
+    except (TypeError, ValueError):  # NaN, a type of somebody's own
+        line = _SURROGATE
+    return f"{json_line(plain_value(row)) if _SURROGATE in line else line}\n".encode()
 
 
 def _fields(record: Record | Ended | Ran) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from oomguard.journal.spool import (
     record_in,
     waiting,
 )
+from oomguard.report.json import plain_value
 
 RECORD = Record("s", 1, ["vllm", "serve", "ü\n\udc80"], {"max_model_len": 4096}, [{"to": 1}], started_at=1.5, who="ann")
 ENDED = Ended(3, {"kind": "cuda_oom"}, {"x": 1}, Ran("vllm", "0.33.0"), {"max_model_len": True}, 2.5, "why", 4.0)
@@ -142,3 +144,14 @@ def test_how_far_a_file_is_delivered_stands_beside_it_until_it_is_emptied_or_rem
     spool.close(is_delivered=True)
     note_delivered(spool.path, 7)  # a deliverer that is late
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "odd", ["\ud800", float("nan"), float("inf"), Path("/x"), {1: 2}, ("a", {"b": (1,)})], ids=repr
+)
+def test_what_no_json_holds_is_written_as_plain_values(tmp_path: Path, odd: object):
+    spool = Spool(tmp_path, "s")
+    spool.begin(replace(RECORD, settings={"odd": odd}))
+    ((row,), _end) = read_from(spool.fd, 0)
+    assert row["fields"]["settings"] == {"odd": plain_value(odd)}
+    spool.close(is_delivered=True)
