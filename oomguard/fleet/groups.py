@@ -90,7 +90,8 @@ def summed(
     since: float | None = None,
 ) -> FleetSummary:
     """Return the summary of findings; ``since`` (Unix seconds) leaves out those that are known to be older."""
-    kept = [one for one in told_once(findings) if since is None or one.at is None or one.at >= since]
+    found = [one for one in findings if since is None or one.at is None or one.at >= since]
+    kept = told_once(found)
     together: dict[tuple[str, ...], list[Finding]] = {}
     for one in kept:
         setting = one.changes[0].setting if one.changes else ""
@@ -98,7 +99,7 @@ def summed(
         together.setdefault(key, []).append(one)
     groups = sorted((_group(same) for same in together.values()), key=_order)
     if since is not None:
-        failed = len({source for one in kept if one.is_oom for source in _sources(one)})
+        failed = len({one.source for one in found if one.is_oom})
     moments = tuple(sorted((one.at, one.cause) for one in kept if one.at is not None))
     return FleetSummary(inputs, failed, unread, left_out, tuple(groups), moments, since)
 

@@ -1,7 +1,8 @@
-"""One failure told by several logs of one Ray session: the worker that failed, the driver that it reaches, Ray's own processes.
+"""One failure told by several logs: a process's output and its errors; in a Ray session the worker, its driver and Ray's own processes.
 
 A driver repeats what its workers print, behind ``(NAME pid=N)``, and prints the error of a task once more; raylet and GCS write down why
-an actor died. It is one failure, told by the log nearest to it; the others are places where it is told again.
+an actor died; that an engine died stands in the errors of a process whose output has the cause. It is one failure, told by the log
+nearest to it; the others are places where it is told again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from oomguard.fleet.finding import Finding
 
 # Whose log tells most of a failure that no worker's own log has: the program's, then those of Ray's processes.
 _NEAREST: Final = ("job-driver-", "replica_", "python-core-worker", "python-core-driver", "raylet", "gcs_server")
+_DEAD: Final = "engine_dead"
+# Ray's and SLURM's NAME.out and NAME.err, torchrun's stdout.log and stderr.log, packed or not.
+_STREAM: Final = re.compile(r"(?:\.(?:out|err)|(?:(?<=/)|^)std(?:out|err)(?:\.log)?)(?:\.gz)?$")
 _PID: Final = re.compile(r"\bpid=(\d+)")
 # A log may cut a message, or put a hint behind it.
 _MESSAGE_CHARS: Final = 160
@@ -31,6 +35,7 @@ def told_once(findings: Iterable[Finding]) -> list[Finding]:
     for together in same.values():
         if len(together) > 1 and any(one.writer.session for one in together):
             again |= _repeats(together)
+    again |= _dead([one for one in order if id(one) not in again])
     places: dict[int, list[tuple[str, int | None]]] = {}
     for one in order:
         if (first := again.get(id(one))) is not None:
@@ -60,6 +65,31 @@ def _repeats(together: Sequence[Finding]) -> dict[int, Finding]:
         if one.writer.session is None and (first := by_pid.get(_pid(one))) is not None:
             again[id(one)] = first
     return again
+
+
+def _dead(findings: Sequence[Finding]) -> dict[int, Finding]:
+    """Return which ends of engines, of causes that their logs do not have, are those of failures that another log tells."""
+    dead = [one for one in findings if one.kind == _DEAD]
+    causes = [one for one in findings if one.is_oom] if dead else []
+    beside = {_both(one.source): one for one in reversed(causes)}
+    workers: dict[tuple[str | None, str | None], Finding] = {
+        (one.writer.session, one.writer.pid): one for one in reversed(causes) if one.writer.session
+    }
+    sessions: dict[str | None, Finding] = {one.writer.session: one for one in reversed(causes) if one.writer.session}
+    again: dict[int, Finding] = {}
+    for one in dead:
+        pid = one.writer.pid or _pid(one)
+        cause = beside.get(_both(one.source)) or workers.get((one.writer.session, pid))
+        if cause is None and one.writer.pid is None:
+            cause = sessions.get(one.writer.session)
+        if cause is not None and cause.source != one.source:
+            again[id(one)] = cause
+    return again
+
+
+def _both(source: str) -> str:
+    """Return what the names of a process's output and of its errors have in common."""
+    return _STREAM.sub("", source)
 
 
 def _pid(one: Finding) -> str | None:

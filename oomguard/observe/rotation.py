@@ -7,6 +7,7 @@ goes on in a new ``0.log`` (kubernetes pkg/kubelet/logs/container_log_manager.go
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -51,8 +52,13 @@ def lines_behind(path: str) -> Iterator[Line]:
 
 def _neighbour(path: str, step: int) -> Path | None:
     """Return the log of the same container that was written just before (-1) or after (1) this one."""
+    if "://" in path or ".log" not in path:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        if os.path.islink(path):  # noqa: PTH114 - takes any name; as in /var/log/containers
+            path = os.path.realpath(path)
     own = _NAME.fullmatch(Path(path).name)
-    if own is None or "://" in path:
+    if own is None:
         return None
     found: dict[str, Path] = {}
     with contextlib.suppress(OSError, ValueError):

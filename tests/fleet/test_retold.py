@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,30 @@ def test_a_job_of_f_is_unknown_and_the_log_itself_tells_it(tmp_path):
         (logs / f"worker-{'ab' * 28}-ffffffff-{pid}.err").write_text(text)
     assert [one.writer.job for one in findings(*sorted(logs.iterdir()))] == ["02000000", None, None]
     assert "job" not in writer_of(WORKER.format(1)).words
+
+
+@pytest.mark.parametrize(
+    ("output", "errors"),
+    [
+        (WORKER.format(812).replace(".err", ".out"), WORKER.format(812)),
+        (WORKER.format(812), "session_2026-11-26_18-05-14_1_2/logs/job-driver-raysubmit_A1.log"),
+        ("jobs/slurm-7.out", "jobs/slurm-7.err"),
+        ("jobs/slurm-7.out.gz", "jobs/slurm-7.err"),
+        ("run_x1b2c3d4/attempt_0/3/stdout.log", "run_x1b2c3d4/attempt_0/3/stderr.log"),
+        ("stdout", "stderr"),
+    ],
+)
+def test_the_end_of_an_engine_whose_cause_another_stream_has_is_no_failure_of_its_own(output, errors):
+    dead = replace(finding(errors, message="Engine core initialization failed"), kind="engine_dead", is_oom=False)
+    (told,) = told_once([dead, finding(output)])
+    assert (told.source, told.told_again) == (output, ((errors, 7),))
+
+
+@pytest.mark.parametrize(
+    "other", ["jobs/slurm-8.out", "jobs/slurm-7_1.out", "slurm-7.out", WORKER.format(812), "jobs/slurm-7.err"]
+)
+def test_the_end_of_an_engine_beside_the_failure_of_another_job_stays(other):
+    dead = replace(
+        finding("jobs/slurm-7.err", message="Engine core initialization failed"), kind="engine_dead", is_oom=False
+    )
+    assert len(told_once([dead, finding(other)])) == 2

@@ -57,3 +57,11 @@ def test_a_log_whose_neighbour_is_gone_or_cannot_be_read_is_read_alone(tmp_path)
     write(tmp_path, {"0.log": PIECES[at:] + tagged(FAILURE)})
     (tmp_path / "0.log.20251125-051400.gz").write_bytes(b"\x1f\x8b\x08 no gzip")
     assert "kv_cache_too_small_for_max_len" in [kind for kind, _plan, _line in told(tmp_path, "0.log")]
+
+
+def test_a_link_leads_to_the_logs_beside_its_file(tmp_path):
+    at = message(PIECES) + 1
+    (tmp_path / "pods").mkdir()
+    write(tmp_path / "pods", {"0.log.20251125-051400": PIECES[:at], "0.log": PIECES[at:]})
+    (tmp_path / "llm_prod_engine-1.log").symlink_to(tmp_path / "pods" / "0.log")
+    assert told(tmp_path, "llm_prod_engine-1.log") == []
