@@ -73,6 +73,13 @@ class SideBySide:
         self._comparison: Comparison | None = None
         self._is_asked, self._most = False, 0
 
+    @property
+    def unsettled(self) -> str | None:
+        """Why rows that ran may not be those of the whole call: they are still to be compared. None where they need not be."""
+        if self._comparison is None or self._most:
+            return None
+        return f"whether they look at others is not known: {self._comparison.why}"
+
     def why_not_apart(self, given: Any, start: int, stop: int) -> str | None:
         """Return why a part's rows cannot stand for those of the whole call; None where they can, or several are still to come.
 

@@ -56,6 +56,7 @@ class ForwardCall:
     max_new_tokens: int | None = 0
     beside_row_bytes: int = 0
     waits_on_host: bool = False
+    unsettled: None = None
     pad_value: int | None = None
     puts_back: Collection[str] = ()
     phase: str | None = None

@@ -17,6 +17,7 @@ from oomguard.engines.transformers.chunked_forward import chunking
 from oomguard.engines.transformers.comparing import RowsCompared, generation_compared
 from oomguard.engines.transformers.generate_rows import (
     ROW_LISTS,
+    UNSPLITTABLE,
     is_of_all_rows,
     is_overridden,
     is_row_argument,
@@ -37,15 +38,6 @@ if TYPE_CHECKING:
 
 # Options that make the result a record of fields.
 _RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
-# Arguments that see the whole batch, or count its rows.
-_UNSPLITTABLE: Final = (
-    "streamer",
-    *CACHES,
-    "assistant_model",
-    "encoder_outputs",
-    "custom_generate",
-    "negative_prompt_ids",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +113,7 @@ class GenerateCall:
             return "return_dict_in_generate with several rows for each input: whose they are is not known"
         if any(argument is not None for argument in args[2:]) or (len(args) > 1 and holds_tensors(args[1])):
             return "positional arguments after the configuration belong to the whole batch"
-        for name in _UNSPLITTABLE:
+        for name in UNSPLITTABLE:
             if kwargs.get(name) is not None and kwargs[name] != []:
                 return f"the argument {name} belongs to the whole batch"
         media = self.media()
@@ -198,6 +190,11 @@ class GenerateCall:
             ends = frozenset(tokens_in(self.option("eos_token_id")))
             return self.view.take(self.kwargs, part, self.pad_value, ends)
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
+
+    @property
+    def unsettled(self) -> str | None:
+        """Which function of the user's has not been asked about all rows, which it may look at; None where none is left to ask."""
+        return self.view.unsettled(self.kwargs)
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return the tokens of some rows, behind what their prompts had beside what was read."""
@@ -286,7 +283,7 @@ class GenerateCall:
             return None  # what it keeps of each step is its own, or of other rows than its inputs
         arguments = self._given()
         cut = {n: v for n, v in arguments.items() if hasattr(v, "untyped_storage") and self._is_cut(n)}
-        others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
+        others = {n: v for n, v in arguments.items() if n not in cut and n not in UNSPLITTABLE and n not in NAMES}
         rows = self.rows if self._gives_record else None
         return TracedCall(
             self.model,
