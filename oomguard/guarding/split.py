@@ -235,11 +235,10 @@ class SplitRun:
         self._not_splittable = model.not_splittable
         from oomguard.diagnosing import default_rules  # only a failure waits for it
 
-        # A size that ran may be planned again, for rows that turned out heavier; one that failed may not.
         diagnosis = self._ledger.diagnose(
             scanned,
             default_rules(),
-            failed_with={**self._ledger.settings, "batch_size": model.rows},
+            failed_with={**self._ledger.settings, "batch_size": model.rows},  # one that ran may be planned again
             given=facts_of(self._call, model, failure),
             behind=model,
         )
@@ -280,6 +279,7 @@ class SplitRun:
         result, error = (self._whole, None) if is_whole else run_guarded(self._gathered.result_of, (self._call,), {})
         if error is not None:
             clear(error)
+            self._not_splittable = self._not_splittable or f"its rows cannot be put together: {error}"
             self._first_error = self._first_error or error
             return None, self._given_up()
         failed = self._first_error is not None
