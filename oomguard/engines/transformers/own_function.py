@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oomguard.engines.reason import Reason
-from oomguard.engines.transformers.followed import Followed
+from oomguard.engines.transformers.followed import Followed, why_not_followed
+from oomguard.engines.transformers.own_code import own_code
 
 
 def with_own_function(
@@ -14,7 +15,8 @@ def with_own_function(
 ) -> Reason:
     """Return why a call is not run in parts, with the function to write instead; its arguments are those with one entry a row.
 
-    Where a row depends on those beside it that is told in its place: the function would change answers.
+    Where a row depends on those beside it that is told in its place: the function would change answers. The line to write is named only
+    where the model's code, a library's, was followed with these arguments cut at the rows, and none of them needs another.
 
     Args:
         why: the reason.
@@ -28,16 +30,15 @@ def with_own_function(
     def with_advice(reason: str) -> str:
         number = rows or max((_entries(value) or 0 for value in given.values()), default=0)
         names = [name for name, value in given.items() if _entries(value) == number]
-        if (together := _why_together(model, given, names, number, steps)) is not None:
+        together, is_told = _why_together(model, given, names, number, steps)
+        if together is not None:
             return f"{reason}; and {together}"
-        states = [name for name, value in given.items() if name not in names and _holds_rows(value, number)]
-        if states:
-            first = "make all calls from the first one on in a function of your own that takes its inputs"
-            return f"{reason}. Where {states[0]} is the result of an earlier call, {first}: {_line(names[:1])}"
-        knows = f"{reason}. Where you know what has one entry a row,"
-        if not names:
-            return f"{knows} put @oomguard.guard(batch=NAME) above a function that takes it"
-        return f"{knows} make the batch and the call in a function that takes it: {_line(names)}"
+        if any(_holds_rows(value, number) for name, value in given.items() if name not in names):
+            first = "make them all in one function of your own that takes what the first of them is given"
+            return f"{reason}. Where that comes from an earlier call, {first}, under @oomguard.guard(batch=...)"
+        if not is_told or not names:
+            return f"{reason}. Whether its rows can be run apart is yours to know: @oomguard.guard(batch=...) on a function says it"
+        return f"{reason}. Where you know what has one entry a row, make the batch and the call in a function that takes it: {_line(names)}"
 
     return Reason.of(why, with_advice)
 
@@ -65,12 +66,12 @@ def _holds_rows(value: Any, rows: int) -> bool:
 
 def _why_together(
     model: Any, given: Mapping[str, Any], names: Sequence[str], rows: int, steps: int | None
-) -> str | None:
-    """Return what makes a row depend on others where these arguments hold rows."""
+) -> tuple[str | None, bool]:
+    """Return what makes a row depend on others where these arguments hold rows, and whether that can be told."""
     lists = {name: given[name] for name in names if isinstance(given[name], (list, tuple))}
-    if any(len({tuple(entry.shape) for entry in value}) > 1 for value in lists.values()):
-        return None
-    return Followed(
+    if any(len({tuple(entry.shape) for entry in value}) > 1 for value in lists.values()) or rows <= 1:
+        return None, False
+    together = Followed(
         model,
         lambda change: {name: change(_as_one(value)) if name in names else value for name, value in given.items()},
         rows,
@@ -78,6 +79,7 @@ def _why_together(
         steps=steps,
         lists=lists,
     ).why_together()
+    return together, why_not_followed(model) is None and own_code(model) is None
 
 
 def _as_one(value: Any) -> Any:
