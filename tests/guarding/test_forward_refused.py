@@ -107,6 +107,19 @@ def test_where_no_argument_is_known_to_hold_rows_they_are_named_and_no_line(bert
     assert "above def" not in call.not_splittable.told()
 
 
+def test_a_list_with_one_tensor_a_row_is_named_where_the_model_keeps_rows_apart(bert, ids):
+    call = ForwardCall.of(bert, (), {"input_ids": ids, "series": [torch.ones(3)] * ROWS})
+    assert '@oomguard.guard(batch=("input_ids", "series")) above def f(input_ids, series)' in call.not_splittable.told()
+
+
+def test_no_line_is_proposed_that_holds_for_these_values_alone():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
+    config = transformers.TimesFmConfig(context_length=64, horizon_length=16, num_attention_heads=4, **sizes)
+    given = {"past_values": [torch.rand(64)] * 6, "truncate_negative": True}  # another batch may have one below zero
+    call = ForwardCall.of(transformers.TimesFmModelForPrediction(config).eval(), (), given)
+    assert "above def" not in call.not_splittable.told()
+
+
 def test_the_state_of_earlier_calls_has_no_line_that_leaves_it_out(bert, ids):
     call = ForwardCall.of(bert, (), {"input_ids": ids, "state": {"keys": torch.ones(ROWS, 2)}})
     assert "make them all in one function of your own" in call.not_splittable.told()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oomguard.engines.reason import Reason
-from oomguard.engines.transformers.followed import Followed, why_not_followed
+from oomguard.engines.transformers.followed import Followed
 from oomguard.engines.transformers.own_code import own_code
 
 
@@ -71,15 +71,19 @@ def _why_together(
     lists = {name: given[name] for name in names if isinstance(given[name], (list, tuple))}
     if any(len({tuple(entry.shape) for entry in value}) > 1 for value in lists.values()) or rows <= 1:
         return None, False
-    together = Followed(
+    of_rows = {
+        name: _as_one(given[name]) for name in names
+    }  # now: under fake tensors there is no view of one that is not
+    followed = Followed(
         model,
-        lambda change: {name: change(_as_one(value)) if name in names else value for name, value in given.items()},
+        lambda change: {name: change(of_rows[name]) if name in names else value for name, value in given.items()},
         rows,
         given.get("attention_mask"),
         steps=steps,
         lists=lists,
-    ).why_together()
-    return together, why_not_followed(model) is None and own_code(model) is None
+    )
+    together = followed.why_together()
+    return together, followed.is_told_for_all_values() and own_code(model) is None
 
 
 def _as_one(value: Any) -> Any:

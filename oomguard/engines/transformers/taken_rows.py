@@ -13,10 +13,14 @@ from oomguard.engines.transformers.forward_rows import is_known, is_tensor, name
 
 
 def common_rows(arguments: Mapping[str, Any]) -> int | None:
-    """Return how many entries every tensor of a call has that has no known input; None where they differ, or are fewer than two."""
-    whole = {*names("whole")}
-    found = {_entries(tensor) for name, value in arguments.items() if name not in whole for tensor in tensors(value)}
-    rows = found.pop() if len(found) == 1 else None
+    """Return how many entries every tensor of a call has that has no known input; None where they differ, or are fewer than two.
+
+    One of them is a tensor of several axes by itself: of a list alone, its entries may be the rows.
+    """
+    given = {name: value for name, value in arguments.items() if name not in names("whole")}
+    found = {_entries(tensor) for value in given.values() for tensor in tensors(value)}
+    has_input = any(is_tensor(value) and value.ndim > 1 for value in given.values())
+    rows = found.pop() if len(found) == 1 and has_input else None
     return rows if rows is not None and rows > 1 else None
 
 
