@@ -68,6 +68,6 @@ def test_what_is_not_known_beside_images_is_told_without_a_line_that_nobody_has_
     model, call = idefics3()
     why = read(model, call)(adapter=torch.zeros(16, 3)).not_splittable.told()
     assert (
-        "the argument adapter is not known to hold one row per input. Whether its rows can be run apart is yours" in why
+        "the argument adapter is not known to hold one row per input. Where you know that its rows can be" in why
     )
     assert "above def" not in why

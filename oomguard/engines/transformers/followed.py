@@ -65,11 +65,6 @@ class Followed:
         replace(self, refuse_again=found.append).why_together()
         return next(iter(found), None)
 
-    def is_told_for_all_values(self) -> bool:
-        """Return whether it has been followed, and no other values of its arguments would make a row depend on others."""
-        with _lock:
-            return self._key() in _clean.get(self.model, {})
-
     def why_together(self) -> str | None:
         """Return what makes a row depend on those beside it; None where nothing does, or the model cannot be followed."""
         if self.rows <= 1:
