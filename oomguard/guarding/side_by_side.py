@@ -30,6 +30,10 @@ _OTHERS: Final = 24
 _AGAIN: Final = 4
 # Two rows have each other beside them: what is halved has four.
 _FEWEST: Final = 4
+_ITS_SIZE: Final = (
+    "its size follows from what the rows hold. Where each row's own part of it is the same beside others, a function of your own "
+    "that gives a list of these parts can be split, under @oomguard.guard(batch=...)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +167,11 @@ def _compared(found: Mapping[str, Mapping[str, Any]], part: Part) -> str | None:
         others = [run.get(name) for how, run in found.items() if how.startswith("beside others")]
         is_there = again is not None and alone is not None and all(other is not None for other in others)
         axis = _axis(leaf, alone, part.rows, few) if is_there else None
+        if axis is None and alone is not None:
+            shapes = f"{tuple(leaf.shape)} for {part.rows} rows and {tuple(alone.shape)} for {few} of them"
+            return f"{name} is {shapes}: {_ITS_SIZE}"
         if axis is None:
-            return f"{name} has another shape for {few} rows than for {part.rows}, beside the number of rows"
+            return f"{name} is not there for {few} of {part.rows} rows"
         if axis < 0:
             continue
         of_rows = _by_row(leaf, axis, part.rows)
