@@ -82,6 +82,8 @@ def test_they_are_cut_where_all_have_as_many_entries_and_rows_are_apart(made):
 HALVES = {
     "pairs halves": lambda x, y: torch.cat([sum((x + y).chunk(2))] * 2),
     "a table that tokens look up": lambda x, y: x + y[x.argmax(1) % len(y)],
+    "tokens that are looked for in all": lambda x, y: x + torch.isin(x.round(), y[:, 0].round()),
+    "limits of classes": lambda x, y: x + torch.bucketize(x, y[:, 0].contiguous()),
     "an average": lambda x, y: x + y.mean(0),
     "every row against every": lambda x, y: x @ y.T,
     "numbers of rows by numpy": lambda x, y: x + torch.from_numpy(y.numpy().cumsum(0)),
@@ -130,6 +132,14 @@ def test_a_list_with_as_many_tensors_as_rows_and_one_of_other_sizes_are_not_take
     model = own(torch.add).__closure__[1].cell_contents
     for value in ([torch.ones(ROWS, 2)] * ROWS, torch.ones(ROWS + 1, 2), torch.ones(())):
         assert not ForwardCall.of(model, (), {**padded(ROWS), "offsets": value}).taken
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "begin_suppress_tokens"])
+def test_tokens_of_an_option_that_are_as_many_as_rows_are_not_taken(name):
+    model, ids = git(), torch.randint(3, 64, (2, 5))
+    call = GenerateCall.of(model, (), {"input_ids": ids, name: torch.tensor([3, 4]), "max_new_tokens": 4})
+    assert not call.taken
+    assert f"the argument {name} is not known to hold one row per input" in call.not_splittable
 
 
 def test_beside_images_that_tokens_stand_for_nothing_else_is_taken():

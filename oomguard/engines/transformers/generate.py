@@ -184,7 +184,8 @@ class GenerateCall:
         if isinstance(media, str) or media.starts or not may_be_followed(self):
             return frozenset()
         unknown = {name: value for name, value in self.kwargs.items() if hasattr(value, "untyped_storage")}
-        unknown = {name: value for name, value in unknown.items() if not self._is_listed(name)}
+        options = getattr(self.model, "generation_config", None)  # tokens that end rows may be as many as they
+        unknown = {n: v for n, v in unknown.items() if not self._is_listed(n) and not hasattr(options, n)}
         return taken_for_rows(unknown, self.rows, media.untold)
 
     def is_cut(self, name: str) -> bool:
