@@ -37,6 +37,7 @@ class TracedForward:
         layout: where it is noted at which axis the tensors of the result hold the rows, and how many entries a row has there.
         leaves: where the tensors are noted that a call leaves on its model, one entry a row.
         refuse_again: called with the reason where a call that is made once more finds something else than the first did.
+        unlisted: what nothing but following the call tells of its arguments; None where their names do.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class TracedForward:
         layout: dict[str, tuple[int, int]],
         leaves: list[tuple[str, str]],
         refuse_again: Callable[[str], object],
+        unlisted: str | None = None,
     ) -> None:
+        self._unlisted = unlisted
         self._layout, self._leaves, self._refuse_again = layout, leaves, refuse_again
         self._refuse, self._around, self._drew = refuse, around, drew
         self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
@@ -81,6 +84,7 @@ class TracedForward:
             layout=self._layout,
             leaves=self._leaves,
             refuse_again=self._refuse_again,
+            unlisted=self._unlisted,
         )
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
