@@ -196,7 +196,7 @@ def test_a_stop_of_the_launcher_starts_no_rank_again(job, number):
 @pytest.mark.parametrize("are_apart", [False, True], ids=["folder", "store"])
 def test_a_signal_to_one_rank_ends_no_other_and_is_told_as_what_it_was(job, tmp_path, are_apart):
     report, place = tmp_path / "report.json", f"tcp://127.0.0.1:{free_port()}" if are_apart else ""
-    job.start(2, "--report", str(report), rendezvous=place, are_apart=are_apart, after_s="6", modes={"0": "early"})
+    job.start(2, "--report", str(report), rendezvous=place, are_apart=are_apart, modes={"0": "early", "1": "waits"})
     job.wait_until_all_run()
     job.ranks[1].send_signal(signal.SIGTERM)
     (first, _, errors), (second, _, _) = job.ended()
