@@ -16,6 +16,7 @@ from oomguard.fleet.finding import Finding
 
 # Whose log tells most of a failure that no worker's own log has: the program's, then those of Ray's processes.
 _NEAREST: Final = ("job-driver-", "replica_", "python-core-worker", "python-core-driver", "raylet", "gcs_server")
+_KILL: Final = ("host_oom", "ray")
 _DEAD: Final = "engine_dead"
 # Ray's and SLURM's NAME.out and NAME.err, torchrun's stdout.log and stderr.log, packed or not.
 _STREAM: Final = re.compile(r"(?:\.(?:out|err)|(?:(?<=/)|^)std(?:out|err)(?:\.log)?)(?:\.gz)?$")
@@ -35,7 +36,8 @@ def told_once(findings: Iterable[Finding]) -> list[Finding]:
     for together in same.values():
         if len(together) > 1 and any(one.writer.session for one in together):
             again |= _repeats(together)
-    again |= _dead([one for one in order if id(one) not in again])
+    for retold in (_killed, _dead):
+        again |= retold([one for one in order if id(one) not in again])
     places: dict[int, list[tuple[str, int | None]]] = {}
     for one in order:
         if (first := again.get(id(one))) is not None:
@@ -65,6 +67,17 @@ def _repeats(together: Sequence[Finding]) -> dict[int, Finding]:
         if one.writer.session is None and (first := by_pid.get(_pid(one))) is not None:
             again[id(one)] = first
     return again
+
+
+def _killed(findings: Sequence[Finding]) -> dict[int, Finding]:
+    """Return which kills of Ray's memory monitor stand in a raylet's log, in its own words, beside a log that says whom it hit."""
+    kills = [one for one in findings if one.writer.session and (one.kind, one.framework) == _KILL]
+    hit = {one.writer.session: one for one in reversed(kills) if not _is_raylet(one)}
+    return {id(one): hit[one.writer.session] for one in kills if _is_raylet(one) and one.writer.session in hit}
+
+
+def _is_raylet(one: Finding) -> bool:
+    return one.writer.process == "raylet"
 
 
 def _dead(findings: Sequence[Finding]) -> dict[int, Finding]:

@@ -1,15 +1,17 @@
 """Join the pieces into which a container runtime cuts a long line: ``P`` tags each piece that another one follows, ``F`` the last.
 
-The form is that of Kubernetes' container runtimes (CRI): ``STAMP stderr P text``. Runtimes cut at 16 KiB unless they are told another
-size; pieces of standard output and error may take turns, and a rotation may part them (``rotation``).
+The form is that of Kubernetes' container runtimes (CRI): ``STAMP stderr P text``; fluent-bit keeps the tag in its JSON. Docker's JSON has
+none: a piece of 16 KiB without a line break goes on. Other runtimes cut at 16 KiB unless they are told another size; pieces of standard
+output and error may take turns, and a rotation may part them (``rotation``).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import MAX_SEGMENT_CHARS, Line
@@ -19,17 +21,26 @@ _PIECE: Final = re.compile(
 )
 
 
+_TAGS: Final = ("logtag", "_p")
+# moby/daemon/logger/copier.go, 28: its buffer, whose last character may be cut.
+_DOCKER_BYTES: Final = (16 << 10) - 4
+
+
 @dataclass(slots=True)
 class _Begun:
-    """A line of which pieces have come: the first with its stamp, the words of all of them."""
+    """A line of which pieces have come: the first with its stamp, the words of all of them; ``record``: of JSON, the first one."""
 
     first: Line
     texts: list[str]
     chars: int
+    record: dict[str, Any] | None = None
 
     @property
     def line(self) -> Line:
-        return replace(self.first, text="".join(self.texts))
+        whole = "".join(self.texts)
+        if self.record is not None:
+            whole = json.dumps({**self.record, "log": whole}, ensure_ascii=False)
+        return replace(self.first, text=whole)
 
 
 class Pieces:
@@ -54,7 +65,7 @@ class Pieces:
         if line.continued and self._last is not None and self._last[1]:  # one piece is longer than a segment
             yield from self._add(self._last[0], line, line.text)
             return
-        found = None if line.continued else piece(line.text)
+        found = None if line.continued else piece(line.text, may_end=bool(self._begun))
         if found is None:
             if not line.continued:
                 self._last = None
@@ -77,13 +88,14 @@ class Pieces:
         begun = self._begun.get(stream)
         if begun is None:
             if stream not in self._before:
-                self._begun[stream] = _Begun(line, [line.text], len(line.text))
+                record = _record(line.text)
+                self._begun[stream] = _Begun(line, [line.text if record is None else text], len(line.text), record)
             return
         begun.texts.append(text)
         begun.chars += len(text)
         if begun.chars > MAX_SEGMENT_CHARS:  # no line makes memory grow
             yield begun.line
-            self._begun[stream] = _Begun(replace(line, continued=True), [], 0)
+            self._begun[stream] = _Begun(replace(line, continued=True), [], 0, begun.record)
 
     def end(self) -> Iterator[Line]:
         """Yield what has come of lines whose last piece has not."""
@@ -91,10 +103,35 @@ class Pieces:
         yield from sorted((one.line for one in begun.values() if one.texts), key=lambda line: line.byte)
 
 
-def piece(text: str) -> tuple[str, str, str] | None:
-    """Return stream, tag and words of a line of a container runtime; None for any other line."""
+def piece(text: str, *, may_end: bool = False) -> tuple[str, str, str] | None:
+    """Return stream, tag and words of a line of a container runtime; None for any other line.
+
+    ``may_end``: a line has begun, so that JSON without a tag may be its end.
+    """
+    if text.startswith("{"):
+        is_asked = may_end or len(text) > _DOCKER_BYTES or any(f'"{tag}"' in text for tag in _TAGS)
+        return _json_piece(text) if is_asked else None
     found = _PIECE.match(text)
     return found and (found["stream"], found["tag"], text[found.end() :])
+
+
+def _json_piece(text: str) -> tuple[str, str, str] | None:
+    record = _record(text)
+    if record is None:
+        return None
+    log, stream = record["log"], str(record.get("stream", ""))
+    tag = next((record[name] for name in _TAGS if record.get(name) in ("P", "F")), None)
+    goes_on = not log.endswith("\n") and len(log.encode("utf-8", "replace")) >= _DOCKER_BYTES
+    return stream, tag or ("P" if goes_on else "F"), log
+
+
+def _record(text: str) -> dict[str, Any] | None:
+    """Return the object of a collector that a line is; None for any other line."""
+    try:
+        record = json.loads(text) if text.startswith("{") else None
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("log"), str) else None
 
 
 def joined(

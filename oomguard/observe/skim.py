@@ -24,8 +24,11 @@ LINES_AFTER: Final = 24
 # A line reaches at most so far around an anchor; a longer one is cut, as everywhere.
 REACH_BYTES: Final = 1 << 16
 # A container runtime's log, whose long lines are cut into pieces: an anchor may be cut with them (``pieces``).
-_RUNTIME: Final = re.compile(rb"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [PF]", re.MULTILINE)
-_PIECE: Final = re.compile(rb" std(?:out|err) P(?::\S*)? ")
+_RUNTIME: Final = re.compile(
+    rb'^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [PF]|\{[^\n]*"(?:logtag|_p)":\s?"[PF]")',
+    re.MULTILINE,
+)
+_PIECE: Final = re.compile(rb' std(?:out|err) P(?::\S*)? |"(?:logtag|_p)":\s?"P"')
 # So many null bytes are UTF-16 somewhere in it, whose anchors no search of bytes finds.
 _NULLS_RATIO: Final = 0.01
 Ends = Callable[[memoryview], list[int]]

@@ -170,7 +170,9 @@ class RankOfAJob:
             if len(docs) < size:
                 beside["hint"] = "each rank needs an oomguard run of its own; --rendezvous none has each rank alone"
             then = ": no rank starts again" if decision.silent or decision.first is not None else ""
-            tell = get_logger().error if decision.silent else get_logger().warning
+            tell = (
+                get_logger().error if decision.silent or rank != LEADER else get_logger().warning
+            )  # others tell errors only
             tell(f"{absent_in_words(decision)}{then}", **beside)
         elif decision.why and decision.first is not None and is_told:
             get_logger().warning(f"no rank starts again: {decision.why}")

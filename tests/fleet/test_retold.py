@@ -118,3 +118,18 @@ def test_the_end_of_an_engine_beside_the_failure_of_another_job_stays(other):
         finding("jobs/slurm-7.err", message="Engine core initialization failed"), kind="engine_dead", is_oom=False
     )
     assert len(told_once([dead, finding(other)])) == 2
+
+
+def test_a_kill_of_the_memory_monitor_is_told_by_who_it_hit_and_else_by_the_raylet():
+    logs = "session_2026-11-26_18-05-14_1_2/logs"
+    killed, raylet = (
+        replace(finding(f"{logs}/{name}", message=words), kind="host_oom", framework="ray")
+        for name, words in (
+            ("job-driver-raysubmit_A1.log", "killed due to the node running low on memory"),
+            ("raylet.out", "OOM kill reason: Memory usage exceeded threshold"),
+        )
+    )
+    (told,) = told_once([raylet, killed])
+    assert (told.source, told.told_again) == (killed.source, ((raylet.source, 7),))
+    assert told_once([raylet]) == [raylet]
+    assert len(told_once([killed, replace(raylet, framework="python")])) == 2

@@ -76,6 +76,38 @@ def test_a_failure_amid_a_long_log_is_found_where_its_anchors_are_cut_too(lines_
     assert [one.kind for one in found.incidents] == ["kv_cache_too_small_for_max_len"]
 
 
+def as_json(pieces, **more):
+    """The same lines as a collector keeps them; without a tag as Docker does."""
+    found = []
+    for line in pieces:
+        at, stream, tag, text = line.rstrip("\n").split(" ", 3)
+        named = {"logtag": tag} if more else {}
+        found.append(
+            json.dumps(
+                {"log": text + ("" if more or tag == "P" else "\n"), "stream": stream, **named, **more, "time": at}
+            )
+            + "\n"
+        )
+    return found
+
+
+@pytest.mark.parametrize("size", [60, 200])
+@pytest.mark.parametrize("lines_around", [0, 60_000], ids=["short", "blocks"])
+def test_pieces_whose_tags_a_collector_kept_in_json_are_joined(size, lines_around):
+    around = "".join(as_json(tagged(f"GET /metrics {n}" for n in range(lines_around)), kubernetes={"pod_name": "llm"}))
+    pieces = "".join(as_json(pieces_of(FAILURE, size), kubernetes={"pod_name": "llm"}))
+    found = diagnose_stream(io.BytesIO(f"{around}{pieces}{around}".encode()))
+    assert [one.kind for one in found.incidents] == ["kv_cache_too_small_for_max_len"]
+    assert found.incidents[0].plan[0].new == 1792
+
+
+def test_a_line_that_docker_cut_at_16_kib_is_joined_and_a_json_log_without_line_breaks_is_not():
+    long = ["=" * 16200 + FAILURE[5], *FAILURE[6:]]
+    assert [kind for kind, *_ in told("".join(as_json(pieces_of(long, 16384))))] == ["kv_cache_too_small_for_max_len"]
+    stripped = [json.dumps({"log": text, "stream": "stderr", "time": "x"}) for text in FAILURE]
+    assert texts(stripped) == stripped
+
+
 def test_what_is_no_line_of_a_runtime_passes_unchanged():
     lines = ["INFO stderr P x", "2026-11-25 05:14:10 stderr P x", json.dumps({"log": "x", "stream": "stderr"}), ""]
     assert texts(lines) == lines

@@ -41,6 +41,7 @@ if mode == "other":
     sys.exit("KeyError: 'results'")
 (folder / f"here-{length}-{rank}.log").touch()
 wanted = [folder / f"here-{length}-{other}.log" for other in range(size)] if mode != "early" else []
+wanted += [folder / "never"] if mode == "waits" else []
 while not all(path.exists() for path in wanted):
     if mode == "lost" and any(path.exists() for path in folder.glob("failed-*")):
         sys.exit("RuntimeError: Connection closed by peer [127.0.0.1]:9130")

@@ -196,7 +196,7 @@ def test_a_stop_of_the_launcher_starts_no_rank_again(job, number):
 @pytest.mark.parametrize("are_apart", [False, True], ids=["folder", "store"])
 def test_a_signal_to_one_rank_ends_no_other_and_is_told_as_what_it_was(job, tmp_path, are_apart):
     report, place = tmp_path / "report.json", f"tcp://127.0.0.1:{free_port()}" if are_apart else ""
-    job.start(2, "--report", str(report), rendezvous=place, are_apart=are_apart, after_s="6", modes={"0": "early"})
+    job.start(2, "--report", str(report), rendezvous=place, are_apart=are_apart, modes={"0": "early", "1": "waits"})
     job.wait_until_all_run()
     job.ranks[1].send_signal(signal.SIGTERM)
     (first, _, errors), (second, _, _) = job.ended()
@@ -205,3 +205,12 @@ def test_a_signal_to_one_rank_ends_no_other_and_is_told_as_what_it_was(job, tmp_
     assert "silent" not in errors
     (attempt,) = json.loads(report.read_text())["attempts"]
     assert (attempt["ranks"]["ended"], attempt["ranks"]["silent"]) == ({"0": "ran", "1": "stopped"}, [])
+
+
+def test_the_others_tell_that_a_signal_ended_rank_0(job):
+    job.start(2, modes={"0": "waits", "1": "early"})
+    job.wait_until_all_run()
+    job.ranks[0].send_signal(signal.SIGTERM)
+    (first, _, _), (second, _, errors) = job.ended()
+    assert (first, second) == (143, 0)
+    assert "rank 0 was ended by a signal (exit status 143, signal 15 (TERM))" in errors
