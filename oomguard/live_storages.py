@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 _PARTS: Final = {
@@ -77,6 +77,19 @@ class LiveStorages:
         key = leaf.untyped_storage()._cdata
         self._ends.pop(key, None)
         self._end(key, None)
+
+    def pass_by(self, sizes: Sequence[int]) -> None:
+        """Count blocks that are there for a moment, all at once, and take them into the peak."""
+        if not sizes:
+            return
+        if self.events is not None:
+            first = self._numbers + 1
+            self._numbers += len(sizes)
+            self.events += [(number, size) for number, size in enumerate(sizes, first)]
+            self.events += [(number, 0) for number in range(first, first + len(sizes))]
+        self.bytes += sum(sizes)
+        self.note_peak()
+        self.bytes -= sum(sizes)
 
     def take_events(self) -> list[tuple[int, int]]:
         """Return the changes noted so far and forget them."""

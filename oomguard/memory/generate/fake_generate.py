@@ -26,6 +26,7 @@ from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.drawing import draws
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_moves import moving_fakes
+from oomguard.memory.generate.scratch import KernelScratch
 from oomguard.memory.generate.traced_steps import STEPS, TracedSteps
 
 # Steps of the call that stands for another's end: the prefill, one that may still hold what it made, and the last.
@@ -217,6 +218,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         self.has_drawn = False
         self._ends_s = time.monotonic() + _LONGEST_S
         self._device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
+        self._scratch = KernelScratch(self._device_type)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ:
@@ -231,6 +233,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             if isinstance(leaf, torch.Tensor) and leaf.device.type == (self._device_type or leaf.device.type):
                 self._storages.adopt(leaf)  # not what waits on the host
         self._storages.note_peak()
+        self._storages.pass_by(self._scratch.blocks_bytes(func, args, kwargs or {}, out))
         return out
 
     def _is_yes(self, name: str, args: Any) -> bool:
