@@ -78,18 +78,22 @@ class LiveStorages:
         self._ends.pop(key, None)
         self._end(key, None)
 
-    def pass_by(self, sizes: Sequence[int]) -> None:
-        """Count blocks that are there for a moment, all at once, and take them into the peak."""
-        if not sizes:
-            return
+    @contextlib.contextmanager
+    def passing(self, sizes: Sequence[int]) -> Iterator[None]:
+        """Count blocks that are there for a moment, and take them into the peak; not the negative ones, which may fail."""
+        needed_bytes = sum(size for size in sizes if size > 0)
+        first = self._numbers + 1
+        self._numbers += len(sizes)
+        self.bytes += needed_bytes
         if self.events is not None:
-            first = self._numbers + 1
-            self._numbers += len(sizes)
-            self.events += [(number, size) for number, size in enumerate(sizes, first)]
-            self.events += [(number, 0) for number in range(first, first + len(sizes))]
-        self.bytes += sum(sizes)
+            self.events += enumerate(sizes, first)
         self.note_peak()
-        self.bytes -= sum(sizes)
+        try:
+            yield
+        finally:
+            self.bytes -= needed_bytes
+            if self.events is not None:
+                self.events += [(number, 0) for number in range(first, first + len(sizes))]
 
     def take_events(self) -> list[tuple[int, int]]:
         """Return the changes noted so far and forget them."""

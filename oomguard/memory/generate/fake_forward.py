@@ -60,7 +60,7 @@ def trace_forward(
         storages.reset_peak()
         start_bytes, begun = storages.bytes, len(storages.events or ())
         try:
-            with watch, FakeCopies():
+            with watch, watch.as_on_device(), FakeCopies():
                 result = twin.model(**faked)
         finally:
             if watch.has_drawn:

@@ -24,6 +24,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.drawing import draws
+from oomguard.memory.generate.fake_in_place import FakeInPlace
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_moves import moving_fakes
 from oomguard.memory.generate.scratch import KernelScratch
@@ -150,7 +151,7 @@ def trace_steps(
             storages.adopt(value)
         storages.reset_peak()
         start_bytes, begun, ends = storages.bytes, len(storages.events or ()), _Steps(storages, steps)
-        with watch, FakeCopies():
+        with watch, watch.as_on_device(), FakeCopies():
             try:
                 twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
             except _EnoughError:
@@ -220,6 +221,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         self._device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
         self._scratch = KernelScratch(self._device_type)
 
+    def as_on_device(self) -> contextlib.AbstractContextManager[object]:
+        """Return what has operations made of others run as on the model's device: the simulated one is a mode itself."""
+        return FakeInPlace() if self._device_type == "cuda" else contextlib.nullcontext()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ:
             if time.monotonic() > self._ends_s:
@@ -227,16 +232,31 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             return _answer(args[0])
         self.has_drawn = self.has_drawn or draws(func, args, kwargs or {})
         out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and self._is_yes(func._schema.name, args):
+        name = func._schema.name
+        if name == "aten::sum" and args[0].dtype == torch.bool and len(args) == 1:
+            out._oomguard_counted = args[0]
+        if isinstance(out, torch.Tensor) and self._is_yes(name, args):
             out._oomguard_true = True
+        blocks = self._scratch.blocks_bytes(func, args, kwargs or {}, out)
+        if blocks is None:
+            self._adopt(out)
+            return out
+        before, after = blocks
+        with self._storages.passing(before):
+            self._adopt(out)
+            with self._storages.passing(after):
+                return out
+
+    def _adopt(self, out: Any) -> None:
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == (self._device_type or leaf.device.type):
                 self._storages.adopt(leaf)  # not what waits on the host
         self._storages.note_peak()
-        self._storages.pass_by(self._scratch.blocks_bytes(func, args, kwargs or {}, out))
-        return out
 
     def _is_yes(self, name: str, args: Any) -> bool:
+        counted = getattr(args[0], "_oomguard_counted", None) if name == "aten::eq" else None
+        if counted is not None and counted.dim() > 1 and args[1] == counted.numel():
+            return self._mask_is_full  # transformers asks whether all of a mask are true by their number: it is faster
         # The padding mask is asked whole; one entry a row is asked whether rows are packed, and they are not.
         return name in _READ_AS_TRUE or (name == "aten::all" and (self._mask_is_full or args[0].dim() < 2))
 
