@@ -69,7 +69,7 @@ class LiveStorages:
             return
         self._sizes[key] = (number, size)
         self.bytes += size - known
-        if self.events is not None:
+        if self.events is not None and (size or known):
             self.events.append((number, size))
 
     def drop(self, leaf: Any) -> None:
@@ -136,7 +136,7 @@ class LiveStorages:
         number, size = self._sizes.pop(key, (0, 0))
         self._ends.pop(key, None)
         self.bytes -= size
-        if self.events is not None and number:
+        if self.events is not None and size:
             self.events.append((number, 0))
 
 

@@ -234,7 +234,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
         name = func._schema.name
         if name == "aten::sum" and args[0].dtype == torch.bool and len(args) == 1:
-            out._oomguard_counted = args[0]
+            out._oomguard_counted = args[0].dim(), args[0].numel()
         if isinstance(out, torch.Tensor) and self._is_yes(name, args):
             out._oomguard_true = True
         blocks = self._scratch.blocks_bytes(func, args, kwargs or {}, out)
@@ -255,7 +255,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def _is_yes(self, name: str, args: Any) -> bool:
         counted = getattr(args[0], "_oomguard_counted", None) if name == "aten::eq" else None
-        if counted is not None and counted.dim() > 1 and args[1] == counted.numel():
+        if counted is not None and counted[0] > 1 and args[1] == counted[1]:
             return self._mask_is_full  # transformers asks whether all of a mask are true by their number: it is faster
         # The padding mask is asked whole; one entry a row is asked whether rows are packed, and they are not.
         return name in _READ_AS_TRUE or (name == "aten::all" and (self._mask_is_full or args[0].dim() < 2))

@@ -11,8 +11,10 @@ from typing import Final
 STEPS: Final = 5
 # Steps that a storage outlives at most where steps repeat: what a step gave is at hand in the next, and its views until the one after.
 _OLDEST: Final = 2
-# Steps to repeat for the allocator's replay: each is a few thousand events, and its waste shows long before that many.
+# Steps to repeat for the allocator's replay, and their events: its waste shows long before that many, and a replay is asked for often.
 _MOST_REPEATS: Final = 256
+_LEAST_REPEATS: Final = 16
+_MOST_EVENTS: Final = 40_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class TracedSteps:
             if entry.bytes
         }
         fresh = max(number for number, _ in self.events)
-        repeats = min(left, _MOST_REPEATS)
+        repeats = min(left, _MOST_REPEATS, max(_LEAST_REPEATS, _MOST_EVENTS // max(1, len(pattern))))
         for step in range(1, repeats + 1):
             for at, entry in enumerate(pattern):
                 if entry.bytes:
