@@ -24,8 +24,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.drawing import draws
-from oomguard.memory.generate.fake_in_place import FakeInPlace
 from oomguard.memory.generate.fake_copies import FakeCopies
+from oomguard.memory.generate.fake_in_place import FakeInPlace
 from oomguard.memory.generate.fake_moves import moving_fakes
 from oomguard.memory.generate.scratch import KernelScratch
 from oomguard.memory.generate.traced_steps import STEPS, TracedSteps

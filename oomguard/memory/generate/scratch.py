@@ -95,7 +95,8 @@ def _numbers(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
 
 def _is_in_order(tensor: torch.Tensor) -> bool:
     """Return whether a kernel takes a tensor as it lies: no copy is made of it first."""
-    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    is_image = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return bool(is_image or tensor.is_contiguous())
 
 
 @cache
