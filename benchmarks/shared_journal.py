@@ -5,6 +5,8 @@ another takes its place, 5 times the server is killed and started again. A write
 is delivered, as ``oomguard history --deliver`` does, and what was noted is held against the database. A write is timed as the job
 waits for it: all of them, those of a writer's first second and those while the server is away too. Beside each, in turns before and
 after it, a bare append of as many bytes to a file of the writer's own is timed: what the machine itself takes for that at the moment.
+Of each write the kernel tells how long it waited for a processor (``/proc/thread-self/schedstat``); what is left is the journal's own:
+its processor time, and what it waited for a lock or the file system. ``--writers 8`` shows the same with fewer of them for a processor.
 
 ``--kill-every`` is the mean time between two kills. Each starts an interpreter and a process that delivers, 2 s of a core together:
 below 2 s, kills alone keep two cores busy, and what is timed is the wait for a core.
@@ -40,6 +42,7 @@ from support.postgresql import throwaway
 
 GOAL_MS = 1.0
 PAUSE_S, AWAY_S, END_S = 0.4, 2.0, 120
+WAITED_NS = 100_000
 LINE = b"x" * 1000 + b"\n"  # about as long as a record
 WRITER = "import shared_journal; shared_journal.write()"
 INCIDENT = {
@@ -64,8 +67,8 @@ def write() -> None:
 
     def note(kind: str, call: Callable[[], object]) -> None:
         calls = [call, lambda: os.write(bare, LINE)]
-        took = timed(calls) if number % 2 else timed(calls[::-1])[::-1]
-        os.write(noted, f"{kind} {number} {took[0]} {took[1]}\n".encode())
+        took, alone = timed(calls) if number % 2 else timed(calls[::-1])[::-1]
+        os.write(noted, f"{kind} {number} {took[0]} {took[1]} {alone[0]}\n".encode())
         time.sleep(draw.uniform(0, PAUSE_S))
 
     while not stopped:
@@ -83,22 +86,32 @@ def write() -> None:
     journal.finish(END_S)
 
 
-def timed(calls: list[Callable[[], object]]) -> list[int]:
-    """Return how many nanoseconds each call took."""
+def timed(calls: list[Callable[[], object]]) -> list[tuple[int, int]]:
+    """Return how many nanoseconds each call took, and for how many of them it waited for a processor."""
     took = []
     for call in calls:
-        began = time.perf_counter_ns()
+        waited = waited_ns()
+        began, worked = time.perf_counter_ns(), time.thread_time_ns()
         call()
-        took.append(time.perf_counter_ns() - began)
+        worked, wall = time.thread_time_ns() - worked, time.perf_counter_ns() - began
+        took.append(
+            (wall, min(waited_ns() - waited, max(0, wall - worked)))
+        )  # the kernel's count has more than the call
     return took
 
 
+def waited_ns() -> int:
+    """Return how long this thread has waited for a processor so far."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+
+
 class Note(NamedTuple):
-    """A call that returned: of which attempt, and how many nanoseconds it and a bare append beside it took."""
+    """A call that returned: of which attempt, how many nanoseconds it took and waited for a processor, and a bare append beside it took."""
 
     kind: str
     number: int
     took_ns: int
+    waited_ns: int
     bare_ns: int
 
 
@@ -222,10 +235,14 @@ def main() -> None:
     print(f"{behind} files were left behind, {delivered.attempts} attempts in them; {still} files wait now")
     calls = [note for each in notes.values() for note in each]
     p99 = told("writes", [note.took_ns for note in calls])
+    own = told("of them without the wait for a processor", [note.took_ns - note.waited_ns for note in calls])
+    waited = sum(note.waited_ns > WAITED_NS for note in calls)
+    print(f"{waited:,} writes ({waited / len(calls):.1%}) waited for a processor, more than {WAITED_NS / 1e6:g} ms")
     told("bare appends beside them", [note.bare_ns for note in calls])
     conclude(
         f"{arguments.writers} writers, {arguments.kills} of them and {server_kills} times the server killed: of {attempts:,} attempts "
-        f"{len(found)} lost or twice (goal 0), p99 of a write {p99:.2f} ms (goal <= {GOAL_MS:g} ms)",
+        f"{len(found)} lost or twice (goal 0), p99 of a write {p99:.2f} ms (goal <= {GOAL_MS:g} ms), "
+        f"{own:.2f} ms without its wait for a processor",
         met=not found and not still and p99 <= GOAL_MS,
     )
 

@@ -25,6 +25,8 @@ from oomguard.observe.no_log import (
     refuse_archive,
     refuse_foreign,
 )
+from oomguard.observe.pieces import joined
+from oomguard.observe.rotation import begun_before, lines_behind, log_before
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
 from oomguard.observe.source import Line, damage_of, looked_into, open_log, read_lines
@@ -181,12 +183,25 @@ def diagnose_stream(
         return assess_all(
             read_snapshot(whole, source, rules, given), rules, policy or Policy(), given=given, model=model
         )
-    lines = skim(whole, lambda: finder(rules.anchors, rules.words))
+    lines = joined(skim(whole, lambda: finder(rules.anchors, rules.words)), begun_before(source), lines_behind(source))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)
+    diagnosis = _without_told_before(diagnosis, rules)
     if is_named and is_named_pickle(source) and not diagnosis.incidents:
         raise no_failure_in_text(source)
     damage = damage_of(stream)
     return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))
+
+
+def _without_told_before(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:
+    """Return a diagnosis without the death of an engine whose cause a rotation left in the log before: that log tells it."""
+    dead = [one for one in diagnosis.incidents if one.kind == "engine_dead"]
+    if not dead or len(dead) < len(diagnosis.incidents) or (before := log_before(diagnosis.source)) is None:
+        return diagnosis
+    path, lines = before
+    if not any(one.is_oom for one in scan(joined(lines, behind=lines_behind(str(path))), rules).incidents):
+        return diagnosis
+    note = f"the cause of the engine's death at line {dead[0].location.line} is in the log before: {path.name}"
+    return replace(diagnosis, incidents=(), notes=(*diagnosis.notes, note))
 
 
 def diagnose(
@@ -225,7 +240,7 @@ def diagnose(
         with open_log(str(source)) as stream:
             return diagnose_stream(stream, str(source), policy=policy, given=given, settings=in_force, model=model)
     if isinstance(source, str):
-        lines, name = read_lines(io.BytesIO(source.encode("utf-8", "surrogatepass"))), ""
+        lines, name = joined(read_lines(io.BytesIO(source.encode("utf-8", "surrogatepass")))), ""
     else:
         lines, name = exception_lines(source), type(source).__name__
     return diagnose_lines(lines, name, policy=policy, given=given, settings=in_force, model=model)

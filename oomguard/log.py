@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from oomguard.loading import undrawn
+
 Write = Callable[[int, str, dict[str, Any]], None]
 # Entered around each event while something on the terminal would be written into, as the bar of a map is; the newest counts.
 pauses: Final[list[Callable[[], AbstractContextManager[object]]]] = []
@@ -82,7 +84,8 @@ def get_plain_logger() -> Any:
 def _logger() -> Any:
     if _writer:
         return _Written(_writer[0], _least[0] if _least else logging.DEBUG)
-    import structlog
+    with undrawn("structlog"):
+        import structlog
 
     if structlog.is_configured():
         return structlog.get_logger("oomguard")

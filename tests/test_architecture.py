@@ -24,6 +24,7 @@ ROOMS = (
         "switch",
         "user_files",
         "live_storages",
+        "loading",
         "partial",
     },
     {"facts"},

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import engine_messages
 import lookalikes
 from oomguard.diagnosing import default_rules
 from oomguard.kinds import NOT_OOM_KINDS
@@ -40,13 +41,17 @@ def labelled_texts() -> list[Labelled]:
         path = SHARED / "corpus" / f"{corpus}.jsonl"
         if not path.is_file():
             skip(f"{path.relative_to(SHARED.parent)} is not beside this checkout")
-        records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-        found += [Labelled(corpus, record["id"], record["text"], bool(record["is_oom"])) for record in records]
+        found += texts_of(path)
     for group in ("negatives", "positives"):
         fails = group == "positives"
         found += [Labelled("look-alikes", f"{c['style']}/{c['id']}", c["log"], fails) for c in lookalikes.cases(group)]
     for number, text in enumerate(tomllib.loads(OTHER_PROGRAMS.read_text(encoding="utf-8"))["text"]):
         found.append(Labelled("other programs", f"other-{number}", text["log"], "kind" in text))
+    engines = tomllib.loads(engine_messages.DATA.read_text(encoding="utf-8"))
+    whole = {name: rows for name, rows in engines.items() if "versions" not in rows}
+    for name, rows in whole.items():
+        logs = [(log, True) for log, *_kinds in rows["failures"]] + [(log, False) for log in rows["others"]]
+        found += [Labelled("engines", f"{name}-{number}", *row) for number, row in enumerate(logs)]
     rules = default_rules()
     for signature in rules.signatures:
         for number, test in enumerate(signature.tests):
@@ -56,6 +61,14 @@ def labelled_texts() -> list[Labelled]:
                 found.append(Labelled("tests of signatures", name, test["log"], fails))
                 found.append(Labelled("the same amid a log", f"{name}-1", AMID_A_LOG.format(log=test["log"]), fails))
     return found
+
+
+def texts_of(path: Path) -> list[Labelled]:
+    """The labelled texts of a set, each once: a file of JSON lines, or a folder of such files, which gives the set its name."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    records = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    texts = {record["text"]: record for record in records if "is_oom" in record}
+    return [Labelled(path.stem, record["id"], text, bool(record["is_oom"])) for text, record in texts.items()]
 
 
 def _is_failure(log: str, rules: RuleSet) -> bool:

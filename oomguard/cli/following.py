@@ -90,11 +90,13 @@ class _Reading:
     """One file from its start: its lines so far, and the incidents that have been told."""
 
     def __init__(self, path: str, renderer: InputRenderer) -> None:
+        from oomguard.observe.pieces import Pieces
         from oomguard.observe.scan import Scanner
 
         self._path, self._renderer = path, renderer
         self._scanner = Scanner(renderer.rules, new_wordings=True)
         self._splitter: LineSplitter | None = None
+        self._pieces = Pieces()
         self._head, self._wide = b"", False
         self._told: set[tuple[object, ...]] = set()
         self._told_lines: list[int] = []
@@ -151,7 +153,8 @@ class _Reading:
     def _push(self, data: bytes, *, final: bool = False) -> None:
         if self._splitter is not None:
             for line in self._splitter.feed(data, final=final):
-                self._scanner.push(line)
+                for whole in self._pieces.feed(line):
+                    self._scanner.push(whole)
 
 
 def _identity(incident: Incident) -> tuple[object, ...]:

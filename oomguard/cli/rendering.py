@@ -7,7 +7,7 @@ import io
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
 from oomguard.assignments import parse_assignment
@@ -146,8 +146,6 @@ class InputRenderer:
                     is_named=path not in self.work.in_folders if is_named is None else is_named,
                 )
                 damage = damage_of(stream)
-            if damage is not None:
-                diagnosis = replace(diagnosis, notes=(*diagnosis.notes, damage))
             if self.work.summary:
                 return RenderedInput(
                     found=diagnosis.verdict == "oom",

@@ -166,4 +166,4 @@ def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
     from oomguard.schedulers.slurm import job_of
 
     job = job_of(os.environ, "the job's comment is not set")
-    return None if job is None else RunInJob(job, options.slurm_requeue, tells_first=options.slurm_comment)
+    return None if job is None else RunInJob(job, options.slurm_requeue, tells_all=options.slurm_comment)

@@ -171,6 +171,10 @@ class WatchedCall(Protocol):
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
 
+    @property
+    def unsettled(self) -> str | None:
+        """Why rows that are done may not be those of the whole call as long as not all are; None where they are."""
+
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return the result of rows ``start`` to ``stop`` as the call gives it that was made, where this one was given less of it."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final, Literal
 
@@ -15,6 +16,7 @@ from oomguard.fleet.layouts import Writer, writer_of
 from oomguard.fleet.moments import last_moment, moment_of
 from oomguard.incident import Diagnosis, Incident, Patch
 from oomguard.observe.compressed import HEAD_BYTES, format_of
+from oomguard.observe.source import unpacked
 from oomguard.records import Record
 from oomguard.remedy.policy import is_refused
 
@@ -22,6 +24,9 @@ from oomguard.remedy.policy import is_refused
 _BEFORE_BYTES: Final = 64 << 10
 # The evidence has an object's text without what its collector put beside it: the line is read again.
 _LINE_BYTES: Final = 16 << 10
+# ray/_private/worker.py, print_to_stdstream, 2.60: what the log monitor reads of whose log it is.
+_RAY_JOB: Final = re.compile(rb":job_id:(?!f+\s)(?P<job>[0-9a-f]{8,})\s")
+_JOB_BYTES: Final = 80
 Clock = Literal["line", "file"]
 
 
@@ -60,6 +65,8 @@ class Finding(Record):
     at: float | None
     clock: Clock | None
     changes: tuple[Change, ...]
+    message: str = ""
+    told_again: tuple[tuple[str, int | None], ...] = ()
 
     @property
     def refused(self) -> tuple[str, str] | None:
@@ -72,6 +79,8 @@ def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[Findin
     if not diagnosis.incidents:
         return ()
     writer = writer_of(diagnosis.source)
+    if writer.layout == "ray" and writer.job is None and writer.pid is not None:
+        writer = replace(writer, job=_job_of_worker(diagnosis.source))
     return tuple(_finding(diagnosis.source, writer, incident, modified_at) for incident in diagnosis.incidents)
 
 
@@ -107,7 +116,16 @@ def _finding(source: str, writer: Writer, incident: Incident, modified_at: float
         modified_at if at is None else at,
         clock,
         tuple(_change(patch) for patch in _first_patches(incident)),
+        incident.message,
     )
+
+
+def _job_of_worker(source: str) -> str | None:
+    """Return the job that a Ray worker was given, as the first line of its log says; None where it does not."""
+    with contextlib.suppress(OSError, ValueError, InputError), contextlib.closing(_opened(source)) as stream:
+        found = _RAY_JOB.match(unpacked(stream, source, None).read(_JOB_BYTES))
+        return found["job"].decode() if found else None
+    return None
 
 
 def _first_patches(incident: Incident) -> tuple[Patch, ...]:

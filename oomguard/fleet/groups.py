@@ -9,6 +9,7 @@ from typing import Final
 
 from oomguard.facts import FactValue
 from oomguard.fleet.finding import Change, Finding
+from oomguard.fleet.retold import told_once
 from oomguard.records import Record
 
 _MOST_WRITERS: Final = 3
@@ -29,6 +30,7 @@ class Group(Record):
     ``setting`` is the one that the plan changes first, None where no value could be solved. ``first_at`` and ``last_at`` are Unix
     seconds by the clocks of those who printed them, None where nothing tells. ``refused`` are setting and reason of what the user does
     not permit, with how many incidents it would have fixed. ``writers`` are those with most incidents, each with how many.
+    ``told_again`` are the places, as input and line, of logs that only repeat an incident of the group.
     """
 
     cause: str
@@ -47,6 +49,7 @@ class Group(Record):
     writers: tuple[tuple[str, int], ...]
     other_writers: int
     example: Finding
+    told_again: tuple[tuple[str, int | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -87,7 +90,8 @@ def summed(
     since: float | None = None,
 ) -> FleetSummary:
     """Return the summary of findings; ``since`` (Unix seconds) leaves out those that are known to be older."""
-    kept = [one for one in findings if since is None or one.at is None or one.at >= since]
+    found = [one for one in findings if since is None or one.at is None or one.at >= since]
+    kept = told_once(found)
     together: dict[tuple[str, ...], list[Finding]] = {}
     for one in kept:
         setting = one.changes[0].setting if one.changes else ""
@@ -95,7 +99,7 @@ def summed(
         together.setdefault(key, []).append(one)
     groups = sorted((_group(same) for same in together.values()), key=_order)
     if since is not None:
-        failed = len({one.source for one in kept if one.is_oom})
+        failed = len({one.source for one in found if one.is_oom})
     moments = tuple(sorted((one.at, one.cause) for one in kept if one.at is not None))
     return FleetSummary(inputs, failed, unread, left_out, tuple(groups), moments, since)
 
@@ -119,7 +123,7 @@ def _group(same: Sequence[Finding]) -> Group:
         first.framework,
         first.version,
         len(same),
-        len({one.source for one in same}),
+        len({source for one in same for source in _sources(one)}),
         min(times, default=None),
         max(times, default=None),
         _fix([one for one in same if one.refused is None]),
@@ -127,7 +131,12 @@ def _group(same: Sequence[Finding]) -> Group:
         tuple(ordered[:_MOST_WRITERS]),
         max(0, len(ordered) - _MOST_WRITERS),
         min(same, key=lambda one: (one.at is None, one.at or 0.0, one.source, one.line or 0)),
+        tuple(place for one in same for place in one.told_again),
     )
+
+
+def _sources(one: Finding) -> tuple[str, ...]:
+    return one.source, *(source for source, _line in one.told_again)
 
 
 def _fix(same: Sequence[Finding]) -> Fix | None:

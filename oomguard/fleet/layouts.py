@@ -27,6 +27,8 @@ class Writer(Record):
     task: str | None = None
     rank: str | None = None
     process: str | None = None
+    session: str | None = None
+    pid: str | None = None
 
     @property
     def words(self) -> str:

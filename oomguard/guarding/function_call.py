@@ -35,6 +35,7 @@ class RowsCall:
     max_new_tokens: int | None = None
     beside_row_bytes: int = 0
     waits_on_host: bool = False
+    unsettled: None = None
     pad_value: int | None = None
     puts_back: Collection[str] = ()
     may_train: bool = True

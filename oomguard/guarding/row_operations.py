@@ -70,10 +70,20 @@ def cut_arguments(
         listed = [dims] if isinstance(dims, int) else dims
         return ("self",) if listed and all(dim % axes > 0 for dim in listed) else None
     if name in _data()["by_entry"]:
-        cut = tuple(_data()["by_entry"][name])
+        cut = (*_data()["by_entry"][name], *_added(name, tensors))
         whole = name == "native_layer_norm" and len(arguments["normalized_shape"]) >= tensors["input"].dim()
         return cut if set(of_rows) <= set(cut) and not whole else None
     return None
+
+
+def _added(name: str, tensors: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the argument that is added to a product, where it has an entry for each row of it."""
+    added = _data()["added"].get(name)
+    if added is None:
+        return ()
+    first = tensors[_data()["by_entry"][name][0]]
+    axes = 1 if name == "addmv" else first.dim()
+    return (added,) if tensors[added].dim() == axes and tensors[added].shape[0] == first.shape[0] else ()
 
 
 def _is_pointwise(operation: Any) -> bool:

@@ -5,8 +5,10 @@ A kind of value that is cut or joined in its own way is a row in ``_FRAMES``, or
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
+from collections import UserDict
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
@@ -41,15 +43,20 @@ def entries(value: Any) -> int | None:
     return len(value) if hasattr(value, "__len__") and hasattr(value, "__getitem__") else None
 
 
+def is_columns(value: Any) -> bool:
+    """Return whether a value is a mapping of columns: a dict, transformers' BatchEncoding, whatever gives values by name."""
+    return isinstance(value, Mapping) and not hasattr(value, "shape")
+
+
 def rows_of(value: Any) -> int:
-    """Return how many rows an argument holds: of a dict of columns those of its longest, of nothing 0."""
-    columns = value.values() if isinstance(value, dict) else (value,)
+    """Return how many rows an argument holds: of a mapping of columns those of its longest, of nothing 0."""
+    columns = value.values() if is_columns(value) else (value,)
     return max((entries(column) or 0 for column in columns), default=0)
 
 
 def why_not_cut(name: str, value: Any) -> str | None:
     """Return why ``cut`` cannot give entries of the argument of that name, in their order and as a value of the same type."""
-    if not isinstance(value, dict):
+    if not is_columns(value):
         needed = "no list and no tensor, and no dict of them"
         return None if _can_be_cut(value) else f"the argument {name} is {needed}"
     for key, column in value.items():
@@ -59,6 +66,8 @@ def why_not_cut(name: str, value: Any) -> str | None:
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{key!r} {size}" for key, size in sizes.items())
         return f"what is in the argument {name} differs in its number of entries: {told}"
+    if with_columns(value, dict(value)) is None:
+        return f"the argument {name} is of the type {type(value).__name__}, of which none can be made with fewer rows: pass a dict"
     return None
 
 
@@ -67,21 +76,43 @@ def _can_be_cut(value: Any) -> bool:
 
 
 def cut(value: Any, start: int, stop: int) -> Any:
-    """Return entries ``start`` to ``stop`` by their place, never by a label; of a dict of columns those of each."""
-    if isinstance(value, dict):
-        part = copy.copy(value)
-        part.update({key: cut(column, start, stop) for key, column in value.items()})
+    """Return entries ``start`` to ``stop`` by their place, never by a label; of a mapping of columns those of each."""
+    if is_columns(value):
+        part = with_columns(value, {key: cut(column, start, stop) for key, column in value.items()})
+        for name, beside in lists_beside(value).items():
+            setattr(part, name, beside[start:stop])
         return part
     return value.iloc[start:stop] if hasattr(value, "iloc") else value[start:stop]
 
 
+def with_columns(value: Any, columns: dict[Any, Any]) -> Any:
+    """Return a mapping of the same type with these columns, None where its type makes none of them; ``value`` stays as it is."""
+    if isinstance(value, (dict, UserDict)):  # their copies share no column
+        part = copy.copy(value)
+        part.update(columns)
+        return part
+    with contextlib.suppress(Exception):
+        made = type(value)(columns)
+        if list(made) == list(columns) and all(made[key] is column for key, column in columns.items()):
+            return made
+    return None
+
+
+def lists_beside(value: Any) -> dict[str, list[Any]]:
+    """Return the lists with one entry a row that an object keeps beside its columns: of a BatchEncoding what the tokenizer found."""
+    if not isinstance(value, UserDict):
+        return {}
+    rows = rows_of(value)
+    return {name: beside for name, beside in vars(value).items() if isinstance(beside, list) and len(beside) == rows}
+
+
 def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
-    """Return whether a result is a record of fields with one entry a row each: a dict, a tuple that cannot be one of rows.
+    """Return whether a result is a record of fields with one entry a row each: a mapping, a tuple that cannot be one of rows.
 
     ``is_known``: another part's is one, so that a tuple of as many fields as rows is too.
     """
-    if isinstance(result, dict):
-        fields = list(result.values())
+    if is_columns(result):
+        fields = list(result.values()) if with_columns(result, dict(result)) is not None else []
     else:
         fields = list(result) if isinstance(result, tuple) and (is_known or len(result) != rows) else []
     return bool(fields) and all(_is_field(field) and entries(field) == rows for field in fields)

@@ -21,9 +21,7 @@ from oomguard.observe.exceptions import may_be_oom
 _PLACED_SHARE: Final = 2
 # What one operation takes of the rows at once, as a part of what is free: its result, and what it holds meanwhile, come beside it.
 _TAKEN_SHARE: Final = 8
-_LOSSES: Final = frozenset(
-    {"nll_loss_forward", "nll_loss2d_forward"}
-)  # of classes last, and in the axis behind the rows
+_LOSSES: Final = {"nll_loss_forward", "nll_loss2d_forward"}  # of classes last, and in the axis behind the rows
 _HINT: Final = "compute it of some rows at a time, as `for rows in result.split(8)`"
 _NONE, _MEAN, _SUM = range(3)  # the reductions of a loss, as torch numbers them
 
@@ -87,7 +85,13 @@ class RowsOnHost(torch.Tensor):  # type: ignore[misc]  # torch is not typed here
             return _loss(func, arguments, first)
         tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
         cut = cut_arguments(func, arguments, tensors, lambda tensor: isinstance(tensor, cls))
-        return _on_all(func, arguments) if cut is None else _in_parts(func, arguments, cut, first)
+        if cut is not None:
+            try:
+                return _in_parts(func, arguments, cut, first)
+            except Exception as error:  # that parts do not fit together is none of the program's
+                if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or func._schema.is_mutable:
+                    raise
+        return _on_all(func, arguments)
 
     def __repr__(self, **_: Any) -> str:
         """Return what it is, and no entries: they may be gigabytes."""
@@ -209,9 +213,7 @@ def _parts(arguments: Mapping[str, Any], cut: tuple[str, ...], first: RowsOnHost
         def run(function: Any, start: int = start, stop: int = stop) -> Any:
             nonlocal failed
             try:
-                part = {
-                    name: _rows_of(value, start, stop) if name in cut else value for name, value in arguments.items()
-                }
+                part = {n: _rows_of(value, start, stop) if n in cut else value for n, value in arguments.items()}
                 return function(part, start, stop)
             except Exception as error:
                 failed = may_be_oom(error) and stop - start > 1

@@ -30,6 +30,10 @@ _OTHERS: Final = 24
 _AGAIN: Final = 4
 # Two rows have each other beside them: what is halved has four.
 _FEWEST: Final = 4
+_ITS_SIZE: Final = (
+    "its size follows from what the rows hold. Where each row's own part of it is the same beside others, a function of your own "
+    "that gives a list of these parts can be split, under @oomguard.guard(batch=...)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,13 @@ class SideBySide:
         self._call = call
         self._comparison: Comparison | None = None
         self._is_asked, self._most = False, 0
+
+    @property
+    def unsettled(self) -> str | None:
+        """Why rows that ran may not be those of the whole call: they are still to be compared. None where they need not be."""
+        if self._comparison is None or self._most:
+            return None
+        return f"whether they look at others is not known: {self._comparison.why}"
 
     def why_not_apart(self, given: Any, start: int, stop: int) -> str | None:
         """Return why a part's rows cannot stand for those of the whole call; None where they can, or several are still to come.
@@ -156,8 +167,11 @@ def _compared(found: Mapping[str, Mapping[str, Any]], part: Part) -> str | None:
         others = [run.get(name) for how, run in found.items() if how.startswith("beside others")]
         is_there = again is not None and alone is not None and all(other is not None for other in others)
         axis = _axis(leaf, alone, part.rows, few) if is_there else None
+        if axis is None and alone is not None:
+            shapes = f"{tuple(leaf.shape)} for {part.rows} rows and {tuple(alone.shape)} for {few} of them"
+            return f"{name} is {shapes}: {_ITS_SIZE}"
         if axis is None:
-            return f"{name} has another shape for {few} rows than for {part.rows}, beside the number of rows"
+            return f"{name} is not there for {few} of {part.rows} rows"
         if axis < 0:
             continue
         of_rows = _by_row(leaf, axis, part.rows)

@@ -16,7 +16,7 @@ from oomguard.guarding.making_room import make_room
 from oomguard.guarding.measured_rows import MeasuredRows
 from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
-from oomguard.guarding.partial import leave_with, partial_of
+from oomguard.guarding.partial import DoneRows
 from oomguard.guarding.side_by_side import SideBySide
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.guarding.variants import Variation, tell_of
@@ -76,14 +76,13 @@ class SplitRun:
                     return self._joined()
             return None, self._given_up()
         except BaseException as stop:  # or our own mistake: what is done can be reached all the same
-            self._owner.ended((), partial_of(self._gathered))
+            self._owner.ended((), DoneRows.of(self._gathered, self._call, self._compared).partial)
             if self._first_error is None or not isinstance(stop, Exception):
                 raise
             tell_of_mistake(stop, self._first_error)
             return None, self._given_up()
         finally:
-            # An exception holds its frames, whose callers hold this run: neither would go before a collection.
-            self._first_error = None
+            self._first_error = None  # its frames' callers hold this run: neither would go before a collection
 
     def _begin(self) -> None:
         """Begin with the rows that earlier calls ran with, and with what is free for them now."""
@@ -113,8 +112,8 @@ class SplitRun:
         incident = None if failed is None else self._explain(failed)
         error = "" if failed is None else self._part_error or type(failed).__name__
         ended = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
-        is_as_made = self._first_error is None and not self._way.settings and not self._gathered.done
-        self._owner.record(ended, is_healthy=is_as_made)
+        is_changed = self._first_error is not None or self._way.settings or self._gathered.done
+        self._owner.record(ended, is_healthy=not is_changed)
         if incident is not None:
             self._ledger.choose(incident, lambda name: name == "batch_size" or name in VARIED)
         return failed is None
@@ -166,9 +165,9 @@ class SplitRun:
             problem = None if error is not None else self._call.problem(part, rows)
             if error is None and problem is None:
                 problem, error = run_guarded(self._compared.why_not_apart, (part, self._next_row, stop), {})
-                if problem is not None:
-                    self._gathered, self._next_row = Gathered(self._rows), 0  # nothing done is of use
-            if error is None and problem is None:
+            if problem is not None:
+                self._gathered, self._next_row = Gathered(self._rows), 0  # nothing done is of use
+            elif error is None:
                 part = self._call.completed(part, self._next_row, stop)
                 problem, error = run_guarded(self._gathered.add, (part, rows), {})
             del part
@@ -231,14 +230,15 @@ class SplitRun:
         clear(error, is_raised=error is self._first_error)
         torch_memory.release()
         model = self._model(failure)
+        if model.not_splittable != self._not_splittable:  # only now is it known: nothing done is of use
+            self._gathered, self._next_row = Gathered(self._rows), 0
         self._not_splittable = model.not_splittable
         from oomguard.diagnosing import default_rules  # only a failure waits for it
 
-        # A size that ran may be planned again, for rows that turned out heavier; one that failed may not.
         diagnosis = self._ledger.diagnose(
             scanned,
             default_rules(),
-            failed_with={**self._ledger.settings, "batch_size": model.rows},
+            failed_with={**self._ledger.settings, "batch_size": model.rows},  # one that ran may be planned again
             given=facts_of(self._call, model, failure),
             behind=model,
         )
@@ -275,11 +275,11 @@ class SplitRun:
 
     def _joined(self) -> tuple[Any, BaseException | None]:
         """Return the call's result, whole or put together; where that runs out of memory, the rows stand in the exception."""
-        result, error = self._whole, None
-        if self._gathered.done:
-            result, error = run_guarded(self._gathered.result_of, (self._call,), {})
+        is_whole = not self._gathered.done
+        result, error = (self._whole, None) if is_whole else run_guarded(self._gathered.result_of, (self._call,), {})
         if error is not None:
             clear(error)
+            self._not_splittable = self._not_splittable or f"its rows cannot be put together: {error}"
             self._first_error = self._first_error or error
             return None, self._given_up()
         failed = self._first_error is not None
@@ -291,10 +291,10 @@ class SplitRun:
 
     def _given_up(self) -> BaseException | None:
         """Return the first failure, with the diagnosis and the finished rows in it."""
-        error, partial = self._first_error, partial_of(self._gathered)
-        self._owner.ended(tuple(self._ledger.attempts), partial)
+        error, done = self._first_error, DoneRows.of(self._gathered, self._call, self._compared)
+        self._owner.ended(tuple(self._ledger.attempts), done.partial)
         if error is None or self._incident is None:
             return error
         annotate(error, self._incident, self._ledger.attempts)
         let_go(error)
-        return leave_with(error, partial, self._not_splittable)
+        return done.leave_with(error, self._not_splittable)

@@ -43,7 +43,8 @@ def _told(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> st
     batch = ", ".join(f'"{row}"' for row in rows)
     several = f"({batch})" if len(rows) > 1 else batch or "NAME"
     return (
-        f"oomguard: not run in parts: {what} is not watched. Call it in a function of your own that takes what has one entry a row: "
+        f"oomguard: not run in parts: {what} is not watched. Where no row depends on those beside it, call it in a function "
+        f"of your own that takes what has one entry a row: "
         f"@oomguard.guard(batch={several}) above def f({', '.join(rows) or 'NAME'})"
     )
 

@@ -16,10 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 from oomguard.journal.place import Shared
-from oomguard.journal.spool import read_from
+from oomguard.journal.spool import note_delivered, read_from
 from oomguard.report.json import json_line
 
 # Between two deliveries: what is written meanwhile goes together, and a fleet's jobs do not knock all the time.
@@ -40,12 +41,13 @@ class Deliverer:
 
     Args:
         shared: where to.
-        fd: the run's file.
+        path: the run's file.
+        fd: the same, opened.
         answers: where it says how far it is.
     """
 
-    def __init__(self, shared: Shared, fd: int, answers: TextIO) -> None:
-        self._shared, self._fd, self._answers = shared, fd, answers
+    def __init__(self, shared: Shared, path: Path, fd: int, answers: TextIO) -> None:
+        self._shared, self._path, self._fd, self._answers = shared, path, fd, answers
         self._is_new, self._is_last = threading.Event(), threading.Event()
         self._round = 0
         self._done = (0, 0)
@@ -98,6 +100,7 @@ class Deliverer:
             if rows:
                 deliver(self._shared, rows)
             self._done = (number, end)
+            note_delivered(self._path, end)
             self._answer(round=number, end=end)
             self._deliver_others(self._is_last.is_set)  # the run's own come first, and its end waits for them
         except Exception as error:  # noqa: BLE001 - of the database, its driver or the disk: it waits, and the job goes on
@@ -129,8 +132,8 @@ def main() -> None:
             0, os.SCHED_BATCH, os.sched_param(0)
         )  # told of something, it takes no processor from who told it
     asked = json.loads(sys.stdin.readline())
-    fd = os.open(asked["path"], os.O_RDONLY | os.O_NOFOLLOW)
-    deliverer = Deliverer(Shared(asked["url"]), fd, sys.stdout)
+    path = Path(asked["path"])
+    deliverer = Deliverer(Shared(asked["url"]), path, os.open(path, os.O_RDONLY | os.O_NOFOLLOW), sys.stdout)
     threading.Thread(target=deliverer.listen, args=(sys.stdin,), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):  # the run is gone
         deliverer.run()

@@ -17,7 +17,17 @@ from oomguard.journal.database import SERVER_TIME, plainly, postgresql_engine
 from oomguard.journal.place import Shared
 from oomguard.journal.record import Ran, Record
 from oomguard.journal.schema import prepare
-from oomguard.journal.spool import attempts_in, begun_in, folder_of, left_behind, read_from, record_in, waiting
+from oomguard.journal.spool import (
+    attempts_in,
+    begun_in,
+    delivered_of,
+    folder_of,
+    left_behind,
+    read_from,
+    record_in,
+    remove,
+    waiting,
+)
 from oomguard.journal.writing import write_begin, write_end
 
 # Clocks that are kept in step differ by less, and so do the ways to the server and back.
@@ -71,7 +81,7 @@ def deliver_left_behind(
     with left_behind(folder_of(shared)) as files:
         for path, fd in files:
             try:
-                rows, _end = read_from(fd, 0)
+                rows, _end = read_from(fd, delivered_of(path, fd))
             except ValueError as error:
                 left[path] = str(error)
                 continue
@@ -83,7 +93,7 @@ def deliver_left_behind(
                     raise  # of the database, not of this file
                 left[path] = str(error)
                 continue
-            path.unlink(missing_ok=True)
+            remove(path)
             attempts, runs = attempts + attempts_in(rows), runs + bool(rows)
             if runs == most or is_over():
                 break

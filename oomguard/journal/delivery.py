@@ -7,6 +7,7 @@ command, and no descriptor of ours.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import os
@@ -29,6 +30,8 @@ _MODULE: Final = "oomguard.journal.deliverer"
 _AT_ONCE: Final = 65536
 # Python's lock is held until a process that is started has its program: the write that asked for it has returned by then.
 _START_S: Final = 0.03
+# A run's attempts seldom come to that.
+_LARGE_BYTES: Final = 1 << 20
 # Processes that go on when their run has ended: kept, as Python warns of one that is forgotten before it has ended.
 _left: Final[list[subprocess.Popen[bytes]]] = []
 
@@ -53,7 +56,7 @@ class Delivery:
     def __init__(self, shared: Shared, spool: Spool) -> None:
         self._shared, self._spool = shared, spool
         self._process: _Process | None = None
-        self._starting: threading.Thread | None = None
+        self._starting: threading.Event | None = None  # set when the process is there
         self._is_over = threading.Event()
         self._one_at_a_time = threading.Lock()
         self._round = 0  # how often the file was emptied
@@ -64,20 +67,24 @@ class Delivery:
     def wake(self) -> None:
         """Have what is new delivered."""
         with self._one_at_a_time:
+            self._hear()
             if self._process is not None and not self._is_asked:
                 self._tell()
             elif self._process is None and self._starting is None:
-                self._starting = threading.Thread(target=self._start, name="oomguard-deliver", daemon=True)
+                self._starting = threading.Event()
                 try:
-                    self._starting.start()
+                    _thread.start_new_thread(self._start, ())  # Thread.start() waits until the thread has a processor
                 except RuntimeError as error:  # no more threads are permitted
                     self._starting, self._failure = None, str(error)
 
     def make_room(self) -> None:
-        """Empty the file where all of it is delivered: before something is written."""
+        """Empty a large file where all of it is delivered: before something is written, and seldom, as a file system takes its time."""
+        if self._spool.size < _LARGE_BYTES:
+            return
         with self._one_at_a_time:
             self._hear()
-            if self._delivered and self._spool.empty(self._delivered):
+            is_idle = self._process is None or not self._is_asked
+            if is_idle and self._delivered and self._spool.empty(self._delivered):
                 self._round, self._delivered = self._round + 1, 0
 
     def finish(self, wait_s: float) -> Undelivered | None:
@@ -86,7 +93,7 @@ class Delivery:
         self._is_over.set()
         starting = self._starting
         if starting is not None:
-            starting.join()  # else the process would be there when all is over
+            starting.wait()  # else the process would be there when all is over
         with self._one_at_a_time:
             self._hear()
             for _ in range(2):  # one that left just now, since it had nothing to do, did not hear it
@@ -120,11 +127,15 @@ class Delivery:
             self._process = None
 
     def _start(self) -> None:
-        self._is_over.wait(_START_S)
-        process = self._started()
-        with self._one_at_a_time:
-            self._process, self._starting = process, None
-            self._tell()
+        is_there = self._starting or threading.Event()
+        try:
+            self._is_over.wait(_START_S)
+            process = self._started()
+            with self._one_at_a_time:
+                self._process, self._starting = process, None
+                self._tell()
+        finally:
+            is_there.set()
 
     def _started(self) -> _Process | None:
         """Start the process, and tell it what it delivers where; the URL may hold a password, which no command line shows."""

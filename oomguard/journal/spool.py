@@ -2,7 +2,8 @@
 
 One file a run, a line a record. What a call has written when it returns is in the kernel's hands: it survives any death of the process,
 and not that of the machine. The writer locks its file for as long as it lives, and the kernel releases that: who comes later delivers
-the files that nobody locks. A last line without an end is of a call that never returned.
+the files that nobody locks. A last line without an end is of a call that never returned. How far a file is delivered stands in another
+beside it: to cut it off would keep a job's call waiting for the file system.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from oomguard.user_files import make_folder, state_file
 
 FORM: Final = 1
 _ENDS: Final = ".jsonl"
+_DELIVERED: Final = ".delivered"
 _RIGHTS: Final = 0o600
+_SURROGATE: Final = "\\ud"  # how json_line writes half a character
 
 
 def folder_of(shared: Shared) -> Path:
@@ -48,6 +51,7 @@ class Spool:
         make_folder(folder, 0o700)
         self.path = folder / f"{session}{_ENDS}"
         self.fd = _locked(self.path)
+        self._delivered_fd = os.open(self.path.with_suffix(_DELIVERED), os.O_WRONLY | os.O_CREAT, _RIGHTS)
         self._size = 0
         self._one_at_a_time = threading.Lock()
 
@@ -65,7 +69,7 @@ class Spool:
         self, kind: str, session: str, number: int, fields: Mapping[str, Any], **more: Mapping[str, Any]
     ) -> None:
         row = {"form": FORM, "kind": kind, "session": session, "number": number, "fields": fields, **more}
-        line = f"{json_line(plain_value(row))}\n".encode()
+        line = _line(row)
         with self._one_at_a_time:
             written = os.write(self.fd, line)
             if written != len(line):  # the disk is full: half a line would spoil the next one
@@ -83,6 +87,7 @@ class Spool:
         with self._one_at_a_time:
             if self._size != end:
                 return False
+            _write_end(self._delivered_fd, 0)  # first: what comes next counts as new in any case
             os.ftruncate(self.fd, 0)
             self._size = 0
             return True
@@ -90,8 +95,37 @@ class Spool:
     def close(self, *, is_delivered: bool) -> None:
         """Let go of the file; where all of it is delivered, it goes."""
         if is_delivered:
-            self.path.unlink(missing_ok=True)
+            remove(self.path)
         os.close(self.fd)
+        os.close(self._delivered_fd)
+
+
+def note_delivered(path: Path, end: int) -> None:
+    """Write down that a run's file is delivered up to this byte; of one that is gone nothing."""
+    with contextlib.suppress(OSError):  # else it is delivered once more, which changes nothing
+        fd = os.open(path.with_suffix(_DELIVERED), os.O_WRONLY)
+        try:
+            _write_end(fd, end)
+        finally:
+            os.close(fd)
+
+
+def delivered_of(path: Path, fd: int) -> int:
+    """Return up to which byte a file is known to be delivered."""
+    with contextlib.suppress(OSError, ValueError):
+        end = int(path.with_suffix(_DELIVERED).read_bytes())
+        return end if 0 <= end <= os.fstat(fd).st_size else 0
+    return 0
+
+
+def remove(path: Path) -> None:
+    """Remove a file that is delivered, and what tells so."""
+    path.with_suffix(_DELIVERED).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def _write_end(fd: int, end: int) -> None:
+    os.pwrite(fd, b"%020d" % end, 0)
 
 
 def _locked(path: Path) -> int:
@@ -159,6 +193,15 @@ def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
                     raise ValueError(f"written in form {row.get('form')} by another oomguard, this one reads {FORM}")
                 rows.append(row)
     return rows, start + len(whole)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    """Return a record as a line; to make all of its values plain first takes as long as to write them, and is seldom needed."""
+    try:
+        line = json_line(row)
+    except (TypeError, ValueError):  # NaN, a type of somebody's own
+        line = _SURROGATE
+    return f"{json_line(plain_value(row)) if _SURROGATE in line else line}\n".encode()
 
 
 def _fields(record: Record | Ended | Ran) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from oomguard.loading import undrawn
 from oomguard.log import pauses
 
 
@@ -22,8 +23,9 @@ class MapProgress:
 
     def __enter__(self) -> MapProgress:
         if self.shown:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            with undrawn("rich.style"):
+                from rich.console import Console
+                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._progress = Progress(
                 TextColumn("{task.description}"),

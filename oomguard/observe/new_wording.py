@@ -2,158 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from oomguard.facts import Fact
 from oomguard.incident import Evidence, Incident, Location
 from oomguard.observe.anchor_index import anchor_index
 from oomguard.observe.context import Context
-from oomguard.observe.hits import CLAUSE_CHARS, Hit, captured, quoted
+from oomguard.observe.hits import Hit
 from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.source import Line
-from oomguard.observe.title import is_title, mark_chars
 from oomguard.observe.titled_report import HEAD_LINES, TitledReport
 from oomguard.observe.told_cause import beside, with_told_cause
+from oomguard.observe.weighing import Judged, Slow, judged, message_of, nearest_kind
 from oomguard.observe.window import Window
 from oomguard.rules.lexicon import Lexicon
-from oomguard.rules.signature import Quotation, Signature, Wording
+from oomguard.rules.signature import Quotation
 from oomguard.rules.told import ToldCause
 from oomguard.settings import SETTING_FACTS
 
-# What stands so far around a phrase speaks of it.
-LINE_CHARS: Final = 500
-BELOW_LINES: Final = 4
-ABOVE_CHARS: Final = 1200
 # So many windows are weighed at most: a document about memory has thousands, a failure is among the first or the last.
 FIRST_WINDOWS: Final = 40
 LAST_WINDOWS: Final = 80
 # So far around a quotation nothing is told in words that no signature has.
 QUOTED_LINES: Final = 40
-_PHRASES_A_LINE: Final = 3
-_Slow = Callable[[Quotation], None]
 _SETTINGS: Final = frozenset(SETTING_FACTS.values())
-_MESSAGE_CHARS: Final = 300
-_WORDING: Final = Wording(anchor="", pattern=None, source="the lexicon")
-_SIGNATURE: Final = Signature("", "other", "unknown", "unknown", (_WORDING,), ())
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A phrase that was weighed.
-
-    Attributes:
-        certainty_ratio: how sure it is that it tells a failure.
-        signs: which features were found, in the lexicon's order.
-        hit: the message as a signature would have found it.
-    """
-
-    certainty_ratio: float
-    signs: tuple[bool, ...]
-    hit: Hit
-
-
-def judged(
-    lexicon: Lexicon, window: Window, quotations: tuple[Quotation, ...], time: SearchTime, slow: _Slow
-) -> Judged | None:
-    """Weigh the first phrase on the anchor's line that is no quotation; None where none is, or a search takes too long."""
-    try:
-        for found in _phrases(lexicon, window, time):
-            parts = _parts(window, found)
-            if _is_harmless(lexicon, parts, time):
-                continue
-            hit = _hit(lexicon, window, found, time)
-            if quoted(hit, window, quotations, time, slow) is None:
-                return _weighed(lexicon, parts, hit, time)
-    except TimeoutError:
-        return None
-    return None
-
-
-def _phrases(lexicon: Lexicon, window: Window, time: SearchTime) -> Iterator[Any]:
-    begin, end = window.anchor_span
-    for _ in range(_PHRASES_A_LINE):
-        found = time.search(lexicon.phrase, window.text, pos=begin, endpos=end)
-        if found is None:
-            return
-        yield found
-        begin = found.end() + 1
-
-
-def _is_harmless(lexicon: Lexicon, parts: dict[str, str], time: SearchTime) -> bool:
-    return any(time.search(pattern, parts[part]) is not None for part, pattern in lexicon.harmless)
-
-
-def _weighed(lexicon: Lexicon, parts: dict[str, str], hit: Hit, time: SearchTime) -> Judged:
-    signs = tuple(time.search(feature.pattern, parts[feature.part]) is not None for feature in lexicon.features)
-    odds = lexicon.bias + sum(f.weight for f, there in zip(lexicon.features, signs, strict=True) if there)
-    return Judged(1 / (1 + math.exp(-max(-50.0, min(50.0, odds)))), signs, hit)
-
-
-def _parts(window: Window, found: Any) -> dict[str, str]:
-    """Return what features look at: the phrase, its line, the line as printed, and what stands before, above, below and around.
-
-    A null character stands in the phrase's place (``in_place``), or before it between the lines above and below (``amid``).
-    """
-    first = window.index(found.start())
-    line, at = window.line_around(found.start())
-    cut = max(0, at - LINE_CHARS)
-    line, at = line[cut : at + LINE_CHARS], at - cut
-    end = min(len(line), at + found.end() - found.start())
-    above = window.above(first)[-ABOVE_CHARS:]
-    below = "".join(window.texts[first + 1 : first + 1 + BELOW_LINES]).strip("\n")[:ABOVE_CHARS]
-    raw = window.lines[first].text
-    if is_title(raw, above, below):
-        raw = raw[mark_chars(raw) :]
-    amid = f"{line[:at]}\0{line[at:]}"
-    return {
-        "phrase": line[at:end],
-        "line": line,
-        "before": line[:at],
-        "behind": " ".join(f"{line[end:]}\n{below[:LINE_CHARS]}".split()),
-        "in_place": f"{line[:at]}\0{line[end:]}",
-        "amid": "\n".join((above.rstrip("\n").rpartition("\n")[2], amid, below.partition("\n")[0])),
-        "raw": raw[: 4 * LINE_CHARS],
-        "above": above,
-        "below": below,
-        "around": f"{above[-LINE_CHARS:]}\n{line}\n{below}",
-    }
-
-
-def _nearest(lexicon: Lexicon, window: Window, hit: Hit, time: SearchTime, body: str = "") -> str:
-    """Return the kind that the line names, else the lines around it; ``other`` where none does, or a search takes too long.
-
-    ``body``: of the report whose title the line is.
-    """
-    line, at = window.line_around(hit.position)
-    near = line[max(0, at - LINE_CHARS) : at + LINE_CHARS]
-    around = "".join(window.texts[max(0, hit.first - BELOW_LINES) : hit.first + 1 + BELOW_LINES])
-    with contextlib.suppress(TimeoutError):
-        for text in (near, around, body):
-            for kind, pattern in lexicon.kinds:
-                if time.search(pattern, text) is not None:
-                    return kind
-    return "other"
-
-
-def _hit(lexicon: Lexicon, window: Window, found: Any, time: SearchTime) -> Hit:
-    """Return the message: its line, and the sizes that stand on it and on the lines beside it."""
-    text, first = window.text, window.index(found.start())
-    line, at = window.line_around(found.start())
-    begin = found.start() - at
-    end = min(begin + CLAUSE_CHARS, begin + len(line) + len("".join(window.texts[first + 1 : first + 1 + BELOW_LINES])))
-    facts: dict[str, Fact] = {}
-    for clause in lexicon.clauses:
-        part = time.search(clause, text, pos=begin, endpos=end)
-        if part is not None:
-            facts = {**captured(part), **facts}
-    message = " ".join(line[max(0, at - _MESSAGE_CHARS) : at + _MESSAGE_CHARS].split())
-    return Hit(_SIGNATURE, _WORDING, first, first, found.end() - found.start(), message, facts, found.start())
 
 
 @dataclass(slots=True)
@@ -206,7 +81,7 @@ class NewWordings:
             self._quoted_lines.append(line)
 
     def weighed(
-        self, quotations: tuple[Quotation, ...], time: SearchTime, slow: _Slow
+        self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Slow
     ) -> Iterator[tuple[Judged, Window, Context]]:
         """Weigh every window that waits and yield those that hold a phrase."""
         for one in (*self._first, *self._last):
@@ -216,16 +91,20 @@ class NewWordings:
             if one.judged is not None:
                 yield one.judged, one.window, one.context
 
-    def surest(self, quotations: tuple[Quotation, ...], time: SearchTime, slow: _Slow) -> ScannedIncident | None:
+    def surest(self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Slow) -> ScannedIncident | None:
         """Return the failure to tell, the first of those that are equally sure; None where nothing is sure enough."""
         least = 1.0 if self.lexicon is None else self.lexicon.least_ratio
         title = list(self._title(time))
         is_quoted = self._title_is_quoted and not title
         quoted_lines = [*self._quoted_lines, *([self._titled.line or 0] if is_quoted else [])]
+        # A title that is told for its report, or told wrong by it, is no line of a log.
+        title_line = self._titled.line if title or self._titled.is_denied(time) else None
         told = title + [
             found
             for found in self.weighed(quotations, time, slow)
-            if found[0].certainty_ratio >= least and not _is_near(quoted_lines, _line_of(found[0], found[1]))
+            if found[0].certainty_ratio >= least
+            and (line := _line_of(found[0], found[1])) != title_line
+            and not _is_near(quoted_lines, line)
         ]
         # One that says what was asked for tells more than the surest one.
         best = max(told, key=lambda f: ("tried_bytes" in f[0].hit.facts, f[0].certainty_ratio), default=None)
@@ -247,7 +126,7 @@ class NewWordings:
         found = time.search(words.phrase, one.window.text, pos=begin, endpos=end)
         if found is not None and self.lexicon is not None:
             yield (
-                Judged(words.certainty_ratio, (), _hit(self.lexicon, one.window, found, time)),
+                Judged(words.certainty_ratio, (), frozenset(), message_of(self.lexicon, one.window, found, time)),
                 one.window,
                 one.context,
             )
@@ -255,7 +134,7 @@ class NewWordings:
     def _kind(self, found: Judged, window: Window, time: SearchTime) -> str:
         """Return the nearest kind; what the body of a report names counts where its title names none."""
         assert self.lexicon is not None  # noqa: S101 - something was found by it
-        return _nearest(self.lexicon, window, found.hit, time, "" if found.signs else self._titled.body)
+        return nearest_kind(self.lexicon, window, found.hit, time, "" if found.signs else self._titled.body)
 
 
 def _is_near(quoted_lines: Iterable[int], line: int) -> bool:

@@ -6,6 +6,7 @@ Blocks of bytes are searched before they are cut into lines; lines far from any 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import IO, Final, cast
@@ -22,8 +23,12 @@ LINES_BEFORE: Final = 6
 LINES_AFTER: Final = 24
 # A line reaches at most so far around an anchor; a longer one is cut, as everywhere.
 REACH_BYTES: Final = 1 << 16
+# A container runtime's log, whose long lines are cut into pieces: an anchor may be cut with them (``pieces``).
+_RUNTIME: Final = re.compile(rb"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [PF]", re.MULTILINE)
+_PIECE: Final = re.compile(rb" std(?:out|err) P(?::\S*)? ")
 # So many null bytes are UTF-16 somewhere in it, whose anchors no search of bytes finds.
 _NULLS_RATIO: Final = 0.01
+Ends = Callable[[memoryview], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,9 @@ def skim(stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | No
         head += more
     is_first, is_short = place.byte == 0, len(head) < SHORT_BYTES
     is_wide = is_first and _is_wide(head)
-    if is_short and not is_wide and head.count(b"\n") > MANY_LINES and not _holds(make_finder(), head):
+    is_cut = _RUNTIME.search(head, 0, REACH_BYTES) is not None
+    is_whole = is_wide or (is_cut and _PIECE.search(head) is not None)
+    if is_short and not is_whole and head.count(b"\n") > MANY_LINES and not _holds(make_finder(), head):
         return
     if is_first and (is_wide or is_short):
         yield from read_lines(cast("IO[bytes]", _Rest(head, stream)))
@@ -67,7 +74,7 @@ def skim(stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | No
     finder = make_finder()
     if is_first and head.startswith(codecs.BOM_UTF8):
         head, place.byte = head[3:], 3
-    yield from _blocks(head, stream, finder, place)
+    yield from _blocks(head, stream, _ends_with_pieces(finder) if is_cut else finder.ends, place)
 
 
 def _is_wide(head: bytes) -> bool:
@@ -85,14 +92,19 @@ def _holds(finder: Finder, head: bytes) -> bool:
     return finder.holds("\n".join(map(strip_escapes, lines)).encode("utf-8", "surrogateescape"))
 
 
-def _blocks(head: bytes, stream: IO[bytes], finder: Finder, place: Place) -> Iterator[Line | Gap]:
+def _ends_with_pieces(finder: Finder) -> Ends:
+    """Return what finds the ends of anchors, and of the tags of pieces: lines around these are wanted too."""
+    return lambda block: [*finder.ends(block), *(found.end() for found in _PIECE.finditer(block))]
+
+
+def _blocks(head: bytes, stream: IO[bytes], ends: Ends, place: Place) -> Iterator[Line | Gap]:
     """Read block after block into two buffers that take turns: nothing of a healthy log is copied or kept."""
     buffer, lo, hi, owed = bytearray(head), 0, len(head), 0
     spare = bytearray(REACH_BYTES + BLOCK_BYTES)
     while hi > lo:
         more = _fill(stream, memoryview(spare)[REACH_BYTES:])
         keep = _tail(buffer, lo, hi) if more else 0
-        owed = yield from _block(buffer, lo, hi, hi - keep, place, finder, owed)
+        owed = yield from _block(buffer, lo, hi, hi - keep, place, ends, owed)
         spare[REACH_BYTES - keep : REACH_BYTES] = buffer[hi - keep : hi]
         buffer, spare = spare, buffer if len(buffer) == len(spare) else bytearray(len(spare))
         lo, hi = REACH_BYTES - keep, REACH_BYTES + more
@@ -128,14 +140,14 @@ def _tail(block: bytearray, lo: int, hi: int) -> int:
 
 
 def _block(
-    block: bytearray, lo: int, hi: int, limit: int, place: Place, finder: Finder, owed: int
+    block: bytearray, lo: int, hi: int, limit: int, place: Place, ends_in: Ends, owed: int
 ) -> Generator[Line | Gap, None, int]:
     """Yield the wanted lines that begin before ``limit``; return how many the next block owes.
 
     Bytes from ``limit`` on come again at the head of the next block; ``owed`` is what the block before returned.
     """
     done = lo
-    ends = finder.ends(memoryview(block)[lo:hi])
+    ends = ends_in(memoryview(block)[lo:hi])
     around = (
         (_backward(block, lo, lo + end, LINES_BEFORE), _forward(block, hi, lo + end, LINES_AFTER)) for end in ends
     )

@@ -47,6 +47,16 @@ class TitledReport:
         """The lines below the title."""
         return "\n".join(self._body)[:_HEAD_CHARS]
 
+    def is_denied(self, time: SearchTime) -> bool:
+        """Return whether the first line is a tracker's title and the body tells another error: the title tells no failure then."""
+        words = self._words
+        if words is None or self.line is None or not mark_chars(self._title):
+            return False
+        try:
+            return time.search(words.other_error, self.body) is not None
+        except TimeoutError:
+            return False
+
     def tells(self, time: SearchTime) -> bool:
         """Return whether the title tells a failure that the body does not print; False where a search takes too long."""
         words, body = self._words, self.body

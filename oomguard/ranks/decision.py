@@ -35,12 +35,14 @@ def decide(
     """
     first = first_cause(ends, offsets)
     hows = {str(rank): end.how for rank, end in sorted(ends.items())}
-    lost = tuple(sorted(silent))
-    decision = Decision(number, False, silent=lost, hows=hows, gone=tuple(sorted(set(gone) & set(silent))))
+    stopped = {str(rank): end.error for rank, end in sorted(ends.items()) if end.how == "stopped"}
+    lost = tuple(sorted(set(silent) - set(map(int, stopped))))
+    killed = tuple(sorted(set(gone) & set(lost)))
+    decision = Decision(number, False, silent=lost, hows=hows, gone=killed, stopped=stopped)
     if first is not None:
         decision = replace(decision, first=first.rank, is_order_known=first.is_order_known)
-    if lost:
-        return replace(decision, why=silent_in_words(decision))
+    if decision.absent:
+        return replace(decision, why=absent_in_words(decision))
     if first is None:
         return replace(decision, why="" if _all_ran(ends) else "no rank ran out of memory")
     decision = replace(decision, patches=one_plan(first.rank, ends))
@@ -67,11 +69,18 @@ def ranks_in_words(ranks: Collection[int]) -> str:
     return f"rank {named[0]}" if len(named) == 1 else f"ranks {', '.join(named[:-1])} and {named[-1]}"
 
 
-def silent_in_words(decision: Decision) -> str:
-    """Return which ranks did not say how the attempt ended, and of which it is known why."""
+def absent_in_words(decision: Decision) -> str:
+    """Return which ranks were stopped, and which did not say how the attempt ended, as far as it is known why."""
     quiet = set(decision.silent) - set(decision.gone)
     killed = "is gone, its process was killed" if len(decision.gone) == 1 else "are gone, their processes were killed"
-    told = [f"{ranks_in_words(decision.gone)} {killed}"] if decision.gone else []
+    by_signal: dict[str, list[int]] = {}
+    for rank, how in decision.stopped.items():
+        by_signal.setdefault(how, []).append(int(rank))
+    told = [
+        f"{ranks_in_words(ranks)} {'was' if len(ranks) == 1 else 'were'} ended by a signal ({how})"
+        for how, ranks in by_signal.items()
+    ]
+    told += [f"{ranks_in_words(decision.gone)} {killed}"] if decision.gone else []
     told += [f"{ranks_in_words(quiet)} {'is' if len(quiet) == 1 else 'are'} silent"] if quiet else []
     return "; ".join(told)
 

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 VERSION: Final = 1
-# How an attempt of a rank ended: well; of memory; of a message that only passes on another rank's failure; since we ended it; else.
-How = Literal["ran", "memory", "secondary", "ended", "other"]
+# How an attempt of a rank ended: well; of memory; of a message that only passes on another rank's failure; since we ended it; by a signal
+# to its oomguard, which is a stop; else.
+How = Literal["ran", "memory", "secondary", "ended", "stopped", "other"]
 # What a rank does: its command runs, it has ended, it could start again, it has nothing more to do with the job.
 State = Literal["running", "ended", "ready", "left"]
 
@@ -86,6 +87,7 @@ class Decision:
         variables: what every rank's command gets in its environment.
         is_exhausted: whether only their relaunches or their time hold the ranks back, so that a later start may make the changes.
         gone: of the silent ranks those whose process was killed for certain.
+        stopped: ranks that were ended by a signal, and by which.
     """
 
     number: int
@@ -99,6 +101,12 @@ class Decision:
     variables: Mapping[str, str] = field(default_factory=dict)
     is_exhausted: bool = False
     gone: tuple[int, ...] = ()
+    stopped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def absent(self) -> set[int]:
+        """The ranks that are not there to start again: silent or stopped."""
+        return {*self.silent, *map(int, self.stopped)}
 
 
 @dataclass(frozen=True, slots=True)

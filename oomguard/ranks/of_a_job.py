@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oomguard.engines.command import Launch
+from oomguard.exit_status import status_in_words
 from oomguard.incident import Attempt
 from oomguard.log import get_logger
 from oomguard.ranks.claims import Claim
-from oomguard.ranks.decision import silent_in_words
+from oomguard.ranks.decision import absent_in_words
 from oomguard.ranks.documents import Decision, How, RankEnd, Said
 from oomguard.ranks.folder import Folder
 from oomguard.ranks.launcher import starts_once
@@ -79,10 +80,12 @@ class RankOfAJob:
 
         self.ended_by_us()
         decision, meeting, docs = None, self._meeting, dict[int, Said]()
-        if meeting is not None and self._why_off is None and not stopped():
-            end = rank_end(own, self._ended)
+        if meeting is not None and self._why_off is None:
             try:
-                again = self._rendezvous.again
+                if stopped():
+                    meeting.say(number=own.number, state="ended", end=stopped_end(own))
+                    return Agreed(own.diagnosis)
+                end, again = rank_end(own, self._ended), self._rendezvous.again
                 decision = Round(meeting, end, self._timeout_s, stopped, again).decision()
                 docs = meeting.look()
             except OSError as error:
@@ -90,7 +93,7 @@ class RankOfAJob:
         if decision is None or meeting is None or self._why_off is not None:
             why = () if self._why_off is None else (f"the ranks could not agree: {self._why_off}",)
             return Agreed(replace(own.diagnosis, notes=(*own.diagnosis.notes, *why)))
-        if decision.first is not None and not decision.again and LEADER not in decision.silent:
+        if decision.first is not None and not decision.again and LEADER not in decision.absent:
             self._ends_badly = stopped
         return self._agreed(decision, docs, own)
 
@@ -156,17 +159,19 @@ class RankOfAJob:
         from oomguard.ranks.telling import record, told
 
         rank, size = self._rendezvous.launched.rank, self._rendezvous.launched.size
-        is_told = rank == LEADER or LEADER not in docs or LEADER in decision.silent
+        is_told = rank == LEADER or LEADER not in docs or LEADER in decision.absent
         diagnosis = told(decision, ends_of(docs, own.number), own.diagnosis, rank, size)
         if is_told and own.number > 1 and starts_once(own.tail):
             hint = "put oomguard around the launcher: oomguard run -- mpirun …"
             get_logger().error("the program cannot start again under its launcher: MPI_Init is let in once", hint=hint)
-        if decision.silent and is_told:
+        if decision.absent and is_told:
             problem = None if self._mirror is None else self._mirror.problem()
             beside = {} if problem is None else {"mirror": problem}
             if len(docs) < size:
                 beside["hint"] = "each rank needs an oomguard run of its own; --rendezvous none has each rank alone"
-            get_logger().error(f"{silent_in_words(decision)}: no rank starts again", **beside)
+            then = ": no rank starts again" if decision.silent or decision.first is not None else ""
+            tell = get_logger().error if decision.silent else get_logger().warning
+            tell(f"{absent_in_words(decision)}{then}", **beside)
         elif decision.why and decision.first is not None and is_told:
             get_logger().warning(f"no rank starts again: {decision.why}")
         elif decision.again and is_told:
@@ -178,6 +183,11 @@ class RankOfAJob:
     def _off(self, why: str) -> None:
         self._why_off = why
         get_logger().error("the ranks cannot meet: none starts again by itself", reason=why)
+
+
+def stopped_end(own: OwnEnd) -> RankEnd:
+    """Return how an attempt ended that a signal to this rank's oomguard ended: the others need not wait for it, nor blame it."""
+    return RankEnd(own.number, "stopped", own.status, status_in_words(own.status))
 
 
 def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
@@ -201,5 +211,5 @@ def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
     row = None if incident is None or not is_oom else kept_incident(incident)
     patches = tuple(patch_dict(patch) for patch in own.patches)
     failed_s, did = own.failed_s if is_oom else None, own.did
-    told = seen_row(did.seen), did.idempotent, did.own_files, policy_row(did.policy)
+    told = seen_row(did.seen), did.idempotent, did.own_files, policy_row(did.policy, did.chosen)
     return RankEnd(own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *told)

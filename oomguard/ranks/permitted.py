@@ -8,12 +8,16 @@ from typing import Any
 
 from oomguard.incident import Effect, Patch
 from oomguard.ranks.documents import RankEnd
-from oomguard.remedy.policy import Need, Policy
+from oomguard.remedy.policy import YOU_SET_IT, Need, Policy
 
 
-def policy_row(policy: Policy) -> Mapping[str, Any]:
-    """Return what a rank permits as its document has it: what holds without its own failure, which tells who set what."""
+def policy_row(policy: Policy, chosen: Iterable[str] = ()) -> Mapping[str, Any]:
+    """Return what a rank permits as its document has it, with the settings that its user ``chose``.
+
+    All of that holds without a failure of its own.
+    """
     return {
+        "chosen": sorted(chosen),
         "allow": None if policy.allow is None else str(policy.allow),
         "pinned": sorted(policy.pinned),
         "minimum": dict(policy.minimum),
@@ -31,10 +35,18 @@ def why_not_permitted(patches: Iterable[Mapping[str, Any]], ends: Mapping[int, R
     for rank, end in ends.items():
         policy = _policy(end.policy)
         for patch in plan:
-            why = policy.holds(patch) or policy.forbids(patch)
+            why = policy.holds(patch) or policy.forbids(patch) or _chosen(patch, policy, end)
             if why is not None and rank not in found:
                 found[rank] = f"{_change(patch)} is not permitted: {why}"
     return found
+
+
+def _chosen(patch: Patch, policy: Policy, end: RankEnd) -> str | None:
+    """Return that a rank's user set what is to be reduced; its own failure tells that better, where its own plan has the patch."""
+    is_own = any(own.get("setting") == patch.setting for own in end.patches)
+    if policy.allow is not None or patch.effect != Effect.REDUCES_CAPACITY or is_own:
+        return None
+    return YOU_SET_IT.format(patch.effect) if patch.setting in end.policy.get("chosen", ()) else None
 
 
 def _policy(row: Mapping[str, Any]) -> Policy:

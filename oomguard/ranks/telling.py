@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from oomguard.incident import Diagnosis, Incident, Patch
 from oomguard.journal.contract import incident_of, patch_of
-from oomguard.ranks.decision import ranks_in_words, silent_in_words
+from oomguard.ranks.decision import absent_in_words, ranks_in_words
 from oomguard.ranks.documents import Decision, RankEnd
 
 _HOWS: Final = {
     "memory": "ran out of memory",
     "secondary": "lost the others",
     "ended": "ended by oomguard for it",
+    "stopped": "ended by a signal",
     "other": "failed of something else",
     "ran": "ran",
 }
@@ -30,7 +31,7 @@ def told(decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: 
         rank: this one.
         size: how many ranks there are.
     """
-    if all(how == "ran" for how in decision.hows.values()) and not decision.silent:
+    if all(how == "ran" for how in decision.hows.values()) and not decision.absent:
         return own
     notes = (*(own.notes if decision.first in {None, rank} else ()), *_notes(decision, size))
     if decision.first is None:
@@ -90,6 +91,6 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
             else " (their clocks do not tell the order: it had the least room, or the lowest number)"
         )
         notes.append(f"first: rank {decision.first}{known}")
-    if decision.silent:
-        notes.append(silent_in_words(decision))
+    if decision.absent:
+        notes.append(absent_in_words(decision))
     return tuple(notes)

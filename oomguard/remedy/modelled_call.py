@@ -217,7 +217,10 @@ def _plus(need_bytes: int | None, beside_bytes: int) -> int | None:
 
 def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
     """Return the rows that fit, blocked where rows cannot be run apart; other settings are not blocked by that."""
-    return replace(_rows_that_fit(call, incident), blocked_by=call.not_splittable)
+    found = _rows_that_fit(call, incident)
+    if call.not_splittable is None:
+        return found
+    return replace(found, blocked_by=call.not_splittable, effect=Effect.CHANGES_OUTPUTS)  # of rows that need each other
 
 
 def _rows_that_fit(call: CallModel, incident: Incident) -> Solution:

@@ -199,7 +199,7 @@ def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy:
         setting=fix.setting,
         old=old,
         new=value,
-        effect=effect,
+        effect=solution.effect or effect,
         reason=solution.reason or rule.title,
         rule=rule.code,
         as_flag=as_flag(fix.setting, value, engine, version),

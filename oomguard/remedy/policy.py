@@ -23,6 +23,7 @@ HARD_LIMIT: Final = "a byte count you set"
 
 # How a reason begins by which no permission leads to a patch.
 _NEVER: Final = ("pinned", "below ")
+YOU_SET_IT: Final = "you set it: --allow {} permits it"
 _FORBIDS: Final = "--allow {} forbids what {}"
 _FORBIDDEN: Final = re.compile(re.escape(_FORBIDS).replace(r"\{\}", "[a-z-]+"))
 
@@ -70,8 +71,8 @@ class Policy:
             return f"changes outputs: --allow {patch.effect} permits it"
         if by_user is False:
             return None
-        reason = "you set it" if by_user else "not known whether you set it"
-        return f"{reason}: --allow {patch.effect} permits it"
+        told = YOU_SET_IT if by_user else "not known whether you set it: --allow {} permits it"
+        return told.format(patch.effect)
 
     def forbids(self, patch: Patch) -> str | None:
         """Return how an explicit ``allow`` forbids a patch; None where it does not."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from oomguard.facts import FactValue
+from oomguard.incident import Effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class Solution:
     """A value that is predicted to fit, or None with the reason that names what is missing.
 
     ``predicts`` maps facts to what the next attempt should show; ``blocked_by`` says why the value cannot be applied
-    whatever the policy permits.
+    whatever the policy permits. ``effect`` is what the value costs here; None: what it costs anywhere.
     """
 
     value: FactValue | None
@@ -23,3 +24,4 @@ class Solution:
     unknown: tuple[str, ...] = ()
     predicts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     blocked_by: str | None = None
+    effect: Effect | None = None

@@ -76,9 +76,15 @@ def where(group: Group) -> str:
     if group.other_writers:
         lines.append(f"and {group.other_writers:,} more")
     if not lines:
-        line = "" if group.example.line is None else f":{group.example.line}"
-        lines = [f"{group.example.source}{line}"]
+        lines = [_place(group.example.source, group.example.line)]
+    if group.told_again:
+        others = len(group.told_again) - 1
+        lines.append(f"told again: {_place(*group.told_again[0])}" + (f" and {others:,} more" if others else ""))
     return "\n".join(lines)
+
+
+def _place(source: str, line: int | None) -> str:
+    return source if line is None else f"{source}:{line}"
 
 
 def _seen(group: Group) -> str:
@@ -150,6 +156,7 @@ def _group_dict(group: Group) -> dict[str, Any]:
         "refused": [{"setting": name, "why": why, "incidents": count} for name, why, count in shown.refused],
         "writers": [{"who": words, "incidents": times} for words, times in shown.writers],
         "other_writers": shown.other_writers,
+        "told_again": [{"source": source, "line": line} for source, line in group.told_again],
         "example": {
             "source": group.example.source,
             "line": example.line,

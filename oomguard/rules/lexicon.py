@@ -1,17 +1,18 @@
 """The words of failing for memory, weighed: how a message is told whose wording no signature has.
 
-The weights are fitted by benchmarks/fit_lexicon.py and are never edited by hand.
+The weights are fitted by benchmarks/fit_lexicon.py and are never edited by hand; those of words lie in a file of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.kinds import KINDS
 from oomguard.rules.table import Table
+from oomguard.rules.word_weights import WordWeights
 
 # Where a feature is looked for: observe/new_wording.py says what each part is.
 PARTS: Final = ("line", "before", "behind", "raw", "above", "below", "around", "phrase", "in_place", "amid")
@@ -56,25 +57,34 @@ class Lexicon:
 
     Attributes:
         anchors: literals in lower case; a line without any of them is not looked at.
-        phrase: what speaks of memory that is short, whether or not anything failed.
+        phrases: what speaks of memory that is short, whether or not anything failed.
         harmless: what is known to speak of memory without a failure, or of other memory: a part of the text, and a pattern on it.
         features: the signs, weighed.
         bias: log odds of a phrase without any sign.
         least_ratio: the least certainty with which a message is taken for a failure.
         kinds: what the nearest kind is told by, the first that is found.
         clauses: what sizes are read by.
+        classes: the kind of each word that has one, for the order of kinds on a line.
+        words: the weights of words, pairs and orders; None where the file names none.
         title: what tells that a report's title tells the failure; None where the file says nothing of titles.
     """
 
     anchors: tuple[str, ...]
-    phrase: Any
+    phrases: tuple[Any, ...]
     harmless: tuple[tuple[str, Any], ...]
     features: tuple[Feature, ...]
     bias: float
     least_ratio: float
     kinds: tuple[tuple[str, Any], ...]
     clauses: tuple[Any, ...]
+    classes: Mapping[str, str] = field(default_factory=dict)
+    words: WordWeights | None = None
     title: TitleWords | None = None
+
+    def check_words(self) -> None:
+        """Read the weights of words now; raises RuleError for a file that cannot be used."""
+        if self.words is not None:
+            self.words.odds(())
 
 
 def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Lexicon:
@@ -85,9 +95,10 @@ def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> L
         key = ".".join(part for part in (row.key, name) if part)
         return make(row.get(name), path=str(path), key=key)
 
+    others = [make(text, path=str(path), key="other_phrases") for text in table.get("other_phrases", ())]
     return Lexicon(
         anchors=tuple(table.get("anchors")),
-        phrase=pattern(table, "phrase"),
+        phrases=(pattern(table, "phrase"), *others),
         harmless=tuple(
             (row.choice("part", PARTS, "line"), pattern(row)) for row in table.tables("harmless", "harmless")
         ),
@@ -99,8 +110,19 @@ def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> L
         least_ratio=float(table.get("least_ratio")),
         kinds=tuple((row.choice("kind", KINDS), pattern(row)) for row in table.tables("nearest", "nearest")),
         clauses=tuple(pattern(row) for row in table.tables("clause", "clause")),
+        classes={word: row.get("name") for row in table.tables("class", "class") for word in row.get("words").split()},
+        words=_words(table),
         title=next((_title(row, pattern) for row in table.tables("title", "title")), None),
     )
+
+
+def _words(table: Table) -> WordWeights | None:
+    name = table.get("words")
+    if name is None:
+        return None
+    if Path(name).name != name:
+        raise table.error("expected the name of a file beside this one", "words")
+    return WordWeights(table.path.with_name(name))
 
 
 def _title(row: Table, pattern: Callable[[Table, str], Any]) -> TitleWords:

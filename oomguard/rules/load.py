@@ -96,6 +96,8 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 missing += read_missing(table, path)
             elif "phrase" in table:
                 lexicon = read_lexicon(table, path, pattern)
+                if not lazy:
+                    lexicon.check_words()
             else:
                 signatures.append(read_signature(table, path, pattern))
     in_order = tuple(rules[code] for code in sorted(rules))

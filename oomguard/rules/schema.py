@@ -59,8 +59,15 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "harmless": Key(list, required=True),
         "feature": Key(list, required=True),
         "nearest": Key(list, required=True),
+        "other_phrases": Key(list),
+        "words": Key(str),
+        "class": Key(list),
         "title": Key(list),
         "clause": Key(list, required=True),
+    },
+    "class": {
+        "name": Key(str, required=True),
+        "words": Key(str, required=True),
     },
     "missing_file": {
         "schema": Key(int, required=True),

@@ -43,6 +43,11 @@ def behind(comment: str, text: str) -> str:
     return f"{others}{_BETWEEN}{text}" if others else text
 
 
+def is_ours(comment: str) -> bool:
+    """Return whether a comment has words of ours in it."""
+    return _OURS.search(comment) is not None
+
+
 def state_in(comment: str) -> dict[str, FactValue]:
     """Return the changes in a comment, empty where it has none that this version knows."""
     ours = _OURS.search(comment)

@@ -10,7 +10,7 @@ from oomguard.facts import FactValue
 from oomguard.incident import Attempt, Patch
 from oomguard.log import get_logger
 from oomguard.report.wording import arrow
-from oomguard.schedulers.carried import behind, changes_of, state_in, with_state
+from oomguard.schedulers.carried import behind, changes_of, is_ours, state_in, with_state
 from oomguard.schedulers.slurm import Job
 from oomguard.schedulers.status_by_cause import is_held
 from oomguard.serving.end_message import MOST_COMMENT_BYTES, cut
@@ -30,23 +30,21 @@ class RunInJob:
     Args:
         job: the job.
         most: how often it may go back to the queue; 0: never.
-        tells_first: whether the first attempt is told too, which changes nothing.
+        tells_all: whether the comment tells every attempt and end; else only those that a next start of the job needs to know of.
     """
 
-    def __init__(self, job: Job, most: int, *, tells_first: bool = False) -> None:
-        self._job, self._most, self._tells_first = job, most, tells_first
+    def __init__(self, job: Job, most: int, *, tells_all: bool = False) -> None:
+        self._job, self._most, self._tells_all = job, most, tells_all
         self._is_over = threading.Event()
         self._settings: dict[str, FactValue] = {}
         self._setting = threading.Lock()
         self._latest = ""
-        self._before: str | None = None
 
     def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
         """Return the changes that the job's last start left for this one, and say which; none of a job that starts first."""
         if not self._job.restarts or not self._most:
             return ()
-        self._before = self._job.comment()
-        settings = state_in(self._before or "")
+        settings = state_in(self._job.comment() or "")
         if not settings:
             return ()
         log, reason = get_logger(), f"SLURM job {self._job.number}, requeued {self._job.restarts} times"
@@ -59,11 +57,10 @@ class RunInJob:
         return patches
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
-        """Make an attempt the job's comment; a first one without changes once it has run for a while, where it was asked for."""
+        """Make an attempt the job's comment; a first one without changes once it has run for a while."""
         self._settings |= {patch.setting: patch.new for patch in patches if patch.new is not None}
         is_plain = number == 1 and not patches
-        if self._tells_first or not is_plain:
-            self._say(f"oomguard: attempt {number} runs", _FIRST_SAID_AFTER_S if is_plain else 0.0)
+        self._say(f"oomguard: attempt {number} runs", _FIRST_SAID_AFTER_S if is_plain else 0.0)
 
     def began(self, _number: int, _launch: Launch, _pid: int | None) -> None:
         """Nothing: what is said stands since before the command."""
@@ -106,6 +103,8 @@ class RunInJob:
 
     def _say(self, text: str, after_s: float) -> None:
         """Set the comment beside the command, whose start does not wait for SLURM; of several the latest stands."""
+        if not self._tells_all and not self._settings:
+            return
         self._latest = text
 
         def say() -> None:
@@ -117,9 +116,13 @@ class RunInJob:
         threading.Thread(target=say, name="oomguard-slurm", daemon=True).start()
 
     def _set(self, text: str, *, is_over: bool = False) -> None:
+        """Set the comment behind what others have made it by now; where that is not known it stays as it is."""
+        if not self._tells_all and not self._settings and not self._job.restarts:
+            return
+        before = self._job.comment(tells=not is_over)
+        if before is None or not (self._tells_all or self._settings or is_ours(before)):
+            return
         comment = with_state(self._settings, text) if self._most else text
         if comment is None:
             get_logger().warning("the changes are too long for the job's comment: its next start begins without them")
-        if self._before is None:
-            self._before = self._job.comment() or ""
-        self._job.set_comment(behind(self._before, text if comment is None else comment), is_over=is_over)
+        self._job.set_comment(behind(before, text if comment is None else comment), is_over=is_over)

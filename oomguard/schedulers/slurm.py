@@ -32,15 +32,15 @@ class Job:
     path: str | None
     component: str | None = None
 
-    def comment(self) -> str | None:
-        """Return the job's comment, empty without one; None where SLURM does not tell it, with a line that says so."""
+    def comment(self, *, tells: bool = True) -> str | None:
+        """Return the job's comment, empty without one; None where SLURM does not tell it, with a line that says so if it ``tells``."""
         words = ("squeue", "--noheader", "--jobs", self.number, "--format", "%i %k")
-        said = self._said(words, "the comment is not read")
+        said = self._said(words, "the job's comment is not read, and stays as it is", tells=tells)
         if said is None:
             return None
         lines = [line.partition(" ") for line in said.splitlines()] or [("", "", "")]
         told = {name: text.strip() for name, _, text in lines}
-        comment = told.get(self.component or self.number, lines[0][2].strip())
+        comment = told.get(self.component or self.number) if len(told) > 1 else lines[0][2].strip()
         return "" if comment == _NO_COMMENT else comment
 
     def set_comment(self, text: str, *, is_over: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""Why a command cannot be run again, whatever would be changed: asked by a rank before all ranks decide.
+"""Why a command cannot be run again, or not as all would change it: asked by a rank before all ranks decide.
 
 What it did to the outside world is no part of this: who wrote a file, the command or an oomguard, all ranks together know.
 """
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.attempting.ledger import Ledger
+from oomguard.engines.command import Launch
+from oomguard.engines.protocol import Launcher
 from oomguard.supervise.between import cannot_make
 from oomguard.supervise.standard_input import StandardInput
 
@@ -35,3 +37,8 @@ def refusal_of(number: int, ledger: Ledger, stdin: StandardInput, folder: Path, 
     if (missing := cannot_make(folder)) is not None:
         return f"it needs a temporary folder: {missing}"
     return None
+
+
+def chosen_in(engine: Launcher, first: Launch) -> tuple[str, ...]:
+    """Return the settings that the user gave a launch, by its words before any change of ours."""
+    return tuple(name for name, found in engine.settings_in_force(first).items() if found.set_by_user)

@@ -35,7 +35,7 @@ from oomguard.supervise.own_files import OwnFiles, of_inner_runs, of_journal
 from oomguard.supervise.pasting import to_paste
 from oomguard.supervise.placing import AsGiven, Placing
 from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
-from oomguard.supervise.refusals import refusal_of
+from oomguard.supervise.refusals import chosen_in, refusal_of
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
@@ -215,7 +215,8 @@ class Supervision:
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
         told = ("", None) if heard is None else (heard.tail, heard.scanner.found.began_s())
-        did = OwnDeed(self._witness.seen(), self.idempotent, self.own_files.paths(), self._ledger.policy)
+        chosen = chosen_in(self._engine, self._first)
+        did = OwnDeed(self._witness.seen(), self.idempotent, self.own_files.paths(), self._ledger.policy, chosen)
         own = OwnEnd(number, status, error_of(status, incident), found, patches, refusal, *told, did)
         if (agreed := self.together.agree(own, self._between.stopped)) and agreed.diagnosis.incidents:
             self._ledger.diagnosis = agreed.diagnosis

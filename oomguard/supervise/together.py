@@ -20,12 +20,14 @@ class OwnDeed:
         idempotent: the user permits to repeat that.
         own_files: what this oomguard itself writes, which other ranks may take for their commands' work.
         policy: what may be changed here.
+        chosen: the settings that this process's user gave its command.
     """
 
     seen: SideEffects = field(default_factory=SideEffects)
     idempotent: bool = False
     own_files: tuple[str, ...] = ()
     policy: Policy = field(default_factory=Policy)
+    chosen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def test_a_call_that_begins_in_parts_draws_as_the_whole_one(llama):
 def test_a_call_in_which_something_else_draws_is_not_run_in_parts(llama):
     layer = llama.model.layers[0]
     own = layer.forward
-    layer.forward = lambda *args, **kwargs: (torch.rand(1), own(*args, **kwargs))[1]
+    layer.forward = lambda *args, **kwargs: (torch.rand(3), own(*args, **kwargs))[1]
     try:
         with pytest.raises(torch.OutOfMemoryError) as raised:
             whole_and_in_parts(lambda: seeded(llama, padded()))
@@ -74,6 +74,18 @@ def test_a_call_in_which_something_else_draws_is_not_run_in_parts(llama):
         del layer.forward
 
     assert "draws random numbers" in "".join(raised.value.__notes__)
+
+
+def test_a_number_that_a_layer_draws_for_all_rows_is_drawn_in_each_part(llama):
+    layer = llama.model.layers[0]
+    own = layer.forward
+    layer.forward = lambda *args, **kwargs: (torch.rand([]), own(*args, **kwargs))[1]
+    try:
+        whole, parts, _ = whole_and_in_parts(lambda: (seeded(llama, padded()), torch.rand(2)))
+    finally:
+        del layer.forward
+
+    assert_same(whole, parts)
 
 
 def test_greedy_rows_leave_the_generator_alone(llama):

@@ -1,4 +1,7 @@
-"""Forward calls that draw random numbers are not run in parts: a part would draw others, and a seed would give another result."""
+"""Forward calls that draw random numbers are not run in parts: a part would draw others, and a seed would give another result.
+
+But for single numbers, which are the same whatever the rows.
+"""
 
 from __future__ import annotations
 
@@ -87,3 +90,58 @@ def test_dropout_without_a_rate_and_dropout_that_is_off_are_no_reason():
     model.bert.encoder.layer[0].output.dropout.train()
     with torch.no_grad():
         assert ForwardCall.of(model, (), padded()).not_splittable is None
+
+
+class Dropping(transformers.BertForSequenceClassification):
+    """Draws a number for each layer that training may leave out, as wav2vec 2.0 and LED of transformers 5.17 do, in training or not."""
+
+    scales, draws_rows = False, False
+
+    def forward(self, input_ids, attention_mask=None):
+        numbers = [torch.rand([]) for _ in range(2)]
+        if self.draws_rows:
+            torch.rand(len(input_ids))
+        output = super().forward(input_ids=input_ids, attention_mask=attention_mask)
+        if self.scales:
+            output["logits"] = output.logits * numbers[1]
+        return output
+
+
+@pytest.fixture
+def dropping(noisy):
+    Dropping.scales = Dropping.draws_rows = False
+    model = Dropping._from_config(noisy.config, attn_implementation="eager").eval()
+    model.load_state_dict(noisy.state_dict())
+    return model
+
+
+def test_a_number_that_is_drawn_once_for_all_rows_is_no_reason(dropping):
+    whole = run(dropping)
+    with limit_memory(capacity_for(dropping)), oomguard.guard() as g:
+        parts = run(dropping)
+    torch.testing.assert_close(parts, whole)
+    assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", ""]
+
+
+def test_a_number_for_all_rows_by_which_the_users_own_code_changes_them_is_a_reason(dropping):
+    Dropping.scales = True
+    with limit_memory(capacity_for(dropping)), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard():
+        run(dropping)
+    assert "come out otherwise" in "".join(raised.value.__notes__)
+
+
+def test_parts_leave_the_generator_where_one_call_leaves_it(dropping):
+    with limit_memory(capacity_for(dropping)), oomguard.guard():
+        run(dropping)
+        state = torch.get_rng_state()
+    torch.manual_seed(7)
+    torch.rand(2)  # by the call that failed
+    torch.rand(2)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_numbers_drawn_for_each_row_beside_it_are_a_reason(dropping):
+    Dropping.draws_rows = True
+    with limit_memory(capacity_for(dropping)), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard():
+        run(dropping)
+    assert "draws random numbers" in "".join(raised.value.__notes__)

@@ -11,6 +11,9 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from model_calls import assert_same, made, padded, whole_and_in_parts  # noqa: E402
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList  # noqa: E402
 
+import oomguard  # noqa: E402
+from oomguard.testing import limit_memory  # noqa: E402
+
 GREEDY = {"do_sample": False, "max_new_tokens": 6}
 
 
@@ -185,6 +188,31 @@ def test_what_hangs_on_more_is_told_and_not_run_in_parts(llama, own, reason, mon
         whole_and_in_parts(lambda: llama.generate(**padded(), **{**GREEDY, "max_new_tokens": 24}, **own()))
 
     assert reason in "".join(raised.value.__notes__)
+    assert not hasattr(raised.value, "partial")  # no row is known to be one of the whole call
+
+
+def test_rows_that_ran_before_a_processor_was_asked_about_all_are_not_handed_out(llama):
+    seen = []
+
+    class Stopped(Favour):
+        def __call__(self, input_ids, scores):
+            Stopped.asked += 1
+            if Stopped.asked == Stopped.last:
+                seen.append(len(input_ids))
+                raise KeyboardInterrupt
+            return super().__call__(input_ids, scores)
+
+    Stopped.asked, Stopped.last = 0, None
+    call = functools.partial(llama.generate, **padded(), **GREEDY, **processors(Stopped([7, 8])))
+    with limit_memory("4 GiB") as device:
+        call()
+    Stopped.asked, Stopped.last = 0, GREEDY["max_new_tokens"] + 1  # the first part has run then
+
+    with limit_memory(int(device.peak_bytes / 2)), pytest.raises(KeyboardInterrupt), oomguard.guard() as g:
+        call()
+
+    assert seen
+    assert g.partial is None
 
 
 class Unreadable(list):

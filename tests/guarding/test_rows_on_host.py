@@ -72,6 +72,16 @@ def _into_another(logits: Any) -> Any:
     return kept
 
 
+def _with_addend(logits: Any) -> list[Any]:
+    flat, to_one = logits.view(-1, VOCABULARY), torch.ones(VOCABULARY)
+    to_three, each = torch.ones(VOCABULARY, 3), torch.arange(ROWS * TOKENS).float()
+    addends = [each[:, None].expand(-1, 3), torch.ones(1, 3), torch.ones(3), torch.ones(())]
+    found = [torch.addmm(addend, flat, to_three) for addend in addends]
+    found += [torch.addmv(addend, flat, to_one) for addend in (each, torch.ones(1))]
+    found += [torch.baddbmm(each.view(ROWS, TOKENS, 1), logits, to_three[None].expand(ROWS, -1, -1))]
+    return [*found, torch.baddbmm(torch.ones(3), logits, to_three.expand(ROWS, -1, -1)), flat.mv(to_one)]
+
+
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "last token": lambda x: x[:, -1].log_softmax(-1),
     "greedy": lambda x: x.argmax(-1),
@@ -100,6 +110,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "half": lambda x: x[:, -1].to(torch.float16),
     "projection": lambda x: x @ torch.ones(VOCABULARY, 3),
     "linear": lambda x: F.linear(x, torch.ones(3, VOCABULARY), torch.ones(3)),
+    "products with an addend": _with_addend,
     "layer norm": lambda x: F.layer_norm(x, (VOCABULARY,)).sum(-1),
     "unit length": lambda x: F.normalize(x[:, 0], dim=-1),
     "similarity": lambda x: F.normalize(x[:, 0], dim=-1) @ F.normalize(x[:, 0], dim=-1).T,
@@ -242,3 +253,16 @@ def test_a_result_that_was_made_in_inference_mode_comes_to_the_host_after_it(mov
 
     assert type(moved) is torch.Tensor
     assert torch.equal(moved, host)
+
+
+def test_an_operation_that_fails_in_parts_is_made_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oomguard.guarding import rows_on_host
+
+    monkeypatch.setattr(rows_on_host, "cut_arguments", lambda *_: ("mat1",))  # as if nothing were added to each row
+    with torch.no_grad():
+        _assert_same(_with_addend(_waiting(_logits())), _with_addend(_logits()))
+
+
+def test_what_an_operation_of_the_program_raises_is_raised() -> None:
+    with torch.no_grad(), pytest.raises(RuntimeError, match="must match"):
+        _waiting(_logits()) + torch.ones(7)

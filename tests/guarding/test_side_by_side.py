@@ -112,6 +112,14 @@ def test_what_a_call_changes_beside_its_result_keeps_it_whole(function, reason):
     assert reason in refused(own(function))
 
 
+def test_a_size_that_follows_from_what_the_rows_hold_is_told_with_what_to_do():
+    import numpy as np
+
+    notes = refused(own(by_numpy(lambda x: np.zeros((len(x), int(abs(x).sum() * 100))))))
+    assert "of them: its size follows from what the rows hold" in notes
+    assert "a list of these parts can be split" in notes
+
+
 def test_following_a_call_leaves_nothing_in_variables_of_the_users():
     KEPT.clear()
     refused(own(adds))

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.journal.deliverer import Deliverer
+from oomguard.journal.delivering import deliver_left_behind
 from oomguard.journal.place import Shared
 from oomguard.journal.reading import reading
 from oomguard.journal.record import Record
@@ -128,10 +129,10 @@ def test_nothing_of_it_is_left_when_the_run_has_finished():
     assert deliverers(os.getpid()) == []
 
 
-def test_what_is_delivered_leaves_the_file_with_the_next_write(database: str):
+def test_what_is_delivered_leaves_a_large_file_with_the_next_write(database: str):
     journal = SharedJournal(Shared(database))
-    journal.begin(Record("s", 1, ["x" * 10_000], {}, []))
-    assert journal.path.stat().st_size > 10_000
+    journal.begin(Record("s", 1, ["x" * (1 << 20)], {}, []))
+    assert journal.path.stat().st_size > 1 << 20
 
     def is_there() -> bool:
         with reading(Shared(database)) as connection:
@@ -142,6 +143,18 @@ def test_what_is_delivered_leaves_the_file_with_the_next_write(database: str):
     journal.end(1, exit_status=0, incident=None, measured={})
     assert [json.loads(line)["kind"] for line in journal.path.read_text().splitlines()] == ["end"]
     assert journal.finish(LIMIT_S) is None
+
+
+def test_what_is_delivered_of_a_killed_run_is_not_delivered_again(database: str):
+    shared = Shared(database)
+    with subprocess.Popen([sys.executable, "-c", WRITER, database], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "written\n"
+        (path,) = waiting(folder_of(shared))
+        until(lambda: int(path.with_suffix(".delivered").read_bytes() or 0) == path.stat().st_size)
+        run.kill()
+    assert deliver_left_behind(shared).attempts == 0
+    assert list(folder_of(shared).iterdir()) == []
 
 
 def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_wait_for_it(database: str):
@@ -176,7 +189,7 @@ def test_it_delivers_all_whole_lines_that_the_file_holds_and_says_how_far(databa
         spool.begin(Record("s", number, ["x"], {}, []))
     whole = spool.size
     os.write(spool.fd, b'{"form": 1, "kind"')
-    deliverer = Deliverer(Shared(database), spool.fd, answers)
+    deliverer = Deliverer(Shared(database), spool.path, spool.fd, answers)
     deliverer.take({"round": 3, "is_last": True})
     deliverer.run()
     spool.close(is_delivered=True)
@@ -206,5 +219,5 @@ def test_what_is_written_while_an_order_waits_for_its_answer_is_delivered_withou
 def test_an_idle_one_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("oomguard.journal.deliverer._IDLE_S", 0.01)
     answers = io.StringIO()
-    Deliverer(AWAY, 0, answers).run()
+    Deliverer(AWAY, tmp_path, 0, answers).run()
     assert answers.getvalue() == ""

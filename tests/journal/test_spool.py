@@ -6,12 +6,23 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from oomguard.journal.record import Ended, Ran, Record
-from oomguard.journal.spool import Spool, attempts_in, left_behind, read_from, record_in, waiting
+from oomguard.journal.spool import (
+    Spool,
+    attempts_in,
+    delivered_of,
+    left_behind,
+    note_delivered,
+    read_from,
+    record_in,
+    waiting,
+)
+from oomguard.report.json import plain_value
 
 RECORD = Record("s", 1, ["vllm", "serve", "ü\n\udc80"], {"max_model_len": 4096}, [{"to": 1}], started_at=1.5, who="ann")
 ENDED = Ended(3, {"kind": "cuda_oom"}, {"x": 1}, Ran("vllm", "0.33.0"), {"max_model_len": True}, 2.5, "why", 4.0)
@@ -119,4 +130,28 @@ def test_what_is_delivered_is_dropped_unless_more_has_come(tmp_path: Path):
     assert spool.empty(end)
     spool.begin(RECORD)
     assert [row["kind"] for row in read_from(spool.fd, 0)[0]] == ["begin"]
+    spool.close(is_delivered=True)
+
+
+def test_how_far_a_file_is_delivered_stands_beside_it_until_it_is_emptied_or_removed(tmp_path: Path):
+    spool = Spool(tmp_path, "s")
+    assert delivered_of(spool.path, spool.fd) == 0
+    spool.begin(RECORD)
+    note_delivered(spool.path, spool.size)
+    assert delivered_of(spool.path, spool.fd) == spool.size
+    assert spool.empty(spool.size)
+    assert delivered_of(spool.path, spool.fd) == 0
+    spool.close(is_delivered=True)
+    note_delivered(spool.path, 7)  # a deliverer that is late
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "odd", ["\ud800", float("nan"), float("inf"), Path("/x"), {1: 2}, ("a", {"b": (1,)})], ids=repr
+)
+def test_what_no_json_holds_is_written_as_plain_values(tmp_path: Path, odd: object):
+    spool = Spool(tmp_path, "s")
+    spool.begin(replace(RECORD, settings={"odd": odd}))
+    ((row,), _end) = read_from(spool.fd, 0)
+    assert row["fields"]["settings"] == {"odd": plain_value(odd)}
     spool.close(is_delivered=True)

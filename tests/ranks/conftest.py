@@ -27,10 +27,18 @@ class Job:
     folder: Path
     ranks: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, size: int, *options: str, rendezvous: str = "", are_apart: bool = False, **job: Any) -> None:
+    def start(
+        self,
+        size: int,
+        *options: str,
+        rendezvous: str = "",
+        are_apart: bool = False,
+        words: dict[str, list[str]] | None = None,
+        **job: Any,
+    ) -> None:
         """Start the ranks, which meet in the job's folder; ``job`` are the variables of ranked_job.py, mappings by rank.
 
-        Where they are apart, each has temporary files of its own, as on a host of its own.
+        ``words`` stand at the end of a rank's command, by rank. Where they are apart, each has temporary files of its own, as on a host of its own.
         """
         variables = {
             name.upper(): value if isinstance(value, str) else json.dumps(value) for name, value in job.items()
@@ -42,7 +50,7 @@ class Job:
                 Path(own["TMPDIR"]).mkdir()
             given = {name: value for name, value in os.environ.items() if name not in {"MASTER_ADDR", "MASTER_PORT"}}
             meets = ("--rank", str(rank), "--world-size", str(size), "--rendezvous", rendezvous or str(self.folder))
-            command = [*RUN, *meets, *options, "--", sys.executable, str(JOB)]
+            command = [*RUN, *meets, *options, "--", sys.executable, str(JOB), *(words or {}).get(str(rank), [])]
             self.ranks.append(
                 subprocess.Popen(
                     command,

@@ -29,6 +29,14 @@ def test_a_silent_rank_is_named_and_none_starts_again():
     assert decision.why == "ranks 2 and 3 are silent"
 
 
+def test_a_rank_that_a_signal_ended_is_told_as_that_and_not_as_silent():
+    stopped = RankEnd(1, "stopped", 143, "exit status 143, signal 15 (TERM)")
+    decision = decide(1, {0: RankEnd(1, "ran", 0), 1: stopped}, {}, silent={2}, gone={1})
+    assert (decision.again, decision.silent, decision.gone) == (False, (2,), ())
+    assert decision.why == "rank 1 was ended by a signal (exit status 143, signal 15 (TERM)); rank 2 is silent"
+    assert not decide(1, {0: FAILED, 1: stopped}, {}).again
+
+
 def test_one_rank_that_must_not_run_again_holds_all_back():
     decision = decide(1, {0: RankEnd(1, "ran", 0, refusal="it wrote a file"), 1: FAILED}, {})
     assert (decision.again, decision.why) == (False, "rank 0: it wrote a file")
@@ -45,7 +53,7 @@ def test_a_job_that_ran_has_nothing_to_tell():
         st.builds(
             RankEnd,
             st.just(1),
-            st.sampled_from(["ran", "memory", "secondary", "ended", "other"]),
+            st.sampled_from(["ran", "memory", "secondary", "ended", "stopped", "other"]),
             st.integers(0, 143),
             incident=st.just({}),
             patches=st.sampled_from([(), PATCH]),

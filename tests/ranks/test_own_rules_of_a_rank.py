@@ -36,6 +36,24 @@ def test_what_one_rank_does_not_permit_lets_none_start_again_and_names_the_rank(
     )
 
 
+def test_what_the_user_set_on_any_rank_is_not_reduced_by_the_default_policy():
+    """The rank that failed may be a headless one, whose command line has none of the job's settings."""
+    chosen = RankEnd(1, "ended", 143, policy=policy_row(Policy(), ["max_model_len"]))
+    decision = decide(1, {0: chosen, 1: FAILED}, {})
+    why = "rank 0: max_model_len 32768 -> 1792 is not permitted: you set it: --allow reduces-capacity permits it"
+    assert (decision.again, decision.why) == (False, why)
+    allowed = RankEnd(1, "ended", 143, policy=policy_row(Policy(allow=Effect.REDUCES_CAPACITY), ["max_model_len"]))
+    other = RankEnd(1, "ended", 143, policy=policy_row(Policy(), ["max_num_seqs"]))
+    assert decide(1, {0: allowed, 1: FAILED, 2: other}, {}).again
+
+
+def test_a_length_on_another_ranks_command_line_is_that_users_choice(job):
+    job.start(2, fits={"1": 1792}, after_s="0.5", words={"0": ["--max-model-len", "32768"]})
+    ended = job.ended()
+    assert job.lengths() == [[32768]] * 2
+    assert "rank 0: max_model_len 32768 -> 1792 is not permitted: you set it" in ended[0][2]
+
+
 def test_a_floor_that_the_plan_keeps_holds_nobody_back():
     kept = RankEnd(1, "ended", 143, policy=policy_row(Policy(minimum={"max_model_len": 1792})))
     assert decide(1, {0: kept, 1: FAILED}, {}).again

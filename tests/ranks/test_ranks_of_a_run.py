@@ -11,6 +11,7 @@ import time
 import pytest
 
 from oomguard.journal.store import Journal
+from oomguard.ranks.rendezvous import free_port
 from support.supervising import LIMIT_S
 
 
@@ -190,3 +191,17 @@ def test_a_stop_of_the_launcher_starts_no_rank_again(job, number):
         rank.send_signal(number)
     assert [status for status, _, _ in job.ended()] == [128 + number] * 2
     assert job.lengths() == [[32768]] * 2
+
+
+@pytest.mark.parametrize("are_apart", [False, True], ids=["folder", "store"])
+def test_a_signal_to_one_rank_ends_no_other_and_is_told_as_what_it_was(job, tmp_path, are_apart):
+    report, place = tmp_path / "report.json", f"tcp://127.0.0.1:{free_port()}" if are_apart else ""
+    job.start(2, "--report", str(report), rendezvous=place, are_apart=are_apart, after_s="6", modes={"0": "early"})
+    job.wait_until_all_run()
+    job.ranks[1].send_signal(signal.SIGTERM)
+    (first, _, errors), (second, _, _) = job.ended()
+    assert (first, second) == (0, 143)
+    assert "rank 1 was ended by a signal (exit status 143, signal 15 (TERM))" in errors
+    assert "silent" not in errors
+    (attempt,) = json.loads(report.read_text())["attempts"]
+    assert (attempt["ranks"]["ended"], attempt["ranks"]["silent"]) == ({"0": "ran", "1": "stopped"}, [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomguard.incident import Effect, Patch
-from oomguard.ranks.decision import silent_in_words
+from oomguard.ranks.decision import absent_in_words
 from oomguard.ranks.documents import Decision
 from oomguard.ranks.telling import plan_of_all
 
@@ -36,4 +36,4 @@ def test_without_a_plan_of_all_that_of_the_first_stays():
 
 def test_a_rank_whose_process_was_killed_is_told_from_one_that_says_nothing():
     decision = Decision(1, False, silent=(1, 2, 3), gone=(1,))
-    assert silent_in_words(decision) == "rank 1 is gone, its process was killed; ranks 2 and 3 are silent"
+    assert absent_in_words(decision) == "rank 1 is gone, its process was killed; ranks 2 and 3 are silent"

@@ -261,6 +261,7 @@ def test_a_call_that_cannot_be_split_is_solved_and_not_applied():
     patch = planned(CallModel(16, 64 * MIB, row_bytes=20 * MIB, not_splittable="it streams"))
 
     assert (patch.new, patch.blocked_by) == (9, "it streams")
+    assert str(patch.effect) == "changes-outputs"  # nobody says that its rows in parts give the same
 
 
 def test_without_a_model_the_plan_names_what_is_not_measured():

@@ -62,7 +62,7 @@ def test_the_queue_shows_the_attempt_that_runs(slurm):
 def test_a_failure_of_something_else_and_a_stop_leave_the_queue_alone(slurm):
     job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2", "sh -c 'exit 3'"))
     slurm.wait_for(job, "FAILED")
-    assert slurm.told(job, "%k") == "oomguard: exit status 3 after 1 attempt"
+    assert slurm.told(job, "%k") == "(null)"
 
 
 def test_a_job_that_may_not_be_requeued_says_why(slurm):
@@ -100,6 +100,21 @@ def test_a_task_of_an_array_that_goes_back_leaves_its_siblings_and_the_users_com
     slurm.wait_for(last, "COMPLETED")
     assert slurm.told(last, "%k") == 'proj42; oomguard {"max_model_len": 1792}: ended'
     assert "CANCELLED" not in slurm.output(f"{job}_1")
+
+
+def test_each_task_of_an_array_keeps_the_comment_that_it_gave_itself(slurm):
+    own = "scontrol update JobId=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID Comment=own-$SLURM_ARRAY_TASK_ID\n"
+    fails = f"exec oomguard run --max-relaunches 0 --slurm-requeue 2 -- {sys.executable} {ENGINE}\n"
+    other = "[ $SLURM_ARRAY_TASK_ID = 2 ] || exec oomguard run --slurm-requeue 2 -- sleep 2\n"
+    named = f"--output={slurm.folder}/out.%A_%a"
+    job = slurm.submit(f"#!/bin/bash\n{own}{other}{fails}", "--array=1-3", "--comment=proj42", named)
+    slurm.wait_for_requeue(f"{job}_2")
+    for task in (1, 3):
+        slurm.wait_for(f"{job}_{task}", "COMPLETED")
+    told = [slurm.told(f"{job}_{task}", "%k") for task in (1, 2, 3)]
+    assert (told[0], told[2]) == ("own-1", "own-3")
+    assert told[1].startswith('own-2; oomguard {"max_model_len": 1792}: One request needs')
+    slurm.ask("scancel", job)
 
 
 def test_of_ranks_rank_0_puts_the_job_back_and_all_begin_with_the_plan_of_all(slurm, tmp_path):

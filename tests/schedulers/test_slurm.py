@@ -27,6 +27,8 @@ def scontrol(tmp_path: Path) -> dict[str, str]:
         f"#!{sys.executable}\nimport json, sys\nopen({str(tmp_path / 'words')!r}, 'w').write(json.dumps(sys.argv[1:]))\n"
     )
     program.chmod(0o755)
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "squeue").chmod(0o755)
     return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
 
 
@@ -49,6 +51,23 @@ def test_a_command_that_ends_at_once_sets_the_comment_once(tmp_path, scontrol):
 
 def test_without_being_asked_no_comment_is_touched(tmp_path, scontrol):
     run(command=FAILS, env=scontrol)
+    assert not (tmp_path / "words").exists()
+
+
+def test_a_job_that_may_go_back_and_need_not_has_no_comment_of_ours(tmp_path, scontrol):
+    for command in (("true",), ("sh", "-c", "exit 3")):
+        run("--slurm-requeue", "2", command=command, env=scontrol)
+    assert not (tmp_path / "words").exists()
+
+
+def test_a_comment_that_cannot_be_read_is_not_overwritten(tmp_path, scontrol):
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
+    ran = run("--slurm-comment", command=("sh", "-c", "exit 3"), env=scontrol)
+    assert ran.returncode == 3
+    assert (
+        "the job's comment is not read, and stays as it is: reason=squeue ended with exit status 1: no controller"
+        in ran.stderr
+    )
     assert not (tmp_path / "words").exists()
 
 

@@ -65,7 +65,12 @@ class RowsCompared:
 
 
 def compared(
-    model: Any, arguments: Mapping[str, Any], run: Callable[[Sequence[int]], Any], *, gives_result: bool
+    model: Any,
+    arguments: Mapping[str, Any],
+    run: Callable[[Sequence[int]], Any],
+    *,
+    gives_result: bool,
+    unlisted: str | None = None,
 ) -> RowsCompared | None:
     """Return a call to be compared; None where its code is a library's and was followed, or a call of its kind was compared.
 
@@ -74,21 +79,24 @@ def compared(
         arguments: its arguments by name.
         run: runs rows by their numbers.
         gives_result: whether that gives what a part gives.
+        unlisted: what their names do not tell of the arguments, so that it is compared in any case; None: they tell all.
     """
     failed = why_not_followed(model)
     own = own_code(model)
-    if failed is None and own is None:
+    if failed is None and own is None and unlisted is None:
         return None
     key = tuple(sorted((name, _kind(value)) for name, value in arguments.items()))
     with _lock:
         if key in _passed.get(model, ()):
             return None
-    why = f"{own} is no library's code" if failed is None else f"its code cannot be followed ({failed[:120]})"
+    why = unlisted or f"{own} is no library's code"
+    if failed is not None:
+        why = f"its code cannot be followed ({failed[:120]})"
     return RowsCompared(model, why, gives_result, run, key, None if failed is None else KeptOutside(model))
 
 
 def generation_compared(
-    model: Any, arguments: Mapping[str, Any], of_rows: Collection[str], *, draws: bool
+    model: Any, arguments: Mapping[str, Any], of_rows: Collection[str], *, draws: bool, unlisted: str | None = None
 ) -> RowsCompared | None:
     """Return a generation to be compared, by the scores of its first steps; None as ``compared`` does.
 
@@ -97,13 +105,14 @@ def generation_compared(
         arguments: its arguments by name, without functions of the user's own.
         of_rows: the names of those with one entry a row.
         draws: whether tokens are drawn: those of fewer rows are others, so that only the first step is compared.
+        unlisted: as of ``compared``.
     """
 
     def run(order: Sequence[int]) -> Any:
         cut = {name: _at(value, order) if name in of_rows else value for name, value in arguments.items()}
         return _first_scores(model, cut, 1 if draws else _STEPS)
 
-    return compared(model, arguments, run, gives_result=False)
+    return compared(model, arguments, run, gives_result=False, unlisted=unlisted)
 
 
 def _at(value: Any, order: Sequence[int]) -> Any:

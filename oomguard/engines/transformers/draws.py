@@ -22,6 +22,7 @@ from oomguard.observe import torch_memory
 
 States = Mapping[torch.device, torch.Tensor]
 _OTHERWISE: Final = "it draws random numbers in a way that parts cannot repeat"
+_FACTORIES: Final = frozenset({torch.rand, torch.randn, torch.randint})
 # Devices beside the CPU whose generators can be read and set.
 _DEVICES: Final = frozenset({"cuda", "xpu", "npu"})
 
@@ -65,11 +66,11 @@ class Draws:
             if mode.number > self._most_draws:
                 self._most_draws, self._furthest = mode.number, mode.expected
             if mode.number:
-                _set(self._furthest)
+                set_states(self._furthest)
 
 
 class _OfRows(TorchFunctionMode):  # type: ignore[misc]
-    """Answers ``multinomial`` with some rows of what all rows draw."""
+    """Answers ``multinomial`` with some rows of what all rows draw, and a single number with the one that all rows have."""
 
     def __init__(self, start: int, stop: int, total: int, states: States) -> None:
         super().__init__()
@@ -83,6 +84,8 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
             found = self._drawn(*args, **(kwargs or {}))
             if found is not None:
                 return found
+        elif func in _FACTORIES:
+            return self._of_all_rows(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def _drawn(  # its arguments are called as in torch
@@ -107,12 +110,26 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
         if not bool((input.max() < float("inf")) & (input.min() >= 0)):
             return None  # it raises what the whole call would have raised
         if not self.number:
-            _set(self._states)
+            set_states(self._states)
         each = input.shape[0] // rows
         own = range(self._start * each, self._stop * each)
         found = _drawn_for(input, own, self._total * each, num_samples)
         self.number += 1
         self.expected = _now(self._states)
+        return found
+
+    def _of_all_rows(self, draw: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return a number that is drawn once, whatever the rows, as versions of transformers draw for layers that training leaves out."""
+        is_next = kwargs.get("generator") is None and are_equal(self.expected, _now(self._states))
+        if is_next and not self.number:
+            set_states(self._states)
+        found = draw(*args, **kwargs)
+        of_all = found.dim() == 0 or (found.numel() == 1 and self._stop - self._start > 1)
+        if not (is_next and of_all):
+            self.problem = _OTHERWISE
+        else:
+            self.number += 1
+            self.expected = _now(self._states)
         return found
 
 
@@ -171,15 +188,15 @@ def _draws_so(device: torch.device, dtype: torch.dtype) -> bool:
         given = torch.arange(1, 65, dtype=torch.float32, device=device).reshape(4, 16).to(dtype) / 64
         found = []
         for number in (1, 3):
-            _set(before)
+            set_states(before)
             theirs = torch.multinomial(given, number)
             after = _now(before)
-            _set(before)
+            set_states(before)
             ours = _largest(given, torch.empty_like(given).exponential_(1), number)
             found.append(bool((theirs == ours).all()) and are_equal(after, _now(before)))
         return all(found)
     finally:
-        _set(before)
+        set_states(before)
 
 
 def _now(like: States) -> States:
@@ -189,7 +206,8 @@ def _now(like: States) -> States:
     }
 
 
-def _set(states: States) -> None:
+def set_states(states: States) -> None:
+    """Have the generators stand there."""
     for device, state in states.items():
         if device.type == "cpu":
             torch.set_rng_state(state)

@@ -22,6 +22,7 @@ class FeaturesCall:
     why_not_rows: str | None
     beside_row_bytes: int = 0
     waits_on_host: bool = False
+    unsettled: None = None
     pad_value: int | None = None
     puts_back: Collection[str] = ()
     phase: str | None = None

@@ -43,6 +43,7 @@ class Followed:
         layout: where it is noted at which axis the tensors of the result hold the rows; None where that is known.
         leaves: where the tensors are noted that a call leaves on its model, one entry a row.
         refuse_again: called with the reason where a call that is made once more finds something else than the first did.
+        unlisted: what nothing but following the call tells of its arguments; None where their names do.
     """
 
     model: Any
@@ -56,6 +57,7 @@ class Followed:
     layout: dict[str, tuple[int, int]] | None = None
     leaves: list[tuple[str, str]] = field(default_factory=list)
     refuse_again: Callable[[str], object] = lambda why: None
+    unlisted: str | None = None
 
     def why_not_again(self) -> str | None:
         """Return what the call changes that it reads, None where nothing, or that cannot be told."""
@@ -70,6 +72,8 @@ class Followed:
         key = self._key()
         with _lock:
             known = _clean.get(self.model, {}).get(key)
+            if known is not None:
+                _failed.pop(self.model, None)
         if known is not None:
             return self._told(known)
         found, changes = self._followed_apart()
@@ -80,7 +84,10 @@ class Followed:
             self.refuse_again(why)
             return why
         if found is None:
-            return None
+            return (
+                self.unlisted
+                and f"{self.unlisted}, and the model's code cannot be followed to tell: {why_not_followed(self.model)}"
+            )
         if found.origin is not None:
             if found.left.why_not is not None:
                 self.refuse_again(found.left.why_not)

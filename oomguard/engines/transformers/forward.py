@@ -14,7 +14,7 @@ from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
 from oomguard.engines.transformers.comparing import RowsCompared, compared
 from oomguard.engines.transformers.forward_draws import WHY_NOT as WHY_NOT_DRAWN
-from oomguard.engines.transformers.forward_draws import noting_draws, tell_of_draws
+from oomguard.engines.transformers.forward_draws import AlikeDraws, noting_draws, tell_of_draws
 from oomguard.engines.transformers.forward_rows import (
     is_cut,
     is_input,
@@ -30,6 +30,7 @@ from oomguard.engines.transformers.loss import LABELS, loss_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_off
 from oomguard.engines.transformers.own_function import with_own_function
+from oomguard.engines.transformers.taken_rows import common_rows, taken_for_rows, why_unlisted
 from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
 
@@ -42,7 +43,8 @@ class ForwardCall:
     """One call of a model: its rows, and how to make a part of it.
 
     ``positional`` are the names of its positional arguments, by the model's own signature; ``found`` is why parts of its results,
-    as a trace shows them, cannot be put together, ``drawn`` why another call would find or draw something else, as a trace or a part shows.
+    as a trace shows them, cannot be put together, ``drawn`` why another call would find or draw something else, as a trace or a part shows;
+    ``taken`` are arguments that nobody has listed, and are cut.
     """
 
     model: Any
@@ -56,14 +58,17 @@ class ForwardCall:
     max_new_tokens: int | None = 0
     beside_row_bytes: int = 0
     waits_on_host: bool = False
+    unsettled: None = None
     pad_value: int | None = None
     puts_back: Collection[str] = ()
     phase: str | None = None
     found: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
+    alike: AlikeDraws = field(default_factory=AlikeDraws)
     chunk_tokens: int | None = None
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
+    taken: frozenset[str] = frozenset()
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
     leaves: list[tuple[str, str]] = field(default_factory=list)
     stored: Stored = field(default_factory=dict)
@@ -77,25 +82,26 @@ class ForwardCall:
         arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
         found = next((name for name in (*names("text"), *names("others")) if is_input(name, arguments.get(name))), None)
         trains = records_gradients(model, arguments.values())
-        if found is None:
+        rows = common_rows(arguments) if found is None else int(arguments[found].shape[0])
+        if rows is None:
             given = (
                 ", ".join(name for name, value in arguments.items() if any(True for _ in tensors(value))) or "no tensor"
             )
             why = f"none of its arguments is known to hold one row per input: {given}"
             why = with_own_function(why, model, arguments)
             return cls(model, args, kwargs, positional, 1, None, why, trains)
-        rows = int(arguments[found].shape[0])
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
         media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
+        of_rows = Media({}) if isinstance(media, str) else media
+        taken = frozenset() if of_rows.starts else taken_for_rows(arguments, rows, of_rows.untold)
         reason = reason or why_rows_depend(model) or why_over_batch(model, arguments)
         reason = reason or (
             with_own_function(media, model, arguments, rows)
             if isinstance(media, str)
-            else why_not_rows(model, arguments, rows, media)
+            else why_not_rows(model, arguments, rows, media, taken)
         )
         tokens = int(arguments[found].shape[1]) if found in names("text") else None
-        of_rows = Media({}) if isinstance(media, str) else media
-        return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows)
+        return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows, taken=taken)
 
     @property
     def not_splittable(self) -> str | None:
@@ -128,7 +134,13 @@ class ForwardCall:
 
     @contextlib.contextmanager
     def _noting_draws(self, around: AbstractContextManager[object], *, is_whole: bool) -> Iterator[None]:
-        with noting_draws(self.model, tell_of_draws if is_whole else self.drawn.append), around:
+        if is_whole:
+            noted = noting_draws(self.model, tell_of_draws)
+        elif self.alike.is_known:
+            noted = self.alike.of_part(self.model, self.drawn.append)
+        else:
+            noted = noting_draws(self.model, self.drawn.append)
+        with noted, around:
             yield
 
     @contextlib.contextmanager
@@ -202,10 +214,11 @@ class ForwardCall:
             given.get("attention_mask"),
             self.found.append if self.why_not_rows is None else lambda _: None,
             lambda model: self._another_way(model, contextlib.nullcontext()),
-            lambda: self.drawn.append(WHY_NOT_DRAWN),
+            self._draws,
             self.layout,
             self.leaves,
             self.drawn.append,
+            why_unlisted(self.taken),
         )
 
     def comparison(self) -> RowsCompared | None:
@@ -219,7 +232,13 @@ class ForwardCall:
             with self._another_way(self.model, contextlib.nullcontext()):
                 return self.model(*(cut[name] for name in self.positional), **{name: cut[name] for name in self.kwargs})
 
-        return compared(self.model, given, run, gives_result=True)
+        return compared(self.model, given, run, gives_result=True, unlisted=why_unlisted(self.taken))
+
+    def _draws(self, alone: bool) -> None:
+        if alone:
+            self.alike.is_known = True
+        else:
+            self.drawn.append(WHY_NOT_DRAWN)
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
         return zip(self.positional, self.args, strict=True)
@@ -227,7 +246,7 @@ class ForwardCall:
     def _changed(self, name: str, value: Any, change: Callable[[Any], Any]) -> Any:
         """Return an argument with what ``change`` makes of each tensor in it that holds rows."""
         if is_tensor(value):
-            return change(value) if is_cut(name, value, self.rows) else value
+            return change(value) if name in self.taken or is_cut(name, value, self.rows) else value
         if isinstance(value, Mapping) and any(True for _ in tensors(value)):
             return type(value)(**{key: self._changed(name, entry, change) for key, entry in value.items()})
         if type(value) in (list, tuple) and any(True for _ in tensors(value)):

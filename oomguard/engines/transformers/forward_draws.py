@@ -1,4 +1,8 @@
-"""Whether a forward draws random numbers: a part of it would draw others than the whole call, so it is not run in parts."""
+"""Whether a forward draws random numbers: a part of it would draw others than the whole call, so it is not run in parts.
+
+But for single numbers, which are the same whatever the rows: versions of transformers draw one a layer that is left out at random in
+training, in training or not. Each part draws those that the first one drew.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,12 @@ import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.observe import torch_memory
+
+if TYPE_CHECKING:
+    from oomguard.engines.transformers.draws import States
 
 WHY_NOT: Final = "the call draws random numbers: parts would draw others than the whole call"
 
@@ -26,6 +33,40 @@ def noting_draws(model: Any, note: Callable[[str], object]) -> Iterator[None]:
         now = states_now(device)
     if not are_equal(before, now) or _others() != others:
         note(WHY_NOT)
+
+
+class AlikeDraws:
+    """What the parts of a call draw where every draw gives one number for all rows.
+
+    Attributes:
+        is_known: whether a trace has shown it; the parts may draw nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.is_known = False
+        self._first: tuple[States, States] | None = (
+            None  # where the generators stood before the first part, and after it
+        )
+
+    @contextlib.contextmanager
+    def of_part(self, model: Any, note: Callable[[str], object]) -> Iterator[None]:
+        """Have a part draw what the first part drew; call ``note`` with the reason where it drew anything else."""
+        from oomguard.engines.transformers.draws import are_equal, set_states, states_now
+
+        device, others = getattr(model, "device", None), _others()
+        with torch_memory.on_host():
+            before = states_now(device)
+            if self._first is not None:
+                set_states(self._first[0])
+        yield
+        with torch_memory.on_host():
+            now = states_now(device)
+        if self._first is None:
+            self._first = before, now
+            if not are_equal(before, now):
+                tell_of_draws(WHY_NOT)
+        if not are_equal(self._first[1], now) or _others() != others:
+            note(WHY_NOT)
 
 
 def _others() -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,11 @@ _PIXEL_AXES: Final = 4
 def names(group: str) -> tuple[str, ...]:
     """Return the names of arguments of a kind."""
     return tuple(tomllib.loads(_DATA.read_text())[group])
+
+
+def is_known(name: str) -> bool:
+    """Return whether it is known what an argument of this name holds."""
+    return any(name in names(group) for group in ("text", "others", "rows", "shared", "whole", "over_batch"))
 
 
 def is_input(name: str, value: Any) -> bool:
@@ -36,15 +41,20 @@ def why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def why_not_rows(model: Any, arguments: Mapping[str, Any], rows: int, media: Media) -> str | None:
-    """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together."""
+def why_not_rows(
+    model: Any, arguments: Mapping[str, Any], rows: int, media: Media, taken: Collection[str] = ()
+) -> str | None:
+    """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together.
+
+    ``taken`` are those that are cut though nobody has listed them.
+    """
     if any(arguments.get(name) is not None for name in names("text")):
         for name in names("beside_text"):
-            if arguments.get(name) is not None and name not in media.starts:
+            if arguments.get(name) is not None and name not in media.starts and name not in taken:
                 why = f"the argument {name} is not known to belong to the text row by row"
                 return with_own_function(why, model, arguments, rows)
     for name, value in arguments.items():
-        if name in media.starts:
+        if name in media.starts or name in taken:
             continue
         if _is_state(value):
             return f"the argument {name} is extended by the call"

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.another_way import as_changed, generate_another_way
 from oomguard.engines.transformers.beams import number_beams
-from oomguard.engines.transformers.began import EARLY_EXIT, Began
+from oomguard.engines.transformers.began import Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
 from oomguard.engines.transformers.comparing import RowsCompared, generation_compared
+from oomguard.engines.transformers.generate_followed import followed_generate, may_be_followed
 from oomguard.engines.transformers.generate_rows import (
     ROW_LISTS,
+    UNSPLITTABLE,
     is_of_all_rows,
     is_overridden,
     is_row_argument,
@@ -28,6 +30,7 @@ from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
 from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.shorter_prompt import with_left_out
+from oomguard.engines.transformers.taken_rows import taken_for_rows, why_unlisted
 from oomguard.engines.transformers.traced_call import TracedCall
 from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_shown, why_not_viewed
 from oomguard.facts import FactValue
@@ -37,15 +40,6 @@ if TYPE_CHECKING:
 
 # Options that make the result a record of fields.
 _RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
-# Arguments that see the whole batch, or count its rows.
-_UNSPLITTABLE: Final = (
-    "streamer",
-    *CACHES,
-    "assistant_model",
-    "encoder_outputs",
-    "custom_generate",
-    "negative_prompt_ids",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +90,11 @@ class GenerateCall:
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
                     stack.enter_context(chunking(model, self.chunk_tokens))
-            stack.enter_context(self._as_changed(self.model))
+            stack.enter_context(self.changed(self.model))
             yield
 
-    def _as_changed(self, model: Any) -> AbstractContextManager[None]:
+    def changed(self, model: Any) -> AbstractContextManager[None]:
+        """Return what has a model's calls run the way that this one runs."""
         return as_changed(model, self.attention, cache_is_on_host=self.cache_on_host)
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> GenerateCall | str:
@@ -117,11 +112,11 @@ class GenerateCall:
             return "no rows to split: the call has no tensor of inputs"
         if (why := why_not_rows(self.model)) is not None:
             return why
-        if self._gives_record and self.several and is_overridden(self.model):
+        if self.gives_record and self.several and is_overridden(self.model):
             return "return_dict_in_generate with several rows for each input: whose they are is not known"
         if any(argument is not None for argument in args[2:]) or (len(args) > 1 and holds_tensors(args[1])):
             return "positional arguments after the configuration belong to the whole batch"
-        for name in _UNSPLITTABLE:
+        for name in UNSPLITTABLE:
             if kwargs.get(name) is not None and kwargs[name] != []:
                 return f"the argument {name} belongs to the whole batch"
         media = self.media()
@@ -131,9 +126,9 @@ class GenerateCall:
         if own and (why := self._why_not_viewed(own[0])) is not None:
             return why
         for name, value in kwargs.items():
-            if name in media.starts or name in own:
+            if name in media.starts or name in own or name in self.taken:
                 continue
-            known = self._is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
+            known = self.is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
             if not known and holds_tensors(value):
@@ -160,7 +155,7 @@ class GenerateCall:
         args = tuple(a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a for i, a in enumerate(self.args))
         kwargs = {
             n: v[start:stop]
-            if (isinstance(v, torch.Tensor) and self._is_cut(n)) or (isinstance(v, (list, tuple)) and n in ROW_LISTS)
+            if (isinstance(v, torch.Tensor) and self.is_cut(n)) or (isinstance(v, (list, tuple)) and n in ROW_LISTS)
             else v
             for n, v in self.kwargs.items()
         }
@@ -182,8 +177,22 @@ class GenerateCall:
         """The cache that the user gave, where what a call adds to it is known."""
         return CACHES if self.began.cache_tokens is not None else ()
 
-    def _is_cut(self, name: str) -> bool:
+    @property
+    def taken(self) -> frozenset[str]:
+        """The tensors that are taken for one row per input, though nobody has listed them; none where they cannot be followed."""
+        media = self.media()
+        if isinstance(media, str) or media.starts or not may_be_followed(self):
+            return frozenset()
+        unknown = {name: value for name, value in self.kwargs.items() if hasattr(value, "untyped_storage")}
+        options = getattr(self.model, "generation_config", None)  # tokens that end rows may be as many as they
+        unknown = {n: v for n, v in unknown.items() if not self._is_listed(n) and not hasattr(options, n)}
+        return taken_for_rows(unknown, self.rows, media.untold)
+
+    def is_cut(self, name: str) -> bool:
         """Return whether a tensor of this name has one row per input."""
+        return self._is_listed(name) or name in self.taken
+
+    def _is_listed(self, name: str) -> bool:
         return is_row_argument(name) or (not self.args and name == input_name(self.model, self.kwargs))
 
     def problem(self, part: Any, rows: int) -> str | None:
@@ -192,12 +201,17 @@ class GenerateCall:
 
         if (changed := self.draws.problem or self.view.problem) is not None:
             return changed
-        if self._gives_record and isinstance(part, Mapping):
+        if self.gives_record and isinstance(part, Mapping):
             return None  # every field of it is looked at where it is put
         if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
             ends = frozenset(tokens_in(self.option("eos_token_id")))
             return self.view.take(self.kwargs, part, self.pad_value, ends)
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
+
+    @property
+    def unsettled(self) -> str | None:
+        """Which function of the user's has not been asked about all rows, which it may look at; None where none is left to ask."""
+        return self.view.unsettled(self.kwargs)
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return the tokens of some rows, behind what their prompts had beside what was read."""
@@ -206,14 +220,14 @@ class GenerateCall:
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
         """Return the tokens of all rows as the whole call would have ended them."""
         del place
-        if self._gives_record:
+        if self.gives_record:
             return number_beams(result, self.rows, int(self.option("num_beams") or 1))
         return self.view.finished(result)
 
     @property
     def weigh(self) -> Callable[[Any, int, int], None] | None:
         """What makes the result a record of fields: with ``return_dict_in_generate`` each has one entry a row, step by step."""
-        return no_weight if self._gives_record else None
+        return no_weight if self.gives_record else None
 
     @property
     def several(self) -> Collection[int]:
@@ -227,7 +241,8 @@ class GenerateCall:
         return {}
 
     @property
-    def _gives_record(self) -> bool:
+    def gives_record(self) -> bool:
+        """Whether the result is a record of fields."""
         return any(self.option(name) for name in _RECORDS)
 
     @property
@@ -250,7 +265,7 @@ class GenerateCall:
     @property
     def waits_on_host(self) -> bool:
         """Whether the result is tokens and nothing else."""
-        return not self._gives_record
+        return not self.gives_record
 
     @property
     def beside_row_bytes(self) -> int:
@@ -266,34 +281,16 @@ class GenerateCall:
         """Return what compares its rows with each other, where nothing else tells that they can be run apart."""
         if self.media() != Media({}) or self.may_train:
             return None
-        kept = {name: value for name, value in self._given().items() if name not in NAMES}
-        of_rows = {name for name in kept if name == "inputs" or name in ROW_LISTS or self._is_cut(name)}
-        return generation_compared(self.model, kept, of_rows, draws=bool(self.option("do_sample")))
+        kept = {name: value for name, value in self.given().items() if name not in NAMES}
+        of_rows = {name for name in kept if name == "inputs" or name in ROW_LISTS or self.is_cut(name)}
+        unlisted, draws = why_unlisted(self.taken), bool(self.option("do_sample"))
+        return generation_compared(self.model, kept, of_rows, draws=draws, unlisted=unlisted)
 
-    def _given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
+        """Return its arguments by name."""
         return {**dict(zip(("inputs", "generation_config"), self.args, strict=False)), **self.kwargs}
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
         is_refused = self.not_splittable is not None and not self._runs_another_way
-        if is_refused or self.max_new_tokens is None or not hasattr(self.model, "parameters"):
-            return None
-        if any(isinstance(self.kwargs.get(name), (list, tuple)) for name in ROW_LISTS) or self.option(EARLY_EXIT):
-            return None  # it would have to be cut for each number of rows; how far a draft goes is told by values
-        if self.chunk_tokens is not None or self.media() != Media({}):
-            return None  # media differ in size
-        if self._gives_record and (is_overridden(self.model) or self.several):
-            return None  # what it keeps of each step is its own, or of other rows than its inputs
-        arguments = self._given()
-        cut = {n: v for n, v in arguments.items() if hasattr(v, "untyped_storage") and self._is_cut(n)}
-        others = {n: v for n, v in arguments.items() if n not in cut and n not in _UNSPLITTABLE and n not in NAMES}
-        rows = self.rows if self._gives_record else None
-        return TracedCall(
-            self.model,
-            cut,
-            others,
-            max(1, self.max_new_tokens),
-            record_rows=rows,
-            around=self._as_changed,
-            refuse_again=self.view.refuse,
-        )
+        return None if is_refused or not may_be_followed(self) else followed_generate(self)

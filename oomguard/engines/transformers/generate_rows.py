@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.independence import why_drawn, why_hooked
 
 # Arguments that hold one text per row where they are a list of as many.
 ROW_LISTS: Final = frozenset({"adapter_names", "language"})
+# Arguments that see the whole batch, or count its rows.
+UNSPLITTABLE: Final = (
+    "streamer",
+    *CACHES,
+    "assistant_model",
+    "encoder_outputs",
+    "custom_generate",
+    "negative_prompt_ids",
+)
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _TEXT: Final = "text"
 

@@ -32,10 +32,12 @@ class Media:
     Attributes:
         starts: by argument, where the entries of each row begin, and their end.
         outputs: the fields of a result that hold what was made of them, none of which has one entry a row.
+        untold: arguments with one entry for each text, of a model whose texts have no token for them: nothing else tells whose each is.
     """
 
     starts: Mapping[str, tuple[int, ...]]
     outputs: tuple[str, ...] = field(default=(), compare=False)
+    untold: tuple[str, ...] = field(default=(), compare=False)
 
     def part(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
         """Return the arguments that rows ``start`` to ``stop`` have; what none of them has is None, as where it is not given."""
@@ -49,19 +51,32 @@ class Media:
 def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
     """Return whose the media of a call are, none where it has none; a text says why that cannot be told."""
     starts: Starts = {}
-    config, outputs = getattr(model, "config", None), list[str]()
+    config, outputs, untold = getattr(model, "config", None), list[str](), list[str]()
     for name in dict.fromkeys(kind["values"] for kind in data()["kind"]):
         if arguments.get(name) is None:
             continue
         found = _of_rows(model, name, arguments, ids)
         kind = _kind_of(name, arguments)
+        if found is None and _is_one_a_text(config, arguments[name], ids):
+            untold.append(name)
+            continue
         if found is None:
             found = _starts(model, kind, config, arguments, ids)
         if isinstance(found, str):
             return f"the argument {name} is not known to belong to the text row by row: {found}"
         starts.update(found)
         outputs.append(kind["outputs"])
-    return Media(starts, tuple(outputs))
+    if untold and starts:
+        return f"the argument {untold[0]} is not known to belong to the text row by row: no token stands for it"
+    return Media(starts, tuple(outputs), tuple(untold))
+
+
+def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
+    """Return whether there is one entry for each text, and no token in texts for any; a model of two towers holds each against all."""
+    tokens = (name for kind in data()["kind"] for name in kind["token"])
+    has_tokens = any(isinstance(getattr(config, name, None), int) for name in tokens)
+    texts = ids.shape[0] if getattr(ids, "ndim", 0) else None
+    return _is_tensor(values) and values.shape[:1] == (texts,) and not has_tokens and not _has_towers(config)
 
 
 def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -178,8 +193,11 @@ def _why_no_token(config: Any, values: Any, ids: Any) -> str:
     texts = ids.shape[0] if getattr(ids, "ndim", 0) else None
     if texts is not None and values.ndim and texts != values.shape[0]:
         return f"no token stands for it, and {texts} texts stand beside {values.shape[0]} images"
-    has_towers = all(getattr(config, name, None) is not None for name in ("text_config", "vision_config"))
-    return _TOWERS if has_towers else "no token stands for it"
+    return _TOWERS if _has_towers(config) else "no token stands for it"
+
+
+def _has_towers(config: Any) -> bool:
+    return all(getattr(config, name, None) is not None for name in ("text_config", "vision_config"))
 
 
 def _tokens_of_each(values: Any, tokens: int) -> list[int] | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from oomguard.engines.transformers.media import data
 from oomguard.observe import torch_memory
 
 # Of each part, by its first row: the fields of its result that belong to no row, on the host.
 Stored = dict[int, Mapping[str, Any]]
+_OTHERWISE: Final = "what parts give of their images differs in more than the images"
 
 
 def taken_off(result: Any, names: tuple[str, ...], stored: Stored, start: int) -> Any:
@@ -31,7 +32,7 @@ def put_back(result: Any, stored: Stored, place: Callable[[Any, Any], Any]) -> A
     fields = {
         name: [part[name] for part in parts if name in part] for name in dict.fromkeys(n for p in parts for n in p)
     }
-    joined = {name: _joined(values, place, is_listed=False) for name, values in fields.items()}
+    joined = {name: _joined(values, place, depth=None) for name, values in fields.items()}
     return type(result)(**{**result, **joined}) if joined else result
 
 
@@ -51,25 +52,32 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
     return type(value)(_changed(entry, change) for entry in value) if type(value) in (list, tuple) else value
 
 
-def _joined(values: list[Any], place: Callable[[Any, Any], Any], *, is_listed: bool) -> Any:
-    """Return several parts' records as one, each tensor along its first axis; ``is_listed``: a list has an entry for each image."""
+def _joined(values: list[Any], place: Callable[[Any, Any], Any], *, depth: int | None) -> Any:
+    """Return several parts' records as one, each tensor along its first axis.
+
+    ``depth`` is how many lists are around the one that has an entry for each image; None: there is none.
+    """
     first = values[0]
     if isinstance(first, _OnHost):
         with torch_memory.on_host():
             whole = _cat([value.tensor for value in values])
         return place(whole, first.device)
     if any(type(value) is not type(first) for value in values):
-        raise ValueError("what parts give of their images differs in more than the images")
+        raise ValueError(_OTHERWISE)
     if isinstance(first, Mapping):
-        listed = data()["outputs"]["listed"]
+        depths = data()["outputs"]["listed"]
         named = {name: [value[name] for value in values] for name in first}
-        return type(first)(**{name: _joined(each, place, is_listed=name in listed) for name, each in named.items()})
+        return type(first)(**{name: _joined(each, place, depth=depths.get(name)) for name, each in named.items()})
     if type(first) in (list, tuple):
-        if is_listed:
-            return type(first)(_joined([entry], place, is_listed=False) for value in values for entry in value)
-        return type(first)(_joined(list(layer), place, is_listed=False) for layer in zip(*values, strict=True))
+        entries = [entry for value in values for entry in value]
+        if depth == 0 and all(isinstance(entry, _OnHost) for entry in entries):
+            return type(first)(_joined([entry], place, depth=None) for entry in entries)
+        if any(len(value) != len(first) for value in values):
+            raise ValueError(_OTHERWISE)
+        inner = None if depth is None else max(0, depth - 1)
+        return type(first)(_joined(list(layer), place, depth=inner) for layer in zip(*values, strict=True))
     if any(value != first for value in values):
-        raise ValueError("what parts give of their images differs in more than the images")
+        raise ValueError(_OTHERWISE)
     return first
 
 

@@ -1,18 +1,26 @@
-"""What to write where nothing tells whose an argument is: a function of the user's own, who knows what has one entry a row."""
+"""What to do where nothing tells whose an argument is: a function of the user's own, who knows what has one entry a row.
+
+Which arguments these are is not said: a line to paste that names a wrong one changes answers without a word.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from oomguard.engines.reason import Reason
 from oomguard.engines.transformers.followed import Followed
+
+_OWN: Final = (
+    "Where you know that its rows can be run apart, make it in a function of your own under @oomguard.guard(batch=...)"
+)
+_STATE: Final = "make them all in one function of your own that takes what the first of them is given, under @oomguard.guard(batch=...)"
 
 
 def with_own_function(
     why: str, model: Any, arguments: Mapping[str, Any], rows: int | None = None, steps: int | None = None
 ) -> Reason:
-    """Return why a call is not run in parts, with the function to write instead; its arguments are those with one entry a row.
+    """Return why a call is not run in parts, with what to do about it.
 
     Where a row depends on those beside it that is told in its place: the function would change answers.
 
@@ -30,23 +38,11 @@ def with_own_function(
         names = [name for name, value in given.items() if _entries(value) == number]
         if (together := _why_together(model, given, names, number, steps)) is not None:
             return f"{reason}; and {together}"
-        states = [name for name, value in given.items() if name not in names and _holds_rows(value, number)]
-        if states:
-            first = "make all calls from the first one on in a function of your own that takes its inputs"
-            return f"{reason}. Where {states[0]} is the result of an earlier call, {first}: {_line(names[:1])}"
-        knows = f"{reason}. Where you know what has one entry a row,"
-        if not names:
-            return f"{knows} put @oomguard.guard(batch=NAME) above a function that takes it"
-        return f"{knows} make the batch and the call in a function that takes it: {_line(names)}"
+        if any(_holds_rows(value, number) for name, value in given.items() if name not in names):
+            return f"{reason}. Where that comes from an earlier call, {_STATE}"
+        return f"{reason}. {_OWN}"
 
     return Reason.of(why, with_advice)
-
-
-def _line(names: Sequence[str]) -> str:
-    """Return the line to write above a function of these arguments."""
-    batch = ", ".join(f'"{name}"' for name in names)
-    several = f"({batch})" if len(names) > 1 else batch or "NAME"
-    return f"@oomguard.guard(batch={several}) above def f({', '.join(names) or 'NAME'})"
 
 
 def _entries(value: Any) -> int | None:
@@ -70,9 +66,12 @@ def _why_together(
     lists = {name: given[name] for name in names if isinstance(given[name], (list, tuple))}
     if any(len({tuple(entry.shape) for entry in value}) > 1 for value in lists.values()):
         return None
+    of_rows = {
+        name: _as_one(given[name]) for name in names
+    }  # now: under fake tensors there is no view of one that is not
     return Followed(
         model,
-        lambda change: {name: change(_as_one(value)) if name in names else value for name, value in given.items()},
+        lambda change: {name: change(of_rows[name]) if name in names else value for name, value in given.items()},
         rows,
         given.get("attention_mask"),
         steps=steps,

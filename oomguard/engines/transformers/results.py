@@ -36,6 +36,7 @@ class AddedResults:
     not_splittable: str = "the results of all batches are kept together: set eval_accumulation_steps"
     beside_row_bytes: int = 0
     waits_on_host: bool = False
+    unsettled: None = None
     may_train: bool = False
     pad_value: int | None = None
     puts_back: Collection[str] = ()

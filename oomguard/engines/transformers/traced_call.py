@@ -30,6 +30,7 @@ class TracedCall:
         record_rows: int | None = None,
         around: Callable[[Any], AbstractContextManager[object]] = nullcontext,
         refuse_again: Callable[[str], object] = lambda why: None,
+        unlisted: str | None = None,
     ) -> None:
         """Take a call apart.
 
@@ -41,8 +42,9 @@ class TracedCall:
             record_rows: rows of the whole call, where its result is a record of what each step gave; None where it is tokens.
             around: entered around a call of the model that it is given.
             refuse_again: called with the reason where a call that is made once more finds something else than the first did.
+            unlisted: what nothing but following the call tells of its arguments; None where their names do.
         """
-        self._refuse_again = refuse_again
+        self._refuse_again, self._unlisted = refuse_again, unlisted
         self._model, self._row_arguments, self._others, self._steps = model, row_arguments, others, steps
         self._record_rows, self._results_bytes, self._around = record_rows, 0, around
         self._mask_is_full = False
@@ -75,6 +77,7 @@ class TracedCall:
             steps=self._steps,
             pad=self._pad,
             refuse_again=self._refuse_again,
+            unlisted=self._unlisted,
         )
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:

@@ -6,12 +6,15 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.allocator_need import AllocatorNeed, is_asked_for, largest_two
 from oomguard.engines.transformers.followed import Followed
 from oomguard.log import get_logger
 from oomguard.memory.generate.traced_steps import events_between
+
+if TYPE_CHECKING:
+    from oomguard.memory.generate.drawing import Drawn
 
 # After this no further number of rows is tried: the answer so far is known to fit.
 _LIMIT_S: Final = 60.0
@@ -30,10 +33,11 @@ class TracedForward:
         mask: its attention mask; None where it has none.
         around: entered around a call of the model that it is given.
         refuse: called with the reason where the results show that they do not hold one entry a row.
-        drew: called where random numbers are drawn.
+        drew: called where random numbers are drawn, with whether each draw gives one number for all rows.
         layout: where it is noted at which axis the tensors of the result hold the rows, and how many entries a row has there.
         leaves: where the tensors are noted that a call leaves on its model, one entry a row.
         refuse_again: called with the reason where a call that is made once more finds something else than the first did.
+        unlisted: what nothing but following the call tells of its arguments; None where their names do.
     """
 
     def __init__(
@@ -44,11 +48,13 @@ class TracedForward:
         mask: Any,
         refuse: Callable[[str], object],
         around: Callable[[Any], AbstractContextManager[object]],
-        drew: Callable[[], object],
+        drew: Callable[[bool], object],
         layout: dict[str, tuple[int, int]],
         leaves: list[tuple[str, str]],
         refuse_again: Callable[[str], object],
+        unlisted: str | None = None,
     ) -> None:
+        self._unlisted = unlisted
         self._layout, self._leaves, self._refuse_again = layout, leaves, refuse_again
         self._refuse, self._around, self._drew = refuse, around, drew
         self._model, self._total_rows, self._arguments, self._mask = model, total_rows, arguments, mask
@@ -78,6 +84,7 @@ class TracedForward:
             layout=self._layout,
             leaves=self._leaves,
             refuse_again=self._refuse_again,
+            unlisted=self._unlisted,
         )
 
     def need_bytes(self, rows: int, room_bytes: int | None = None) -> int | None:
@@ -143,7 +150,7 @@ class TracedForward:
                 arguments,
                 mask_is_full=self._mask_is_full,
                 keep_events=self._allocator.hands_out_blocks,
-                drew=self._drew,
+                drew=lambda drawn: self._note_draws(drawn, rows),
             )
         self._look_at(traced.shapes, rows)
         self._results_bytes = -(
@@ -151,6 +158,12 @@ class TracedForward:
         )  # they stand in places made for all rows
         self._traces[rows] = traced.need_bytes, traced.events
         return self._allocator.need_bytes(traced.need_bytes, lambda: traced.events, room_bytes)
+
+    def _note_draws(self, drawn: Drawn, rows: int) -> None:
+        if drawn.many:
+            self._drew(False)
+        elif drawn.alone and rows > 1:  # of one row, one number may be all that the rows have
+            self._drew(True)
 
     def _look_at(self, shapes: tuple[tuple[int, ...], ...], rows: int) -> None:
         """Refuse results that hold their rows along no axis where they may stand, or another axis with them."""

@@ -112,6 +112,13 @@ class WholeView:
         tokens = self.steps.result
         return result if tokens is None else torch_memory.from_host(tokens.to(result.dtype), result.device)
 
+    def unsettled(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return which function has not been asked about all rows; None where none is left to ask."""
+        own = [each for name in (PROCESSORS, CRITERIA) for each in own_functions(arguments.get(name))]
+        if not own or self.steps.result is not None:
+            return None
+        return f"{_name(own[0])} has not been asked about all of them, and may look at other rows"
+
     def refuse(self, why: str) -> None:
         """Note why parts, or another call, would find something else than the call that failed."""
         self.problem = self.problem or why

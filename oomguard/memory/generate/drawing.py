@@ -1,4 +1,4 @@
-"""Which operations draw random numbers, by torch's own tag; as fake_generate.py this imports torch."""
+"""Which operations draw random numbers, by torch's own tag, and how many; as fake_generate.py this imports torch."""
 
 from __future__ import annotations
 
@@ -21,3 +21,22 @@ def draws(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> b
     given.update({argument.name: value for argument, value in zip(arguments, args, strict=False)}, **kwargs)
     is_off = any(given.get(name) == 0 for name in _RATES) or any(given.get(name) is False for name in _MODES)
     return not is_off
+
+
+class Drawn:
+    """What the operations of a trace have drawn.
+
+    Attributes:
+        alone: whether one of them drew a single number, as a layer does that is left out at random: whatever the rows, it is the same.
+        many: whether one drew several, which may be one or more a row.
+    """
+
+    def __init__(self) -> None:
+        self.alone = self.many = False
+
+    def note(self, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Note an operation by its arguments and its result."""
+        if not draws(operation, args, kwargs):
+            return
+        is_alone = isinstance(out, torch.Tensor) and out.numel() == 1
+        self.alone, self.many = self.alone or is_alone, self.many or not is_alone

@@ -15,8 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from oomguard.live_storages import LiveStorages
+from oomguard.memory.generate.drawing import Drawn
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_generate import _ONE_AT_A_TIME, Twin, _as_if_real, _fake, _Watch
+from oomguard.memory.generate.fake_in_place import as_on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,11 @@ def trace_forward(
     *,
     mask_is_full: bool,
     keep_events: bool,
-    drew: Callable[[], object] = lambda: None,
+    drew: Callable[[Drawn], object] = lambda _: None,
 ) -> TracedForward:
-    """Run ``twin.model(**arguments)``; real tensors among the arguments become fake, ``drew`` is called once it has drawn random numbers.
+    """Run ``twin.model(**arguments)``; real tensors among the arguments become fake.
 
-    Raises whatever the model's code raises under fake tensors.
+    ``drew`` is called with what was drawn, also where it fails. Raises whatever the model's code raises under fake tensors.
     """
     storages = LiveStorages(keep_events=keep_events)
     watch = _Watch(storages, twin, mask_is_full=mask_is_full)
@@ -60,11 +62,10 @@ def trace_forward(
         storages.reset_peak()
         start_bytes, begun = storages.bytes, len(storages.events or ())
         try:
-            with watch, watch.as_on_device(), FakeCopies():
+            with watch, as_on_device(watch.device_type), FakeCopies():
                 result = twin.model(**faked)
         finally:
-            if watch.has_drawn:
-                drew()
+            drew(watch.drawn)
         need_bytes, result_bytes = storages.peak_bytes - start_bytes, storages.bytes - start_bytes
         shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         del result

@@ -7,6 +7,7 @@ block behind it. As fake_generate.py this imports torch.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _FUNCTIONS: Final = frozenset({torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.linear})
 _ADD: Final = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE: Final = torch.ops.aten.add_.Tensor
+
+
+def as_on_device(device_type: str | None) -> AbstractContextManager[object]:
+    """Return what has these functions add as on a device of that type: the simulated one is a mode itself, the CPU's peaks are told by it."""
+    return FakeInPlace() if device_type == "cuda" else nullcontext()
 
 
 class FakeInPlace(TorchFunctionMode):  # type: ignore[misc]

@@ -21,6 +21,11 @@ def _operations(group: str) -> frozenset[str]:
     return frozenset(tomllib.loads(_DATA.read_text())[group]["operations"])
 
 
+@functools.cache
+def _tables() -> dict[str, str]:
+    return dict(tomllib.loads(_DATA.read_text())["looks_through"])
+
+
 def mixes_along(name: str, given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool]) -> bool:
     """Return whether an operation goes along a dimension that holds rows, and takes its entries together.
 
@@ -33,6 +38,10 @@ def mixes_along(name: str, given: Mapping[str, Any], first: torch.Tensor, is_row
     if name in _operations("along"):
         is_count = name in _operations("places") and not first.dtype.is_floating_point
         return not is_count and goes_along(given, first, is_rows)
+    if name in _tables():
+        held = given.get(_tables()[name])
+        whole = name == "isin"  # others have a table of their own in front of the last axis
+        return isinstance(held, torch.Tensor) and any(map(is_rows, held.shape if whole else held.shape[-1:]))
     if name in _operations("normalizes_last"):
         last = len(given.get("normalized_shape") or ())
         return bool(last) and any(map(is_rows, first.shape[-last:]))

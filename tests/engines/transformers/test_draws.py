@@ -60,6 +60,14 @@ def test_what_cannot_be_repeated_is_a_problem(draw):
     assert "draws random numbers" in draws.problem
 
 
+def test_a_part_of_one_row_may_have_drawn_for_its_row():
+    draws = Draws(states_now(None), ROWS, may_draw=True)
+    with draws.of_rows(0, 1):
+        torch.rand(1)
+
+    assert "draws random numbers" in draws.problem
+
+
 def test_numbers_that_are_no_probabilities_raise_what_the_whole_call_raises():
     draws = Draws(states_now(None), ROWS, may_draw=True)
     with draws.of_rows(0, 5), pytest.raises(RuntimeError, match="inf"):

@@ -196,6 +196,34 @@ def qwen_video():
     return model, call
 
 
+def qwen_layers():
+    """A plain call, whose result holds what each of several layers made of each image."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    sees = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 4,
+        "out_hidden_size": 64,
+        "patch_size": 4,
+    }
+    sees |= {"spatial_merge_size": 2, "temporal_patch_size": 1, "num_position_embeddings": 64}
+    sees["deepstack_visual_indexes"] = [0, 1]
+    tokens = {"image_token_id": MEDIA, "video_token_id": 8, "vision_start_token_id": 7, "vision_end_token_id": 6}
+    text = {**TEXT, "num_hidden_layers": 2, "head_dim": 8, "rope_parameters": rope}
+    model = model_of("Qwen3VLForConditionalGeneration", text_config=text, vision_config=sees, **tokens)
+    grids = [(1, 4, 4 + 4 * (row % 3)) for row in range(12)]
+    given = with_tokens([h * w // 4 for _, h, w in grids], before=[7])
+    given |= {"pixel_values": noise(sum(h * w for _, h, w in grids), 48), "image_grid_thw": torch.tensor(grids)}
+    given["mm_token_type_ids"] = (given["input_ids"] == MEDIA).int()
+
+    def call():
+        with torch.no_grad():
+            return model(**given, use_cache=False)
+
+    return model, call
+
+
 def led():
     sizes = {
         "d_model": 32,
@@ -240,5 +268,16 @@ def patchtst():
 
 CALLS = {
     made.__name__: made
-    for made in (blip, instructblip, idefics3, mllama, llava_onevision, qwen2_audio, qwen_video, led, patchtst)
+    for made in (
+        blip,
+        instructblip,
+        idefics3,
+        mllama,
+        llava_onevision,
+        qwen2_audio,
+        qwen_video,
+        qwen_layers,
+        led,
+        patchtst,
+    )
 }
