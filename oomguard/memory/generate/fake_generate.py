@@ -248,7 +248,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def _note_answer(self, name: str, args: Any, out: Any) -> None:
         """Note on what an operation gives how it is to be read, where that is not as no or as 0."""
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if name == "aten::sum" and len(args) == 1 and first.dtype == torch.bool:
             out._oomguard_counted = first.dim(), first.numel()
         # The padding mask is asked whole, by how many of it are true (that is faster) or by all.

@@ -20,7 +20,7 @@ _ADD_IN_PLACE: Final = torch.ops.aten.add_.Tensor
 
 
 def as_on_device(device_type: str | None) -> AbstractContextManager[object]:
-    """Return what has these functions add as on a device of that type: the simulated one is a mode itself, the CPU's peaks are told by it."""
+    """Return what has these functions add as on a device of that type; the simulated one is a mode itself."""
     return FakeInPlace() if device_type == "cuda" else nullcontext()
 
 
