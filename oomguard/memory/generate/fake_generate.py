@@ -225,7 +225,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         if func is _READ:
             if time.monotonic() > self._ends_s:
                 raise TimeoutError(f"the trace has not ended after {_LONGEST_S:.0f} s")
-            return _answer(args[0])
+            is_known = getattr(args[0], "constant", None) is not None  # made of numbers alone (LED's count of windows)
+            return func(*args) if is_known else _answer(args[0])
         out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
         self.drawn.note(func, args, kwargs or {}, out)
         if isinstance(out, torch.Tensor):
