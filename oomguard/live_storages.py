@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 _PARTS: Final = {
@@ -69,7 +69,7 @@ class LiveStorages:
             return
         self._sizes[key] = (number, size)
         self.bytes += size - known
-        if self.events is not None:
+        if self.events is not None and (size or known):
             self.events.append((number, size))
 
     def drop(self, leaf: Any) -> None:
@@ -77,6 +77,23 @@ class LiveStorages:
         key = leaf.untyped_storage()._cdata
         self._ends.pop(key, None)
         self._end(key, None)
+
+    @contextlib.contextmanager
+    def passing(self, sizes: Sequence[int]) -> Iterator[None]:
+        """Count blocks that are there for a moment, and take them into the peak; not the negative ones, which may fail."""
+        needed_bytes = sum(size for size in sizes if size > 0)
+        first = self._numbers + 1
+        self._numbers += len(sizes)
+        self.bytes += needed_bytes
+        if self.events is not None:
+            self.events += enumerate(sizes, first)
+        self.note_peak()
+        try:
+            yield
+        finally:
+            self.bytes -= needed_bytes
+            if self.events is not None:
+                self.events += [(number, 0) for number in range(first, first + len(sizes))]
 
     def take_events(self) -> list[tuple[int, int]]:
         """Return the changes noted so far and forget them."""
@@ -119,7 +136,7 @@ class LiveStorages:
         number, size = self._sizes.pop(key, (0, 0))
         self._ends.pop(key, None)
         self.bytes -= size
-        if self.events is not None and number:
+        if self.events is not None and size:
             self.events.append((number, 0))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,3 +46,24 @@ def test_every_peak_is_the_most_since_it_began_whatever_begins_ends_and_is_reset
             plain.peak = storages.bytes
         assert storages.peak_bytes == plain.peak
         assert [meter.peak_bytes for meter, _ in plain.meters] == [peak[0] for _, peak in plain.meters]
+
+
+def test_blocks_that_are_there_for_a_moment_are_in_the_peak_and_among_the_events():
+    storages = LiveStorages(keep_events=True)
+    storages.bytes = 100
+    with storages.passing([30, -500]), storages.passing([7]):
+        assert storages.bytes == 137
+
+    assert (storages.bytes, storages.peak_bytes) == (100, 137)
+    assert storages.events == [(1, 30), (2, -500), (3, 7), (3, 0), (1, 0), (2, 0)]
+
+
+def test_what_has_no_bytes_is_no_event():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    storages = LiveStorages(keep_events=True)
+    empty, full = torch.empty(0), torch.empty(4)
+    for tensor in (empty, full):
+        storages.adopt(tensor)
+    del empty, full, tensor
+
+    assert storages.events == [(2, 16), (2, 0)]

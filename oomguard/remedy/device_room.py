@@ -8,7 +8,7 @@ from oomguard.facts import GIB, MIB
 from oomguard.incident import Incident
 
 # Sizes are printed with two decimals of their unit: the true one may be less by half of the last.
-_HALF_DECIMAL: Final = 0.005
+HALF_DECIMAL: Final = 0.005
 
 
 def device_room_bytes(incident: Incident, base_bytes: int | None, margin_ratio: float) -> float | None:
@@ -24,6 +24,6 @@ def device_room_bytes(incident: Incident, base_bytes: int | None, margin_ratio: 
     room = (total - others) * (1 - margin_ratio) - beside_tensors
     allowed = incident.number("allowed_bytes")
     if allowed:
-        surely = allowed - _HALF_DECIMAL * (GIB if allowed >= GIB else MIB)
+        surely = allowed - HALF_DECIMAL * (GIB if allowed >= GIB else MIB)
         room = min(room, surely * (1 - margin_ratio))
     return room - base_bytes

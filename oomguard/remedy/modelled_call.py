@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from oomguard.facts import FactValue, format_gib
+from oomguard.facts import GIB, MIB, FactValue, format_gib
 from oomguard.incident import Alternative, Effect, Incident, Patch
 from oomguard.memory.constants import reserved_ratio
 from oomguard.memory.generate.rows import CallTrace, largest_rows, most_rows
 from oomguard.remedy.cache_elsewhere import CACHE, both
 from oomguard.remedy.call_variants import VARIED, solved
-from oomguard.remedy.device_room import device_room_bytes
+from oomguard.remedy.device_room import HALF_DECIMAL, device_room_bytes
 from oomguard.remedy.permitted import grouped, present_value
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.prompt_chunks import CHUNK
@@ -31,6 +31,8 @@ MEASURING_SHARE: Final = 8
 # Of rows that failed after others of the same call had run; where few attempts are left, fewer are tried.
 _AFTER_OTHERS_RATIO: Final = 0.75
 _LAST_ATTEMPTS: Final = 2
+# What a call asks for by a trace may be off by a row's padding: larger sizes come in steps of as much.
+_ALLOCATOR_STEP_BYTES: Final = 2 * MIB
 _SEVERAL: Final = 2
 # A setting, its value now, another one, and why that one.
 _Change = tuple[str, FactValue | None, FactValue, str]
@@ -180,13 +182,16 @@ class CallModel:
         room = self.room_bytes(incident, traced=True)
         if self.trace is None or room is None:
             return None
-        trace, free, beside = self.trace, round(room * self.room_ratio), self.total_rows * self.beside_row_bytes
+        trace, free = self.trace, round(room * self.room_ratio)
+
+        def beside(number: int) -> int:
+            return self.total_rows * self.beside_row_bytes + round(number * self._unseen_row_bytes(incident))
 
         def need(number: int) -> int | None:
-            return _plus(trace.need_bytes(number, free - beside), beside)
+            return _plus(trace.need_bytes(number, free - beside(number)), beside(number))
 
         def estimate(number: int) -> int | None:
-            return _plus(trace.estimated_bytes(number, free - beside), beside)
+            return _plus(trace.estimated_bytes(number, free - beside(number)), beside(number))
 
         if free not in self._asked:
             is_line = not self.is_cached  # an allocator's blocks follow no line
@@ -194,6 +199,16 @@ class CallModel:
                 largest_rows(need, free, self.rows) if is_line else most_rows(need, estimate, free, self.rows)
             )
         return self._asked[free]
+
+    def _unseen_row_bytes(self, incident: Incident) -> float:
+        """Return the bytes for each row of what was refused where the trace never asks for that: a kernel's own memory; else 0."""
+        tried = incident.facts.get("tried_bytes")
+        if self.trace is None or tried is None or not self.is_cached:
+            return 0.0
+        size = float(tried.value)
+        slack = max(tried.slack, HALF_DECIMAL * (GIB if size >= GIB else MIB)) + _ALLOCATOR_STEP_BYTES
+        asked = self.trace.asks_for(self.rows, size, slack)
+        return size / self.rows if asked is False else 0.0
 
 
 def _plus(need_bytes: int | None, beside_bytes: int) -> int | None:

@@ -31,7 +31,8 @@ def rows(call: CallModel, **facts):
 class LineTrace:
     """A call whose need rises on a line with its rows."""
 
-    def __init__(self, row_bytes: int, start_bytes: int = 0, kept_bytes: int = 0) -> None:
+    def __init__(self, row_bytes: int, start_bytes: int = 0, kept_bytes: int = 0, asks: bool | None = None) -> None:
+        self.asks = asks
         self.row_bytes, self.start_bytes, self.kept_bytes = row_bytes, start_bytes, kept_bytes
         self.asked: list[int] = []
 
@@ -41,6 +42,9 @@ class LineTrace:
 
     def estimated_bytes(self, number: int, room_bytes: int) -> int | None:
         return self.start_bytes + number * self.row_bytes
+
+    def asks_for(self, number: int, size_bytes: float, slack_bytes: float) -> bool | None:
+        return self.asks
 
     def results_bytes(self) -> int:
         return self.kept_bytes
@@ -55,6 +59,9 @@ class NoTrace:
     def estimated_bytes(self, number: int, room_bytes: int) -> int | None:
         return None
 
+    def asks_for(self, number: int, size_bytes: float, slack_bytes: float) -> bool | None:
+        return None
+
     def results_bytes(self) -> int:
         return 0
 
@@ -64,6 +71,16 @@ def test_results_wait_on_the_host_where_the_rows_that_fit_leave_them_no_room(kep
     call = CallModel(16, 64 * MIB, trace=LineTrace(20 * MIB, kept_bytes=kept))
 
     assert call.results_wait(incident(device_total_bytes=256 * MIB)) is waits
+
+
+@pytest.mark.parametrize(
+    ("asks", "cached", "fit"), [(None, True, 12), (True, True, 12), (False, True, 8), (False, False, 12)]
+)
+def test_what_was_refused_and_no_trace_asks_for_is_left_room_for_by_the_rows(asks, cached, fit):
+    call = CallModel(16, 0, trace=LineTrace(20 * MIB, asks=asks), is_cached=cached)
+
+    # 160 MiB of 16 rows: 10 MiB more for each
+    assert rows(call, device_total_bytes=256 * MIB, tried_bytes=160 * MIB).value == fit
 
 
 # What a row needs is known -----------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from oomguard.facts import MIB
-from oomguard.memory.generate.caching_allocator import Segment, replay
+from oomguard.memory.generate.caching_allocator import Segment, replay, segment_bytes
 from oomguard.observe import torch_memory
 
-# Kernels' own memory, which no trace sees. cuBLAS keeps a workspace of up to 32 MiB a handle (torch's default on Hopper), which
-# the call that failed has mostly made; of a small room less is set aside, or nothing would be left.
+# Kernels' own memory, of which a trace sees only what scratch.toml knows. cuBLAS keeps a workspace of up to 32 MiB a handle (torch's
+# default on Hopper), which the call that failed has mostly made; of a small room less is set aside, or nothing would be left.
 _SCRATCH_BYTES: Final = 64 * MIB
 _SCRATCH_SHARE: Final = 128
 Event = tuple[int, int]
@@ -45,16 +45,24 @@ class AllocatorNeed:
             events: returns its allocations and ends, beyond weights and inputs.
             room_bytes: what may be taken beyond what is alive; None where that is not known.
         """
-        need = tensor_bytes
+        spare = 0
         if self._is_cuda:
-            need += _SCRATCH_BYTES if room_bytes is None else min(_SCRATCH_BYTES, room_bytes // _SCRATCH_SHARE)
+            spare = _SCRATCH_BYTES if room_bytes is None else min(_SCRATCH_BYTES, room_bytes // _SCRATCH_SHARE)
+        need = tensor_bytes + spare
         if not self.hands_out_blocks or room_bytes is None or need > room_bytes or self._segments is None:
             return need
         used_bytes = sum(segment.used_bytes for segment in self._segments)
-        if replay(events(), used_bytes + room_bytes, self._segments) is not None:
+        # Best fit moves every block behind one that no trace saw: what fits by luck on this room alone does not on a smaller one.
+        rooms = sorted({room_bytes - spare, room_bytes})
+        if all(replay(events(), used_bytes + room, self._segments) is not None for room in rooms):
             return need
         # What it takes of a larger device tells by how much: with one byte too many the search would go down row by row.
         return max(room_bytes + 1, (replay(events(), None, self._segments) or 0) - used_bytes)
+
+
+def is_asked_for(events: Iterable[Event], size_bytes: float, slack_bytes: float) -> bool:
+    """Return whether a call asks its device for so many bytes at once, as torch's message tells them."""
+    return any(abs(segment_bytes(abs(size)) - size_bytes) <= slack_bytes for _, size in events if size)
 
 
 def largest_two(traces: Mapping[int, Trace], rows: int) -> tuple[Trace, Trace, float] | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from oomguard.engines.transformers.allocator_need import AllocatorNeed, largest_two
+from oomguard.engines.transformers.allocator_need import AllocatorNeed, is_asked_for, largest_two
 from oomguard.engines.transformers.followed import Followed
 from oomguard.log import get_logger
 from oomguard.memory.generate.traced_steps import TracedSteps, between
@@ -105,9 +105,18 @@ class TracedCall:
 
     def estimated_bytes(self, rows: int, room_bytes: int) -> int | None:
         """Return the same on the line through the two largest numbers of rows that were traced; None where they did not do the same."""
-        line = largest_two(self._traces, rows)
-        found = line and between(*line)
+        found = self._drawn(rows)
         return None if found is None else self._need(found, room_bytes)
+
+    def asks_for(self, rows: int, size_bytes: float, slack_bytes: float) -> bool | None:
+        """Return whether a call asks its allocator for so many bytes; None where that does not tell, or nobody hands out blocks."""
+        found = self._drawn(rows) if self._traces and self._allocator.hands_out_blocks else None
+        return None if found is None else is_asked_for(found.own_events(self._steps), size_bytes, slack_bytes)
+
+    def _drawn(self, rows: int) -> TracedSteps | None:
+        """Return what a call does on the line through two others."""
+        line = largest_two(self._traces, rows)
+        return line and between(*line)
 
     def results_bytes(self) -> int:
         """Return the bytes of the results of all rows, as the last trace tells them; 0 for tokens: they wait on the host."""

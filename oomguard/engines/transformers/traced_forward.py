@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.engines.transformers.allocator_need import AllocatorNeed, largest_two
+from oomguard.engines.transformers.allocator_need import AllocatorNeed, is_asked_for, largest_two
 from oomguard.engines.transformers.followed import Followed
 from oomguard.log import get_logger
 from oomguard.memory.generate.traced_steps import events_between
@@ -119,6 +119,15 @@ class TracedForward:
         if mixed is None:
             return None
         return self._allocator.need_bytes(round(need + share * (other_need - need)), lambda: mixed, room_bytes)
+
+    def asks_for(self, rows: int, size_bytes: float, slack_bytes: float) -> bool | None:
+        """Return whether a call asks its allocator for so many bytes; None where that does not tell, or nobody hands out blocks."""
+        line = largest_two(self._traces, rows)
+        if line is None or not self._allocator.hands_out_blocks:
+            return None
+        (_, events), (_, other_events), share = line
+        mixed = events_between(events, other_events, share)
+        return None if mixed is None else is_asked_for(mixed, size_bytes, slack_bytes)
 
     def results_bytes(self) -> int:
         """Return the bytes of the results of all rows, as the last trace tells them."""

@@ -204,7 +204,8 @@ def replay(
     """Return the most bytes that the allocator holds over ``events``; None where the device runs out.
 
     Args:
-        events: (storage number, bytes, or 0 for its end), in order; the end of one that is not among them is passed over.
+        events: (storage number, bytes, or 0 for its end), in order; the end of one that is not among them is passed over. Negative
+            bytes are those of a block without which an operation goes on; on a device without an end they are not counted.
         capacity_bytes: the device's size; None for one without an end.
         segments: what the allocator holds before them.
     """
@@ -215,11 +216,12 @@ def replay(
     for number, size in events:
         if number in held:
             allocator.release(*held.pop(number))
-        if size:
-            block = allocator.allocate(size)
-            if block is None:
+        if size > 0 or (size < 0 and capacity_bytes is not None):
+            block = allocator.allocate(abs(size))
+            if block is not None:
+                held[number] = (block, abs(size))
+            elif size > 0:
                 return None
-            held[number] = (block, size)
     return allocator.peak_reserved_bytes
 
 

@@ -18,6 +18,7 @@ from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.drawing import Drawn
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_generate import _ONE_AT_A_TIME, Twin, _as_if_real, _fake, _Watch
+from oomguard.memory.generate.fake_in_place import as_on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def trace_forward(
         storages.reset_peak()
         start_bytes, begun = storages.bytes, len(storages.events or ())
         try:
-            with watch, FakeCopies():
+            with watch, as_on_device(watch.device_type), FakeCopies():
                 result = twin.model(**faked)
         finally:
             drew(watch.drawn)

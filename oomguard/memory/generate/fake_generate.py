@@ -25,7 +25,9 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.drawing import Drawn
 from oomguard.memory.generate.fake_copies import FakeCopies
+from oomguard.memory.generate.fake_in_place import as_on_device
 from oomguard.memory.generate.fake_moves import moving_fakes
+from oomguard.memory.generate.scratch import KernelScratch
 from oomguard.memory.generate.traced_steps import STEPS, TracedSteps
 
 # Steps of the call that stands for another's end: the prefill, one that may still hold what it made, and the last.
@@ -149,7 +151,7 @@ def trace_steps(
             storages.adopt(value)
         storages.reset_peak()
         start_bytes, begun, ends = storages.bytes, len(storages.events or ()), _Steps(storages, steps)
-        with watch, FakeCopies():
+        with watch, as_on_device(watch.device_type), FakeCopies():
             try:
                 twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
             except _EnoughError:
@@ -216,26 +218,47 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         self._storages, self._mask_is_full = storages, mask_is_full
         self.drawn = Drawn()
         self._ends_s = time.monotonic() + _LONGEST_S
-        self._device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
+        self.device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
+        self._scratch = KernelScratch(self.device_type)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ:
             if time.monotonic() > self._ends_s:
                 raise TimeoutError(f"the trace has not ended after {_LONGEST_S:.0f} s")
-            return _answer(args[0])
+            is_known = getattr(args[0], "constant", None) is not None  # made of numbers alone (LED's count of windows)
+            return func(*args) if is_known else _answer(args[0])
         out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
         self.drawn.note(func, args, kwargs or {}, out)
-        if isinstance(out, torch.Tensor) and self._is_yes(func._schema.name, args):
-            out._oomguard_true = True
+        if isinstance(out, torch.Tensor):
+            self._note_answer(func._schema.name, args, out)
+        blocks = self._scratch.blocks_bytes(func, args, kwargs or {}, out)
+        if blocks is None:
+            self._adopt(out)
+            return out
+        before, after = blocks
+        with self._storages.passing(before):
+            self._adopt(out)
+            with self._storages.passing(after):
+                return out
+
+    def _adopt(self, out: Any) -> None:
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == (self._device_type or leaf.device.type):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == (self.device_type or leaf.device.type):
                 self._storages.adopt(leaf)  # not what waits on the host
         self._storages.note_peak()
-        return out
 
-    def _is_yes(self, name: str, args: Any) -> bool:
-        # The padding mask is asked whole; one entry a row is asked whether rows are packed, and they are not.
-        return name in _READ_AS_TRUE or (name == "aten::all" and (self._mask_is_full or args[0].dim() < 2))
+    def _note_answer(self, name: str, args: Any, out: Any) -> None:
+        """Note on what an operation gives how it is to be read, where that is not as no or as 0."""
+        first: Any = args[0] if args else None
+        if name == "aten::sum" and len(args) == 1 and first.dtype == torch.bool:
+            out._oomguard_counted = first.dim(), first.numel()
+        # The padding mask is asked whole, by how many of it are true (that is faster) or by all.
+        counted = getattr(first, "_oomguard_counted", None) if name == "aten::eq" else None
+        if counted is not None and counted[0] > 1 and args[1] == counted[1]:
+            out._oomguard_true = self._mask_is_full
+        # One entry a row is asked whether rows are packed, and they are not.
+        elif name in _READ_AS_TRUE or (name == "aten::all" and (self._mask_is_full or first.dim() < 2)):
+            out._oomguard_true = True
 
 
 def _grouped_product(first: Any, second: Any, *_: Any, **options: Any) -> Any:

@@ -28,6 +28,12 @@ class CallTrace(Protocol):
     def estimated_bytes(self, rows: int, room_bytes: int) -> int | None:
         """Return the same from what other numbers of rows were traced with, at once; None where that does not tell."""
 
+    def asks_for(self, rows: int, size_bytes: float, slack_bytes: float) -> bool | None:
+        """Return whether ``rows`` rows ask the allocator for so many bytes, as it rounds them, within a slack.
+
+        By what other numbers of rows were traced with; None where that does not tell.
+        """
+
     def results_bytes(self) -> int:
         """Return the bytes of the results of all rows, which may wait on the host; 0 where they do."""
 

@@ -9,8 +9,12 @@ from typing import Final
 
 # Steps to run before the rest is drawn as a line: the first is the prefill, the next may still warm up.
 STEPS: Final = 5
-# Steps to repeat for the allocator's replay: each is a few thousand events, and its waste shows long before that many.
+# Steps that a storage outlives at most where steps repeat: what a step gave is at hand in the next, and its views until the one after.
+_OLDEST: Final = 2
+# Steps to repeat for the allocator's replay, and their events: its waste shows long before that many, and a replay is asked for often.
 _MOST_REPEATS: Final = 256
+_LEAST_REPEATS: Final = 16
+_MOST_EVENTS: Final = 40_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,14 @@ class TracedSteps:
         pattern = self._pattern() if left > 0 else None
         if pattern is None:
             return
-        first = self.events_seen[-2]
-        born = {(0, at): self.events[first + at][0] for at, entry in enumerate(pattern) if entry.bytes}
+        born = {
+            (-before, at): self.events[self.events_seen[-2 - before] + at][0]
+            for before in range(_OLDEST)
+            for at, entry in enumerate(pattern)
+            if entry.bytes
+        }
         fresh = max(number for number, _ in self.events)
-        repeats = min(left, _MOST_REPEATS)
+        repeats = min(left, _MOST_REPEATS, max(_LEAST_REPEATS, _MOST_EVENTS // max(1, len(pattern))))
         for step in range(1, repeats + 1):
             for at, entry in enumerate(pattern):
                 if entry.bytes:
@@ -88,15 +96,21 @@ class TracedSteps:
         return islice(self.all_events(steps), self.events_before, None)
 
     def _pattern(self) -> list[_Repeated] | None:
-        """Return what the last step does, None where the step before it did something else."""
-        if len(self.events_seen) < 4:
+        """Return what the last step does, None where one of the steps before it did something else."""
+        if len(self.events_seen) < 2 + _OLDEST:
             return None
-        start, middle, end = self.events_seen[-3:]
-        before, last = self.events[start:middle], self.events[middle:end]
-        if len(before) != len(last):
+        ends = self.events_seen[-2 - _OLDEST :]
+        *others, before, last = (self.events[start:end] for start, end in pairwise(ends))
+        if any(len(step) != len(last) for step in (*others, before)):
             return None
-        older = {number for number, _ in self.events[:start]}
-        earlier = {number: at for at, (number, size) in enumerate(before) if size}
+        older = {number for number, _ in self.events[: ends[0]]}
+        # The storages of the steps before the last: how many steps ago, and at which place there.
+        earlier = {
+            number: (age, at)
+            for age, step in enumerate((before, *reversed(others)), 1)
+            for at, (number, size) in enumerate(step)
+            if size
+        }
         newer: dict[int, int] = {}
         pattern = []
         for at, ((_, size_before), (number, size)) in enumerate(zip(before, last, strict=True)):
@@ -110,7 +124,7 @@ class TracedSteps:
             elif number in newer:
                 pattern.append(_Repeated(0, 0, 0, newer[number]))
             elif number in earlier:
-                pattern.append(_Repeated(0, 0, 1, earlier[number]))
+                pattern.append(_Repeated(0, 0, *earlier[number]))
             else:
                 return None
         return pattern

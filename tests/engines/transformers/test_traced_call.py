@@ -164,6 +164,24 @@ def test_the_replayed_allocations_reach_the_traced_peak():
     assert most == pytest.approx(traced.peak_bytes(60), rel=0.02)
 
 
+def made_by(call, **options):
+    """The sizes of what a traced call of five steps makes."""
+    from oomguard.memory.generate.fake_generate import rows_like, trace_call, twin_of
+
+    twin = twin_of(call.model)
+    arguments = {**call.kwargs, "max_new_tokens": 5}
+    arguments |= {name: rows_like(twin, arguments[name], 16) for name in ("input_ids", "attention_mask")}
+    return {size for _, size in trace_call(twin, arguments, 5, keep_events=True, **options).own_events(5)}
+
+
+def test_a_mask_that_hides_nothing_is_asked_by_its_number_and_made_no_larger():
+    call = a_call(make("llama"), rows=16, prompt=40)
+    of_all_rows = 16 * 40 * 40  # one entry for each pair of tokens
+
+    assert of_all_rows not in made_by(call, mask_is_full=True)
+    assert of_all_rows in made_by(call, mask_is_full=False)
+
+
 def test_a_generation_config_and_positional_inputs_are_traced_alike():
     model = make("llama")
     call = a_call(model)

@@ -68,6 +68,14 @@ def test_sizes_that_grow_every_time_leave_segments_behind_until_the_device_is_fu
     assert replay(growing, 56 * MIB) is None
 
 
+def test_a_block_that_may_fail_is_taken_where_there_is_room_for_it():
+    events = [(1, 40 * MIB), (2, -30 * MIB), (3, 20 * MIB), (2, 0)]
+    assert replay(events, 100 * MIB) == 90 * MIB
+    assert replay(events, 62 * MIB) == 60 * MIB
+    assert replay(events, 50 * MIB) is None
+    assert replay(events) == 60 * MIB
+
+
 @given(histories())
 def test_it_holds_at_least_what_is_in_use(events):
     assert replay(events) >= peak_in_use(events)

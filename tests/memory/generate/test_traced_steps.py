@@ -54,6 +54,23 @@ def test_of_thousands_of_steps_some_stand_for_several():
     assert len(list(traced.all_events(4004))) < 2000
 
 
+def test_what_outlives_two_steps_ends_in_those_that_are_drawn_on_too():
+    steps = [[(n + 1, 100 + n), (n - 1, 0)] for n in range(1, 6)]  # each ends what was made two steps before
+    events = ((1, 1000), *(event for step in steps for event in step))
+    traced = TracedSteps(0, 0, (0,) * 5, events, (3, 5, 7, 9, 11))
+
+    assert list(traced.all_events(7))[11:] == [(7, 106), (5, 0), (8, 107), (6, 0)]
+
+
+def test_of_many_events_a_step_fewer_steps_stand_for_the_rest():
+    step = [[(10_000 * n + at, 512) for at in range(1, 3000)] for n in range(4)]
+    ends = [[(number, 0) for number, _ in made] for made in step]
+    events = tuple(event for made, ended in zip(step, ends, strict=True) for event in (*made, *ended))
+    seen = tuple(5998 * n for n in range(1, 5))
+
+    assert len(list(TracedSteps(0, 0, (0,) * 4, events, seen).all_events(500))) == (4 + 16) * 5998
+
+
 @pytest.mark.parametrize(
     "events",
     [(*EVENTS[:-1], (9, 5)), (*EVENTS[:-2], (1, 0), (7, 0))],
