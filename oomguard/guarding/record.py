@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from oomguard.guarding.places import Place, place_for
-from oomguard.guarding.rows import is_record
+from oomguard.guarding.rows import first_rows, is_record, rows_of
 
 
 def place_of(part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool) -> Place:
@@ -22,6 +22,7 @@ class Record:
     def __init__(self, like: Any, rows: int, total: int, *, is_parked: bool) -> None:
         self._kind = type(like)
         self._empty = _emptied(like) if isinstance(like, dict) else None
+        self._done = 0
         self._names = list(like) if isinstance(like, dict) else list(range(len(like)))
         self._places: list[Place] = [
             place_for(like[name], rows, total, None, is_parked=is_parked) for name in self._names
@@ -36,6 +37,7 @@ class Record:
             problem = place.add(part[name])
             if problem is not None:
                 return problem
+        self._done += rows_of(part[self._names[0]])
         return None
 
     @property
@@ -53,8 +55,8 @@ class Record:
         return self._made([place.result() for place in self._places])
 
     def finished(self) -> Any:
-        """Return the record of the rows so far."""
-        return self._made([place.finished() for place in self._places])
+        """Return the record of the rows that all fields have."""
+        return self._made([first_rows(place.finished(), self._done) for place in self._places])
 
     def _made(self, fields: list[Any]) -> Any:
         if issubclass(self._kind, dict):

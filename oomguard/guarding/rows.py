@@ -75,6 +75,11 @@ def cut(value: Any, start: int, stop: int) -> Any:
     return value.iloc[start:stop] if hasattr(value, "iloc") else value[start:stop]
 
 
+def first_rows(value: Any, rows: int) -> Any:
+    """Return the first rows of what was put together: it may have those of a part that another field did not take."""
+    return value if entries(value) == rows else cut(value, 0, rows)
+
+
 def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
     """Return whether a result is a record of fields with one entry a row each: a dict, a tuple that cannot be one of rows.
 
