@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from oomguard.guarding.places import Place, place_for
+from oomguard.guarding.rows import first_rows
 
 # Objects from here hold a model's state, in attributes: caches and their layers.
 _STATE_MODULE: Final = "transformers.cache_utils"
@@ -72,6 +73,7 @@ class Fields:
         self._places: list[_OfRows | _Mean | _Shared] = []
         self._record: Any = None
         self._is_torn = False
+        self._done = 0
 
     def add(self, part: FieldsPart) -> str | None:
         """Put each field of a part into its place; return why one cannot be, None where all were."""
@@ -92,6 +94,7 @@ class Fields:
             if (problem := place.add(tensor, part)) is not None:
                 return f"{name} {problem}"
         self._is_torn = False
+        self._done += part.rows
         return None
 
     def _place_for(self, name: str, tensor: Any, part: FieldsPart, *, is_loss: bool) -> _OfRows | _Mean | _Shared:
@@ -123,8 +126,8 @@ class Fields:
         return _made(self._record, [place.result() for place in self._places])
 
     def finished(self) -> Any:
-        """Return the record of the rows so far."""
-        return _made(self._record, [place.finished() for place in self._places])
+        """Return the record of the rows that all fields have."""
+        return _made(self._record, [place.finished(self._done) for place in self._places])
 
 
 class _OfRows:
@@ -156,8 +159,10 @@ class _OfRows:
         self._made, self._place = self._as_it_lay(self._place.result()), None  # not held twice
         return self._made
 
-    def finished(self) -> Any:
-        return self._made if self._place is None else self._as_it_lay(self._place.finished())
+    def finished(self, rows: int) -> Any:
+        if self._place is None:
+            return self._made
+        return self._as_it_lay(first_rows(self._place.finished(), rows * self._entries))
 
     def _as_it_lay(self, rows: Any) -> Any:
         return rows.movedim(0, self._axis).contiguous() if self._axis else rows
@@ -172,6 +177,8 @@ class _Mean:
         self._like, self._is_known = like.detach().clone(), is_known
         self._sum = self._weight = 0.0
         self._is_sum = False
+        self._of_rows: dict[int, Any] = {}
+        self._rows = 0
 
     def add(self, tensor: Any, part: FieldsPart) -> str | None:
         if tensor.dim() or part.weight is None or not self._is_known:
@@ -181,6 +188,8 @@ class _Mean:
         elif part.weight:  # the mean of nothing is no number
             self._sum += float(tensor) * part.weight
             self._weight += part.weight
+        self._rows += part.rows
+        self._of_rows[self._rows] = self.result()
         return None
 
     def park(self) -> None:
@@ -190,8 +199,8 @@ class _Mean:
         mean = self._sum / self._weight if self._weight else float("nan")
         return self._like.clone().fill_(self._sum if self._is_sum else mean)
 
-    def finished(self) -> Any:
-        return self.result()
+    def finished(self, rows: int) -> Any:
+        return self._of_rows.get(rows)
 
 
 class _Shared:
@@ -215,7 +224,8 @@ class _Shared:
     def result(self) -> Any:
         return self._like
 
-    def finished(self) -> Any:
+    def finished(self, rows: int) -> Any:
+        del rows
         return self._like
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oomguard.guarding.places import Place, place_for
-from oomguard.guarding.rows import is_record, lists_beside
+from oomguard.guarding.rows import first_rows, is_record, lists_beside, rows_of
 
 
 def place_of(part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool) -> Place:
@@ -26,6 +26,7 @@ class Record:
         self._empty = _emptied(like) if isinstance(like, (dict, UserDict)) else None
         self._names = _names_in(like)
         self._beside: dict[str, list[Any]] = {name: [] for name in lists_beside(like)}
+        self._done = 0
         self._places: list[Place] = [
             place_for(like[name], rows, total, None, is_parked=is_parked) for name in self._names
         ]
@@ -41,6 +42,7 @@ class Record:
                 return problem
         for name, entries in beside.items():
             self._beside[name] += entries
+        self._done += rows_of(part[self._names[0]])
         return None
 
     @property
@@ -58,8 +60,8 @@ class Record:
         return self._made([place.result() for place in self._places])
 
     def finished(self) -> Any:
-        """Return the record of the rows so far."""
-        return self._made([place.finished() for place in self._places])
+        """Return the record of the rows that all fields have."""
+        return self._made([first_rows(place.finished(), self._done) for place in self._places])
 
     def _made(self, fields: list[Any]) -> Any:
         if issubclass(self._kind, Mapping):

@@ -106,6 +106,11 @@ def lists_beside(value: Any) -> dict[str, list[Any]]:
     return {name: beside for name, beside in vars(value).items() if isinstance(beside, list) and len(beside) == rows}
 
 
+def first_rows(value: Any, rows: int) -> Any:
+    """Return the first rows of what was put together: it may have those of a part that another field did not take."""
+    return value if entries(value) == rows else cut(value, 0, rows)
+
+
 def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
     """Return whether a result is a record of fields with one entry a row each: a mapping, a tuple that cannot be one of rows.
 

@@ -87,3 +87,19 @@ def test_a_mean_is_weighted_by_what_it_is_the_mean_of(counts):
         assert gathered.add({"loss": value, "logits": torch.zeros(1, 2)}, 1) is None
     expected = torch.tensor({(3, 1): 3.0, (5, 0): 2.0, (0, 0): float("nan")}[counts])
     torch.testing.assert_close(gathered.result()["loss"], expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("weigh", [lambda *_: 1.0, None], ids=["a model's", "a function's"])
+def test_a_part_that_one_field_does_not_take_is_in_none_of_them(weigh):
+    gathered = Gathered(6, weigh=weigh)
+    for size, width in ((2, 3), (2, 3), (2, 5)):
+        part = {"first": torch.full((size, 3), float(width)), "second": torch.full((size, width), float(width))}
+        part |= {} if weigh is None else {"loss": torch.tensor(float(width))}
+        problem = gathered.add(part, size)
+    assert "different shapes" in problem
+    finished = gathered.finished()
+    assert (gathered.done, {name: len(value) for name, value in finished.items() if value.dim()}) == (
+        4,
+        {"first": 4, "second": 4},
+    )
+    assert float(finished.get("loss", torch.tensor(3.0))) == 3.0

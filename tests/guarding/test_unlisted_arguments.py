@@ -128,6 +128,41 @@ def test_frames_beside_a_prompt_without_a_token_for_them_go_with_its_row():
     assert g.attempts[-1].patches[0].setting == "batch_size"
 
 
+def towers(name):
+    """A model that sees and reads, and as many images as texts."""
+    sees = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+    }
+    text = {**SIZES, "vocab_size": 64, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
+    more = {"extract_layers": [0, 1], "reduce_dim": 16} if name == "CLIPSegForImageSegmentation" else {}
+    config = getattr(transformers, name.split("For")[0].removesuffix("Model") + "Config")
+    torch.manual_seed(0)
+    made = config(text_config=text, vision_config={**sees, "patch_size": 8}, projection_dim=32, **more)
+    model, ids = getattr(transformers, name)(made).eval(), torch.randint(3, 64, (ROWS, 12))
+
+    def call():
+        with torch.no_grad():
+            return model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=random(ROWS, 3, 32, 32))
+
+    return call
+
+
+def test_an_image_that_is_held_against_every_text_is_not_cut():
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        whole_and_in_parts(towers("CLIPModel"), 0.7, pin=["attn_implementation"])
+    assert "a row depends on those beside it: the model takes mm over all rows" in "".join(raised.value.__notes__)
+
+
+def test_a_text_that_is_looked_for_in_its_own_image_goes_with_it():
+    whole, parts, g = whole_and_in_parts(towers("CLIPSegForImageSegmentation"), 0.7, pin=["attn_implementation"])
+    assert_same(whole, ordinary(parts))
+    assert g.attempts[-1].patches[0].setting == "batch_size"
+
+
 def test_a_list_with_as_many_tensors_as_rows_and_one_of_other_sizes_are_not_taken():
     model = own(torch.add).__closure__[1].cell_contents
     for value in ([torch.ones(ROWS, 2)] * ROWS, torch.ones(ROWS + 1, 2), torch.ones(())):

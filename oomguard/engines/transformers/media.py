@@ -72,11 +72,11 @@ def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
 
 
 def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
-    """Return whether there is one entry for each text, and no token in texts for any; a model of two towers holds each against all."""
+    """Return whether there is one entry for each text, and no token in texts for any."""
     tokens = (name for kind in data()["kind"] for name in kind["token"])
     has_tokens = any(isinstance(getattr(config, name, None), int) for name in tokens)
     texts = ids.shape[0] if getattr(ids, "ndim", 0) else None
-    return _is_tensor(values) and values.shape[:1] == (texts,) and not has_tokens and not _has_towers(config)
+    return _is_tensor(values) and values.shape[:1] == (texts,) and not has_tokens
 
 
 def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,11 +193,8 @@ def _why_no_token(config: Any, values: Any, ids: Any) -> str:
     texts = ids.shape[0] if getattr(ids, "ndim", 0) else None
     if texts is not None and values.ndim and texts != values.shape[0]:
         return f"no token stands for it, and {texts} texts stand beside {values.shape[0]} images"
-    return _TOWERS if _has_towers(config) else "no token stands for it"
-
-
-def _has_towers(config: Any) -> bool:
-    return all(getattr(config, name, None) is not None for name in ("text_config", "vision_config"))
+    has_towers = all(getattr(config, name, None) is not None for name in ("text_config", "vision_config"))
+    return _TOWERS if has_towers else "no token stands for it"
 
 
 def _tokens_of_each(values: Any, tokens: int) -> list[int] | None:

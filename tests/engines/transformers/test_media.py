@@ -105,7 +105,9 @@ def test_a_call_of_a_model_is_cut_with_its_images():
     assert kwargs["pixel_values"].flatten().tolist() == list(range(16, 32))
 
 
-def test_a_model_of_two_towers_is_told_as_one():
+def test_images_without_a_token_of_a_model_of_two_towers_are_left_to_what_its_code_does_with_them():
     towers = SimpleNamespace(config=SimpleNamespace(text_config={}, vision_config={}))
-    found = media_of(towers, {"pixel_values": torch.zeros(2, 3, 4, 4)}, rows(4, 0))
-    assert "holds every image against every text" in found
+    assert media_of(towers, {"pixel_values": torch.zeros(2, 3, 4, 4)}, rows(4, 0)).untold == ("pixel_values",)
+    assert "3 images" in media_of(towers, {"pixel_values": torch.zeros(3, 3, 4, 4)}, rows(4, 0))
+    embedded = media_of(towers, {"pixel_values": torch.zeros(2, 3, 4, 4)}, torch.zeros(2, 4, 8))
+    assert embedded.untold == ("pixel_values",)
