@@ -26,6 +26,7 @@ from oomguard.observe.own_reports import OwnReports
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
+from oomguard.observe.stated_figures import StatedFigures
 from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
 from oomguard.observe.told_cause import MAX_TOLD, beside, with_told_cause
 from oomguard.observe.window import Candidate, Window, open_window
@@ -81,6 +82,7 @@ class Scanner:
         self._own = OwnReports()
         self._finder: Finder | None = None
         self.new_wordings = NewWordings(rules.lexicon if new_wordings else None, rules.told)
+        self._stated = StatedFigures(rules.stated)
         self._looked = 0
         self._time = SearchTime()
         self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
@@ -109,6 +111,7 @@ class Scanner:
             return
         state.order += 1
         self.new_wordings.see(line)
+        self._stated.see(plain.text, line.number)
         for owner, window in self._open:
             if owner is state:
                 window.extend(line, plain, state.order)
@@ -281,7 +284,8 @@ class Scanner:
             kept = kept if new is None else [*(f for f in kept if f.incident.kind != "engine_dead"), new]
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         notes = (*self._time.notes, *self._left_out.values(), *(() if kept else self._own.note))
-        concluded = tuple(concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
+        incidents = (concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
+        concluded = tuple(self._stated.completed(incident, self._time) for incident in incidents)
         return Diagnosis(source, concluded, notes, starts)
 
 
