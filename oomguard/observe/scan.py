@@ -111,12 +111,12 @@ class Scanner:
             return
         state.order += 1
         self.new_wordings.see(line)
-        self._stated.see(plain.text, line.number)
         for owner, window in self._open:
             if owner is state:
                 window.extend(line, plain, state.order)
         self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
+        self._stated.see(text, line.number)
         may_hold = self._may_hold(text)
         candidates = self._candidates(self._inside(text)) if may_hold else []
         across = self._across_the_seam(state, line, text)

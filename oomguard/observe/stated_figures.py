@@ -74,8 +74,9 @@ class StatedFigures:
 
     def _stated(self, kind: str, time: SearchTime) -> Iterator[tuple[StatedFigure, Fact]]:
         figures = [f for f in self._figures if (kind in f.kinds if f.kinds else kind not in _HOSTS)]
-        for (_, before), (number, text) in pairwise(chain([(0, "")], self._first, self._last)):
-            if _HEADING.match(before) and text.strip():
+        lines = ((number, text) for number, text in chain(self._first, self._last) if text.strip())
+        for (_, before), (number, text) in pairwise(chain([(0, "")], lines)):
+            if _HEADING.match(before):
                 text = f"{before.strip()}\n{text}"
             lower = text.lower()
             for figure in figures:
