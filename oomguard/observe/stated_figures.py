@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
@@ -22,8 +22,8 @@ LAST_LINES: Final = 400
 LINE_CHARS: Final = 600
 _STATEMENTS_A_LINE: Final = 8
 _SENTENCE_CHARS: Final = 60
-# Below a heading of a form the answer stands on a line of its own.
-_HEADING: Final = re.compile(r"\s*(?:#{1,6}\s|\*\*)")
+# Below a heading the answer stands on a line of its own.
+_MOST_ABOVE: Final = 2
 _SENTENCE_END: Final = re.compile(r"[.;!?]\s+(?=\S)|\|")
 # Two figures are one where they differ by less: 24 GB, 24564MiB, 23.99 GiB.
 _SAME_RATIO: Final = 0.03
@@ -74,15 +74,17 @@ class StatedFigures:
 
     def _stated(self, kind: str, time: SearchTime) -> Iterator[tuple[StatedFigure, Fact]]:
         figures = [f for f in self._figures if (kind in f.kinds if f.kinds else kind not in _HOSTS)]
-        lines = ((number, text) for number, text in chain(self._first, self._last) if text.strip())
-        for (_, before), (number, text) in pairwise(chain([(0, "")], lines)):
-            if _HEADING.match(before):
-                text = f"{before.strip()}\n{text}"
-            lower = text.lower()
+        above: deque[str] = deque(maxlen=_MOST_ABOVE)
+        for number, text in chain(self._first, self._last):
+            if not text.strip():
+                continue
+            lower, below = text.lower(), "\n".join((*above, text)).lower()
             for figure in figures:
-                if any(word in lower for word in figure.words):
-                    for fact in _facts(figure, text, time):
+                if any(word in (below if figure.lines_above else lower) for word in figure.words):
+                    before = list(above)[-figure.lines_above :] if figure.lines_above else []
+                    for fact in _facts(figure, "\n".join((*before, text)), time):
                         yield figure, replace(fact, line=number)
+            above.append(text)
 
 
 def _facts(figure: StatedFigure, text: str, time: SearchTime) -> Iterator[Fact]:

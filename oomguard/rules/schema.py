@@ -134,6 +134,7 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "words": Key(list, required=True),
         "pattern": Key(str, required=True),
         "nominal": Key(bool),
+        "lines_above": Key(int),
         "kinds": Key(list),
         "examples": Key(list, required=True),
         "others": Key(list),

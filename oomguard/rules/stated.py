@@ -20,6 +20,7 @@ class StatedFigure:
         pattern: the words, their groups named after facts.
         unless_behind: what must not stand before them in their sentence: advice, a need, another machine.
         nominal: a size as it is sold, which a driver's own figure is below.
+        lines_above: how many lines above, blank ones left out, stand before the line in what is looked at.
         kinds: the failures whose memory it speaks of; empty for those of a device.
         examples: texts that state one.
         others: texts that state none.
@@ -29,6 +30,7 @@ class StatedFigure:
     pattern: Any
     unless_behind: Any
     nominal: bool
+    lines_above: int
     kinds: tuple[str, ...]
     examples: tuple[str, ...]
     others: tuple[str, ...]
@@ -48,6 +50,7 @@ def _figure(row: Table, path: Path, make: Callable[..., Any], unless: Any) -> St
         pattern=make(row.get("pattern"), path=str(path), key=f"{row.key}.pattern"),
         unless_behind=unless if nominal else None,
         nominal=nominal,
+        lines_above=row.get("lines_above", 0),
         kinds=row.choices("kinds", KINDS, "kind"),
         examples=tuple(row.get("examples")),
         others=tuple(row.get("others", ())),
