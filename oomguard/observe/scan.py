@@ -16,7 +16,8 @@ from oomguard.escapes import strip_escapes
 from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
 from oomguard.observe.anchor_index import anchor_index
 from oomguard.observe.anchors import Finder, finder
-from oomguard.observe.conclude import concluded_incident, concluded_start
+from oomguard.observe.asked_size import with_asked_size
+from oomguard.observe.conclude import concluded_incident, concluded_start, standing
 from oomguard.observe.context import Context
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.hits import Hit, best_of, match, quoted
@@ -190,6 +191,7 @@ class Scanner:
         state.taken[window.process] = (first, last, found)
         if found is not None:
             self._attach(found, window.lines[best.last].number)
+            found.incident = with_asked_size(found.incident, self._rules.lexicon, window, best, self._time)
             if len(self.found.all) <= MAX_TOLD:
                 found.incident = with_told_cause(found.incident, beside(window, best), self._rules.told, self._time)
 
@@ -272,13 +274,7 @@ class Scanner:
         """
         self.flush()
         found = [f for f in self.found.all if newer_than_s is None or f.seen_s >= newer_than_s]
-        # What the engine recovered from is no failure, and a wrapper ("See root cause above") none beside its cause.
-        found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
-        found = [
-            f for f in found if f.incident.kind != "engine_dead" or not f.context.ending.was_told_before(f.last_line)
-        ]
-        causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
-        kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
+        kept = standing(found)
         if not any(f.incident.is_oom for f in self.found.all):
             new = self.new_wordings.surest(self._quotations, self._time, self._leave_out)
             kept = kept if new is None else [*(f for f in kept if f.incident.kind != "engine_dead"), new]
