@@ -43,7 +43,9 @@ def sized(part: Any, text: str) -> Mapping[str, Fact]:
     return others if size is None else {**others, _ASKED: replace(asked, value=round(float(asked.value) * size))}
 
 
-def with_asked_size(incident: Incident, lexicon: Lexicon | None, window: Window, hit: Hit, time: SearchTime) -> Incident:
+def with_asked_size(
+    incident: Incident, lexicon: Lexicon | None, window: Window, hit: Hit, time: SearchTime
+) -> Incident:
     """Return an incident with the size that stands on its message's line, where the message itself holds none."""
     if lexicon is None or _ASKED in incident.facts or incident.kind not in _OF_ALLOCATIONS:
         return incident

@@ -82,12 +82,13 @@ class StatedFigures:
             for figure in figures:
                 if any(word in (below if figure.lines_above else lower) for word in figure.words):
                     before = list(above)[-figure.lines_above :] if figure.lines_above else []
-                    for fact in _facts(figure, "\n".join((*before, text)), time):
+                    for fact in stated_on(figure, "\n".join((*before, text)), time):
                         yield figure, replace(fact, line=number)
             above.append(text)
 
 
-def _facts(figure: StatedFigure, text: str, time: SearchTime) -> Iterator[Fact]:
+def stated_on(figure: StatedFigure, text: str, time: SearchTime) -> Iterator[Fact]:
+    """Yield what a text of one or a few lines states in the words of one row; raise TimeoutError as a search does."""
     begin = 0
     for _ in range(_STATEMENTS_A_LINE):
         found = time.search(figure.pattern, text, pos=begin)
