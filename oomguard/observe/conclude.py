@@ -57,6 +57,14 @@ def concluded_incident(
     )
 
 
+def standing(found: list[ScannedIncident]) -> list[ScannedIncident]:
+    """Leave out what the engine recovered from, and a wrapper ("See root cause above") beside its cause."""
+    found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
+    found = [f for f in found if f.incident.kind != "engine_dead" or not f.context.ending.was_told_before(f.last_line)]
+    causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
+    return [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
+
+
 def concluded_start(context: Context, given: Mapping[str, SettingInForce] | None) -> EngineStart | None:
     """Return what one start printed of itself; None if nothing in it tells a start from any other text.
 

@@ -16,7 +16,8 @@ from oomguard.escapes import strip_escapes
 from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
 from oomguard.observe.anchor_index import anchor_index
 from oomguard.observe.anchors import Finder, finder
-from oomguard.observe.conclude import concluded_incident, concluded_start
+from oomguard.observe.asked_size import with_asked_size
+from oomguard.observe.conclude import concluded_incident, concluded_start, standing
 from oomguard.observe.context import Context
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.hits import Hit, best_of, match, quoted
@@ -26,6 +27,7 @@ from oomguard.observe.own_reports import OwnReports
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
+from oomguard.observe.stated_figures import StatedFigures
 from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
 from oomguard.observe.told_cause import MAX_TOLD, beside, with_told_cause
 from oomguard.observe.window import Candidate, Window, open_window
@@ -81,6 +83,7 @@ class Scanner:
         self._own = OwnReports()
         self._finder: Finder | None = None
         self.new_wordings = NewWordings(rules.lexicon if new_wordings else None, rules.told)
+        self._stated = StatedFigures(rules.stated)
         self._looked = 0
         self._time = SearchTime()
         self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
@@ -114,6 +117,7 @@ class Scanner:
                 window.extend(line, plain, state.order)
         self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
+        self._stated.see(text, line.number)
         may_hold = self._may_hold(text)
         candidates = self._candidates(self._inside(text)) if may_hold else []
         across = self._across_the_seam(state, line, text)
@@ -187,6 +191,7 @@ class Scanner:
         state.taken[window.process] = (first, last, found)
         if found is not None:
             self._attach(found, window.lines[best.last].number)
+            found.incident = with_asked_size(found.incident, self._rules.lexicon, window, best, self._time)
             if len(self.found.all) <= MAX_TOLD:
                 found.incident = with_told_cause(found.incident, beside(window, best), self._rules.told, self._time)
 
@@ -269,19 +274,14 @@ class Scanner:
         """
         self.flush()
         found = [f for f in self.found.all if newer_than_s is None or f.seen_s >= newer_than_s]
-        # What the engine recovered from is no failure, and a wrapper ("See root cause above") none beside its cause.
-        found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
-        found = [
-            f for f in found if f.incident.kind != "engine_dead" or not f.context.ending.was_told_before(f.last_line)
-        ]
-        causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
-        kept = [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
+        kept = standing(found)
         if not any(f.incident.is_oom for f in self.found.all):
             new = self.new_wordings.surest(self._quotations, self._time, self._leave_out)
             kept = kept if new is None else [*(f for f in kept if f.incident.kind != "engine_dead"), new]
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         notes = (*self._time.notes, *self._left_out.values(), *(() if kept else self._own.note))
-        concluded = tuple(concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
+        incidents = (concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
+        concluded = tuple(self._stated.completed(incident, self._time) for incident in incidents)
         return Diagnosis(source, concluded, notes, starts)
 
 

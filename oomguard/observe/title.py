@@ -17,10 +17,11 @@ _MARKS: Final = (
     r"|(?:(?:Eval|Misc\.?|Possible) )?(?i:bug|issue|crash)(?= ?[:\uff1a]))\s*[:\uff1a]?\s*)+"
 )
 _HEADING: Final = r"\s*#\s+(?=\S)"
-# What follows a title that tells of a run: a traceback, a level, a command, the versions in use.
+# What follows a title that tells of a run: a traceback, a level, a command, frames of other languages, the versions in use.
 _OF_A_RUN: Final = (
     r'(?m)File "[^"\n]+", line \d|Traceback \(most|\b(?:ERROR|FATAL|CRITICAL)\b'
     r"|^\s*(?:[$>] )?(?:[A-Z_]+=\S+ )*(?:export|python3?|vllm|docker|torchrun|accelerate|sglang|ollama|lmdeploy)\s"
+    r"|^\s{1,8}at [\w.<>$`/]+[.(]|^\s*#\d+\s+0x[0-9a-f]{6}|^thread '[^'\n]+' panicked"
     r"|^\W{0,3}[\w .-]{2,30}(?:==|[:\uff1a]) ?['\"`]?v?\d+\.\d+\.\d+"
 )
 _ANOTHER: Final = r"\s*(?:#{1,2} |#\d|[-*] |\[\w)"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oomguard.facts import Fact
-from oomguard.observe.hits import CLAUSE_CHARS, Hit, captured, quoted
+from oomguard.observe.asked_size import sized
+from oomguard.observe.hits import CLAUSE_CHARS, Hit, quoted
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.title import is_title, mark_chars
 from oomguard.observe.window import Window
@@ -145,6 +146,6 @@ def message_of(lexicon: Lexicon, window: Window, found: Any, time: SearchTime) -
     for clause in lexicon.clauses:
         part = time.search(clause, text, pos=begin, endpos=end)
         if part is not None:
-            facts = {**captured(part), **facts}
+            facts = {**sized(part, text), **facts}
     message = " ".join(line[max(0, at - _MESSAGE_CHARS) : at + _MESSAGE_CHARS].split())
     return Hit(_SIGNATURE, _WORDING, first, first, found.end() - found.start(), message, facts, found.start())

@@ -15,6 +15,7 @@ from oomguard.rules.missing import MissingRow, read_missing
 from oomguard.rules.pattern import compile_pattern
 from oomguard.rules.rule import Rule, read_rule
 from oomguard.rules.signature import Quotation, Signature, read_quotations, read_signature
+from oomguard.rules.stated import StatedFigure, read_stated
 from oomguard.rules.table import read_toml
 from oomguard.rules.told import ToldCause, read_told
 from oomguard.user_files import read_tables
@@ -30,6 +31,7 @@ class RuleSet:
     lexicon: Lexicon | None = None
     missing: tuple[MissingRow, ...] = ()
     told: tuple[ToldCause, ...] = ()
+    stated: tuple[StatedFigure, ...] = ()
 
     @property
     def anchors(self) -> tuple[str, ...]:
@@ -71,6 +73,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     lexicon: Lexicon | None = None
     missing: list[MissingRow] = []
     told: list[ToldCause] = []
+    stated: list[StatedFigure] = []
     shipped = shipped_root()
     for root in (shipped, *extra):
         lazy = root == shipped and not check
@@ -92,6 +95,8 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 quotations += read_quotations(table, path, pattern)
             elif isinstance(table.get("told"), list):
                 told += read_told(table, path, pattern)
+            elif isinstance(table.get("stated"), list):
+                stated += read_stated(table, path, pattern)
             elif "missing" in table:
                 missing += read_missing(table, path)
             elif "phrase" in table:
@@ -101,7 +106,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
             else:
                 signatures.append(read_signature(table, path, pattern))
     in_order = tuple(rules[code] for code in sorted(rules))
-    return RuleSet(tuple(signatures), in_order, tuple(quotations), lexicon, tuple(missing), tuple(told))
+    return RuleSet(tuple(signatures), in_order, tuple(quotations), lexicon, tuple(missing), tuple(told), tuple(stated))
 
 
 def _is_folder(path: Path) -> bool:

@@ -125,6 +125,20 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "pattern": Key(str, required=True),
         "examples": Key(list, required=True),
     },
+    "stated figures": {
+        "schema": Key(int, required=True),
+        "unless_behind": Key(str, required=True),
+        "stated": Key(list, required=True),
+    },
+    "stated figure": {
+        "words": Key(list, required=True),
+        "pattern": Key(str, required=True),
+        "nominal": Key(bool),
+        "lines_above": Key(int),
+        "kinds": Key(list),
+        "examples": Key(list, required=True),
+        "others": Key(list),
+    },
     "signature test": {
         "log": Key(str, required=True),
         "expect": Key(dict),
