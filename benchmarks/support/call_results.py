@@ -49,17 +49,19 @@ def bytes_of(result: Any) -> int:
 
 def storage_bytes(result: Any) -> int:
     """Return the bytes that a result's tensors keep on the device, those that are shared once."""
-    import torch
-
-    held = (tensor.untyped_storage() for tensor in tensors(result) if type(tensor) is torch.Tensor)
+    held = (tensor.untyped_storage() for tensor in tensors(result) if not _is_on_host(tensor))
     return sum({storage._cdata: storage.nbytes() for storage in held}.values())
 
 
 def waits_on_host(result: Any) -> bool:
     """Return whether a result is, or holds, a tensor that has no room on the device and waits on the host."""
-    import torch
+    return any(map(_is_on_host, tensors(result)))
 
-    return any(type(tensor) is not torch.Tensor for tensor in tensors(result))
+
+def _is_on_host(tensor: Any) -> bool:
+    from oomguard.guarding.rows_on_host import RowsOnHost
+
+    return isinstance(tensor, RowsOnHost)
 
 
 def difference(whole: Kept, parts: Kept) -> str:
