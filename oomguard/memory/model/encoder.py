@@ -31,6 +31,8 @@ class Encoder:
         tiles: tiles of an image that is cut into a fixed number of them, each with ``patches_per_token`` patches.
         kept_layers: layers whose outputs are kept to the end.
         always_profiled: whether early versions profiled its images whatever a step held.
+        pixels_per_token: pixels of an image behind each token, where an image is as large as the processor lets it be; else 0.
+        tokens_per_tile: tokens of a tile, of an image that is cut into as many as the processor lets it be; else 0.
     """
 
     width: int
@@ -53,3 +55,5 @@ class Encoder:
     tiles: int = 0
     kept_layers: int = 0
     always_profiled: bool = False
+    pixels_per_token: int = 0
+    tokens_per_tile: int = 0
