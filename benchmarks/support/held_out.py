@@ -1,4 +1,7 @@
-"""Published starts predicted by constants that were not fitted on them: each group of a version and a device by the other groups'."""
+"""Published starts predicted by constants that were not fitted on them: each group of a version and a device by the other groups'.
+
+A set of starts that was gathered together is predicted by the other sets in the same way.
+"""
 
 import math
 from dataclasses import replace
@@ -87,7 +90,9 @@ def with_counts(row: Row) -> Row | None:
         "driver": settings.driver_version,
         "driver_ratio": cuda_graphs.driver_ratio(settings.driver_version),
         "by_engine": str(first_engine.by_engine(settings)),
-        "left_gib": left_gib(row, plan),
+        "left_gib": left_gib(
+            row, plan, plan["non_torch_bytes"] - fixed_parts.fixed_parts(settings, shape).non_torch_bytes
+        ),
         "kind": kind_of_start(shape, settings),
         "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),
         "spans": plan["page_cache_bytes"] > 0,
@@ -113,15 +118,18 @@ def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> 
     return now + beyond * GIB / encoder.mlp_tensor_bytes
 
 
-def left_gib(row: Row, plan: dict[str, Any]) -> float | None:
-    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave of the plan's sum."""
+def left_gib(row: Row, plan: dict[str, Any], pinned_bytes: int) -> float | None:
+    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave of the plan's sum.
+
+    What the plan counts there of a table that is pinned in torch's allocator is none of it.
+    """
     printed = row["printed"]
     if printed.get("non_torch_gib") is not None:
         return float(printed["non_torch_gib"])
     pool = pool_gib(row, plan)
     if pool is None:
         return None
-    left = part_gib(plan, "non_torch") + _parts_leave_gib(plan) - pool
+    left = part_gib(plan, "non_torch") - pinned_bytes / GIB + _parts_leave_gib(plan) - pool
     for part in ("weights", "activation"):
         theirs = printed.get(PARTS[part][0])
         left -= theirs - part_gib(plan, part) if theirs else 0.0
@@ -132,12 +140,12 @@ def _parts_leave_gib(plan: dict[str, Any]) -> float:
     return (plan["kv_cache_pool_bytes"] + plan["kept_back_bytes"]) / GIB
 
 
-def held_out(rows: list[Row]) -> list[dict[str, Any]]:
-    """Predict each group by the constants of the others; return a record of each start."""
+def held_out(rows: list[Row], by: str = "group") -> list[dict[str, Any]]:
+    """Predict each group by the constants of the others, or what was ``gathered`` together; return a record of each start."""
     records = []
-    for group in sorted({row["group"] for row in rows}):
-        use(fit([row for row in rows if row["group"] != group]))
-        records += [record_of(row) for row in rows if row["group"] == group]
+    for group in sorted({row[by] for row in rows}):
+        use(fit([row for row in rows if row[by] != group]))
+        records += [record_of(row) for row in rows if row[by] == group]
     return records
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.errors import ConfigError, SettingError
+from oomguard.memory.model import eagle
 from oomguard.memory.model.audio_encoder import read_audio_encoder
 from oomguard.memory.model.contradictions import check_headers
 from oomguard.memory.model.drafts import Speculation, read_speculation
@@ -79,11 +80,18 @@ def read_model(
     speculation = read_speculation(speculative_config)
     draft = None
     if speculation is not None and speculation.model is not None:
-        draft = read_model(find_model(speculation.model), dtype=dtype)
+        draft = _read_draft(find_model(speculation.model), dtype, speculation.method)
     found = _read_model(model, dtype, quantization)
     if speculation is not None and speculation.uses_mtp_layers and model.parameters is None:
         found = replace(found, parameters=(*found.parameters, *mtp_layers(found.parameters, found.shape)))
     return replace(found, speculation=speculation, draft=draft, encoder=_encoder(model, found.shape))
+
+
+def _read_draft(files: ModelFiles, dtype: str, method: str) -> Model:
+    draft = read_model(files, dtype=dtype)
+    if method not in eagle.METHODS or files.parameters is not None:
+        return draft
+    return replace(draft, parameters=tuple(eagle.eagle_parameters(draft.parameters, draft.shape, method)))
 
 
 def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:

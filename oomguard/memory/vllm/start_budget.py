@@ -15,7 +15,7 @@ from oomguard.facts import format_gib
 from oomguard.memory.constants import since
 from oomguard.memory.model.model import Model
 from oomguard.memory.vllm.activations import Peak, peak_activation, prompt_logprobs_bytes
-from oomguard.memory.vllm.compile_floor import compile_floor_bytes
+from oomguard.memory.vllm.compile_floor import compile_floor_bytes, pinned_bytes
 from oomguard.memory.vllm.cuda_graphs import of_old_driver
 from oomguard.memory.vllm.defaults import with_defaults
 from oomguard.memory.vllm.encoder_profile import EncoderProfile, profile_encoder, profiled_seats, profiles_seats
@@ -66,7 +66,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     settings, caches, fixed = parts.settings, parts.caches, parts.fixed
     peaks = [_peak(parts, number) for number in range(settings.pipeline_parallel_size)]
     stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
-    cold = max(peak.compile_bytes for peak in peaks) if settings.correction is None else 0
+    cold = max(peak.compile_bytes + peak.pinned_bytes for peak in peaks) if settings.correction is None else 0
     if cold:
         assumed.append(_of_first_start(settings, cold))
     layers = caches.stages
@@ -103,7 +103,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         compile_bytes=cold,
         page_cache_bytes=page_cache,
         cudagraph_bytes=fixed.cudagraph_bytes,
-        non_torch_bytes=fixed.non_torch_bytes,
+        non_torch_bytes=fixed.non_torch_bytes + peaks[fullest.number].pinned_bytes,
         not_free_bytes=fixed.not_free_bytes,
         prompt_logprobs_bytes=_prompt_logprobs(model, settings),
         kv_cache_pool_bytes=fullest.pool_bytes,
@@ -200,7 +200,8 @@ def _peak(parts: _Parts, number: int) -> Peak:
         peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
     floor = compile_floor_bytes(settings, parts.model.shape) if number == 0 else 0
     cold = max(0, floor - peak.bytes)
-    peak = replace(peak, bytes=peak.bytes + cold, compile_bytes=cold)
+    pinned = max(0, pinned_bytes(settings, parts.model.shape) - peak.workspace_bytes) if number == 0 else 0
+    peak = replace(peak, bytes=peak.bytes + cold, compile_bytes=cold, pinned_bytes=pinned)
     corrected = settings.peak_activation_ratio * peak.bytes
     beyond = 0 if settings.correction is None else settings.correction.peak_activation_bytes
     return replace(peak, bytes=max(0, round(corrected) + beyond))
@@ -220,7 +221,7 @@ def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
     pool = settings.kv_cache_memory_bytes
     if pool is None:
         pool = parts.requested_bytes - held - peak.bytes - fixed.non_torch_bytes - fixed.counted_cudagraph_bytes
-        pool -= parts.kept_back_bytes
+        pool -= parts.kept_back_bytes + peak.pinned_bytes
     later = 0 if settings.device == "cpu" else max(0, peak.sampling_bytes - peak.bytes)
     return Stage(
         number,
@@ -230,7 +231,7 @@ def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
         layout.request_bytes(stage=layers),
         layout.block_bytes(layers),
         later,
-        used_bytes=held + peak.bytes + max(0, pool) + later + fixed.used_bytes,
+        used_bytes=held + peak.bytes + peak.pinned_bytes + max(0, pool) + later + fixed.used_bytes,
     )
 
 
