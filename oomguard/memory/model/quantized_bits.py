@@ -70,7 +70,7 @@ def _aqlm(config: Mapping[str, Any]) -> float:
 def codebook_bytes(config: Mapping[str, Any]) -> int:
     """Return the bytes of the codebooks that each matrix of AQLM has, whatever its size."""
     group = _number(config, "in_group_size", 8) * _number(config, "out_group_size", 1)
-    entries = 2 ** max(0, min(_number(config, "nbits_per_codebook", 16), 16))
+    entries = 1 << max(0, min(_number(config, "nbits_per_codebook", 16), 16))
     return _number(config, "num_codebooks", 1) * entries * group * _SCALE_BYTES
 
 
