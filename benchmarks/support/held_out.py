@@ -9,7 +9,15 @@ from typing import Any
 
 from oomguard.facts import GIB
 from oomguard.memory import constants
-from oomguard.memory.vllm import cuda_graphs, first_engine, fixed_parts, graph_buffers, known_gpu, start_budget
+from oomguard.memory.vllm import (
+    compile_floor,
+    cuda_graphs,
+    first_engine,
+    fixed_parts,
+    graph_buffers,
+    known_gpu,
+    start_budget,
+)
 from oomguard.memory.vllm.pool_range import kind_of_start
 from support.fit_graphs import fit_graphs
 from support.fit_parts import Row, fit_encoders, fit_non_torch
@@ -90,9 +98,7 @@ def with_counts(row: Row) -> Row | None:
         "driver": settings.driver_version,
         "driver_ratio": cuda_graphs.driver_ratio(settings.driver_version),
         "by_engine": str(first_engine.by_engine(settings)),
-        "left_gib": left_gib(
-            row, plan, plan["non_torch_bytes"] - fixed_parts.fixed_parts(settings, shape).non_torch_bytes
-        ),
+        "left_gib": left_gib(row, plan, may_pin=compile_floor.pinned_bytes(settings, shape) > 0),
         "kind": kind_of_start(shape, settings),
         "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),
         "spans": plan["page_cache_bytes"] > 0,
@@ -118,18 +124,18 @@ def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> 
     return now + beyond * GIB / encoder.mlp_tensor_bytes
 
 
-def left_gib(row: Row, plan: dict[str, Any], pinned_bytes: int) -> float | None:
+def left_gib(row: Row, plan: dict[str, Any], *, may_pin: bool) -> float | None:
     """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave of the plan's sum.
 
-    What the plan counts there of a table that is pinned in torch's allocator is none of it.
+    A start that may have pinned a table in torch's allocator tells it only by what it printed.
     """
     printed = row["printed"]
     if printed.get("non_torch_gib") is not None:
         return float(printed["non_torch_gib"])
     pool = pool_gib(row, plan)
-    if pool is None:
+    if pool is None or may_pin:
         return None
-    left = part_gib(plan, "non_torch") - pinned_bytes / GIB + _parts_leave_gib(plan) - pool
+    left = part_gib(plan, "non_torch") + _parts_leave_gib(plan) - pool
     for part in ("weights", "activation"):
         theirs = printed.get(PARTS[part][0])
         left -= theirs - part_gib(plan, part) if theirs else 0.0

@@ -23,8 +23,8 @@ class Encoder:
         patches_per_video: patches behind those.
         in_prompt: whether its tokens are part of the prompt; a decoder that attends across keeps them apart.
         heads: its attention heads; ranks share them where they divide them. 0 where the file does not say.
-        attention: what its attention makes beside queries, keys and values: ``rotary`` turns them in float32, ``normed`` norms
-            them so; empty for what is no more than its MLP makes.
+        attention: what its attention makes beside queries, keys and values: ``rotary`` turns them in float32, ``by_torch`` does
+            so without a kernel of its own, ``normed`` norms them so; empty for what is no more than its MLP makes.
         patch_elements: elements of one patch's pixels.
         formatted_video_tokens: tokens of the longest video, which some versions count many times; 0 for others.
         framed_videos: whether each two frames of a video may be as large as an image.

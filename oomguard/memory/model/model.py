@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.errors import ConfigError, SettingError
+from oomguard.facts import format_gib
 from oomguard.memory.model import eagle
 from oomguard.memory.model.audio_encoder import read_audio_encoder
 from oomguard.memory.model.contradictions import check_headers
 from oomguard.memory.model.drafts import Speculation, read_speculation
 from oomguard.memory.model.encoder import Encoder
 from oomguard.memory.model.files import ModelFiles, find_model
+from oomguard.memory.model.gguf import SUFFIX, packed
 from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.json_file import shown
 from oomguard.memory.model.layer_kinds import not_read
@@ -124,6 +126,10 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
         assumed.append("weights: counted from the configuration, transformers does not build this model here")
     if found is None and shape.has_encoder:
         assumed.append("weights: the encoder's of images or audio are not counted")
+    if model.gguf_bytes is not None and (quantization == "gguf" or model.name.endswith(SUFFIX)):
+        assumed.append(f"weights: {format_gib(model.gguf_bytes)} by the GGUF file's size, packed as they are")
+        parameters = packed(found or counted(shape), model.gguf_bytes)
+        return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
     parameters = quantized(found or counted(shape), shape, quantization, assumed)
     uncertain = 0.0 if found is not None else _COUNTED_WELL_RATIO if exact else _COUNTED_BADLY_RATIO
     certain = _certain(shape, assumed)

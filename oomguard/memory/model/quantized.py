@@ -163,7 +163,7 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format 
     if asked not in _ASKED:
         raise SettingError(
             f"quantization {asked!r} needs a checkpoint that is quantised so; the model's configuration has no quantization_config",
-            hint=f"while loading: {', '.join(_ASKED)}",
+            hint=_OF_FILES.get(asked, f"while loading: {', '.join(_ASKED)}"),
         )
     assumed.append(f"quantization {asked}: the matrices of the layers, embeddings and head stay as they are")
     return Format(_ASKED[asked], experts_only=asked in _EXPERTS_ONLY)
@@ -172,6 +172,8 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format 
 # Formats that vLLM makes of a half-precision checkpoint while it loads.
 _ASKED: Final = {"fp8": 8.0, "bitsandbytes": 4 + 32 / 64, "experts_int8": 8.0}
 _EXPERTS_ONLY: Final = frozenset({"experts_int8", "mxfp4"})
+# Formats that a file beside the configuration tells.
+_OF_FILES: Final = {"gguf": "its bits are in the file: name FILE.gguf, with the model's config.json beside it"}
 
 
 # Experts of another format than the rest (DeepSeek-V4): four bits, and a scale of eight for each 32.

@@ -23,9 +23,6 @@ _PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
 _NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "max_num_tiles")
 # Text or one image becomes one vector, and the image one token, that of its class (clip.py, siglip.py).
 _DUAL_ENCODERS: Final = frozenset({"clip", "siglip"})
-# The largest image of Qwen's processors where no file says another: 12845056 pixels of 28 x 28 a token, 16777216 of 32 x 32
-# (preprocessor_config.json of the published models).
-_LARGEST_TOKENS: Final = 16_384
 
 
 def read_vision_encoder(config: Mapping[str, Any], processor: Mapping[str, Any], output_width: int) -> Encoder | None:
@@ -56,7 +53,13 @@ def _with_attention(config: Mapping[str, Any], vision: Mapping[str, Any], found:
     return replace(
         found,
         heads=next((n for name in _HEADS if (n := _count(vision, name))), 0),
-        attention="normed" if normed else "rotary" if turned else "",
+        attention="normed"
+        if normed
+        else "rotary"
+        if turned
+        else "by_torch"
+        if kind in types["rotary_by_torch"]
+        else "",
         patch_elements=_COLORS * frames * patch**2,
         output_width=parts * found.output_width,
         always_profiled=kind in types["images_always_profiled"],
@@ -95,7 +98,9 @@ def _read(
         tokens *= 1 + (most or _tiles(config))
     else:
         per_token, largest = (patch * merge) ** 2, largest_pixels(processor)
-        tokens = _LARGEST_TOKENS if largest is None else largest // per_token
+        known = FAMILIES["largest_images"]
+        by_type = known.get(str(config.get("model_type")), known["others"])
+        tokens = by_type if largest is None else largest // per_token
     if side is not None and config.get("model_type") in _DUAL_ENCODERS:
         return Encoder(width, mlp, tensors, patches, 1, output_width, most_per_prompt=1)
     return Encoder(

@@ -1,7 +1,7 @@
 """What a start measures at least while it compiles: with an empty compile cache the peak has a floor of about one embedding table.
 
-A second start of the same settings loads the compiled graphs from vLLM's cache, and its peak is without the floor. Some versions count
-the table's memory once more after it was freed.
+A second start of the same settings loads the compiled graphs from vLLM's cache, and its peak is without the floor. In some versions
+it may count the table's memory once more after it was freed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def compile_floor_bytes(settings: VllmSettings, shape: ModelShape) -> int:
 
 
 def pinned_bytes(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return what stays of the freed table beside the peak of a start that compiles, in versions where a small tensor pins its block.
+    """Return what may stay of the freed table beside the peak of a start that compiles, in versions where a small tensor can pin its block.
+
+    Published starts had it on some machines and not on others, for no reason that the sources give: a plan names it, and does not count it.
 
     Args:
         settings: vLLM's settings with all defaults filled in.

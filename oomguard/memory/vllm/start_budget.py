@@ -66,9 +66,9 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     settings, caches, fixed = parts.settings, parts.caches, parts.fixed
     peaks = [_peak(parts, number) for number in range(settings.pipeline_parallel_size)]
     stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
-    cold = max(peak.compile_bytes + peak.pinned_bytes for peak in peaks) if settings.correction is None else 0
+    cold = max(peak.compile_bytes for peak in peaks) if settings.correction is None else 0
     if cold:
-        assumed.append(_of_first_start(settings, cold))
+        assumed.append(_of_first_start(settings, cold, max(peak.pinned_bytes for peak in peaks)))
     layers = caches.stages
     least = min(stages, key=lambda stage: caches.layout.blocks(stage.pool_bytes, layers[stage.number]))
     fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
@@ -103,7 +103,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         compile_bytes=cold,
         page_cache_bytes=page_cache,
         cudagraph_bytes=fixed.cudagraph_bytes,
-        non_torch_bytes=fixed.non_torch_bytes + peaks[fullest.number].pinned_bytes,
+        non_torch_bytes=fixed.non_torch_bytes,
         not_free_bytes=fixed.not_free_bytes,
         prompt_logprobs_bytes=_prompt_logprobs(model, settings),
         kv_cache_pool_bytes=fullest.pool_bytes,
@@ -121,9 +121,11 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     )
 
 
-def _of_first_start(settings: VllmSettings, cold_bytes: int) -> str:
+def _of_first_start(settings: VllmSettings, cold_bytes: int, pinned_bytes: int) -> str:
     """Return the sentence on both starts, and on the next one where the compile cache can be seen."""
     said = f"activations: of a first start, which compiles; a second one leaves {format_gib(cold_bytes)} more"
+    if pinned_bytes and not settings.compile_cache_entry:
+        said += f", some first ones of vLLM {settings.version} leave {format_gib(pinned_bytes)} less"
     if settings.compile_cache_entry is None:
         return said
     if settings.compile_cache_entry:
@@ -221,7 +223,7 @@ def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
     pool = settings.kv_cache_memory_bytes
     if pool is None:
         pool = parts.requested_bytes - held - peak.bytes - fixed.non_torch_bytes - fixed.counted_cudagraph_bytes
-        pool -= parts.kept_back_bytes + peak.pinned_bytes
+        pool -= parts.kept_back_bytes
     later = 0 if settings.device == "cpu" else max(0, peak.sampling_bytes - peak.bytes)
     return Stage(
         number,
@@ -231,7 +233,7 @@ def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
         layout.request_bytes(stage=layers),
         layout.block_bytes(layers),
         later,
-        used_bytes=held + peak.bytes + peak.pinned_bytes + max(0, pool) + later + fixed.used_bytes,
+        used_bytes=held + peak.bytes + max(0, pool) + later + fixed.used_bytes,
     )
 
 
@@ -245,6 +247,8 @@ def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) ->
         sources.append(round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)))
         if parts.settings.compile_cache_entry is not False:
             sources.append(max(peak.compile_bytes for peak in peaks))  # a second start is without it
+        else:
+            sources.append(max(peak.pinned_bytes for peak in peaks))  # not every first start has it
     if not parts.model.exact:
         sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     if parts.settings.correction is not None or parts.settings.device == "cpu":
