@@ -50,12 +50,12 @@ def kept_back(records: list[dict[str, Any]], quantile: float) -> dict[str, dict[
     return {"elsewhere": {"device_ratio": round(ratio, 5), "quantile": quantile, "starts": len(own)}}
 
 
-def keep_back(pools: list[dict[str, Any]], quantile: float) -> list[dict[str, Any]]:
+def keep_back(pools: list[dict[str, Any]], quantile: float, by: str = "group") -> list[dict[str, Any]]:
     """Return the predictions less what is kept back of each, as the other groups' starts say."""
     found = []
-    for group in sorted({record["row"]["group"] for record in pools}):
-        others = [other for other in pools if other["row"]["group"] != group]
-        found += _less(kept_back(others, quantile), [record for record in pools if record["row"]["group"] == group])
+    for group in sorted({record["row"][by] for record in pools}):
+        others = [other for other in pools if other["row"][by] != group]
+        found += _less(kept_back(others, quantile), [record for record in pools if record["row"][by] == group])
     return found
 
 
@@ -154,6 +154,7 @@ def main() -> None:
         print(f"unified memory with the page cache counted or not, {len(spans)} starts: {said}")
     figures += [of_part(part, records) for part in ("graphs", "weights", "activation", "non_torch")]
     print("\n".join(text for text, _ in figures))
+    by_set(rows)
     if asked.write:
         kept_now = {"kept_back": kept_back(as_predicted, KEPT_QUANTILE), "measured": measured(records)}
         write_tables({**fit(rows), "range": ranges(pools), **kept_now})
@@ -163,10 +164,21 @@ def main() -> None:
     conclude(text, met=all(met for _, met in figures))
 
 
-def widen(pools: list[dict[str, Any]]) -> None:
+def by_set(rows: list[dict[str, Any]]) -> None:
+    """Print how each set of starts that was gathered together is predicted by the other sets: what a stranger's start may expect."""
+    records = held_out(rows, by="gathered")
+    pools = keep_back([record for record in records if record["pool"] is not None], KEPT_QUANTILE, by="gathered")
+    widen(pools, by="gathered")
+    pools = [record for record in pools if not record["row"]["spans"]]
+    for name in sorted({record["row"]["gathered"] for record in pools}):
+        print(of_pools(f"the set {name} by the others", [r for r in pools if r["row"]["gathered"] == name])[0])
+    print(of_pools("each gathered set by the others", pools)[0])
+
+
+def widen(pools: list[dict[str, Any]], by: str = "group") -> None:
     """Give each start the range that the other groups' starts lead to; those show by how much they miss."""
     for record in pools:
-        others = [other for other in pools if other["row"]["group"] != record["row"]["group"]]
+        others = [other for other in pools if other["row"][by] != record["row"][by]]
         record["wide_gib"] = wide(record, ranges(others)[record["kind"]])
 
 

@@ -69,6 +69,7 @@ EFFECTS = [
     ("max_lora_rank", 64, 16, REDUCES),
     ("speculative_config", '{"num_speculative_tokens": 5}', '{"num_speculative_tokens": 2}', CHANGES),
     ("mamba_ssm_cache_dtype", "float32", "float16", CHANGES),
+    ("mm_processor_kwargs", None, '{"max_pixels": 1003520}', CHANGES),
     ("pipeline_parallel_size", 1, 2, PRESERVES),
     ("data_parallel_size", 2, 1, PRESERVES),
     ("enable_expert_parallel", False, True, PRESERVES),

@@ -1,4 +1,7 @@
-"""Published starts predicted by constants that were not fitted on them: each group of a version and a device by the other groups'."""
+"""Published starts predicted by constants that were not fitted on them: each group of a version and a device by the other groups'.
+
+A set of starts that was gathered together is predicted by the other sets in the same way.
+"""
 
 import math
 from dataclasses import replace
@@ -6,7 +9,15 @@ from typing import Any
 
 from oomguard.facts import GIB
 from oomguard.memory import constants
-from oomguard.memory.vllm import cuda_graphs, first_engine, fixed_parts, graph_buffers, known_gpu, start_budget
+from oomguard.memory.vllm import (
+    compile_floor,
+    cuda_graphs,
+    first_engine,
+    fixed_parts,
+    graph_buffers,
+    known_gpu,
+    start_budget,
+)
 from oomguard.memory.vllm.pool_range import kind_of_start
 from support.fit_graphs import fit_graphs
 from support.fit_parts import Row, fit_encoders, fit_non_torch
@@ -87,7 +98,7 @@ def with_counts(row: Row) -> Row | None:
         "driver": settings.driver_version,
         "driver_ratio": cuda_graphs.driver_ratio(settings.driver_version),
         "by_engine": str(first_engine.by_engine(settings)),
-        "left_gib": left_gib(row, plan),
+        "left_gib": left_gib(row, plan, may_pin=compile_floor.pinned_bytes(settings, shape) > 0),
         "kind": kind_of_start(shape, settings),
         "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),
         "spans": plan["page_cache_bytes"] > 0,
@@ -113,13 +124,16 @@ def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> 
     return now + beyond * GIB / encoder.mlp_tensor_bytes
 
 
-def left_gib(row: Row, plan: dict[str, Any]) -> float | None:
-    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave of the plan's sum."""
+def left_gib(row: Row, plan: dict[str, Any], *, may_pin: bool) -> float | None:
+    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave of the plan's sum.
+
+    A start that may have pinned a table in torch's allocator tells it only by what it printed.
+    """
     printed = row["printed"]
     if printed.get("non_torch_gib") is not None:
         return float(printed["non_torch_gib"])
     pool = pool_gib(row, plan)
-    if pool is None:
+    if pool is None or may_pin:
         return None
     left = part_gib(plan, "non_torch") + _parts_leave_gib(plan) - pool
     for part in ("weights", "activation"):
@@ -132,12 +146,12 @@ def _parts_leave_gib(plan: dict[str, Any]) -> float:
     return (plan["kv_cache_pool_bytes"] + plan["kept_back_bytes"]) / GIB
 
 
-def held_out(rows: list[Row]) -> list[dict[str, Any]]:
-    """Predict each group by the constants of the others; return a record of each start."""
+def held_out(rows: list[Row], by: str = "group") -> list[dict[str, Any]]:
+    """Predict each group by the constants of the others, or what was ``gathered`` together; return a record of each start."""
     records = []
-    for group in sorted({row["group"] for row in rows}):
-        use(fit([row for row in rows if row["group"] != group]))
-        records += [record_of(row) for row in rows if row["group"] == group]
+    for group in sorted({row[by] for row in rows}):
+        use(fit([row for row in rows if row[by] != group]))
+        records += [record_of(row) for row in rows if row[by] == group]
     return records
 
 

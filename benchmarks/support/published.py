@@ -28,7 +28,7 @@ PARTS = {
 
 
 def published(*more: Path, campaign: bool = True) -> list[dict[str, Any]]:
-    """Return the rows that are here, each with the ``group`` of version and device that it belongs to.
+    """Return the rows that are here, each with its ``group`` of version and device and the set that it was ``gathered`` in.
 
     Args:
         more: files of `oomguard report`, a record a line.
@@ -36,7 +36,7 @@ def published(*more: Path, campaign: bool = True) -> list[dict[str, Any]]:
     """
     rows = [json.loads(line) for line in OWN.read_text().splitlines()]
     if DEV.is_file():
-        rows += [json.loads(line) for line in DEV.read_text().splitlines()]
+        rows += [{**json.loads(line), "gathered": "shared"} for line in DEV.read_text().splitlines()]
     if campaign and CAMPAIGN.is_file():
         rows += list(_of_campaign())
     for file in more:
@@ -45,6 +45,7 @@ def published(*more: Path, campaign: bool = True) -> list[dict[str, Any]]:
             row = {"id": f"{file.stem}-{number}", "confidence": "high", **record}
             rows.append({**row, "gpu": row["gpu"] or f"{row['gpu_total_gib']:.0f} GiB"})
     for row in rows:
+        row.setdefault("gathered", "records")
         row["group"] = group_of(row, row["gpu"].split(" x")[0].split("(")[0].strip())
     return rows
 
@@ -66,6 +67,7 @@ def _of_campaign() -> Iterator[dict[str, Any]]:
             "vllm_version": "0.19.0",
             "gpu": "H100",
             "gpu_total_gib": 79.19,
+            "gathered": "campaign",
             "config": run["config"],
             "flags": [str(word) for word in (*ranks, *stages, *share, *cache)],
             "confidence": "high",

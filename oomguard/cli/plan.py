@@ -100,9 +100,9 @@ def command(
 ) -> int:
     """Say where the bytes of each GPU will go when vLLM starts with MODEL, or when transformers generates with it.
 
-    MODEL is a folder, a config.json, or a name on the hub. Nothing is loaded or started: weights are read from the headers
-    of safetensors files, else counted from the configuration. A whole vllm serve command can stand in place of MODEL; of its flags
-    those that take memory and are not counted are named.
+    MODEL is a folder, a config.json, a GGUF file beside one, or a name on the hub. Nothing is loaded or started: weights are read
+    from the headers of safetensors files, else counted from the configuration. A whole vllm serve command can stand in place of
+    MODEL; of its flags those that take memory and are not counted are named.
 
     Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does not fit.
     """

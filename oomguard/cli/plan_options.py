@@ -93,6 +93,11 @@ def engine_options(function: F) -> F:
                 metavar="JSON",
                 help='Images and video of a prompt: {"image": 2, "video": 0}.',
             ),
+            _setting(
+                "mm_processor_kwargs",
+                metavar="JSON",
+                help='What the processor of images gets: {"max_pixels": 1003520}.',
+            ),
             _setting("skip_mm_profiling", is_flag=True, help="No room kept for the encoder's own peak."),
             option("--prompt-logprobs", is_flag=True, help="Requests ask for log-probabilities of their prompts."),
         ),

@@ -33,6 +33,7 @@ _MOVED_BY: Final = {
         "max_num_seqs",
         "max_model_len",
         "limit_mm_per_prompt",
+        "mm_processor_kwargs",
         "multimodal",
         "tensor_parallel_size",
         "enable_lora",

@@ -23,14 +23,16 @@ class Encoder:
         patches_per_video: patches behind those.
         in_prompt: whether its tokens are part of the prompt; a decoder that attends across keeps them apart.
         heads: its attention heads; ranks share them where they divide them. 0 where the file does not say.
-        attention: what its attention makes beside queries, keys and values: ``rotary`` turns them in float32, ``normed`` norms
-            them so; empty for what is no more than its MLP makes.
+        attention: what its attention makes beside queries, keys and values: ``rotary`` turns them in float32, ``by_torch`` does
+            so without a kernel of its own, ``normed`` norms them so; empty for what is no more than its MLP makes.
         patch_elements: elements of one patch's pixels.
         formatted_video_tokens: tokens of the longest video, which some versions count many times; 0 for others.
         framed_videos: whether each two frames of a video may be as large as an image.
         tiles: tiles of an image that is cut into a fixed number of them, each with ``patches_per_token`` patches.
         kept_layers: layers whose outputs are kept to the end.
         always_profiled: whether early versions profiled its images whatever a step held.
+        pixels_per_token: pixels of an image behind each token, where an image is as large as the processor lets it be; else 0.
+        tokens_per_tile: tokens of a tile, of an image that is cut into as many as the processor lets it be; else 0.
     """
 
     width: int
@@ -53,3 +55,5 @@ class Encoder:
     tiles: int = 0
     kept_layers: int = 0
     always_profiled: bool = False
+    pixels_per_token: int = 0
+    tokens_per_tile: int = 0

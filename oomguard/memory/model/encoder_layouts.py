@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from oomguard.memory.model.shape import ModelShape, is_count
 from oomguard.user_files import read_tables
 
 _FILE: Final = Path(__file__).with_name("encoder_layouts.toml")
-_NUMBERS: Final = ("num_hidden_layers", "hidden_size", "intermediate_size", "image_size", "patch_size")
+_SYMBOL: Final = re.compile(r"[A-Z]")
 _COLORS: Final = 3
 
 
@@ -22,20 +23,11 @@ def laid_out_encoder(shape: ModelShape) -> tuple[Parameter, ...] | None:
     layout, vision = _layouts().get(str(shape.outer.get("model_type"))), shape.outer.get("vision_config")
     if layout is None or not isinstance(vision, Mapping):
         return None
-    counts = [n for name in _NUMBERS if is_count(n := vision.get(name)) and n > 0]
-    ratio = shape.outer.get("downsample_ratio")
-    if len(counts) != len(_NUMBERS) or not isinstance(ratio, float) or not 0 < ratio <= 1:
-        return None
-    layers, width, mlp, side, patch = counts
-    symbols = {
-        "W": width,
-        "I": mlp,
-        "C": _COLORS * patch**2,
-        "P": (side // patch) ** 2 + 1,
-        "S": round(width / ratio**2),
-        "H": shape.hidden,
-    }
+    symbols = {"H": shape.hidden, **_symbols(shape.outer, vision)}
     blocks = [layout["layer"], *(block for field, block in layout["where"].items() if vision.get(field))]
+    layers, needed = _count(vision, "num_hidden_layers"), _SYMBOL.findall(" ".join(_texts(blocks, layout["around"])))
+    if layers is None or not set(needed) <= set(symbols):
+        return None
 
     def rows(block: Mapping[str, str], prefix: str) -> Iterator[Parameter]:
         for name, text in block.items():
@@ -44,6 +36,32 @@ def laid_out_encoder(shape: ModelShape) -> tuple[Parameter, ...] | None:
 
     found = [row for i in range(layers) for block in blocks for row in rows(block, f"{layout['prefix']}{i}.")]
     return (*found, *rows(layout["around"], ""))
+
+
+def _symbols(outer: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]:
+    """Return the symbols whose numbers a configuration has."""
+    patch, side, merge = (_count(vision, name) for name in ("patch_size", "image_size", "spatial_merge_size"))
+    width, ratio = _count(vision, "embed_dim") or _count(vision, "hidden_size"), outer.get("downsample_ratio")
+    share = ratio if isinstance(ratio, float) and 0 < ratio <= 1 else None
+    found = {
+        "W": width,
+        "I": _count(vision, "intermediate_size"),
+        "C": patch and _COLORS * patch**2,
+        "P": patch and side and (side // patch) ** 2 + 1,
+        "M": width and merge and width * merge**2,
+        "S": width and share and round(width / share**2),
+    }
+    return {symbol: number for symbol, number in found.items() if number}
+
+
+def _count(part: Mapping[str, Any], name: str) -> int | None:
+    value = part.get(name)
+    return value if is_count(value) and value > 0 else None
+
+
+def _texts(blocks: Iterable[Mapping[str, str]], around: Mapping[str, str]) -> Iterator[str]:
+    for block in (*blocks, around):
+        yield from block.values()
 
 
 def dimension(text: str, symbols: Mapping[str, int]) -> int:

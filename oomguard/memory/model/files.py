@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import InputError
+from oomguard.memory.model.gguf import SUFFIX, gguf_bytes
 from oomguard.memory.model.headers import Parameter, is_there, read_headers, read_tensor
 from oomguard.memory.model.json_file import read_json, shown
 
@@ -20,7 +21,7 @@ class ModelFiles:
     """A parsed configuration, where it came from, and what lies beside it.
 
     ``parameters`` are the weights' tensors, None without a safetensors file; ``processor`` is the configuration of the image
-    processor, empty without one.
+    processor, empty without one; ``gguf_bytes`` is the size of a GGUF file, None without one.
     """
 
     name: str
@@ -28,13 +29,14 @@ class ModelFiles:
     config: Mapping[str, Any]
     parameters: tuple[Parameter, ...] | None
     processor: Mapping[str, Any] = field(default_factory=dict)
+    gguf_bytes: int | None = None
 
 
 def find_model(model: str) -> ModelFiles:
     """Read what a model's folder, its ``config.json`` or the hub has of it; weights are not fetched.
 
     Args:
-        model: a folder, a ``config.json``, or a name on the hub (``ORG/NAME``).
+        model: a folder, a ``config.json``, a GGUF file beside one, or a name on the hub (``ORG/NAME``).
 
     Raises:
         InputError: nothing of that name is found, or a file of it is not a regular file or cannot be read.
@@ -47,10 +49,19 @@ def find_model(model: str) -> ModelFiles:
         return _from_hub(_hub_name(model))
     except (OSError, ValueError) as error:  # a name too long, a null byte, a folder of someone else
         raise InputError(f"{shown(model)}: {getattr(error, 'strerror', None) or error}", hint=_HINT) from None
+    if path.suffix == SUFFIX and stat.S_ISREG(mode):
+        return _of_gguf(model, path)
     if not stat.S_ISDIR(mode):
         return ModelFiles(model, model, read_json(path), None)
     config = read_json(path / "config.json")
-    return ModelFiles(model, str(path / "config.json"), config, read_headers(path), _processor(path))
+    return ModelFiles(model, str(path / "config.json"), config, read_headers(path), _processor(path), gguf_bytes(path))
+
+
+def _of_gguf(model: str, path: Path) -> ModelFiles:
+    config = path.with_name("config.json")
+    if not is_there(config):
+        raise InputError(f"{model}: no config.json beside it", hint="put that of the model it was made from there")
+    return ModelFiles(model, str(config), read_json(config), None, _processor(path.parent), gguf_bytes(path))
 
 
 def _hub_name(model: str) -> str:

@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.errors import ConfigError, SettingError
+from oomguard.facts import format_gib
+from oomguard.memory.model import eagle
 from oomguard.memory.model.audio_encoder import read_audio_encoder
 from oomguard.memory.model.contradictions import check_headers
 from oomguard.memory.model.drafts import Speculation, read_speculation
 from oomguard.memory.model.encoder import Encoder
 from oomguard.memory.model.files import ModelFiles, find_model
+from oomguard.memory.model.gguf import SUFFIX, packed
 from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.json_file import shown
 from oomguard.memory.model.layer_kinds import not_read
@@ -79,11 +82,18 @@ def read_model(
     speculation = read_speculation(speculative_config)
     draft = None
     if speculation is not None and speculation.model is not None:
-        draft = read_model(find_model(speculation.model), dtype=dtype)
+        draft = _read_draft(find_model(speculation.model), dtype, speculation.method)
     found = _read_model(model, dtype, quantization)
     if speculation is not None and speculation.uses_mtp_layers and model.parameters is None:
         found = replace(found, parameters=(*found.parameters, *mtp_layers(found.parameters, found.shape)))
     return replace(found, speculation=speculation, draft=draft, encoder=_encoder(model, found.shape))
+
+
+def _read_draft(files: ModelFiles, dtype: str, method: str) -> Model:
+    draft = read_model(files, dtype=dtype)
+    if method not in eagle.METHODS or files.parameters is not None:
+        return draft
+    return replace(draft, parameters=tuple(eagle.eagle_parameters(draft.parameters, draft.shape, method)))
 
 
 def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
@@ -116,6 +126,10 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
         assumed.append("weights: counted from the configuration, transformers does not build this model here")
     if found is None and shape.has_encoder:
         assumed.append("weights: the encoder's of images or audio are not counted")
+    if model.gguf_bytes is not None and (quantization == "gguf" or model.name.endswith(SUFFIX)):
+        assumed.append(f"weights: {format_gib(model.gguf_bytes)} by the GGUF file's size, packed as they are")
+        parameters = packed(found or counted(shape), model.gguf_bytes)
+        return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
     parameters = quantized(found or counted(shape), shape, quantization, assumed)
     uncertain = 0.0 if found is not None else _COUNTED_WELL_RATIO if exact else _COUNTED_BADLY_RATIO
     certain = _certain(shape, assumed)

@@ -1,7 +1,8 @@
 """The layers that predict further tokens (MTP), of a model whose configuration alone is there: no family's decoder builds them.
 
-Each is as large as the last layer of the decoder, beside the projection of the embedding and the hidden state that it starts from;
-embedding and head are the decoder's own. Sources: vllm/model_executor/models/deepseek_mtp.py and qwen3_5_mtp.py of 0.27.1.
+Each is as large as the last layer of the decoder, in half precision where a quantised checkpoint leaves it alone, beside the
+projection of the embedding and the hidden state that it starts from; embedding and head are the decoder's own.
+Sources: vllm/model_executor/models/deepseek_mtp.py and qwen3_5_mtp.py of 0.27.1.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from oomguard.memory.model.headers import Parameter
+from oomguard.memory.model.quantized import quantizes_mtp
 from oomguard.memory.model.shape import ModelShape
 
 _COUNTS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
@@ -31,6 +33,8 @@ def mtp_layers(parameters: Sequence[Parameter], shape: ModelShape) -> tuple[Para
     own = [p for p in parameters if last.search(p.name) and not _OF_AN_ENCODER.search(p.name)]
     if not own or not 0 < count <= _MOST_LAYERS:
         return ()
+    if not quantizes_mtp(shape):
+        own = [replace(p, bytes=p.elements * shape.dtype_bytes) for p in own]
     found = []
     for index in range(shape.layers, shape.layers + count):
         found += [replace(p, name=last.sub(f"model.layers.{index}.", p.name)) for p in own]

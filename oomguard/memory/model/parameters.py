@@ -105,7 +105,7 @@ def _build(shape: ModelShape) -> Iterator[Parameter]:
     if shape.model_type in FAMILIES["encoder_decoder"]:
         kind, whole = AutoModelForSpeechSeq2Seq, dict(shape.outer)
     elif shape.has_encoder:  # tied by the language model's part, whatever the outer class defaults to
-        kind, whole = AutoModelForImageTextToText, {**shape.outer, "tie_word_embeddings": is_tied(shape)}
+        kind, whole = AutoModelForImageTextToText, {**_loaded_part(shape.outer), "tie_word_embeddings": is_tied(shape)}
     whole["model_type"] = str(whole.get("model_type") or shape.model_type)
     with torch.device("meta"):
         model = kind.from_config(auto_config(whole), dtype=torch.bfloat16, trust_remote_code=False)
@@ -114,6 +114,15 @@ def _build(shape: ModelShape) -> Iterator[Parameter]:
         if id(parameter) not in seen:  # tied weights are one
             seen.add(id(parameter))
             yield Parameter(name, tuple(parameter.shape), parameter.numel() * shape.dtype_bytes)
+
+
+def _loaded_part(outer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a model's configuration that an engine loads: of one that also speaks the thinker alone.
+
+    Source: vllm/model_executor/models/qwen2_5_omni_thinker.py, 0.12 to 0.27.
+    """
+    part = outer.get("thinker_config")
+    return {"model_type": f"{outer.get('model_type')}_thinker", **part} if isinstance(part, Mapping) else outer
 
 
 @contextlib.contextmanager

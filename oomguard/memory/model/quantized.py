@@ -1,30 +1,25 @@
-"""Bytes of quantised weights by the configuration alone: element bits, scales and zero points by method.
-
-Sources: the formats' own documentation (AWQ, GPTQ, compressed-tensors, bitsandbytes, OCP microscaling) and the parameters that
-vllm/model_executor/layers/quantization creates for them (0.33).
-"""
+"""Bytes of quantised weights by the configuration alone: which modules are quantised, and to how many bits (quantized_bits.py)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from oomguard.errors import ConfigError, SettingError
+from oomguard.errors import SettingError
 from oomguard.memory.model.families import FAMILIES
 from oomguard.memory.model.headers import Parameter
 from oomguard.memory.model.json_file import mistakes_in, shown
 from oomguard.memory.model.module_names import ModuleNames
-from oomguard.memory.model.shape import MAX_COUNT, ModelShape
+from oomguard.memory.model.quantized_bits import ALGORITHM_BITS, METHODS, bits_of_group, codebook_bytes, config_groups
+from oomguard.memory.model.shape import ModelShape
 
 _LINEAR: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
 _NEVER: Final = re.compile(r"norm|\.gate\.weight$|\.router\b|shared_expert_gate|conv1d|A_log|dt_bias|\.D$|embed|rotary")
-_SCALE_BYTES: Final = 2
-_BITS: Final = frozenset({"bits", "num_bits"})
+_HEAD: Final = re.compile(r"(?:^|\.)lm_head\.weight$")
 _REPACKED: Final = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
 _WHOLE_NUMBERS: Final = _REPACKED | {"auto-round"}
-_MOST_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,8 @@ class Format:
 
     ``experts_only`` leaves all but the experts as they are, ``ignored`` the modules of those names. ``groups`` are modules
     with bits of their own, ``expert_bits`` those of the experts where the file says them apart. Where there are groups,
-    ``bits`` are those of the others, 0 where they stay as they are.
+    ``bits`` are those of the others, 0 where they stay as they are. ``head_bits`` are those of the head, 0 for one that is not quantised;
+    ``table_bytes`` is what each matrix has whatever its size, a codebook.
     """
 
     bits: float
@@ -41,6 +37,8 @@ class Format:
     ignored: ModuleNames = field(default_factory=ModuleNames)
     groups: tuple[tuple[float, ModuleNames], ...] = ()
     expert_bits: float = 0.0
+    head_bits: float = 0.0
+    table_bytes: int = 0
 
     def bits_of(self, module: str) -> float:
         """Return the bits of a module's elements, 0 where they stay as they are."""
@@ -71,13 +69,15 @@ def quantized(
 
 def _quantized(parameter: Parameter, form: Format) -> Parameter:
     name = parameter.name
+    if _HEAD.search(name) and form.head_bits:
+        return replace(parameter, bytes=round(parameter.elements * form.head_bits / 8))
     if len(parameter.shape) < 2 or not _LINEAR.search(name) or _NEVER.search(name):
         return parameter
     module = name.removesuffix(".weight")
     if (form.experts_only and not parameter.of_experts) or form.ignored.has(module):
         return parameter
     bits = form.expert_bits if parameter.of_experts and form.expert_bits else form.bits_of(module)
-    return replace(parameter, bytes=round(parameter.elements * bits / 8)) if bits else parameter
+    return replace(parameter, bytes=round(parameter.elements * bits / 8) + form.table_bytes) if bits else parameter
 
 
 def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
@@ -109,6 +109,23 @@ def quantizes_cache(shape: ModelShape) -> bool:
     if isinstance(config.get("quantization"), Mapping):
         named = str(config["quantization"].get("kv_cache_quant_algo") or named)
     return named.upper() == "FP8" or (isinstance(scheme, Mapping) and scheme.get("num_bits") == 8)
+
+
+def quantizes_mtp(shape: ModelShape) -> bool:
+    """Whether the layers that predict further tokens are quantised as the decoder is; files mostly leave them as they are."""
+    config = quantization_config(shape)
+    if config is None:
+        return True
+    if isinstance(layers := config.get("quantized_layers"), Mapping):
+        return any("mtp" in str(module) for module in layers)
+    ignored = ModuleNames(_ignored(config))
+    return not any(ignored.has(module) for module in ("mtp", "mtp.layers.0.mlp", f"layers.{shape.layers}.mlp"))
+
+
+def _ignored(config: Mapping[str, Any]) -> list[str]:
+    """Return what a configuration says of modules that stay as they are."""
+    fields = (config.get(key) for key in FAMILIES["names"]["not_quantized"])
+    return [name for names in fields if isinstance(names, list) for name in names if isinstance(name, str)]
 
 
 def _check_method(config: Mapping[str, Any], asked: str | None) -> None:
@@ -146,7 +163,7 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format 
     if asked not in _ASKED:
         raise SettingError(
             f"quantization {asked!r} needs a checkpoint that is quantised so; the model's configuration has no quantization_config",
-            hint=f"while loading: {', '.join(_ASKED)}",
+            hint=_OF_FILES.get(asked, f"while loading: {', '.join(_ASKED)}"),
         )
     assumed.append(f"quantization {asked}: the matrices of the layers, embeddings and head stay as they are")
     return Format(_ASKED[asked], experts_only=asked in _EXPERTS_ONLY)
@@ -155,6 +172,8 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format 
 # Formats that vLLM makes of a half-precision checkpoint while it loads.
 _ASKED: Final = {"fp8": 8.0, "bitsandbytes": 4 + 32 / 64, "experts_int8": 8.0}
 _EXPERTS_ONLY: Final = frozenset({"experts_int8", "mxfp4"})
+# Formats that a file beside the configuration tells.
+_OF_FILES: Final = {"gguf": "its bits are in the file: name FILE.gguf, with the model's config.json beside it"}
 
 
 # Experts of another format than the rest (DeepSeek-V4): four bits, and a scale of eight for each 32.
@@ -163,104 +182,59 @@ _EXPERT_BITS: Final[Mapping[str, float]] = {"fp4": 4 + 8 / 32}
 
 def _from_config(config: Mapping[str, Any], assumed: list[str], expert_bits: float) -> Format | None:
     method = str(config.get("quant_method") or "")
-    bits = _METHODS[method](config) if method in _METHODS else None
+    bits = METHODS[method](config) if method in METHODS else None
     if bits is None:
         assumed.append(f"quantization method {shown(method)} is not known: weights as if not quantised, an upper bound")
         return None
-    fields = (config.get(key) for key in FAMILIES["names"]["not_quantized"])
-    ignored = [name for names in fields if isinstance(names, list) for name in names if isinstance(name, str)]
+    ignored = _ignored(config)
     if not ignored and method in _WHOLE_NUMBERS:
         ignored = FAMILIES["names"]["encoder_modules"]
-    groups = tuple(_groups(config))
-    alone = not groups or any(_targets(group, modules=False) for group in _config_groups(config))
-    return Format(bits if alone else 0.0, method in _EXPERTS_ONLY, ModuleNames(ignored), groups, expert_bits)
+    groups = tuple(_groups(config)) + tuple(_named_layers(config))
+    alone = not groups or any(_targets(group, modules=False) for group in config_groups(config))
+    form = Format(bits if alone else 0.0, method in _EXPERTS_ONLY, ModuleNames(ignored), groups, expert_bits)
+    table = codebook_bytes(config) if method == "aqlm" else 0
+    return replace(form, head_bits=_head_bits(config, form, names_some=bool(ignored)), table_bytes=table)
 
 
-def _config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    groups = config.get("config_groups")
-    return [g for g in groups.values() if isinstance(g, Mapping)] if isinstance(groups, Mapping) else []
+def _head_bits(config: Mapping[str, Any], form: Format, *, names_some: bool) -> float:
+    """Return the bits of the head, 0 where it stays as it is.
+
+    ModelOpt's files name all that they leave alone, and quantise a head that is not among it; GPTQ's and AutoRound's say ``lm_head``.
+    Sources: get_quant_method in vllm/model_executor/layers/quantization/modelopt.py, gptq_marlin.py.
+    """
+    if form.ignored.has("lm_head"):
+        return 0.0
+    if str(config.get("quant_method")).startswith("modelopt"):
+        return form.bits_of("lm_head") if names_some else 0.0
+    return form.bits if config.get("lm_head") is True else 0.0
+
+
+def _named_layers(config: Mapping[str, Any]) -> Iterator[tuple[float, ModuleNames]]:
+    """Yield the groups of a ModelOpt checkpoint of several formats (MIXED_PRECISION), which names the format of each module."""
+    layers = config.get("quantized_layers")
+    named: dict[str, list[str]] = {}
+    for module, said in layers.items() if isinstance(layers, Mapping) else ():
+        if isinstance(module, str) and isinstance(said, Mapping):
+            named.setdefault(str(said.get("quant_algo")).upper(), []).append(module)
+    for algorithm, modules in named.items():
+        if algorithm in ALGORITHM_BITS:
+            yield ALGORITHM_BITS[algorithm], ModuleNames(modules)
 
 
 def _groups(config: Mapping[str, Any]) -> Iterator[tuple[float, ModuleNames]]:
     """Yield the groups of a configuration that name modules, with the bits of their weights."""
-    for group in _config_groups(config):
+    for group in config_groups(config):
         modules, weights = _targets(group, modules=True), group.get("weights")
         if modules and isinstance(weights, Mapping):
-            yield _bits_of_group(weights), ModuleNames(modules)
+            yield bits_of_group(weights), ModuleNames(modules)
 
 
 def _targets(group: Mapping[str, Any], *, modules: bool) -> list[str]:
     """Return the targets of a group that are modules, or those that are classes of them, as ``Linear``."""
     named = group.get("targets")
     found = [target for target in named if isinstance(target, str)] if isinstance(named, list) else []
-    return [target for target in found if ("." in target or "*" in target or target.startswith("re:")) == modules]
+    return [target for target in found if _is_module(target) == modules]
 
 
-def _grouped(config: Mapping[str, Any]) -> float:
-    """Return the bits of AWQ and GPTQ, which have a scale and a zero point for each group of a column."""
-    bits, group = _number(config, "bits", 4), _number(config, "group_size", 128)
-    return bits + ((8 * _SCALE_BYTES + bits) / group if group > 0 else 0)
-
-
-def _fp8(config: Mapping[str, Any]) -> float:
-    block = config.get("weight_block_size")
-    if isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block):
-        return 8 + 32 / int(block[0] * block[1])
-    return 8.0
-
-
-def _bitsandbytes(config: Mapping[str, Any]) -> float:
-    if config.get("load_in_8bit"):
-        return 8.0
-    return 4 + (8 / 64 + 32 / (64 * 256) if config.get("bnb_4bit_use_double_quant") else 32 / 64)
-
-
-def _modelopt(config: Mapping[str, Any]) -> float:
-    fp4 = "FP4" in str(config.get("quant_algo") or config.get("quantization", {})).upper()
-    return 4 + 8 / 16 if fp4 else 8.0
-
-
-def _compressed(config: Mapping[str, Any]) -> float:
-    group = next(iter(_config_groups(config)), {})
-    weights = group.get("weights")
-    if not isinstance(weights, Mapping):
-        raise ConfigError("quantization_config.config_groups has no weights")
-    return _bits_of_group(weights)
-
-
-def _bits_of_group(weights: Mapping[str, Any]) -> float:
-    bits, size = _number(weights, "num_bits", 8), _number(weights, "group_size", 0)
-    # Formats of four bits and floating point have scales of one byte.
-    scale = 1 if weights.get("type") == "float" and bits == 4 else _SCALE_BYTES
-    extra = 8 * scale / size if size > 0 else 0.0
-    if size > 0 and weights.get("symmetric") is False:
-        extra += bits / size
-    return bits + extra
-
-
-def _number(config: Mapping[str, Any], name: str, default: int) -> int:
-    value = config.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MAX_COUNT:
-        raise ConfigError(f"quantization_config.{name} is {shown(value)}, not a count")
-    if name in _BITS and not 0 < value <= _MOST_BITS:
-        raise ConfigError(f"quantization_config.{name} is {value}, not from 1 to {_MOST_BITS}")
-    return value
-
-
-_METHODS: Final[Mapping[str, Callable[[Mapping[str, Any]], float]]] = {
-    "auto-round": _grouped,
-    "awq": _grouped,
-    "awq_marlin": _grouped,
-    "bitsandbytes": _bitsandbytes,
-    "compressed-tensors": _compressed,
-    "compressed_tensors": _compressed,
-    "fbgemm_fp8": _fp8,
-    "fp8": _fp8,
-    "gptq": _grouped,
-    "gptq_marlin": _grouped,
-    "modelopt": _modelopt,
-    "modelopt_fp4": _modelopt,
-    "mxfp4": lambda _: 4 + 8 / 32,
-}
+def _is_module(target: str) -> bool:
+    return "." in target or "*" in target or target.startswith("re:") or target == "lm_head"

@@ -23,9 +23,6 @@ _PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
 _NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "max_num_tiles")
 # Text or one image becomes one vector, and the image one token, that of its class (clip.py, siglip.py).
 _DUAL_ENCODERS: Final = frozenset({"clip", "siglip"})
-# The largest image of Qwen's processors where no file says another: 12845056 pixels of 28 x 28 a token, 16777216 of 32 x 32
-# (preprocessor_config.json of the published models).
-_LARGEST_TOKENS: Final = 16_384
 
 
 def read_vision_encoder(config: Mapping[str, Any], processor: Mapping[str, Any], output_width: int) -> Encoder | None:
@@ -56,7 +53,13 @@ def _with_attention(config: Mapping[str, Any], vision: Mapping[str, Any], found:
     return replace(
         found,
         heads=next((n for name in _HEADS if (n := _count(vision, name))), 0),
-        attention="normed" if normed else "rotary" if turned else "",
+        attention="normed"
+        if normed
+        else "rotary"
+        if turned
+        else "by_torch"
+        if kind in types["rotary_by_torch"]
+        else "",
         patch_elements=_COLORS * frames * patch**2,
         output_width=parts * found.output_width,
         always_profiled=kind in types["images_always_profiled"],
@@ -84,19 +87,33 @@ def _read(
         return _pooled(config, vision, pooled, Encoder(width, mlp, tensors, 1, 1, output_width, takes_video=True))
     side = _side(vision, "image_size")
     merge = _count(vision, "spatial_merge_size") or _count(config, "spatial_merge_size") or 1
-    merged = merge**2
+    merged, per_token, per_tile = merge**2, 0, 0
     if side is not None:
         patches = (side // patch) ** 2
         told = _count(config, "mm_tokens_per_image") or _count(config, "image_seq_length")
         tokens = told or _shuffled(config, patches // merged)
         merged = max(1, patches // max(1, tokens))
-        tokens *= 1 + (_count(config, "max_dynamic_patch") or _tiles(config))
+        most = _count(config, "max_dynamic_patch")
+        per_tile = tokens if most else 0
+        tokens *= 1 + (most or _tiles(config))
     else:
-        largest = _largest_pixels(processor)
-        tokens = _LARGEST_TOKENS if largest is None else largest // (patch * merge) ** 2
+        per_token, largest = (patch * merge) ** 2, largest_pixels(processor)
+        known = FAMILIES["largest_images"]
+        by_type = known.get(str(config.get("model_type")), known["others"])
+        tokens = by_type if largest is None else largest // per_token
     if side is not None and config.get("model_type") in _DUAL_ENCODERS:
         return Encoder(width, mlp, tensors, patches, 1, output_width, most_per_prompt=1)
-    return Encoder(width, mlp, tensors, merged, max(1, tokens), output_width, "video_token_id" in config)
+    return Encoder(
+        width,
+        mlp,
+        tensors,
+        merged,
+        max(1, tokens),
+        output_width,
+        "video_token_id" in config,
+        pixels_per_token=per_token,
+        tokens_per_tile=per_tile,
+    )
 
 
 def _pooled(
@@ -117,7 +134,7 @@ def _pooled(
     )
 
 
-def _largest_pixels(processor: Mapping[str, Any]) -> int | None:
+def largest_pixels(processor: Mapping[str, Any]) -> int | None:
     """Return the pixels of the largest image that the processor makes, None where it does not say."""
     size = processor.get("size")
     longest = _count(size, "max_pixels") or _count(size, "longest_edge") if isinstance(size, Mapping) else None

@@ -38,6 +38,7 @@ class Peak:
         uncertainty_bytes: by how much the peak may be off, to either side.
         sampling_bytes: of the sampler when all of it is first used. No start reserves what that takes beyond the peak.
         compile_bytes: the share of the peak that only a start has whose compile cache is empty.
+        pinned_bytes: what such a start may count beside the peak, of memory that it freed.
     """
 
     bytes: int
@@ -47,6 +48,7 @@ class Peak:
     uncertainty_bytes: int
     sampling_bytes: int
     compile_bytes: int = 0
+    pinned_bytes: int = 0
 
 
 def peak_activation(

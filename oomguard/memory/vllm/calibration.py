@@ -259,7 +259,11 @@ def _of(model: Model, settings: VllmSettings) -> dict[str, Any]:
         "speculative": settings.speculative_config is not None,
         "lora": settings.enable_lora,
         "limit_mm_per_prompt": settings.limit_mm_per_prompt if model.encoder is not None else None,
-    } | ({"skip_mm_profiling": True} if settings.skip_mm_profiling else {})
+    } | {
+        name: value
+        for name in ("skip_mm_profiling", "mm_processor_kwargs")
+        if (value := getattr(settings, name)) and (name == "skip_mm_profiling" or model.encoder is not None)
+    }
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -20,6 +20,9 @@ _HELD_WIDTHS: Final = 2
 # Queries, keys and values; of one of them a copy in float32, its square or product, and two in half precision
 # (RMSNorm.forward_native in vllm/model_executor/layers/layernorm.py, 0.6.6).
 _NORMED_WIDTHS: Final = 9
+# Queries, keys and values, each of them apart, queries and keys joined; of those in float32 a copy, its product with the cosines, its
+# turned halves and their product with the sines (DotsVisionAttention in vllm/model_executor/models/dots_ocr.py, 0.12).
+_TORCH_WIDTHS: Final = 3 + 3 + 2 + 4 * 4
 # Until the first engine went pixels came in float32, with a copy in half precision.
 _PIXEL_COPIES: Final = 3
 # Of tiles: the outputs that are kept, once more when they are stacked; the embeddings of the patches and the first transformer's output,
@@ -49,6 +52,8 @@ def _attention(encoder: Encoder, settings: VllmSettings, rule: dict[str, Any]) -
     shared = ranks if encoder.heads and encoder.heads % ranks == 0 else 1
     if encoder.attention == "normed":
         return (_HELD_WIDTHS + _NORMED_WIDTHS / shared) * width + _PIXEL_COPIES * encoder.patch_elements
+    if encoder.attention == "by_torch":
+        return (_HELD_WIDTHS + _TORCH_WIDTHS / shared) * width + encoder.patch_elements
     if encoder.attention != "rotary" or not rule.get("rotary_widths"):
         return 0.0
     own = rule["rotary_widths"] / shared

@@ -16,6 +16,9 @@ from oomguard.memory.model.shape import MAX_COUNT, ModelShape, rope_factor, rope
 _LENGTHS_OF_SECTIONS: Final = 4
 # "Proportional" positions turn a share of each head's elements, and have a table of them all (gemma4_rope.py).
 _OF_WHOLE_HEADS: Final = "proportional"
+# Positions that are stretched evenly have a table of the stretched length (linear_scaling_rope.py), also where the file has written that
+# length down as the model's own (Gemma 3): there the table spans eight times the length.
+_STRETCHED: Final = "linear"
 
 
 def rotary_bytes(shape: ModelShape) -> int:
@@ -24,12 +27,18 @@ def rotary_bytes(shape: ModelShape) -> int:
         return 0
     by_kind = [rope for rope in rope_scaling(shape.config).values() if isinstance(rope, Mapping)]
     if by_kind:
-        columns = sum(_columns(shape, kind, rope) for kind, rope in rope_scaling(shape.config).items())
-        return shape.max_positions * columns * shape.dtype_bytes
+        kinds = rope_scaling(shape.config).items()
+        return sum(_rows(shape, rope) * _columns(shape, kind, rope) for kind, rope in kinds) * shape.dtype_bytes
     columns = shape.number("qk_rope_head_dim") or round(shape.head_dim * _rotary_share(shape.config))
-    tables = 2 if shape.config.get("rope_local_base_freq") else 1
+    local = shape.max_positions if shape.config.get("rope_local_base_freq") else 0
     lengths = _LENGTHS_OF_SECTIONS if _in_sections(shape) else 1
-    return tables * lengths * _table_positions(shape) * columns * shape.dtype_bytes
+    return (lengths * _table_positions(shape) + local) * columns * shape.dtype_bytes
+
+
+def _rows(shape: ModelShape, rope: Any) -> int:
+    """Return the rows of the table for one kind of layers, where the file has positions for each kind."""
+    stretched = isinstance(rope, Mapping) and rope.get("rope_type") == _STRETCHED
+    return round((shape.max_positions or 0) * (rope_factor({"rope_parameters": rope}) if stretched else 1.0))
 
 
 def _columns(shape: ModelShape, kind: str, rope: Any) -> int:
@@ -61,13 +70,15 @@ def _share_of(part: Mapping[str, Any]) -> float | None:
 
 
 def _table_positions(shape: ModelShape) -> int:
-    """Count the rows of a table: YaRN's spans the stretched length, LongRoPE has a short table and a long one."""
+    """Count the rows of a table: YaRN's and a linear one span the stretched length, LongRoPE has a short table and a long one."""
     positions = shape.max_positions or 0
     original = rope_scaling(shape.config).get("original_max_position_embeddings")
     known = original if isinstance(original, int) and 0 < original <= MAX_COUNT else None
     kind = rope_kind(shape.config)
     if kind in {"yarn", "deepseek_yarn"} and known:
         return max(1, round(known * rope_factor(shape.config)))
+    if kind == _STRETCHED:
+        return round((shape.number("max_position_embeddings") or positions) * rope_factor(shape.config))
     if kind == "longrope":
         return positions + (shape.default_length or 0)
     return positions

@@ -69,6 +69,7 @@ class VllmSettings:
     max_loras: int = 1
     max_lora_rank: int = 16
     limit_mm_per_prompt: str | None = None
+    mm_processor_kwargs: str | None = None
     skip_mm_profiling: bool = False
     gpu_name: str | None = None
     driver_version: str | None = None

@@ -15,7 +15,7 @@ from oomguard.facts import format_gib
 from oomguard.memory.constants import since
 from oomguard.memory.model.model import Model
 from oomguard.memory.vllm.activations import Peak, peak_activation, prompt_logprobs_bytes
-from oomguard.memory.vllm.compile_floor import compile_floor_bytes
+from oomguard.memory.vllm.compile_floor import compile_floor_bytes, pinned_bytes
 from oomguard.memory.vllm.cuda_graphs import of_old_driver
 from oomguard.memory.vllm.defaults import with_defaults
 from oomguard.memory.vllm.encoder_profile import EncoderProfile, profile_encoder, profiled_seats, profiles_seats
@@ -68,7 +68,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
     cold = max(peak.compile_bytes for peak in peaks) if settings.correction is None else 0
     if cold:
-        assumed.append(_of_first_start(settings, cold))
+        assumed.append(_of_first_start(settings, cold, max(peak.pinned_bytes for peak in peaks)))
     layers = caches.stages
     least = min(stages, key=lambda stage: caches.layout.blocks(stage.pool_bytes, layers[stage.number]))
     fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
@@ -121,9 +121,11 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     )
 
 
-def _of_first_start(settings: VllmSettings, cold_bytes: int) -> str:
+def _of_first_start(settings: VllmSettings, cold_bytes: int, pinned_bytes: int) -> str:
     """Return the sentence on both starts, and on the next one where the compile cache can be seen."""
     said = f"activations: of a first start, which compiles; a second one leaves {format_gib(cold_bytes)} more"
+    if pinned_bytes and not settings.compile_cache_entry:
+        said += f", some first ones of vLLM {settings.version} leave {format_gib(pinned_bytes)} less"
     if settings.compile_cache_entry is None:
         return said
     if settings.compile_cache_entry:
@@ -200,7 +202,8 @@ def _peak(parts: _Parts, number: int) -> Peak:
         peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
     floor = compile_floor_bytes(settings, parts.model.shape) if number == 0 else 0
     cold = max(0, floor - peak.bytes)
-    peak = replace(peak, bytes=peak.bytes + cold, compile_bytes=cold)
+    pinned = max(0, pinned_bytes(settings, parts.model.shape) - peak.workspace_bytes) if number == 0 else 0
+    peak = replace(peak, bytes=peak.bytes + cold, compile_bytes=cold, pinned_bytes=pinned)
     corrected = settings.peak_activation_ratio * peak.bytes
     beyond = 0 if settings.correction is None else settings.correction.peak_activation_bytes
     return replace(peak, bytes=max(0, round(corrected) + beyond))
@@ -244,6 +247,8 @@ def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) ->
         sources.append(round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)))
         if parts.settings.compile_cache_entry is not False:
             sources.append(max(peak.compile_bytes for peak in peaks))  # a second start is without it
+        else:
+            sources.append(max(peak.pinned_bytes for peak in peaks))  # not every first start has it
     if not parts.model.exact:
         sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     if parts.settings.correction is not None or parts.settings.device == "cpu":

@@ -66,13 +66,15 @@ def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]
         raise SettingError(
             f"kv_cache_dtype is {settings.kv_cache_dtype!r}", hint=f"one of auto, {', '.join(KV_ELEMENT_BYTES)}"
         )
-    return layer_caches(
+    found = layer_caches(
         shape,
         kv_element_bytes=element,
         tensor_parallel_size=settings.tensor_parallel_size,
         state_dtype_bytes=_state_bytes(settings),
         latent=since("latent_cache_since", settings.version),
     )
+    kept = since("state_checkpoints_since", settings.version)
+    return found if kept else tuple(replace(cache, checkpoints=0) for cache in found)
 
 
 def _state_bytes(settings: VllmSettings) -> int | None:

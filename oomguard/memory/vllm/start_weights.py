@@ -10,6 +10,7 @@ from oomguard.memory.model.families import FAMILIES
 from oomguard.memory.model.model import Model
 from oomguard.memory.model.quantized import quantization_config
 from oomguard.memory.vllm.absorbed_weights import absorbed_bytes
+from oomguard.memory.vllm.double_quantization import with_scales_of_version
 from oomguard.memory.vllm.encoder_profile import items_per_prompt
 from oomguard.memory.vllm.known_gpu import mxfp4_padding, nvfp4_padding
 from oomguard.memory.vllm.lora import around_elements, lora_bytes
@@ -44,7 +45,7 @@ def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assum
     mtp = model.speculation is not None and model.speculation.uses_mtp_layers
     expert_ranks = ranks * settings.data_parallel_size
     padding = _padding(model, settings, 1 if settings.enable_expert_parallel else ranks)
-    loaded = _without_towers(model, settings)
+    loaded = with_scales_of_version(_without_towers(model, settings), settings.version, settings.quantization)
     own = sharded(loaded, ranks, stages, expert_ranks, mtp_layers=mtp, padding=padding).stages_bytes
     made = [
         absorbed_bytes(model.shape, settings.version, ranks=ranks, layers=len(part))

@@ -51,3 +51,36 @@ def test_an_encoder_whose_heads_the_ranks_do_not_divide_is_on_each_of_them():
 def test_without_a_number_nothing_is_laid_out(missing):
     vision = {name: value for name, value in INTERNVL3["vision_config"].items() if name != missing}
     assert laid_out(read_shape({**INTERNVL3, "vision_config": vision}), tied=False) is None
+
+
+DOTS_OCR = {
+    "model_type": "dots_ocr",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "embed_dim": 1536,
+        "hidden_size": 1536,
+        "intermediate_size": 4224,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 12,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "use_bias": False,
+    },
+}
+
+
+def test_a_tower_that_is_more_than_a_third_of_its_model_is_laid_out():
+    """5.72 GiB were printed on an RTX 3090."""
+    shape = read_shape(DOTS_OCR)
+    parameters = laid_out(shape, tied=False)
+
+    assert parameters is not None
+    assert rank_weights(parameters, shape, tensor_parallel_size=1).fullest_bytes / GIB == pytest.approx(5.72, rel=0.005)

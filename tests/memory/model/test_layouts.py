@@ -9,7 +9,8 @@ from oomguard.memory.model.layouts import laid_out
 from oomguard.memory.model.parameters import built_on_meta, is_tied
 from oomguard.memory.model.shape import read_shape
 
-TYPES = sorted(layouts._layouts())
+# transformers does not know dots.ocr, whose decoder is Qwen2's.
+TYPES = sorted(set(layouts._layouts()) - {"dots_ocr"})
 # Every number is another one, so that no dimension stands in for a second.
 SIZES = {
     "num_hidden_layers": 3,

@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.errors import ConfigError, SettingError
 from oomguard.memory.model.headers import Parameter
-from oomguard.memory.model.quantized import loaded, quantized, quantizes_cache
+from oomguard.memory.model.quantized import loaded, quantized, quantizes_cache, quantizes_mtp
 from oomguard.memory.model.shape import read_shape
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 128}
@@ -169,3 +169,71 @@ def test_experts_may_have_another_type_than_the_rest():
     shape = read_shape({**LLAMA, "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8"}})
 
     assert [p.bytes for p in quantized([MATRIX, EXPERT], shape, None, [])] == [16384, 16384 * 4.25 / 8]
+
+
+HEAD = Parameter("lm_head.weight", (128, 128), 32768)
+WHOLE, NVFP4, FP8 = 32768, 128 * 128 * 4.5 / 8, 16384
+
+
+def test_a_checkpoint_of_several_formats_names_each_module_s_own():
+    layers = {
+        "lm_head": {"quant_algo": "W4A16_NVFP4"},
+        "model.language_model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
+        "model.language_model.layers.0.mlp.experts": {"quant_algo": "NVFP4"},
+    }
+    other = Parameter("model.layers.0.self_attn.o_proj.weight", (128, 128), WHOLE)
+    config = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": layers,
+        "ignore": ["*v*"],
+    }
+
+    assert sizes(config, HEAD, MATRIX, EXPERT, other) == [NVFP4, FP8, NVFP4, WHOLE]
+
+
+@pytest.mark.parametrize(
+    ("config", "head"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*visual*"]}, NVFP4),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, WHOLE),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, WHOLE),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1, "lm_head": True}, 8192),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, WHOLE),
+        ({"quant_method": "fp8", "ignore": ["mlp"]}, WHOLE),
+    ],
+    ids=["left out of the list", "in the list", "no list", "said", "not said", "fp8"],
+)
+def test_a_head_is_quantised_where_the_checkpoint_says_so(config, head):
+    assert sizes(config, HEAD) == [head]
+
+
+def test_a_matrix_of_aqlm_has_its_codes_and_a_codebook():
+    config = {
+        "quant_method": "aqlm",
+        "num_codebooks": 1,
+        "nbits_per_codebook": 16,
+        "in_group_size": 8,
+        "out_group_size": 1,
+    }
+
+    assert sizes(config, MATRIX) == [128 * 128 * 2 / 8 + 2**16 * 8 * 2]
+
+
+@pytest.mark.parametrize(
+    ("config", "quantised"),
+    [
+        (None, True),
+        ({"quant_method": "fp8"}, True),
+        ({"quant_method": "modelopt", "ignore": ["*mtp*"]}, False),
+        ({"quant_method": "compressed-tensors", "ignore": ["re:.*mtp.*"]}, False),
+        ({"quant_method": "modelopt", "exclude_modules": ["model.layers.1*"]}, False),
+        (
+            {"quant_method": "modelopt", "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}}},
+            False,
+        ),
+    ],
+    ids=["whole", "all", "glob", "pattern", "layer behind the last", "named formats"],
+)
+def test_mtp_layers_are_quantised_unless_the_checkpoint_leaves_them_alone(config, quantised):
+    assert quantizes_mtp(read_shape({**LLAMA, "quantization_config": config})) is quantised

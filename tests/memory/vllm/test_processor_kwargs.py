@@ -1,0 +1,57 @@
+"""The largest image is the one that ``mm_processor_kwargs`` permits."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from oomguard.errors import SettingError
+from oomguard.memory.model.encoder import Encoder
+from oomguard.memory.model.vision_encoder import read_vision_encoder
+from oomguard.memory.vllm.processor_kwargs import processed
+
+QWEN25 = {
+    "model_type": "qwen2_5_vl",
+    "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14, "spatial_merge_size": 2},
+}
+INTERN = {
+    "model_type": "internvl_chat",
+    "downsample_ratio": 0.5,
+    "max_dynamic_patch": 12,
+    "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 448},
+}
+
+
+def tokens(config, **arguments):
+    return processed(read_vision_encoder(config, {}, 2048), json.dumps(arguments)).tokens_per_item
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"max_pixels": 1003520}, 1280),
+        ({"size": {"shortest_edge": 3136, "longest_edge": 1003520}}, 1280),
+        ({"images_kwargs": {"max_pixels": 1003520}}, 1280),
+        ({"min_pixels": 784, "fps": 1}, 16384),
+        ({"max_pixels": 10}, 1),
+    ],
+)
+def test_an_image_has_as_many_pixels_as_the_user_permits(arguments, expected):
+    assert tokens(QWEN25, **arguments) == expected
+
+
+def test_an_image_is_cut_into_as_many_tiles_as_the_user_permits():
+    assert (tokens(INTERN), tokens(INTERN, max_dynamic_patch=2)) == (13 * 256, 3 * 256)
+
+
+def test_an_encoder_of_one_size_stays_as_it_is():
+    plain = Encoder(8, 16, 2, 4, 256, 32)
+    assert processed(plain, '{"max_pixels": 1000}') == plain
+    assert processed(replace(plain, pixels_per_token=784), None).tokens_per_item == 256
+
+
+@pytest.mark.parametrize("given", ["", "{", "[1]", "12", '"max_pixels"'])
+def test_arguments_that_are_no_object_are_refused_with_an_example(given):
+    with pytest.raises(SettingError, match="mm_processor_kwargs") as refused:
+        processed(Encoder(8, 16, 2, 4, 256, 32), given)
+    assert "max_pixels" in refused.value.hint
