@@ -27,6 +27,8 @@ _LINE_BYTES: Final = 64 << 10
 # ray/_private/worker.py, print_to_stdstream, 2.60: what the log monitor reads of whose log it is.
 _RAY_JOB: Final = re.compile(rb":job_id:(?!f+\s)(?P<job>[0-9a-f]{8,})\s")
 _JOB_BYTES: Final = 80
+# The process of a line that srun labelled (observe/rank_labels.py).
+_LABELLED: Final = re.compile(r"rank (\d+)(?:$|: )")
 Clock = Literal["line", "file"]
 
 
@@ -101,6 +103,9 @@ def _finding(source: str, writer: Writer, incident: Incident, modified_at: float
     clock: Clock | None = "line" if at is not None else "file" if modified_at is not None else None
     cause = incident.causes[0] if incident.causes else None
     model = incident.facts.get("model")
+    rank = _LABELLED.match(incident.location.process or "")
+    if rank is not None and writer.rank is None:
+        writer = replace(writer, rank=rank[1])
     return Finding(
         source,
         incident.location.line,

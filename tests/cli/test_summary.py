@@ -213,6 +213,14 @@ def test_an_input_that_cannot_be_read_is_counted_and_told(fleet: Path, capsys: p
     assert "none.log" in shown.err
 
 
+def test_the_rank_of_a_line_that_srun_labelled_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    log = tmp_path / "slurm-950.out-20261120"
+    log.write_text("".join(f"3: {line}\n" for line in KV_CACHE.read_text().splitlines()))
+    run("diagnose", "--summary", "--format", "json", log)
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert group["writers"][0]["who"] == "job 950 rank 3"
+
+
 @pytest.mark.parametrize("missing", ["none-*.log", "none://bucket/x.log"])
 def test_a_path_that_leads_to_no_input_is_counted_and_told(
     fleet: Path, missing: str, capsys: pytest.CaptureFixture[str]
