@@ -26,6 +26,7 @@ from oomguard.observe.no_log import (
     refuse_foreign,
 )
 from oomguard.observe.pieces import joined
+from oomguard.observe.rank_labels import with_labels
 from oomguard.observe.rotation import begun_before, lines_behind, log_before
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
@@ -146,7 +147,7 @@ def diagnose_lines(
     """
     rules = rules or default_rules()
     found = scan(lines, rules, source, given=settings, new_wordings=True)
-    return assess_all(found, rules, policy or Policy(), given=given, model=model)
+    return assess_all(with_labels(found), rules, policy or Policy(), given=given, model=model)
 
 
 def diagnose_stream(

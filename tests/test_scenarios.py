@@ -403,6 +403,11 @@ FAILURES: dict[str, list[str]] = {
 }
 
 
+def without_rank(process: str | None) -> str | None:
+    """Return a process without the rank that srun's label says; it is all that a collector adds (tests/observe/test_rank_labels.py)."""
+    return process and (process.removeprefix("rank 0").removeprefix(": ") or None)
+
+
 def told(diagnosis: Diagnosis) -> list[object]:
     return [
         (
@@ -411,7 +416,7 @@ def told(diagnosis: Diagnosis) -> list[object]:
             one.framework,
             one.message,
             one.location.line,
-            one.location.process,
+            without_rank(one.location.process),
             one.repeated,
             one.also_in,
             len(one.wrappers),

@@ -60,7 +60,7 @@ class Age(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A moment in the past: an age as ``Age`` takes it, or a date or time of ISO 8601; one without a zone is local."""
+    """A moment: an age as ``Age`` takes it, or a date or time of ISO 8601, which may be to come; one without a zone is local."""
 
     name = "moment"
 

@@ -77,8 +77,9 @@ def _events(path: str) -> Iterator[Event]:
 
 def _write_new(reading: _Reading, renderer: InputRenderer, write: Callable[[str], None], *, is_quiet: bool) -> bool:
     from oomguard.diagnosing import assess_all
+    from oomguard.observe.rank_labels import with_labels
 
-    diagnosis = reading.new(is_quiet=is_quiet)
+    diagnosis = with_labels(reading.new(is_quiet=is_quiet))
     if not diagnosis.incidents:
         return False
     diagnosis = assess_all(diagnosis, renderer.rules, renderer.policy, given=renderer.facts, model=renderer.work.model)

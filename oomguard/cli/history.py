@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.durations import Age
+from oomguard.cli.durations import Age, Moment
 from oomguard.cli.journal_option import journal_option
 from oomguard.cli.options import color_option, console, form_of, option
 from oomguard.errors import UsageError
@@ -41,7 +40,7 @@ _MODES: Final = {
 @click.argument("number", metavar="[N]", required=False, type=click.IntRange(min=1))
 @journal_option("Which journal")
 @option("--command", "words", metavar="TEXT", help="Only runs whose command holds TEXT, in any case.")
-@option("--since", type=Age(), metavar="AGE", help="Only runs that began so long ago at most: 90m, 12h, 7d, 1d12h.")
+@option("--since", type=Moment(), metavar="AGE|DATE", help="Only runs that began since then: 90m, 12h, 7d, 2026-11-20.")
 @option("--failed", is_flag=True, help="Only runs that failed in the end.")
 @option(
     "--limit",
@@ -114,7 +113,7 @@ def command(
         return _show_one(journal, number, form_of(ctx, form, FORMS), color)
     from oomguard.journal.runs import Asked
 
-    asked = Asked(words, None if since is None else time.time() - since, failed)
+    asked = Asked(words, since, failed)
     if page is not None:
         given = ctx.get_parameter_source("limit") is not click.core.ParameterSource.DEFAULT
         return _write_page(journal, asked, limit if given else 0, page)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from itertools import islice
 
 import click
@@ -23,9 +22,8 @@ def show_fleet(place: Place | None, model: str | None, since: float | None, limi
     from oomguard.journal.reading import reading
     from oomguard.report.known_settings import known_settings_json, print_known_settings
 
-    after = None if since is None else time.time() - since
     with reading(place) as database:
-        found = [] if database is None else known_settings(database, model=model, since=after)
+        found = [] if database is None else known_settings(database, model=model, since=since)
     shown = list(islice(found, limit or None))
     if form == "json":
         for entry in shown:

@@ -25,11 +25,12 @@ def summarize(
 ) -> bool:
     """Read all inputs and write their summary; return whether an out-of-memory is in it.
 
-    The arguments are those of ``read_all``; ``since`` (Unix seconds) leaves out incidents printed before then, ``left_out`` counts the
-    inputs that were last written before then.
+    The arguments are those of ``read_all``; ``errors`` has one already for each path that leads to no input. ``since`` (Unix seconds)
+    leaves out incidents printed before then, ``left_out`` counts the inputs that were last written before then.
     """
     findings: list[Finding] = []
     failed = unread = 0
+    unfound = len(errors)
     with reading(inputs, work, jobs, on, write) as (outcomes, finish):
         for outcome in outcomes:
             finish("")
@@ -39,7 +40,12 @@ def summarize(
                 errors.append(InputError(outcome.error, hint=outcome.hint))
                 unread += not outcome.found and not outcome.findings
     summary = summed(
-        findings, inputs=len(inputs) - unread, failed=failed, unread=unread, left_out=left_out, since=since
+        findings,
+        inputs=len(inputs) - unread,
+        failed=failed,
+        unread=unfound + unread,
+        left_out=left_out,
+        since=since,
     )
     with unmasked_if(not work.masked):
         write(_rendered(summary, work))
@@ -47,6 +53,8 @@ def summarize(
 
 
 def _rendered(summary: FleetSummary, work: Work) -> str:
+    if work.quiet and not summary.incidents and work.form != "json":
+        return ""
     if work.form == "json":
         from oomguard.report.fleet import summary_json
 

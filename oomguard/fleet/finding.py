@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final, Literal
 
 from oomguard.errors import InputError
 from oomguard.facts import FactValue
+from oomguard.fleet.collected import time_beside, time_of_object
 from oomguard.fleet.inputs import is_url
 from oomguard.fleet.layouts import Writer, writer_of
 from oomguard.fleet.moments import last_moment, moment_of
@@ -23,10 +23,12 @@ from oomguard.remedy.policy import is_refused
 # A stamped line stands within so many bytes before a failure; a traceback's own lines have no stamp.
 _BEFORE_BYTES: Final = 64 << 10
 # The evidence has an object's text without what its collector put beside it: the line is read again.
-_LINE_BYTES: Final = 16 << 10
+_LINE_BYTES: Final = 64 << 10
 # ray/_private/worker.py, print_to_stdstream, 2.60: what the log monitor reads of whose log it is.
 _RAY_JOB: Final = re.compile(rb":job_id:(?!f+\s)(?P<job>[0-9a-f]{8,})\s")
 _JOB_BYTES: Final = 80
+# The process of a line that srun labelled (observe/rank_labels.py).
+_LABELLED: Final = re.compile(r"rank (\d+)(?:$|: )")
 Clock = Literal["line", "file"]
 
 
@@ -101,6 +103,9 @@ def _finding(source: str, writer: Writer, incident: Incident, modified_at: float
     clock: Clock | None = "line" if at is not None else "file" if modified_at is not None else None
     cause = incident.causes[0] if incident.causes else None
     model = incident.facts.get("model")
+    rank = _LABELLED.match(incident.location.process or "")
+    if rank is not None and writer.rank is None:
+        writer = replace(writer, rank=rank[1])
     return Finding(
         source,
         incident.location.line,
@@ -155,25 +160,37 @@ def _change(patch: Patch) -> Change:
 
 
 def _printed_at(source: str, incident: Incident, modified_at: float | None) -> float | None:
+    own = incident.evidence[0].text.lstrip() if incident.evidence else ""
+    if own.startswith(("{", '"')) and (at := _collected_at(source, incident.location.byte)) is not None:
+        return at
     for evidence in (*incident.evidence, *(line for cause in incident.causes for line in cause.evidence)):
         if evidence.line is not None and (at := moment_of(evidence.text, modified_at)) is not None:
             return at
-    if incident.location.byte is None or source in ("", "-"):
-        return None
-    with contextlib.suppress(OSError, ValueError, InputError):
-        return last_moment(_lines_up_to(source, incident.location.byte), modified_at)
-    return None
+    before, line, _ = _around(source, incident.location.byte)
+    return last_moment((*before, line), modified_at)
 
 
-def _lines_up_to(source: str, byte: int) -> Iterator[str]:
-    """Yield the lines just before a byte, and its own, of a log that is not packed; of a packed one its bytes lie elsewhere."""
-    with contextlib.closing(_opened(source)) as stream:
+def _collected_at(source: str, byte: int | None) -> float | None:
+    """Return when a collector took the line of a failure, as its object says; None where the line is in none."""
+    before, line, behind = _around(source, byte)
+    at = time_of_object(line)
+    return at if at is not None else time_beside((*before, line, *behind), len(before))
+
+
+def _around(source: str, byte: int | None) -> tuple[list[str], str, list[str]]:
+    """Return the lines before the one at a byte, that line, and those behind it; empty for a packed log: its bytes lie elsewhere."""
+    if byte is None or source in ("", "-"):
+        return [], "", []
+    start = max(0, byte - _BEFORE_BYTES)
+    with contextlib.suppress(OSError, ValueError, InputError), contextlib.closing(_opened(source)) as stream:
         if format_of(stream.read(HEAD_BYTES)) is not None:
-            return
-        start = max(0, byte - _BEFORE_BYTES)
+            return [], "", []
         stream.seek(start)
-        before, own = stream.read(byte - start), stream.read(_LINE_BYTES).partition(b"\n")[0]
-    yield from (before + own).decode("utf-8", "replace").split("\n")
+        before, behind = stream.read(byte - start), stream.read(_LINE_BYTES)
+        lines = (before + behind).decode("utf-8", "replace").split("\n")
+        at = before.count(b"\n")
+        return lines[:at], lines[at], lines[at + 1 :]
+    return [], "", []
 
 
 def _opened(source: str) -> IO[bytes]:

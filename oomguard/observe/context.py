@@ -10,7 +10,7 @@ from typing import Final
 
 from oomguard.facts import Fact
 from oomguard.incident import Evidence, Incident, SettingInForce
-from oomguard.observe.echo import read_echo
+from oomguard.observe.echo import ECHO_ANCHOR, Echo, read_echo
 from oomguard.observe.ending import Ending
 from oomguard.observe.hits import Hit
 from oomguard.settings import SETTING_FACTS
@@ -49,6 +49,8 @@ _DECIDED: Final = frozenset(SETTING_FACTS.values()) | {
     "lora",
     "device_share_ratio",
 }
+# Of these what no list of the user's settings holds.
+_UNLISTED: Final = frozenset({"device_share_ratio"})
 # Figures that a start prints once its KV cache stands.
 _SERVES: Final = frozenset({"kv_cache_capacity_tokens", "kv_cache_blocks"})
 
@@ -99,6 +101,7 @@ class Context:
     lines: dict[tuple[str | None, str], Evidence] = field(default_factory=dict)
     settings: dict[str, SettingInForce] = field(default_factory=dict)
     settings_complete: bool = False
+    listed_again: Echo | None = None  # the same settings once more: a sibling's, or those of a start that follows
     frameworks: dict[str | None, str] = field(default_factory=dict)
     phases: dict[str | None, tuple[int, str]] = field(default_factory=dict)
     near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
@@ -107,23 +110,51 @@ class Context:
     announced: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)
 
+    def begun_by(self, hit: Hit, process: str | None, text: str) -> Context | None:
+        """Return the context of the start that a line begins; None if the line belongs to this one.
+
+        Args:
+            hit: what was found in the line.
+            process: that printed it.
+            text: what was printed, from where the hit begins.
+        """
+        echo = read_echo(text) if hit.wording.anchor == ECHO_ANCHOR else None
+        if echo is not None:
+            return self.next(echo) if self._is_over_at(echo) else None
+        return self.next() if hit.wording.starts and self.is_over(hit, process) else None
+
+    def _is_over_at(self, echo: Echo) -> bool:
+        """Return whether the settings that an engine lists are those of another start: one lists them before it loads anything."""
+        return self.failed or (bool(self.phases and self.settings) and echo.complete and echo.settings != self.settings)
+
     def is_over(self, hit: Hit, process: str | None) -> bool:
         """Return whether a line that marks a start begins another one: after a failure, or from a process that replaces one."""
         if self.failed:
             return True
         key = (hit.wording.anchor, _unnumbered(process))
         known = self.announced.get(key, process)
+        # The processes of a container have the same numbers each time; one process runs one model.
+        model, own = hit.facts.get("model"), self.by_process.get(process, {}).get("model")
+        if process is not None and model and own and model.value != own.value and key in self.announced:
+            return known == process
         # Before a start has measured anything it is not over: a logger may print its first lines twice.
         measured = any(
             name not in _DECIDED and name != "framework_version" for f in self.by_process.values() for name in f
         )
         return measured and key in self.announced and (process is None or known != process)
 
-    def next(self) -> Context:
-        """Return the context of the start that follows: what the user decided stays, what was measured does not."""
-        kept = {name: fact for name, fact in self.by_process.get(None, {}).items() if name in _DECIDED}
+    def next(self, echo: Echo | None = None) -> Context:
+        """Return the context of the start that follows: what the user decided stays, what was measured does not.
+
+        ``echo`` is the list of settings that it begins with; where that is whole the start has no others.
+        """
+        stays = _UNLISTED if echo is not None and echo.complete else _DECIDED
+        kept = {name: fact for name, fact in self.by_process.get(None, {}).items() if name in stays}
         lines = {key: line for key, line in self.lines.items() if key[0] is None and key[1] in kept}
-        return Context(self.number + 1, by_process={None: kept}, lines=lines, frameworks=dict(self.frameworks))
+        following = Context(self.number + 1, by_process={None: kept}, lines=lines, frameworks=dict(self.frameworks))
+        if echo is None and self.listed_again is not None:
+            following.take_echo(self.listed_again)
+        return following
 
     def note(self, hit: Hit, process: str | None, evidence: Evidence) -> Near | None:
         """Take one line that tells no failure; return it if it speaks only of the failure beside it, else None."""
@@ -175,8 +206,16 @@ class Context:
         """Take the settings that the engine itself listed, if the text is such a list."""
         echo = read_echo(text)
         if echo is not None:
-            self.settings.update(echo.settings)
-            self.settings_complete = self.settings_complete or echo.complete
+            self.take_echo(echo)
+
+    def take_echo(self, echo: Echo) -> None:
+        """Take a list of the engine's settings; a whole one takes the place of what an earlier start listed that loaded nothing."""
+        if self.phases and echo.settings == self.settings:
+            self.listed_again = echo
+        if echo.complete:
+            self.settings.clear()
+        self.settings.update(echo.settings)
+        self.settings_complete = self.settings_complete or echo.complete
 
     def all_facts(self) -> dict[str, Fact]:
         """Return the facts of all processes, each as last printed."""

@@ -168,8 +168,8 @@ class Scanner:
         told = [hit for hit in hits if hit.kind is None]
         for hit in told:
             self._note(hit, window)
-        if any(hit.wording.anchor == ECHO_ANCHOR for hit in told):
-            self._context.note_echo(window.text)
+        for hit in (hit for hit in told if hit.wording.anchor == ECHO_ANCHOR):
+            self._context.note_echo(window.text[hit.position :])
         failures = [hit for hit in hits if hit.kind is not None]
         if not failures:
             self.new_wordings.consider(window, self._context, told)
@@ -212,8 +212,8 @@ class Scanner:
         self._left_out["quotation", slow.name, slow.part] = f"quotation {slow.name!r}: its pattern {_OUT_OF_TIME}"
 
     def _note(self, hit: Hit, window: Window) -> None:
-        if hit.wording.starts and self._context.is_over(hit, window.process) and len(self._contexts) < MAX_STARTS:
-            self._contexts.append(self._context.next())
+        begun = self._context.begun_by(hit, window.process, window.text[hit.position :])
+        self._contexts += [] if begun is None or len(self._contexts) >= MAX_STARTS else [begun]
         evidence = _quote(window.lines[hit.first])
         near = self._context.note(hit, window.process, evidence)
         if near is None:

@@ -13,8 +13,8 @@ from pathlib import PurePath
 from typing import Final
 
 from oomguard.incident import Diagnosis, Incident
+from oomguard.observe.rank_labels import with_label
 
-_LABEL: Final = re.compile(r" {0,3}(\d{1,4}): (?=\S)")
 _LABELS: Final = frozenset({"-l", "--label"})
 # torch/distributed/elastic/multiprocessing/errors/__init__.py: an entry of the table, and the one line of it that names the rank.
 _ENTRY: Final = re.compile(r"^\s*\[\d+\]:\s*$", re.MULTILINE)
@@ -23,7 +23,7 @@ _TABLE: Final = "Root Cause (first observed failure):"
 
 
 def with_ranks(diagnosis: Diagnosis, tail: str, argv: Sequence[str]) -> Diagnosis:
-    """Return a diagnosis whose incidents name their rank as process, where nothing else does and it is told.
+    """Return a diagnosis whose incidents name their rank as process where it is told; by torchrun's table where nothing else names one.
 
     Args:
         diagnosis: of a command's output.
@@ -37,11 +37,10 @@ def with_ranks(diagnosis: Diagnosis, tail: str, argv: Sequence[str]) -> Diagnosi
 
 
 def _named(incident: Incident, tail: str, *, is_labelled: bool) -> Incident:
+    incident = with_label(incident, is_labelled=is_labelled)
     if incident.location.process is not None or not incident.evidence:
         return incident
-    line = incident.evidence[0].text
-    label = _LABEL.match(line) if is_labelled else None
-    rank = label[1] if label is not None else _in_table(line.strip(), tail)
+    rank = _in_table(incident.evidence[0].text.strip(), tail)
     return incident if rank is None else replace(incident, location=replace(incident.location, process=f"rank {rank}"))
 
 

@@ -213,6 +213,35 @@ def test_an_input_that_cannot_be_read_is_counted_and_told(fleet: Path, capsys: p
     assert "none.log" in shown.err
 
 
+def test_the_rank_of_a_line_that_srun_labelled_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    log = tmp_path / "slurm-950.out-20261120"
+    log.write_text("".join(f"3: {line}\n" for line in KV_CACHE.read_text().splitlines()))
+    run("diagnose", "--summary", "--format", "json", log)
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert group["writers"][0]["who"] == "job 950 rank 3"
+
+
+@pytest.mark.parametrize("missing", ["none-*.log", "none://bucket/x.log"])
+def test_a_path_that_leads_to_no_input_is_counted_and_told(
+    fleet: Path, missing: str, capsys: pytest.CaptureFixture[str]
+):
+    path = missing if "://" in missing else fleet / missing
+    run("diagnose", "--summary", "--format", "json", fleet / "slurm-7_0.out", path, code=2)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["inputs"], told["inputs_unread"]) == (1, 1)
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
+def test_quiet_a_summary_without_incidents_says_nothing(fleet: Path, form: str, capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "-q", "--summary", "--format", form, fleet / "healthy.log")
+    assert capsys.readouterr().out == ""
+
+
+def test_quiet_a_summary_in_json_is_whole(fleet: Path, capsys: pytest.CaptureFixture[str]):
+    run("diagnose", "-q", "--summary", "--format", "json", fleet / "healthy.log")
+    assert json.loads(capsys.readouterr().out)["incidents"] == 0
+
+
 def test_a_half_written_packed_log_counts_with_what_could_be_read(
     fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

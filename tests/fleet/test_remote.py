@@ -100,6 +100,12 @@ def test_an_object_that_cannot_be_read_is_one_error_and_the_rest_is_read(store: 
     assert [row["source"] for row in rows(ran)] == ["s3://fleet/healthy.log"]
 
 
+def test_an_object_that_is_not_there_counts_in_a_summary_as_one_that_could_not_be_read(store: str):
+    ran = diagnose(store, "--summary", "--format", "json", "s3://fleet/healthy.log", "s3://fleet/none.log")
+    told = json.loads(ran.stdout)
+    assert (ran.returncode, told["inputs"], told["inputs_unread"]) == (2, 1, 1)
+
+
 def test_a_missing_package_is_named(store: str, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['fsspec'] = None\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", str(ROOT))])
