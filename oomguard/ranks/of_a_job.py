@@ -92,7 +92,8 @@ class RankOfAJob:
                 self._off(error.strerror or str(error))
         if decision is None or meeting is None or self._why_off is not None:
             why = () if self._why_off is None else (f"the ranks could not agree: {self._why_off}",)
-            return Agreed(replace(own.diagnosis, notes=(*own.diagnosis.notes, *why)))
+            noted = replace(own.diagnosis, notes=(*own.diagnosis.notes, *why))
+            return Agreed(noted, is_change_left=bool(own.patches))
         if decision.first is not None and not decision.again and LEADER not in decision.absent:
             self._ends_badly = stopped
         return self._agreed(decision, docs, own)
@@ -156,6 +157,7 @@ class RankOfAJob:
         from oomguard.journal.contract import patch_of
         from oomguard.ranks.agreement import ends_of
         from oomguard.ranks.effects import tell_repeated
+        from oomguard.ranks.permitted import is_change_left
         from oomguard.ranks.telling import record, told
 
         rank, size = self._rendezvous.launched.rank, self._rendezvous.launched.size
@@ -180,7 +182,8 @@ class RankOfAJob:
             tell_repeated(ends_of(docs, own.number))
         patches = tuple(patch_of(patch) for patch in decision.patches)
         again, left = patches if decision.again else (), patches if decision.is_exhausted else ()
-        return Agreed(diagnosis, again, decision.variables, record(decision, size), is_told, left)
+        is_left = is_change_left(decision, ends_of(docs, own.number))
+        return Agreed(diagnosis, again, decision.variables, record(decision, size), is_told, left, is_left)
 
     def _off(self, why: str) -> None:
         self._why_off = why
