@@ -151,7 +151,7 @@ class RankOfAJob:
         return Meeting(folder, own.rank, own.size, self._claim)
 
     def _why_apart(self) -> str | None:
-        return None if self._mirror is None else self._mirror.why_ended()
+        return None if self._mirror is None else self._mirror.why_apart()
 
     def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
         from oomguard.journal.contract import patch_of
@@ -180,6 +180,8 @@ class RankOfAJob:
             get_logger().warning(f"no rank starts again: {decision.why}")
         elif decision.again and is_told:
             tell_repeated(ends_of(docs, own.number))
+            if (why := self._why_apart()) is not None and len({doc.host for doc in docs.values()}) == 1:
+                get_logger().warning("all ranks are on this host, and meet there without their store", reason=why)
         patches = tuple(patch_of(patch) for patch in decision.patches)
         again, left = patches if decision.again else (), patches if decision.is_exhausted else ()
         is_left = is_change_left(decision, ends_of(docs, own.number))
