@@ -15,7 +15,7 @@ _IS_JOURNAL: Final = "SELECT count(*) = 4 FROM pragma_table_info('attempt') WHER
 
 
 def is_of_a_journal(path: str) -> bool:
-    """Return whether a file belongs to a journal of oomguard; one that cannot be read does not. Nothing is written and nobody locked out."""
+    """Return whether a file belongs to a journal of oomguard; one that cannot be read does not. Nothing is locked."""
     if is_spooled(Path(path)):
         return True
     ends = next((end for end in _BESIDE if path.endswith(end)), "")

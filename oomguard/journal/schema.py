@@ -20,7 +20,8 @@ _HAS_SCHEMA: Final = text("SELECT 1 FROM pg_namespace WHERE nspname = :name").bi
 # What has the names of our tables, with its columns, also where this user may not read it; beside them others may have tables there.
 _COLUMNS: Final = text(
     "SELECT c.relname, coalesce(a.attname, '') FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid "
-    "LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 WHERE n.nspname = :name AND c.relname IN ('run', 'attempt', 'alembic_version')"
+    "LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 "
+    "WHERE n.nspname = :name AND c.relname IN ('run', 'attempt', 'alembic_version')"
 ).bindparams(name=SCHEMA_NAME)
 _VERSION: Final = text(f"SELECT version_num FROM {SCHEMA_NAME}.{VERSION.name}")  # noqa: S608 - a schema that may not be used is an error
 

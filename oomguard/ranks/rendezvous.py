@@ -128,7 +128,8 @@ def _asked(launched: Launched, asked: str) -> Rendezvous:
     parts = urlsplit(asked)
     if re.match(r"[a-z][a-z\d+.-]*://", asked) is None and asked != "ray":
         folder = Path(asked).absolute()
-        there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+        around = (folder, *folder.parents)
+        there = next(path for path in around if os.path.exists(path))  # noqa: PTH110 - Path.exists raises where we may not look
         if not there.is_dir():
             raise UsageError(f"--rendezvous {asked}: {there} is no folder", hint=f"--rendezvous names {_FORMS}")
         return Rendezvous(launched, folder / f"{OWN_NAME}{_key(launched)}")
