@@ -57,6 +57,10 @@ class JournalError(OomguardError):
             self.add_note(hint)
 
 
+class NoJournalError(JournalError):
+    """A database that holds another program's tables where a journal has its own: nothing is ever written there."""
+
+
 class DeadlineError(OomguardError):
     """The deadline of a run came before the attempt that was to begin: nothing is started after it."""
 

@@ -40,6 +40,7 @@ class Ledger:
         diagnosis: the last one that found an incident, else the first.
         exhausted: whether patches were left when the policy's relaunches or its time were not.
         left: these patches.
+        is_change_left: whether all ranks permit a change though no attempt follows; None: no ranks have agreed on that.
     """
 
     def __init__(self, policy: Policy, settings: Mapping[str, FactValue] | None = None) -> None:
@@ -52,6 +53,7 @@ class Ledger:
         self.diagnosis: Diagnosis | None = None
         self.exhausted = False
         self.left: tuple[Patch, ...] = ()
+        self.is_change_left: bool | None = None
         self._is_stopped = False
         self._repeats = False
         self._before = 0
@@ -168,6 +170,11 @@ class Ledger:
         self.exhausted = bool(wanted) and not self.leaves_another()
         self.pending, self.left = ((), wanted) if self.exhausted else (wanted, ())
         return self.pending
+
+    def follow(self, patches: tuple[Patch, ...], left: tuple[Patch, ...], *, is_change_left: bool) -> None:
+        """Take what all ranks agreed on for the next attempt, in place of ``choose``."""
+        self.tried.update(self.settings.items())
+        self.pending, self.left, self.is_change_left = patches, left, is_change_left
 
     def repeat(self) -> bool:
         """Have the last attempt made again as it was; return whether there is another one, as after ``choose``."""

@@ -58,6 +58,8 @@ class RanksOptions:
             return None
         from oomguard.ranks.launcher import Launched, launched
 
+        if self.rendezvous == "":
+            raise UsageError("--rendezvous '': it names no place", hint="--rendezvous DIR, a folder that all ranks see")
         own = self._asked() or launched(environ)
         if own is None:
             from oomguard.engines.ranks import ranks_in_command
@@ -78,6 +80,8 @@ class RanksOptions:
 
         end = Ending(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
+        if own.size == 1:  # a script that starts N ranks starts one too
+            return None
         claim = Claim(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
         try:
             claim.take()
@@ -99,7 +103,7 @@ class RanksOptions:
             raise UsageError(f"--rank {self.rank} of --world-size {self.world_size}", hint="ranks count from 0")
         from oomguard.ranks.launcher import Launched
 
-        return Launched(self.rank, self.world_size, "--rank") if self.world_size > 1 else None
+        return Launched(self.rank, self.world_size, "--rank")
 
 
 class BesideRanks:

@@ -50,7 +50,8 @@ def scheduler_options(function: F) -> F:
                 default="own",
                 show_default=True,
                 help="by-cause: a run that failed ends with 90 where memory was the cause and no permitted change is left, 91 where "
-                "others hold the device's memory, 92 where its server hung; else with the command's own.",
+                "others hold the device's memory, 92 where its server hung; else with the command's own, as where a permitted change is "
+                "left and --max-relaunches, --max-per-hour, --deadline or a file that it wrote stopped it.",
             ),
             option(
                 "--slurm-comment",

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from oomguard.errors import NoJournalError
 from oomguard.journal.place import Shared
 from oomguard.journal.spool import note_delivered, read_from
 from oomguard.report.json import json_line
@@ -105,7 +106,8 @@ class Deliverer:
             self._deliver_others(self._is_last.is_set)  # the run's own come first, and its end waits for them
         except Exception as error:  # noqa: BLE001 - of the database, its driver or the disk: it waits, and the job goes on
             hint = getattr(error, "hint", None)
-            self._answer(failure=f"{error}; {hint}" if hint else str(error))
+            failure = f"{error}; {hint}" if hint else str(error)
+            self._answer(failure=failure, is_refused=isinstance(error, NoJournalError))
             return False
         return True
 

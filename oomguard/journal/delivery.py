@@ -38,11 +38,12 @@ _left: Final[list[subprocess.Popen[bytes]]] = []
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """What waits on this machine when a run ends, why, and the command that delivers it."""
+    """What waits on this machine when a run ends, why, and the command that delivers it; no run ever does where it ``is_refused``."""
 
     attempts: int
     reason: str
     command: str
+    is_refused: bool = False
 
 
 class Delivery:
@@ -61,7 +62,7 @@ class Delivery:
         self._one_at_a_time = threading.Lock()
         self._round = 0  # how often the file was emptied
         self._delivered = 0  # of the file as it is now
-        self._failure = ""
+        self._failure, self._is_refused = "", False
         self._is_asked = False  # and has not answered yet
 
     def wake(self) -> None:
@@ -106,7 +107,7 @@ class Delivery:
             self._leave() if not rows and self._others_wait() else self._end()
         why = "the process that delivers ended" if is_gone else f"the database had not taken it after {wait_s:g} s"
         command = f"oomguard history --deliver --journal {shlex.quote(str(self._shared))}"
-        return Undelivered(attempts_in(rows), self._failure or why, command) if rows else None
+        return Undelivered(attempts_in(rows), self._failure or why, command, self._is_refused) if rows else None
 
     def _deliver_last(self, until: float) -> None:
         """Wait until all is delivered, or the process has tried and left, or it is late."""
@@ -160,7 +161,7 @@ class Delivery:
             self._end()
             return
         for answer in answers:
-            self._failure = answer.get("failure", "")
+            self._failure, self._is_refused = answer.get("failure", ""), answer.get("is_refused", False)
             if answer.get("round") == self._round:
                 self._delivered, self._is_asked = answer["end"], False
 

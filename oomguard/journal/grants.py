@@ -1,4 +1,4 @@
-"""What a database's administrator has to permit where it says "permission denied", as statements to paste."""
+"""What to do where a database does not let this user write: statements for its administrator, or another server."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ from oomguard.journal.place import Shared
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 # PostgreSQL's insufficient_privilege (appendix A, Error Codes).
 _DENIED: Final = "42501"
+# Its read_only_sql_transaction: a standby, or a server or user that is set so.
+_READ_ONLY: Final = "25006"
+_OTHER_SERVER: Final = (
+    "the server only reads, as a standby does: name the one that writes, or several, --journal "
+    "'postgresql://USER@HOST1,HOST2/DATABASE?target_session_attrs=read-write'"
+)
 _HINT: Final = "a database administrator has to permit it: "
 
 
 def hint_of(error: SQLAlchemyError, shared: Shared, *, reads_only: bool = False) -> str | None:
-    """Return what has to be granted to the user of a URL; None where permission is not what lacked."""
-    if not isinstance(error, DBAPIError) or getattr(error.orig, "sqlstate", None) != _DENIED:
+    """Return what has to be granted to the user of a URL, or that the server only reads; None where it is neither."""
+    state = getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
+    words = str(getattr(error, "orig", ""))
+    if state == _READ_ONLY:
+        return _OTHER_SERVER
+    if state != _DENIED:
         return None
     user = _quoted(_user_of(shared) or "USER")
-    if not reads_only and "database" in str(error.orig):  # there is no schema yet, and none may be made
+    if not reads_only and "database" in words:  # there is no schema yet, and none may be made
         return f"{_HINT}CREATE SCHEMA oomguard AUTHORIZATION {user}"
     on = "ALL TABLES IN SCHEMA oomguard"
     if reads_only:

@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import Connection, inspect, text
 
 from oomguard.journal.database import SCHEMA_NAME, is_sqlite
-from oomguard.journal.schema_version import SCHEMA_VERSION, readable, readable_in_sqlite
+from oomguard.journal.schema_version import SCHEMA_VERSION, readable_in_sqlite, require_journal
 from oomguard.journal.tables import METADATA, VERSION
 
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
@@ -17,6 +17,13 @@ _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _ONE_AT_A_TIME: Final = threading.Lock()
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(7205759403792793)")
 _HAS_SCHEMA: Final = text("SELECT 1 FROM pg_namespace WHERE nspname = :name").bindparams(name=SCHEMA_NAME)
+# What has the names of our tables, with its columns, also where this user may not read it; beside them others may have tables there.
+_COLUMNS: Final = text(
+    "SELECT c.relname, coalesce(a.attname, '') FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid "
+    "LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 "
+    "WHERE n.nspname = :name AND c.relname IN ('run', 'attempt', 'alembic_version')"
+).bindparams(name=SCHEMA_NAME)
+_VERSION: Final = text(f"SELECT version_num FROM {SCHEMA_NAME}.{VERSION.name}")  # noqa: S608 - a schema that may not be used is an error
 
 
 def version_of(connection: Connection) -> int:
@@ -25,7 +32,7 @@ def version_of(connection: Connection) -> int:
     Raises:
         JournalError: a newer oomguard wrote it, or another program.
     """
-    return _of_sqlite(connection) if is_sqlite(connection) else readable(_of_postgresql(connection))
+    return _of_sqlite(connection) if is_sqlite(connection) else _of_postgresql(connection)
 
 
 def prepare(connection: Connection) -> None:
@@ -75,10 +82,8 @@ def _of_sqlite(connection: Connection) -> int:
 
 
 def _of_postgresql(connection: Connection) -> int:
-    if (
-        connection.execute(text("SELECT to_regclass(:name)"), {"name": f"{SCHEMA_NAME}.{VERSION.name}"}).scalar()
-        is None
-    ):
+    columns = {(table, column) for table, column in connection.execute(_COLUMNS)}
+    if not columns:
         return 0
-    found = connection.execute(VERSION.select()).scalar()
-    return int(found) if found is not None and str(found).isdecimal() else 0
+    has_version = (VERSION.name, VERSION.c.version_num.name) in columns
+    return require_journal(columns, connection.execute(_VERSION).scalar() if has_version else None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import Any, Final
 
-from oomguard.errors import JournalError
+from oomguard.errors import JournalError, NoJournalError
 
 SCHEMA_VERSION: Final = 5
 UPGRADE: Final = "pip install --upgrade oomguard"
+# What every journal in PostgreSQL has had: Alembic's table, and the attempts.
+_OF_A_JOURNAL: Final = frozenset({("alembic_version", "version_num"), ("attempt", "session")})
 
 
 def readable(version: int) -> int:
@@ -33,5 +35,20 @@ def readable_in_sqlite(version: int, tables: AbstractSet[str]) -> int:
     if readable(version) == 0 and not tables:
         return 0
     if "attempt" not in tables:
-        raise JournalError("a database of another program, no journal")
+        raise NoJournalError("a database of another program, no journal")
     return version
+
+
+def require_journal(columns: AbstractSet[tuple[str, str]], version: Any) -> int:
+    """Return the schema of a PostgreSQL database by its columns and what Alembic's table holds.
+
+    Raises:
+        JournalError: a newer oomguard wrote it, or another program.
+    """
+    if columns >= _OF_A_JOURNAL and str(version).isdecimal():
+        return readable(int(version))
+    tables = ", ".join(sorted({table for table, _column in columns}))
+    raise NoJournalError(
+        f"no oomguard journal: the schema oomguard holds another program's tables ({tables})",
+        hint="name another database: --journal postgresql://USER@HOST/DATABASE",
+    )

@@ -25,6 +25,7 @@ from oomguard.report.json import json_line, plain_value
 from oomguard.user_files import make_folder, state_file
 
 FORM: Final = 1
+_FOLDER: Final = "undelivered"
 _ENDS: Final = ".jsonl"
 _DELIVERED: Final = ".delivered"
 _RIGHTS: Final = 0o600
@@ -33,7 +34,13 @@ _SURROGATE: Final = "\\ud"  # how json_line writes half a character
 
 def folder_of(shared: Shared) -> Path:
     """Return the folder of what waits for a shared journal."""
-    return state_file("undelivered") / shared.name
+    return state_file(_FOLDER) / shared.name
+
+
+def is_spooled(path: Path) -> bool:
+    """Return whether a file is what some run has written for a shared journal, or says how far that is delivered: by its place and name."""
+    above = [folder.name for folder in path.parents[1:3]]
+    return path.suffix in {_ENDS, _DELIVERED} and above == [_FOLDER, state_file(_FOLDER).parent.name]
 
 
 class Spool:

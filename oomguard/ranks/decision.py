@@ -11,7 +11,7 @@ from oomguard.ranks.effects import why_not_repeated
 from oomguard.ranks.first_cause import first_cause
 from oomguard.ranks.one_plan import one_plan
 from oomguard.ranks.permitted import why_not_permitted
-from oomguard.supervise.refusals import NO_RELAUNCH
+from oomguard.supervise.refusals import OF_POLICY
 
 
 def decide(
@@ -48,7 +48,7 @@ def decide(
     decision = replace(decision, patches=one_plan(first.rank, ends))
     refusing = list(_refusing(ends, decision))
     if refusing:
-        is_exhausted = bool(decision.patches) and all(refusal == NO_RELAUNCH for _, refusal in refusing)
+        is_exhausted = bool(decision.patches) and all(refusal in OF_POLICY for _, refusal in refusing)
         return replace(decision, why=f"rank {refusing[0][0]}: {refusing[0][1]}", is_exhausted=is_exhausted)
     if not decision.patches:
         return replace(decision, why="nothing more to change by itself")

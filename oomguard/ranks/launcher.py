@@ -56,14 +56,14 @@ def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launche
 
     Args:
         environ: the environment.
-        is_one_job: whether the user says that what a launcher started together is one job.
+        is_one_job: whether the user says that what a launcher started together is one job; it may be of one rank then.
     """
     for row in _rows():
         needed = (*row.get("needs", ()), *(() if is_one_job else row.get("one_job", ())))
         rank, size = (_count(environ.get(row[name])) for name in ("rank", "size"))
         if rank is None or size is None or not all(environ.get(name) for name in needed):
             continue
-        if size < 2 or rank >= size:
+        if size < (1 if is_one_job else 2) or rank >= size:
             return None
         local_rank, local_size = (_count(environ.get(row.get(name, ""))) for name in ("local_rank", "local_size"))
         store = row.get("store", {})

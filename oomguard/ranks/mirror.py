@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from oomguard.supervise.environment import inherited
 _CHILD: Final = Path(__file__).with_name("mirror_child.py")
 # Its last documents are put into the store.
 _END_S: Final = 5.0
+_ANSWER_S: Final = 1.0
 # torch's TCPStore where it cannot listen: DistNetworkError with the name or the text of the errno.
 _IN_USE: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _TAKEN: Final = (
@@ -51,6 +53,7 @@ class Mirror:
         self._ready = folder.there / f"ready-{rendezvous.launched.rank}"
         asked["ready"] = str(self._ready)
         self._why_ended: str | None = None
+        self._place = None if store.is_kept_by_rank_0 or store.address is None else (store.address, store.port)
         place = "" if store.address is None else f" at {store.address}:{store.port}"
         self._named = f"the {store.kind} store{place}"
         self._process = subprocess.Popen(
@@ -72,6 +75,16 @@ class Mirror:
         if self._process.poll() is None:
             return None if self._ready.exists() else f"{self._named} was not reached"
         return self.why_ended()
+
+    def why_apart(self) -> str | None:
+        """Return why the store brings nobody here: its mirror has ended, or nothing answers there; None while it may yet."""
+        if (ended := self.why_ended()) is not None or self._place is None or self._ready.exists():
+            return ended
+        try:
+            socket.create_connection(self._place, timeout=_ANSWER_S).close()
+        except OSError as error:
+            return f"{self._named} was not reached: {error.strerror or error}"
+        return None
 
     def why_ended(self) -> str | None:
         """Return why it has ended by itself; None while it runs."""

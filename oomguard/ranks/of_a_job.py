@@ -92,7 +92,8 @@ class RankOfAJob:
                 self._off(error.strerror or str(error))
         if decision is None or meeting is None or self._why_off is not None:
             why = () if self._why_off is None else (f"the ranks could not agree: {self._why_off}",)
-            return Agreed(replace(own.diagnosis, notes=(*own.diagnosis.notes, *why)))
+            noted = replace(own.diagnosis, notes=(*own.diagnosis.notes, *why))
+            return Agreed(noted, is_change_left=bool(own.patches))
         if decision.first is not None and not decision.again and LEADER not in decision.absent:
             self._ends_badly = stopped
         return self._agreed(decision, docs, own)
@@ -150,12 +151,13 @@ class RankOfAJob:
         return Meeting(folder, own.rank, own.size, self._claim)
 
     def _why_apart(self) -> str | None:
-        return None if self._mirror is None else self._mirror.why_ended()
+        return None if self._mirror is None else self._mirror.why_apart()
 
     def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
         from oomguard.journal.contract import patch_of
         from oomguard.ranks.agreement import ends_of
         from oomguard.ranks.effects import tell_repeated
+        from oomguard.ranks.permitted import is_change_left
         from oomguard.ranks.telling import record, told
 
         rank, size = self._rendezvous.launched.rank, self._rendezvous.launched.size
@@ -178,9 +180,12 @@ class RankOfAJob:
             get_logger().warning(f"no rank starts again: {decision.why}")
         elif decision.again and is_told:
             tell_repeated(ends_of(docs, own.number))
+            if (why := self._why_apart()) is not None and len({doc.host for doc in docs.values()}) == 1:
+                get_logger().warning("all ranks are on this host, and meet there without their store", reason=why)
         patches = tuple(patch_of(patch) for patch in decision.patches)
         again, left = patches if decision.again else (), patches if decision.is_exhausted else ()
-        return Agreed(diagnosis, again, decision.variables, record(decision, size), is_told, left)
+        is_left = is_change_left(decision, ends_of(docs, own.number))
+        return Agreed(diagnosis, again, decision.variables, record(decision, size), is_told, left, is_left)
 
     def _off(self, why: str) -> None:
         self._why_off = why

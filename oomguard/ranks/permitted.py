@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oomguard.incident import Effect, Patch
-from oomguard.ranks.documents import RankEnd
+from oomguard.ranks.documents import Decision, RankEnd
 from oomguard.remedy.policy import YOU_SET_IT, Need, Policy
 
 
@@ -39,6 +39,15 @@ def why_not_permitted(patches: Iterable[Mapping[str, Any]], ends: Mapping[int, R
             if why is not None and rank not in found:
                 found[rank] = f"{_change(patch)} is not permitted: {why}"
     return found
+
+
+def is_change_left(decision: Decision, ends: Mapping[int, RankEnd]) -> bool:
+    """Return whether none starts again though all permit a change; with a rank that is absent, one that any of the others plans."""
+    if decision.again:
+        return False
+    if decision.absent:
+        return any(end.patches for end in ends.values())
+    return bool(decision.patches) and not why_not_permitted(decision.patches, ends)
 
 
 def _chosen(patch: Patch, policy: Policy, end: RankEnd) -> str | None:

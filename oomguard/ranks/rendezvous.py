@@ -127,7 +127,12 @@ def free_port() -> int:
 def _asked(launched: Launched, asked: str) -> Rendezvous:
     parts = urlsplit(asked)
     if re.match(r"[a-z][a-z\d+.-]*://", asked) is None and asked != "ray":
-        return Rendezvous(launched, Path(asked).absolute() / f"{OWN_NAME}{_key(launched)}")
+        folder = Path(asked).absolute()
+        around = (folder, *folder.parents)
+        there = next(path for path in around if os.path.exists(path))  # noqa: PTH110 - Path.exists raises where we may not look
+        if not there.is_dir():
+            raise UsageError(f"--rendezvous {asked}: {there} is no folder", hint=f"--rendezvous names {_FORMS}")
+        return Rendezvous(launched, folder / f"{OWN_NAME}{_key(launched)}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:

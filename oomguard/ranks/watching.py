@@ -31,7 +31,7 @@ class Watch:
         meet: returns the ranks' meeting, and raises OSError where they cannot meet.
         number: the attempt.
         end: ends the command; it gets what is set when the attempt is over.
-        why_apart: returns why the ranks of other hosts cannot be met any more; None while they can.
+        why_apart: returns why the ranks of other hosts cannot be met; None while they can, or may be yet.
 
     Attributes:
         meeting: the ranks, once they can meet.
@@ -86,10 +86,10 @@ class Watch:
             if not missing:
                 pause_s = max(_PAUSE_S, self.meeting.size / _RANKS_A_PAUSE)
             elif not is_told and (why_apart := self._why_apart()) is not None:
-                is_told = True
-                get_logger().error(
-                    f"{ranks_in_words(missing)} cannot be met: none starts again by itself", reason=why_apart
-                )
+                is_told = True  # they may be on this host and only start later
+                are = "is" if len(missing) == 1 else "are"
+                what = f"{ranks_in_words(missing)} {are} not met yet, and no rank starts again without the others"
+                get_logger().error(what, reason=why_apart)
             why = self._why_to_end(docs, self.meeting.lost())
             if why is not None and not self._over.is_set():
                 self._ended = EndedByUs(why)

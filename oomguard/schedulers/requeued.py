@@ -98,8 +98,8 @@ class RunInJob:
             log.warning("the job is not requeued: its restarts are used up", restarts=self._job.restarts, of=self._most)
             return
         changes = {patch.setting: arrow(patch) for patch in outcome.left}
-        log.info("the job goes back to its queue", job=self._job.number, restart=self._job.restarts + 1, **changes)
-        self._job.requeue()
+        if self._job.requeue():  # else it has said why
+            log.info("the job goes back to its queue", job=self._job.number, restart=self._job.restarts + 1, **changes)
 
     def _say(self, text: str, after_s: float) -> None:
         """Set the comment beside the command, whose start does not wait for SLURM; of several the latest stands."""

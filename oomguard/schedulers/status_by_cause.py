@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 
 def by_cause(outcome: Outcome) -> Outcome:
-    """Return how a run ended, with the status of its cause where that is memory or a hang; any other status is the command's own."""
+    """Return how a run ended, with the status of its cause where that is memory or a hang; any other status is the command's own.
+
+    So it is where memory failed and a permitted change is left: another start, with that change or more relaunches, may end well.
+    """
     incident = outcome.attempts[-1].incident
     if incident is not None and incident.is_oom:
         name = "device_held" if is_held(incident) else "out_of_memory"
+        if name == "out_of_memory" and outcome.is_change_left:
+            return outcome
     elif outcome.is_ended_by_us:
         name = "ended_by_oomguard"
     else:

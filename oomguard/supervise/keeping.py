@@ -106,7 +106,10 @@ class Keeper:
             return
         if left is not None:
             fields = {"attempts": left.attempts, "reason": left.reason, "command": left.command}
-            get_logger().warning("not yet in the shared journal: the next run delivers it", **fields)
+            if left.is_refused:
+                get_logger().warning("not in the shared journal: it waits on this machine", **fields)
+            else:
+                get_logger().warning("not yet in the shared journal: the next run delivers it", **fields)
 
     def _end(
         self,

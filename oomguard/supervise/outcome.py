@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,7 @@ class Outcome:
         is_ended_by_us: we ended the last attempt, which could not go on by itself.
         is_stopped: the user stopped the run.
         left: what another attempt would change, where the policy left none.
+        is_change_left: whether a permitted change is left that no attempt was made with, for whatever reason.
     """
 
     status: int
@@ -34,14 +36,23 @@ class Outcome:
     is_ended_by_us: bool = False
     is_stopped: bool = False
     left: tuple[Patch, ...] = ()
+    is_change_left: bool = False
 
 
-def outcome_of(ledger: Ledger, signals: Signals, *, is_cut: bool, is_ended_by_us: bool = False) -> Outcome:
+def outcome_of(
+    ledger: Ledger,
+    signals: Signals,
+    carries: Callable[[str], bool],
+    *,
+    is_cut: bool,
+    is_ended_by_us: bool = False,
+) -> Outcome:
     """Return how a run ended whose attempts are made.
 
     Args:
         ledger: its attempts.
         signals: of the run.
+        carries: whether the command can be given a setting.
         is_cut: some of its output is lost.
         is_ended_by_us: we ended the last attempt, which could not go on by itself.
     """
@@ -52,7 +63,16 @@ def outcome_of(ledger: Ledger, signals: Signals, *, is_cut: bool, is_ended_by_us
     if signals.stopped_between_runs and signals.stopped_by is not None:
         status = 128 + signals.stopped_by
     is_stopped = signals.stopped_by is not None
-    return Outcome(status, tuple(ledger.attempts), ledger.diagnosis, is_ended_by_us, is_stopped, ledger.left)
+    how = ledger.diagnosis, is_ended_by_us, is_stopped, ledger.left, _is_change_left(ledger, carries)
+    return Outcome(status, tuple(ledger.attempts), *how)
+
+
+def _is_change_left(ledger: Ledger, carries: Callable[[str], bool]) -> bool:
+    """Return whether a permitted change is left after the last attempt; several ranks have agreed on that."""
+    incident = ledger.attempts[-1].incident
+    if incident is None or ledger.is_change_left is not None:
+        return incident is not None and bool(ledger.is_change_left)
+    return bool(ledger.wanted(incident, carries))
 
 
 def error_of(status: int, incident: Incident | None) -> str:

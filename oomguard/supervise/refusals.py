@@ -16,6 +16,8 @@ from oomguard.supervise.standard_input import StandardInput
 
 # Of the policy alone: where a scheduler starts the job anew, the change can be made.
 NO_RELAUNCH: Final = "no relaunch is left"
+NO_TIME: Final = "its --deadline has passed"
+OF_POLICY: Final = frozenset({NO_RELAUNCH, NO_TIME})
 
 
 def refusal_of(number: int, ledger: Ledger, stdin: StandardInput, folder: Path, *, dry_run: bool) -> str | None:
@@ -30,8 +32,10 @@ def refusal_of(number: int, ledger: Ledger, stdin: StandardInput, folder: Path, 
     """
     if dry_run:
         return "a dry run"
-    if number > ledger.policy.max_relaunches or ledger.time_left_s() <= 0:
+    if number > ledger.policy.max_relaunches:
         return NO_RELAUNCH
+    if ledger.time_left_s() <= 0:
+        return NO_TIME
     if stdin.lost is not None:
         return f"it would not have the same standard input: {stdin.lost}"
     if (missing := cannot_make(folder)) is not None:

@@ -134,7 +134,7 @@ class Supervision:
         self.keeper.finish()
         if ledger.exhausted:
             tell_exhausted(len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0)
-        return outcome_of(ledger, signals, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us)
+        return outcome_of(ledger, signals, self._carries, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us)
 
     def _place(self, number: int) -> bool:
         """Give the attempt that begins its devices; return whether to make it: a first one that has none, or no time, is an error."""
@@ -271,8 +271,8 @@ class Supervision:
 
     def _follow(self, agreed: Agreed, incident: Incident, started: Sequence[StartedEngine]) -> None:
         """Change what all ranks change; what any of them failed with is not tried again."""
-        self._ledger.tried.update(self._ledger.settings.items())
-        self._ledger.pending, self._variables, self._ledger.left = agreed.patches, agreed.variables, agreed.left
+        self._ledger.follow(agreed.patches, agreed.left, is_change_left=agreed.is_change_left)
+        self._variables = agreed.variables
         self._first = with_change(self._first, incident, started, agreed.patches)
 
     def _carries(self, name: str) -> bool:

@@ -68,6 +68,7 @@ class Agreed:
         record: the ranks, how each ended and what all change, for the report and the journal.
         tells: whether this rank tells it: one does.
         left: what another attempt would change, where only the policy left none.
+        is_change_left: whether no attempt follows though all permit a change.
     """
 
     diagnosis: Diagnosis
@@ -76,6 +77,7 @@ class Agreed:
     record: Mapping[str, Any] = field(default_factory=dict)
     tells: bool = True
     left: tuple[Patch, ...] = ()
+    is_change_left: bool = False
 
 
 class Together(Protocol):

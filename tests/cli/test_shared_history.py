@@ -93,6 +93,21 @@ def test_where_the_database_is_away_the_command_runs_and_what_waits_is_told_with
     assert b"Hunter2correct" not in file.read_bytes()
 
 
+def test_a_schema_of_another_program_is_told_as_no_journal_by_whatever_is_about_it(database: str, postgresql: Any):
+    postgresql.sql(database.rpartition("/")[2], "CREATE SCHEMA oomguard; CREATE TABLE oomguard.run (id int)")
+    at = ("--journal", database)
+    ran = oomguard("run", *at, "--reuse", "--", "sh", "-c", "exit 3")
+    assert ran.returncode == 3
+    assert "not in the shared journal: it waits on this machine" in ran.stderr
+    assert "the next run delivers" not in ran.stderr
+    assert "nothing is reused: the journal cannot be used" in ran.stderr
+    for words in ([], ["1"], ["--fleet"], ["--keep", "1d", "--yes"], ["--deliver"], ["--forget", "--all", "--yes"]):
+        asked = oomguard("history", *at, *words)
+        assert asked.returncode == 2, words
+        assert "no oomguard journal: the schema oomguard holds another program's tables (run)" in asked.stderr, words
+        assert "name another database" in asked.stderr, words
+
+
 def test_the_password_of_a_file_of_options_is_not_told(tmp_path: Path):
     (tmp_path / "config" / "oomguard").mkdir(parents=True)
     (tmp_path / "config" / "oomguard" / "config.toml").write_text(f"journal = '{AWAY}'\n")

@@ -223,6 +223,52 @@ def test_other_tables_of_the_same_database_are_in_nobodys_way(shared: Shared, po
     assert len(runs(shared)) == 1
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        "run (id int, note text)",
+        "attempt ()",
+        "alembic_version (version_num text); INSERT INTO oomguard.alembic_version VALUES ('5')",
+        "attempt (session text); CREATE TABLE oomguard.alembic_version (version_num) AS SELECT 'ae1027a6acf'",
+    ],
+    ids=["run", "no_column", "version", "other_migrations"],
+)
+def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(shared: Shared, postgresql: Any, tables: str):
+    database = shared.url.rpartition("/")[2]
+    postgresql.sql(database, f"CREATE SCHEMA oomguard; CREATE TABLE oomguard.{tables}")
+    theirs = (
+        "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class WHERE relnamespace = 'oomguard'::regnamespace"
+    )
+    before = postgresql.sql(database, theirs)
+    journal = SharedJournal(shared)
+    write(journal, "s")
+    undelivered = journal.finish(LIMIT_S)
+    assert undelivered is not None
+    assert undelivered.is_refused
+    assert "no oomguard journal: the schema oomguard holds another program's tables" in undelivered.reason
+    for ask in (lambda: runs(shared), lambda: remove_old(shared, 1.0)):
+        with pytest.raises(InputError, match="no oomguard journal") as caught:
+            ask()
+        assert "name another database" in str(caught.value.hint)
+    assert postgresql.sql(database, theirs) == before
+    postgresql.sql(database, "DROP SCHEMA oomguard CASCADE")
+    assert deliver_left_behind(shared).attempts == 1
+
+
+def test_an_empty_schema_of_that_name_is_taken(shared: Shared, postgresql: Any):
+    postgresql.sql(shared.url.rpartition("/")[2], "CREATE SCHEMA oomguard")
+    assert runs(shared) == []
+    written(shared, "s")
+
+
+def test_a_server_that_only_reads_is_told_with_where_to_write(shared: Shared):
+    written(shared, "s", at=time.time() - 60)
+    standby = Shared(f"{shared.url}?options=-c%20default_transaction_read_only%3Don")
+    with pytest.raises(InputError, match="read-only") as caught:
+        remove_old(standby, 0.0)
+    assert "name the one that writes" in str(caught.value.hint)
+
+
 def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: Shared, postgresql: Any):
     written(shared, "s")
     postgresql.sql("postgres", "DO $$ BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")

@@ -43,9 +43,9 @@ def test_rank_0_says_at_once_that_another_program_has_the_port_and_what_to_do(jo
     job.start(1, "--world-size", "2", rendezvous=f"tcp://127.0.0.1:{taken}", are_apart=True, after_s="300")
     errors = job.ranks[0].stderr
     assert errors is not None
-    said = next(line for line in errors if "cannot be met" in line)
+    said = next(line for line in errors if "not met yet" in line)
     assert said.startswith(
-        "oomguard: rank 1 cannot be met: none starts again by itself: reason=the torch store at 127.0.0.1:"
+        "oomguard: rank 1 is not met yet, and no rank starts again without the others: reason=the torch store at 127.0.0.1:"
     )
     assert "another program has the port; --rendezvous tcp://HOST:PORT with one that is free" in said
     assert job.ranks[0].poll() is None
@@ -60,7 +60,7 @@ def test_a_second_job_at_the_same_address_does_not_mix_with_the_first(job):
     job.start(1, "--rank", "1", "--world-size", "2", rendezvous=place, are_apart=True, after_s="300")
     errors = job.ranks[2].stderr
     assert errors is not None
-    said = next(line for line in errors if "cannot be met" in line)
+    said = next(line for line in errors if "not met yet" in line)
     assert "another process is rank 1 there already: give each job an address of its own" in said
     assert [rank.poll() for rank in job.ranks] == [None] * 3
 
@@ -71,6 +71,17 @@ def test_ranks_of_one_host_need_no_store_to_agree(job, taken):
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0] * 3, ended
     assert job.lengths() == [[32768, 1792]] * 3
+
+
+def test_ranks_of_one_host_whose_store_is_dead_start_again_and_are_told_so_and_why(job):
+    """What was said before they met is no untruth after it."""
+    place = f"ray://127.0.0.1:{free_port()}"
+    job.start(3, rendezvous=place, fits={"2": 1792})
+    ended = job.ended()
+    assert [status for status, _, _ in ended] == [0] * 3, ended
+    why = f"reason=the ray store at {place.removeprefix('ray://')} was not reached: Connection refused"
+    assert f"all ranks are on this host, and meet there without their store: {why}" in ended[0][2]
+    assert not any("none starts again" in errors or "no rank starts again:" in errors for _, _, errors in ended)
 
 
 def test_ranks_that_meet_at_another_address_are_of_another_job():

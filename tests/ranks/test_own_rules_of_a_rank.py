@@ -8,7 +8,7 @@ from oomguard.incident import Effect
 from oomguard.ranks.decision import decide
 from oomguard.ranks.documents import RankEnd, Said, said
 from oomguard.ranks.effects import seen_row
-from oomguard.ranks.permitted import policy_row
+from oomguard.ranks.permitted import is_change_left, policy_row
 from oomguard.remedy.policy import Need, Policy
 from oomguard.supervise.side_effects import SideEffects
 
@@ -45,6 +45,22 @@ def test_what_the_user_set_on_any_rank_is_not_reduced_by_the_default_policy():
     allowed = RankEnd(1, "ended", 143, policy=policy_row(Policy(allow=Effect.REDUCES_CAPACITY), ["max_model_len"]))
     other = RankEnd(1, "ended", 143, policy=policy_row(Policy(), ["max_num_seqs"]))
     assert decide(1, {0: allowed, 1: FAILED, 2: other}, {}).again
+
+
+@pytest.mark.parametrize(
+    ("of_rank_0", "silent", "left"),
+    [
+        (RankEnd(1, "ended", 143, refusal="a dry run"), (), True),
+        (RankEnd(1, "ended", 143, seen=WROTE), (), True),
+        (RankEnd(1, "ended", 143, policy=policy_row(Policy(pinned=frozenset({"max_model_len"})))), (), False),
+        (RankEnd(1, "ended", 143), (2,), True),
+        (RankEnd(1, "ended", 143), (), False),
+    ],
+    ids=["dry_run", "file", "pin", "silent", "again"],
+)
+def test_a_change_that_all_permit_is_left_where_only_something_else_stops_it(of_rank_0, silent, left):
+    ends = {0: of_rank_0, 1: FAILED}
+    assert is_change_left(decide(1, ends, {}, silent=silent), ends) is left
 
 
 def test_a_length_on_another_ranks_command_line_is_that_users_choice(job):

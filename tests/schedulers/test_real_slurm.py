@@ -69,6 +69,7 @@ def test_a_job_that_may_not_be_requeued_says_why(slurm):
     job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2"), "--no-requeue")
     slurm.wait_for(job, "FAILED")
     assert "the job is not requeued: reason=scontrol ended with exit status 1:" in slurm.output(job)
+    assert "goes back to its queue" not in slurm.output(job)
 
 
 def test_what_the_scripts_own_words_forbid_is_left_out(slurm):

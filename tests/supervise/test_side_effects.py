@@ -167,6 +167,28 @@ def test_our_own_journal_does_not_count(work):
     assert run(work, "", "--journal", "journal.sqlite3").returncode == 0
 
 
+def test_another_runs_journal_in_the_same_folder_does_not_count(work):
+    other = f"import subprocess; subprocess.run({[*RUN, '--journal', 'b.sqlite3', '--', 'true']!r}, check=True)"
+    ran = run(work, other, "--journal", "a.sqlite3")
+    assert ran.returncode == 0, ran.stderr
+    assert (work / "b.sqlite3").stat().st_size > 0
+
+
+def test_what_another_run_has_waiting_for_a_shared_journal_does_not_count(work):
+    words = [*RUN, "--journal", "postgresql://team@127.0.0.1:1/team", "--", "true"]
+    other = f"import os, subprocess; subprocess.run({words!r}, check=True, env={{**os.environ, 'XDG_STATE_HOME': os.getcwd()}})"
+    ran = run(work, other)
+    assert ran.returncode == 0, ran.stderr
+    assert [path.suffix for path in work.rglob("undelivered/*/*")]
+
+
+def test_another_database_of_the_command_counts(work):
+    body = "import sqlite3; d = sqlite3.connect('results.sqlite3'); d.execute('CREATE TABLE attempt (session)'); d.commit()"
+    ran = run(work, body)
+    assert ran.returncode == 1
+    assert "results.sqlite3" in ran.stderr
+
+
 def test_a_source_that_is_edited_meanwhile_does_not_count(work):
     """Only by what changed it could be told; where a process of the command holds it open, it counts."""
     assert run(work, "open('other.py', 'w').write('x = 1')").returncode == 0

@@ -45,6 +45,60 @@ def test_a_configuration_files_mapping_is_patched_where_its_engine_arguments_sta
     assert file["engine_kwargs"] == {"max_num_seqs": 256}
 
 
+def serve_file(*engines: Any) -> dict[str, Any]:
+    return {"http_options": {"port": 8000}, "applications": [{"name": "a", "args": {"llm_configs": list(engines)}}]}
+
+
+M1 = {"model_loading_config": {"model_id": "m1"}, "engine_kwargs": {"max_model_len": 32768, "seed": 1}}
+M2 = {"model_loading_config": {"model_id": "m2"}}
+
+
+def test_a_whole_serve_file_is_patched_where_its_one_engine_stands():
+    file = serve_file(M1)
+    patched = oomguard.ray_patched(file, {"max_model_len": 1792})
+    assert patched == serve_file({**M1, "engine_kwargs": {"max_model_len": 1792, "seed": 1}})
+    assert file == serve_file(M1)
+    args = file["applications"][0]["args"]
+    assert oomguard.ray_patched(args, {"max_model_len": 1792}) == patched["applications"][0]["args"]
+
+
+def test_a_serve_file_of_several_engines_is_refused_with_their_names():
+    with pytest.raises(oomguard.SettingError, match="2 engines: m1, m2; a patch is of one") as caught:
+        oomguard.ray_patched(serve_file(M1, M2), {"max_model_len": 1792})
+    assert "['llm_configs'][0]" in str(caught.value.hint)
+    assert oomguard.ray_patched(serve_file(M1, M2), {}) == serve_file(M1, M2)
+
+
+@pytest.mark.parametrize(
+    "file", [{"applications": []}, {"applications": None}, {"applications": [{"args": None}, 1]}, {"llm_configs": []}]
+)
+def test_a_serve_file_without_an_engine_is_refused(file: dict[str, Any]):
+    with pytest.raises(oomguard.SettingError, match="no llm_configs"):
+        oomguard.ray_patched(file, {"max_model_len": 1792})
+
+
+@pytest.mark.parametrize("config", [{"model_source": "m"}, M2, {"model_source": "m", "engine_kwargs": None}])
+def test_a_configuration_without_engine_arguments_gets_them(config: dict[str, Any]):
+    patched = oomguard.ray_patched(config, {"max_model_len": 1792})
+    assert patched == {**config, "engine_kwargs": {"max_model_len": 1792}}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [42, None, "m", [M1], {"engine_kwargs": [1]}, serve_file("./one.yaml")],
+    ids=["number", "none", "text", "list", "arguments", "path"],
+)
+def test_what_is_no_configuration_is_a_clear_error(config: Any):
+    with pytest.raises(oomguard.SettingError, match="cannot patch this"):
+        oomguard.ray_patched(config, {"max_model_len": 1792})
+
+
+@pytest.mark.parametrize("patches", ["x", 42, None, [("max_model_len", 8)]], ids=["text", "number", "none", "pairs"])
+def test_what_are_no_patches_is_a_clear_error(patches: Any):
+    with pytest.raises(oomguard.SettingError, match="patches are a diagnosis"):
+        oomguard.ray_patched(Config(), patches)
+
+
 def test_values_are_in_the_engines_own_units():
     assert arguments_of({"kv_cache_memory_bytes": 2 << 30}) == {"kv_cache_memory_bytes": 2 << 30}
     assert arguments_of({"cpu_offload_bytes": 2 << 30}) == {"cpu_offload_gb": 2}
