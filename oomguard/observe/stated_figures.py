@@ -86,7 +86,7 @@ class StatedFigures:
                 if any(word in (below if figure.lines_above else lower) for word in figure.words):
                     before = list(above)[-figure.lines_above :] if figure.lines_above else []
                     for fact in stated_on(figure, "\n".join((*before, text)), time):
-                        yield figure, replace(fact, line=number)
+                        yield figure, replace(fact, source="stated", line=number)
             above.append(text)
 
 

@@ -491,11 +491,12 @@ class TestSeeds:
             assert plan[name]["to"] is None
             assert "peak activation: not printed" in plan[name]["reason"]
 
-    def test_seed_002_without_the_cards_size_says_what_is_missing(self, shared):
+    def test_seed_002_takes_the_cards_size_from_what_is_stated_of_it(self, shared):
         (incident,) = one(self.seed(shared, "002"))["incidents"]
+        assert incident["facts"]["device_total_bytes"] == 8 * 2**30
         utilization = next(p for p in incident["plan"] if p["setting"] == "gpu_memory_utilization")
         assert utilization["to"] is None
-        assert "3.79 GiB / device total, which is not printed" in utilization["reason"]
+        assert "3.79 GiB / 8.00 GiB" in utilization["reason"]
         assert "below 18.95 GiB" in utilization["reason"]
 
     @pytest.mark.parametrize("number", ["003", "004"])
