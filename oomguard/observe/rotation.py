@@ -52,14 +52,10 @@ def lines_behind(path: str) -> Iterator[Line]:
 
 def _neighbour(path: str, step: int) -> Path | None:
     """Return the log of the same container that was written just before (-1) or after (1) this one."""
-    if "://" in path or ".log" not in path:
+    named_so = _named(path)
+    if named_so is None:
         return None
-    with contextlib.suppress(OSError, ValueError):
-        if os.path.islink(path):  # noqa: PTH114 - takes any name; as in /var/log/containers
-            path = os.path.realpath(path)
-    own = _NAME.fullmatch(Path(path).name)
-    if own is None:
-        return None
+    path, own = named_so
     found: dict[str, Path] = {}
     with contextlib.suppress(OSError, ValueError):
         for other in sorted(Path(path).parent.iterdir()):  # a log being packed is there twice: the packed one counts
@@ -71,9 +67,20 @@ def _neighbour(path: str, step: int) -> Path | None:
     return found[order[at]] if 0 <= at < len(order) else None
 
 
+def _named(path: str) -> tuple[str, re.Match[str]] | None:
+    """Return where a log lies, and what its name says of its rotation; None of a name that no kubelet gives."""
+    if "://" in path or ".log" not in path:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        if os.path.islink(path):  # noqa: PTH114 - takes any name; as in /var/log/containers
+            path = os.path.realpath(path)
+    own = _NAME.fullmatch(Path(path).name)
+    return None if own is None else (path, own)
+
+
 def _begins_with_piece(path: str) -> bool:
-    """Return whether a log that has one before it is a container runtime's, told by its first line."""
-    if _neighbour(path, -1) is None:
+    """Return whether a log is a container runtime's, told by name and first line: no folder of thousands is listed."""
+    if _named(path) is None:
         return False
     with contextlib.suppress(OSError, InputError), open_log(path) as stream:
         return piece(next((line.text for line in read_lines(stream)), "")) is not None
