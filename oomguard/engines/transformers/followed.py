@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.engines.transformers.kept_outside import KeptOutside
+from oomguard.engines.transformers.kept_outside import ARGUMENT, KeptOutside
 from oomguard.engines.transformers.loss import LABELS
 from oomguard.engines.transformers.own_code import is_own
 from oomguard.log import get_logger
@@ -25,6 +25,7 @@ _clean: Final[weakref.WeakKeyDictionary[Any, dict[Any, Together]]] = weakref.Wea
 # Why the last call of a model could not be followed.
 _failed: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
 _lock: Final = threading.Lock()
+_Run = Callable[[Any, Mapping[str, Any]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ class Followed:
         found, changes = self._followed_apart()
         if changes is not None:
             why = (
-                f"the model's code changes {changes}, which is kept outside of it: each part would change it once more"
+                f"the model writes to {changes}: the call that failed has done so already"
+                if changes.startswith(ARGUMENT)
+                else f"the model's code changes {changes}, which is kept outside of it: each part would change it once more"
             )
             self.refuse_again(why)
             return why
@@ -101,10 +104,10 @@ class Followed:
         """Return what following told, None where that failed, and what the code keeps elsewhere and changed, which is put back."""
         import torch
 
-        outside = KeptOutside(self.model)
+        outside, noted = KeptOutside(self.model, self.arguments(lambda tensor: tensor)), list[str | None]()
         try:
             with torch.inference_mode(mode=False):
-                found = self._followed()
+                found = self._followed(lambda run: _noting(run, outside, noted))
         except Exception as error:  # noqa: BLE001 - a model's own code under fake tensors: anything, and all means "not known"
             why = f"{type(error).__name__}: {error}"
             get_logger().debug("the rows of the call cannot be followed", error=why)
@@ -114,7 +117,7 @@ class Followed:
         else:
             with _lock:
                 _failed.pop(self.model, None)
-        changes = outside.changed()
+        changes = next((each for each in noted if each), None) or outside.changed()
         outside.put_back()
         return found, changes
 
@@ -138,7 +141,7 @@ class Followed:
             return f"{layout.numbers[0]} is one number for all rows, and how to put several together is not known"
         return None
 
-    def _followed(self) -> Any:
+    def _followed(self, noting: Callable[[_Run], _Run]) -> Any:
         from oomguard.memory.generate.fake_generate import is_full
         from oomguard.memory.generate.follow_rows import FollowedCall, together
 
@@ -146,7 +149,7 @@ class Followed:
         if self.lists:
             run = _with_lists(run, self.lists)
         call = FollowedCall(
-            self.model, self.arguments, self.rows, run, mask_is_full=is_full(self.mask), around=self.around
+            self.model, self.arguments, self.rows, noting(run), mask_is_full=is_full(self.mask), around=self.around
         )
         if self.steps is not None:  # what a library's layers keep is of one generation, and begins anew with the next
             call = replace(call, looks_at=is_own)
@@ -186,10 +189,24 @@ class Followed:
             return tensor
 
         given = self.arguments(note)
-        plain = tuple(sorted((name, str(value)) for name, value in given.items() if _is_plain(value)))
+        plain = tuple(sorted((n, str(v) if _is_plain(v) else type(v).__qualname__) for n, v in given.items()))
         attention = getattr(self.model.config, "_attn_implementation", None)
         steps = None if self.steps is None else int(self.steps).bit_length()
         return tuple(sorted(given)), tuple(shapes), plain, attention, steps
+
+
+def _noting(run: _Run, outside: KeptOutside, noted: list[str | None]) -> _Run:
+    """Return what runs a call, and notes what it has changed of its arguments, or outside while the copy of its model lives."""
+
+    def noting(model: Any, arguments: Mapping[str, Any]) -> object:
+        given = KeptOutside(None, arguments)
+        try:
+            return run(model, arguments)
+        finally:
+            noted.append(given.changed() or outside.changed())
+            given.put_back()
+
+    return noting
 
 
 def why_not_followed(model: Any) -> str | None:

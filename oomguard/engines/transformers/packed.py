@@ -21,7 +21,7 @@ def why_packed(arguments: Mapping[str, Any]) -> str | None:
     if isinstance(positions, FakeTensor):
         return None  # of a trace: the call's own were looked at before it
     begins = positions[..., 1:] - positions[..., :-1] != 1
-    mask = arguments.get("attention_mask")
+    mask: Any = arguments.get("attention_mask")
     if getattr(mask, "ndim", 0) == _MASK_AXES and mask.shape[-1] == positions.shape[-1]:
         shown = mask.to(positions.device) != 0
         begins = begins & shown[:, 1:] & shown[:, :-1]  # the positions of padding count for nothing
