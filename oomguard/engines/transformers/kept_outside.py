@@ -27,6 +27,7 @@ from oomguard.engines.transformers.own_code import is_library, own_functions
 
 ARGUMENT: Final = "its argument"
 _DEEPEST: Final = 3
+_DEEPEST_GIVEN: Final = 6
 _MOST_PLACES: Final = 1 << 14
 
 
@@ -58,9 +59,9 @@ class KeptOutside:
             self._look_at(function, _DEEPEST)
         self._given = dict(arguments or {})
         for name, value in self._given.items():
-            is_library_s = is_library(type(value).__module__) and not isinstance(value, functools.partial)
-            if not (is_tensor(value) or is_module(value) or is_library_s):
-                self._note(f"{ARGUMENT} {name}", self._given, name, value, _DEEPEST)
+            of_library = is_library(type(value).__module__) and not isinstance(value, functools.partial)
+            if not (is_tensor(value) or is_module(value) or of_library):
+                self._note(f"{ARGUMENT} {name}", self._given, name, value, _DEEPEST_GIVEN)
 
     def changed(self) -> str | None:
         """Return the first variable that is not what it was; None without one."""
