@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.branch_on_rows import why_branches
+from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.independence import why_drawn, why_hooked
 
 # Arguments that hold one text per row where they are a list of as many.
