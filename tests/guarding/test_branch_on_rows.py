@@ -101,6 +101,28 @@ def test_the_line_is_named_and_no_part_runs():
     assert g.partial is None
 
 
+def one_by_one(_, x):
+    return torch.stack([row.mean(0)[: int(length)] for row, length in zip(x, x[:, 0, 0].long() * 0 + 4, strict=True)])
+
+
+def test_a_loop_over_rows_is_not_told_as_rows_that_look_at_each_other():
+    model = Own(one_by_one).eval()
+
+    def call():
+        with torch.no_grad():
+            return model(**padded(16))
+
+    with limit_memory("4 GiB") as device:
+        call()
+    with (
+        limit_memory(int(device.peak_bytes * 0.6)),
+        pytest.raises(torch.OutOfMemoryError) as raised,
+        oomguard.guard(pin=["attn_implementation"]),
+    ):
+        call()
+    assert "goes over the rows one by one, and whether they are apart is not known" in raised.value.__notes__[0]
+
+
 @pytest.mark.parametrize("rows", [3, 8, 27])
 def test_rows_run_alone_in_an_even_number_and_an_odd_one(rows):
     numbers = [len(order) for order in Part(4, 4 + rows, 64).alone().values()]

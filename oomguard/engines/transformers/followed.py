@@ -17,6 +17,7 @@ from oomguard.memory.generate.result_layout import Layout
 
 if TYPE_CHECKING:
     from oomguard.memory.generate.follow_rows import FollowedCall, Together, WithRows
+    from oomguard.memory.generate.origin import Origin
 
 # Steps of a generation that are followed: the prefill, and two that come after it.
 _STEPS: Final = 3
@@ -24,6 +25,8 @@ _STEPS: Final = 3
 _clean: Final[weakref.WeakKeyDictionary[Any, dict[Any, Together]]] = weakref.WeakKeyDictionary()
 # Why the last call of a model could not be followed.
 _failed: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
+# A loop over a tensor: what it does with each row is not followed.
+_ONE_BY_ONE: Final = "unbind"
 _lock: Final = threading.Lock()
 _Run = Callable[[Any, Mapping[str, Any]], object]
 
@@ -94,7 +97,7 @@ class Followed:
         if found.origin is not None:
             if found.left.why_not is not None:
                 self.refuse_again(found.left.why_not)
-            return f"a row depends on those beside it: the model takes {found.origin}"
+            return _why_not_apart(found.origin)
         if not found.by_values:
             with _lock:
                 _clean.setdefault(self.model, {})[key] = found
@@ -207,6 +210,12 @@ def _noting(run: _Run, outside: KeptOutside, noted: list[str | None]) -> _Run:
             given.put_back()
 
     return noting
+
+
+def _why_not_apart(origin: Origin) -> str:
+    if origin.operation == _ONE_BY_ONE:
+        return f"its code goes over the rows one by one, and whether they are apart is not known: {origin.place}"
+    return f"a row depends on those beside it: the model takes {origin}"
 
 
 def why_not_followed(model: Any) -> str | None:
