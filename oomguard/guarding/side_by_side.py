@@ -60,9 +60,14 @@ class Part:
             if (self.rows * times) % self.total
         ]
 
-    def last(self) -> list[int]:
-        """Return the last of them: a third."""
-        return list(range(self.stop - max(1, self.rows // 3), self.stop))
+    def last(self, more: int = 0) -> list[int]:
+        """Return the last of them: a third, and ``more``."""
+        return list(range(self.stop - max(1, self.rows // 3) - more, self.stop))
+
+    def alone(self) -> dict[str, list[int]]:
+        """Return the last of them, an even number and an odd one: a program may go another way for each."""
+        found = {"alone": self.last()}
+        return found if len(found["alone"]) + 1 >= self.rows else {**found, "alone, one more": self.last(1)}
 
 
 class SideBySide:
@@ -128,7 +133,7 @@ def _why_not_apart(comparison: Comparison, given: Any, part: Part) -> str | None
     generators = Generators.now()
     rows = list(range(part.start, part.stop))
     others = [(f"beside others {number}", order) for number, order in enumerate(part.beside_others())]
-    runs = [("again", rows), *others, ("alone", part.last())]
+    runs = [("again", rows), *others, *part.alone().items()]
     found = {} if given is None else {"part": _on_host(given)}
     held: list[Mapping[str, Any]] = []
     for name, order in runs:
@@ -181,7 +186,16 @@ def _compared(found: Mapping[str, Mapping[str, Any]], part: Part) -> str | None:
                 ("beside others", of_rows[1::2], _by_row(beside, axis, part.rows)[1::2], _same_ratio(leaf))
                 for beside in others
             ),
-            ("alone", of_rows[part.rows - few :], _by_row(alone, axis, few), _alone_ratio(leaf)),
+            *(
+                (
+                    how,
+                    of_rows[part.rows - len(order) :],
+                    _by_row(found[how][name], axis, len(order)),
+                    _alone_ratio(leaf),
+                )
+                for how, order in part.alone().items()
+                if name in found[how]
+            ),
         ):
             off, scale = _farthest(one, other)
             if off > ratio * scale:
@@ -191,7 +205,7 @@ def _compared(found: Mapping[str, Mapping[str, Any]], part: Part) -> str | None:
 
 def _rows(how: str) -> str:
     told = {"again": "the same rows, run again,", "alone": "rows by themselves"}
-    return told.get(how, "rows beside other rows")
+    return told.get(how.partition(",")[0], "rows beside other rows")
 
 
 def _axis(leaf: Any, few: Any, rows: int, fewer: int) -> int | None:

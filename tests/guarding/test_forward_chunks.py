@@ -134,6 +134,35 @@ def test_a_row_that_begins_with_padding_is_not_run_in_chunks(llama):
     assert "padding before a row" in "".join(raised.value.__notes__)
 
 
+PACKED = torch.cat([torch.arange(TOKENS // 2)] * 2)[None]
+
+
+@pytest.mark.parametrize("run", ["forward", "generate"])
+def test_a_row_of_several_texts_is_not_run_in_chunks(llama, run):
+    """Without a cache transformers hides them from each other."""
+    given = {"input_ids": one_row()["input_ids"], "position_ids": PACKED}
+
+    def call():
+        with torch.no_grad():
+            if run == "generate":
+                return llama.generate(**given, max_new_tokens=1, pad_token_id=0)
+            return llama(**given, use_cache=False, logits_to_keep=1)
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        whole_and_in_parts(call, 0.6)
+    assert "prefill_chunk_size: not solved" in (notes := "".join(raised.value.__notes__))
+    assert "position_ids do not rise by one" in notes
+
+
+@pytest.mark.parametrize("pads", [0, 9])
+def test_positions_of_one_text_are_run_in_chunks(llama, pads):
+    given = one_row(pads=pads)
+    positions = (given["attention_mask"].cumsum(-1) - 1).masked_fill(given["attention_mask"] == 0, 1)
+    assert why_not_in_chunks(llama, {**given, "position_ids": positions}) is None
+    assert why_not_in_chunks(llama, {**given, "position_ids": positions + 5}) is None
+    assert why_not_in_chunks(llama, {**given, "position_ids": PACKED}) is not None
+
+
 def test_a_training_row_is_not_run_in_chunks(llama):
     with pytest.raises(torch.OutOfMemoryError):
         whole_and_in_parts(lambda: llama(**one_row()).logits, 0.6)

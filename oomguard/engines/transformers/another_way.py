@@ -15,6 +15,7 @@ from oomguard.engines.transformers.cache_kept import cache_on_host, keeping_cach
 from oomguard.engines.transformers.chunked_forward import begins_padded
 from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
 from oomguard.engines.transformers.media import Media
+from oomguard.engines.transformers.packed import why_packed
 from oomguard.engines.transformers.shorter_prompt import with_shorter_prompt
 from oomguard.engines.transformers.whole_view import why_not_viewed, why_state_may_have_changed
 from oomguard.facts import FactValue
@@ -119,7 +120,7 @@ def _why_not(call: GenerateCall) -> str | None:
         return "the cache in the result holds what the padding before a row says, which would change"
     if call.media() != Media({}):
         return "what stands beside the text is not processed in chunks"
-    return why_no_forward_in_chunks(call.model, {})
+    return why_packed(call.kwargs) or why_no_forward_in_chunks(call.model, {})
 
 
 def _why_not_again(call: GenerateCall, failed_in: Collection[str] | None) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from oomguard.engines.transformers.cache_argument import NAMES, given_cache, name_in, with_cache
 from oomguard.engines.transformers.independence import why_rows_depend
+from oomguard.engines.transformers.packed import why_packed
 from oomguard.user_files import read_tables
 
 # Arguments that are cut along the tokens, or mean the same for each chunk; with any other tensor a call runs as it is.
@@ -59,7 +60,7 @@ def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
     ):
         return f"the argument {loss} belongs to the loss of the whole call"
     strange = next((name for name, value in arguments.items() if not _is_of_tokens(name, value)), None)
-    return None if strange is None else f"the argument {strange} is not of tokens"
+    return why_packed(arguments) if strange is None else f"the argument {strange} is not of tokens"
 
 
 @functools.cache

@@ -92,7 +92,7 @@ def compared(
     why = unlisted or f"{own} is no library's code"
     if failed is not None:
         why = f"its code cannot be followed ({failed[:120]})"
-    return RowsCompared(model, why, gives_result, run, key, None if failed is None else KeptOutside(model))
+    return RowsCompared(model, why, gives_result, run, key, None if failed is None else KeptOutside(model, arguments))
 
 
 def generation_compared(
@@ -151,7 +151,9 @@ def _held(model: Any) -> Iterator[tuple[str, Any]]:
     from oomguard.memory.generate.left_behind import held_by, told
 
     for place, value in held_by(model, lambda module: True).items():
-        if not hasattr(value, "untyped_storage"):
+        if hasattr(value, "setflags"):
+            yield told(place), (value.shape, repr(value) if value.dtype.hasobject else value.tobytes())
+        elif not hasattr(value, "untyped_storage"):
             yield told(place) + (" (entries)" if place[-1] == "len" else ""), value
         elif value.nbytes <= _MOST_BYTES and not value.is_meta:
             yield told(place), (tuple(value.shape), value.detach().cpu().float().numpy().tobytes())

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.engines.transformers.kept_outside import KeptOutside
+from oomguard.engines.transformers.kept_outside import ARGUMENT, KeptOutside
 from oomguard.engines.transformers.loss import LABELS
 from oomguard.engines.transformers.own_code import is_own
 from oomguard.log import get_logger
@@ -17,6 +17,7 @@ from oomguard.memory.generate.result_layout import Layout
 
 if TYPE_CHECKING:
     from oomguard.memory.generate.follow_rows import FollowedCall, Together, WithRows
+    from oomguard.memory.generate.origin import Origin
 
 # Steps of a generation that are followed: the prefill, and two that come after it.
 _STEPS: Final = 3
@@ -24,7 +25,10 @@ _STEPS: Final = 3
 _clean: Final[weakref.WeakKeyDictionary[Any, dict[Any, Together]]] = weakref.WeakKeyDictionary()
 # Why the last call of a model could not be followed.
 _failed: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
+# A loop over a tensor: what it does with each row is not followed.
+_ONE_BY_ONE: Final = "unbind"
 _lock: Final = threading.Lock()
+_Run = Callable[[Any, Mapping[str, Any]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ class Followed:
         found, changes = self._followed_apart()
         if changes is not None:
             why = (
-                f"the model's code changes {changes}, which is kept outside of it: each part would change it once more"
+                f"the model writes to {changes}: the call that failed has done so already"
+                if changes.startswith(ARGUMENT)
+                else f"the model's code changes {changes}, which is kept outside of it: each part would change it once more"
             )
             self.refuse_again(why)
             return why
@@ -91,7 +97,7 @@ class Followed:
         if found.origin is not None:
             if found.left.why_not is not None:
                 self.refuse_again(found.left.why_not)
-            return f"a row depends on those beside it: the model takes {found.origin}"
+            return _why_not_apart(found.origin)
         if not found.by_values:
             with _lock:
                 _clean.setdefault(self.model, {})[key] = found
@@ -101,10 +107,10 @@ class Followed:
         """Return what following told, None where that failed, and what the code keeps elsewhere and changed, which is put back."""
         import torch
 
-        outside = KeptOutside(self.model)
+        outside, noted = KeptOutside(self.model, self.arguments(lambda tensor: tensor)), list[str | None]()
         try:
             with torch.inference_mode(mode=False):
-                found = self._followed()
+                found = self._followed(lambda run: _noting(run, outside, noted))
         except Exception as error:  # noqa: BLE001 - a model's own code under fake tensors: anything, and all means "not known"
             why = f"{type(error).__name__}: {error}"
             get_logger().debug("the rows of the call cannot be followed", error=why)
@@ -114,7 +120,7 @@ class Followed:
         else:
             with _lock:
                 _failed.pop(self.model, None)
-        changes = outside.changed()
+        changes = next((each for each in noted if each), None) or outside.changed()
         outside.put_back()
         return found, changes
 
@@ -138,7 +144,7 @@ class Followed:
             return f"{layout.numbers[0]} is one number for all rows, and how to put several together is not known"
         return None
 
-    def _followed(self) -> Any:
+    def _followed(self, noting: Callable[[_Run], _Run]) -> Any:
         from oomguard.memory.generate.fake_generate import is_full
         from oomguard.memory.generate.follow_rows import FollowedCall, together
 
@@ -146,7 +152,7 @@ class Followed:
         if self.lists:
             run = _with_lists(run, self.lists)
         call = FollowedCall(
-            self.model, self.arguments, self.rows, run, mask_is_full=is_full(self.mask), around=self.around
+            self.model, self.arguments, self.rows, noting(run), mask_is_full=is_full(self.mask), around=self.around
         )
         if self.steps is not None:  # what a library's layers keep is of one generation, and begins anew with the next
             call = replace(call, looks_at=is_own)
@@ -186,10 +192,30 @@ class Followed:
             return tensor
 
         given = self.arguments(note)
-        plain = tuple(sorted((name, str(value)) for name, value in given.items() if _is_plain(value)))
+        plain = tuple(sorted((n, str(v) if _is_plain(v) else type(v).__qualname__) for n, v in given.items()))
         attention = getattr(self.model.config, "_attn_implementation", None)
         steps = None if self.steps is None else int(self.steps).bit_length()
         return tuple(sorted(given)), tuple(shapes), plain, attention, steps
+
+
+def _noting(run: _Run, outside: KeptOutside, noted: list[str | None]) -> _Run:
+    """Return what runs a call, and notes what it has changed of its arguments, or outside while the copy of its model lives."""
+
+    def noting(model: Any, arguments: Mapping[str, Any]) -> object:
+        given = KeptOutside(None, arguments)
+        try:
+            return run(model, arguments)
+        finally:
+            noted.append(given.changed() or outside.changed())
+            given.put_back()
+
+    return noting
+
+
+def _why_not_apart(origin: Origin) -> str:
+    if origin.operation == _ONE_BY_ONE:
+        return f"its code goes over the rows one by one, and whether they are apart is not known: {origin.place}"
+    return f"a row depends on those beside it: the model takes {origin}"
 
 
 def why_not_followed(model: Any) -> str | None:

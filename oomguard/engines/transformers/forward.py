@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from oomguard.engines.transformers.attention import attending, why_not_attending
+from oomguard.engines.transformers.branch_on_rows import why_branches
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
 from oomguard.engines.transformers.comparing import RowsCompared, compared
@@ -94,7 +95,7 @@ class ForwardCall:
         media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
         of_rows = Media({}) if isinstance(media, str) else media
         taken = frozenset() if of_rows.starts else taken_for_rows(arguments, rows, of_rows.untold)
-        reason = reason or why_rows_depend(model) or why_over_batch(model, arguments)
+        reason = reason or why_rows_depend(model) or why_branches(model) or why_over_batch(model, arguments)
         reason = reason or (
             with_own_function(media, model, arguments, rows)
             if isinstance(media, str)

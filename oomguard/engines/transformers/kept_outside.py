@@ -6,18 +6,29 @@ put back, as fake tensors are for nobody else.
 
 from __future__ import annotations
 
-import collections
+import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from oomguard.engines.transformers.held_state import (
+    PLAIN,
+    get_at,
+    inside,
+    is_module,
+    is_same,
+    is_tensor,
+    put_back,
+    set_at,
+    state,
+)
 from oomguard.engines.transformers.own_code import is_library, own_functions
 
-_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
-_CONTAINERS: Final = (list, dict, set, collections.deque)
+ARGUMENT: Final = "its argument"
 _DEEPEST: Final = 3
-_MOST_ENTRIES: Final = 4096
+_DEEPEST_GIVEN: Final = 6
+_MOST_PLACES: Final = 1 << 14
 
 
 @dataclass(slots=True)
@@ -33,14 +44,24 @@ class _Place:
 
 
 class KeptOutside:
-    """What a model's own code keeps outside of the model, as it is now."""
+    """What a model's own code keeps outside of the model, and what its arguments hold, as it is now.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        model: the model; None: only its arguments.
+        arguments: those of a call of it, by name.
+    """
+
+    def __init__(self, model: Any, arguments: Mapping[str, Any] | None = None) -> None:
         self._places: list[_Place] = []
         self._seen: set[int] = set()
         self._noted: set[tuple[int, Any]] = set()
-        for _, function in own_functions(model):
+        for _, function in own_functions(model) if model is not None else ():
             self._look_at(function, _DEEPEST)
+        self._given = dict(arguments or {})
+        for name, value in self._given.items():
+            of_library = is_library(type(value).__module__) and not isinstance(value, functools.partial)
+            if not (is_tensor(value) or is_module(value) or of_library):
+                self._note(f"{ARGUMENT} {name}", self._given, name, value, _DEEPEST_GIVEN)
 
     def changed(self) -> str | None:
         """Return the first variable that is not what it was; None without one."""
@@ -51,13 +72,9 @@ class KeptOutside:
         for place in self._places:
             if _is_as_it_was(place):
                 continue
-            _set(place.owner, place.key, place.value)
-            if isinstance(place.value, (list, collections.deque)):
-                place.value.clear()
-                place.value.extend(place.copy)
-            elif isinstance(place.value, (dict, set)):
-                place.value.clear()
-                place.value.update(place.copy)
+            if get_at(place.owner, place.key) is not place.value:
+                set_at(place.owner, place.key, place.value)
+            put_back(place.value, place.copy)
 
     def _look_at(self, function: types.FunctionType, depth: int) -> None:
         if id(function) in self._seen or depth < 0:
@@ -74,36 +91,32 @@ class KeptOutside:
                 self._note(name, function.__globals__, name, function.__globals__[name], depth)
 
     def _note(self, name: str, owner: Any, key: Any, value: Any, depth: int) -> None:
-        if isinstance(value, (types.FunctionType, types.MethodType)):
-            function: Any = getattr(value, "__func__", value)
-            if not is_library(function.__module__):
-                self._look_at(function, depth - 1)
+        if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial)):
+            self._note_called(name, value, depth)
             return
-        if isinstance(value, types.ModuleType) or (id(owner), key) in self._noted:
+        if isinstance(value, types.ModuleType) or (id(owner), key) in self._noted or len(self._places) > _MOST_PLACES:
             return
         self._noted.add((id(owner), key))
-        version = value._version if _tensor(value) and not value.is_inference() else None
-        self._places.append(_Place(name, owner, key, value, _state(value), version))
+        version = value._version if is_tensor(value) and not value.is_inference() else None
+        self._places.append(_Place(name, owner, key, value, state(value), version))
         if depth > 0 and id(value) not in self._seen:
             self._seen.add(id(value))
-            for called, inner, entry in _inside(value):
+            for called, inner, entry in inside(value):
                 self._note(name + called, value, inner, entry, depth - 1)
 
-
-def _inside(value: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what an object of the user's own holds, by how it is called and where it is: containers and plain values."""
-    if isinstance(value, dict):
-        if len(value) <= _MOST_ENTRIES:
-            yield from ((f"[{key!r}]", key, entry) for key, entry in value.items() if isinstance(entry, _CONTAINERS))
-        return
-    is_class = isinstance(value, type)
-    if _tensor(value) or _is_module(value) or not hasattr(value, "__dict__"):
-        return
-    if is_class and (is_library(value.__module__) or value.__module__ == "builtins"):
-        return
-    for key, entry in list(vars(value).items()):
-        if isinstance(entry, (*_PLAIN, *_CONTAINERS)) and not key.startswith("__"):
-            yield f".{key}", key, entry
+    def _note_called(self, name: str, value: Any, depth: int) -> None:
+        """Note what a function of the user's own keeps, and what the object holds that it belongs to."""
+        if isinstance(value, functools.partial):
+            for each in (value.func, value.args, value.keywords):
+                self._note(name, {None: each}, None, each, depth)
+            return
+        function: Any = getattr(value, "__func__", value)
+        if not is_library(function.__module__):
+            bound = getattr(value, "__self__", None)
+            if isinstance(function, types.FunctionType):
+                self._look_at(function, depth - 1)
+            if bound is not None and not is_module(bound):
+                self._note(name, {None: bound}, None, bound, depth)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -113,54 +126,10 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _state(value: Any) -> Any:
-    """Return what tells whether a value has changed, and can be put back where it is a container."""
-    if isinstance(value, _CONTAINERS):
-        return next(kind(value) for kind in (dict, set, list) if kind is list or isinstance(value, kind))
-    if isinstance(value, (*_PLAIN, type)) or _tensor(value) or _is_module(value):
-        return None
-    if hasattr(value, "tell"):
-        try:
-            return value.tell()
-        except Exception:  # noqa: BLE001 - a stream that tells nothing
-            return None
-    if hasattr(value, "__next__"):
-        return repr(value), getattr(getattr(value, "gi_frame", None), "f_lasti", None)
-    return None
-
-
 def _is_as_it_was(place: _Place) -> bool:
-    now = _get(place.owner, place.key)
+    now = get_at(place.owner, place.key)
     if now is not place.value:
-        return isinstance(now, _PLAIN) and type(now) is type(place.value) and now == place.value
-    if _tensor(now):
+        return isinstance(now, PLAIN) and type(now) is type(place.value) and bool(now == place.value)
+    if is_tensor(now):
         return place.version is None or now.is_inference() or now._version == place.version
-    state = _state(now)
-    if isinstance(state, dict):
-        return list(state) == list(place.copy) and all(state[key] is place.copy[key] for key in state)
-    if isinstance(state, list):
-        return len(state) == len(place.copy) and all(one is two for one, two in zip(state, place.copy, strict=True))
-    return bool(state == place.copy)
-
-
-def _get(owner: Any, key: Any) -> Any:
-    if isinstance(owner, types.CellType):
-        return owner.cell_contents
-    return owner.get(key) if isinstance(owner, dict) else vars(owner).get(key)
-
-
-def _set(owner: Any, key: Any, value: Any) -> None:
-    if isinstance(owner, types.CellType):
-        owner.cell_contents = value
-    elif isinstance(owner, dict):
-        owner[key] = value
-    else:
-        setattr(owner, key, value)
-
-
-def _tensor(value: Any) -> bool:
-    return hasattr(value, "untyped_storage")
-
-
-def _is_module(value: Any) -> bool:
-    return hasattr(value, "named_modules")
+    return is_same(state(now), place.copy)

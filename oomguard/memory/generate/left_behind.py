@@ -53,7 +53,7 @@ def held_by(model: Any, looks_at: Callable[[Any], bool]) -> dict[Place, Any]:
 
 
 def _leaves(place: Place, value: Any, seen: set[int]) -> Iterator[tuple[Place, Any]]:
-    if isinstance(value, (torch.Tensor, *_PLAIN)):
+    if isinstance(value, (torch.Tensor, *_PLAIN)) or _is_array(value):
         yield place, value
         return
     if len(place) > _DEEPEST or id(value) in seen:
@@ -81,8 +81,12 @@ def changed(before: Mapping[Place, Any], after: Mapping[Place, Any]) -> dict[Pla
     return found | {place: None for place in before if place not in after}
 
 
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and hasattr(value, "setflags")
+
+
 def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor) or _is_array(one) or _is_array(other):
         return one is other
     return type(one) is type(other) and (one == other or one != one)  # noqa: PLR0124 - no number is not itself
 
@@ -123,8 +127,16 @@ def left_by(mode: RowsTogether, new: Mapping[Place, Any], rows: int, again: Mapp
             if len(place) > 2 or not is_row_by_row or getattr(value, "_oomguard_of_other_order", False):
                 return Left(why_not=f"the call leaves {told(place)} on the model, which depends on all its rows")
             of_rows.append((place[0], place[1]))
-        elif not isinstance(value, bool) and isinstance(value, int) and value and value % rows == 0:
-            return Left(why_not=f"the call leaves {told(place)} on the model, which counts its rows")
+        elif (why := _why_whole(value, rows)) is not None:
+            return Left(why_not=f"the call leaves {told(place)} on the model, {why}")
         elif place in again and not isinstance(again[place], torch.Tensor):
             return Left(why_not=f"each call changes {told(place)} of the model")
     return Left(tuple(of_rows))
+
+
+def _why_whole(value: Any, rows: int) -> str | None:
+    """Return why parts leave another value than the whole call; None where nothing tells."""
+    if _is_array(value):
+        return "an array of numpy"
+    counts = not isinstance(value, bool) and isinstance(value, int) and value and value % rows == 0
+    return "which counts its rows" if counts else None

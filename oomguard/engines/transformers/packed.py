@@ -1,0 +1,28 @@
+"""Rows that hold several texts one after another, told by positions that begin anew: no such row is read in chunks.
+
+Without a cache transformers hides the texts of a row from each other, by its positions alone; with one, as chunks need, it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_MASK_AXES: Final = 2
+
+
+def why_packed(arguments: Mapping[str, Any]) -> str | None:
+    """Return why the positions of a call forbid chunks; None where each rises by one, or it is given none."""
+    positions = arguments.get("position_ids")
+    if positions is None or not hasattr(positions, "untyped_storage") or positions.shape[-1] < 2:
+        return None
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(positions, FakeTensor):
+        return None  # of a trace: the call's own were looked at before it
+    begins = positions[..., 1:] - positions[..., :-1] != 1
+    mask: Any = arguments.get("attention_mask")
+    if getattr(mask, "ndim", 0) == _MASK_AXES and mask.shape[-1] == positions.shape[-1]:
+        shown = mask.to(positions.device) != 0
+        begins = begins & shown[:, 1:] & shown[:, :-1]  # the positions of padding count for nothing
+    return "position_ids do not rise by one throughout, as of a row that holds several texts" if begins.any() else None
