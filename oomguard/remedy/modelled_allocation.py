@@ -20,6 +20,7 @@ from oomguard.memory.vllm.failed_allocation import FailedAllocation
 from oomguard.memory.vllm.failed_start import FailedStart
 from oomguard.memory.vllm.first_engine import is_first_engine
 from oomguard.memory.vllm.lora import around_elements, lora_bytes
+from oomguard.memory.vllm.processor_kwargs import encoder_of
 from oomguard.memory.vllm.start import VllmSettings
 from oomguard.remedy.modelled_start import start_patch
 from oomguard.remedy.permitted import grouped
@@ -284,7 +285,7 @@ def _set_beside(incident: Incident) -> float | None:
 
 def _encoded(start: FailedStart, settings: VllmSettings) -> float:
     """Return the bytes of the images that a start profiles at once, the most that they may take."""
-    encoder = start.model.encoder
+    encoder = encoder_of(start.model, settings)
     images = None if encoder is None else profile_encoder(encoder, settings, start.model.shape.dtype_bytes)
     return 0.0 if images is None else images.peak_bytes + images.uncertainty_bytes
 

@@ -244,6 +244,10 @@ class Calibrations:
 def _of(model: Model, settings: VllmSettings) -> dict[str, Any]:
     """Return what a correction belongs to. A model is known by its configuration: its folder may have another name tomorrow."""
     config = json.dumps(model.shape.outer, sort_keys=True, default=str)
+    rare = {
+        "skip_mm_profiling": settings.skip_mm_profiling,
+        "mm_processor_kwargs": settings.mm_processor_kwargs if model.encoder is not None else None,
+    }
     return {
         "engine": "vllm",
         "version": f"{settings.version.major}.{settings.version.minor}",
@@ -259,11 +263,7 @@ def _of(model: Model, settings: VllmSettings) -> dict[str, Any]:
         "speculative": settings.speculative_config is not None,
         "lora": settings.enable_lora,
         "limit_mm_per_prompt": settings.limit_mm_per_prompt if model.encoder is not None else None,
-    } | {
-        name: value
-        for name in ("skip_mm_profiling", "mm_processor_kwargs")
-        if (value := getattr(settings, name)) and (name == "skip_mm_profiling" or model.encoder is not None)
-    }
+    } | {name: value for name, value in rare.items() if value}
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -18,7 +18,6 @@ from oomguard.facts import format_gib
 from oomguard.memory.constants import constant, since
 from oomguard.memory.model.encoder import Encoder
 from oomguard.memory.vllm.encoder_peak import peak_elements, tiles_peak_bytes
-from oomguard.memory.vllm.processor_kwargs import processed
 from oomguard.memory.vllm.start import VllmSettings
 
 NO_IMAGES: Final = '{"image": 0, "video": 0}'
@@ -57,14 +56,13 @@ def profile_encoder(encoder: Encoder, settings: VllmSettings, element_bytes: int
     """Profile an encoder on one rank; return None where prompts may have nothing for it.
 
     Args:
-        encoder: the encoder by the model's configuration.
+        encoder: the encoder by the model's configuration, as ``encoder_of`` gives it for these settings.
         settings: vLLM's settings with all defaults filled in.
         element_bytes: bytes of an element of the activations.
 
     Raises:
-        SettingError: ``limit_mm_per_prompt`` or ``mm_processor_kwargs`` is nothing that vLLM takes.
+        SettingError: ``limit_mm_per_prompt`` is not a limit that vLLM takes.
     """
-    encoder = processed(encoder, settings.mm_processor_kwargs)
     per_prompt = items_per_prompt(settings.limit_mm_per_prompt, encoder)
     if per_prompt == 0:
         return None

@@ -19,6 +19,7 @@ from oomguard.memory.vllm.defaults import most_default_rows, with_defaults
 from oomguard.memory.vllm.encoder_profile import items_per_prompt, uncut_tokens
 from oomguard.memory.vllm.failed_start import FailedStart, read_failed_start
 from oomguard.memory.vllm.kv_layout import KvLayout
+from oomguard.memory.vllm.processor_kwargs import encoder_of
 from oomguard.memory.vllm.refusals import refuse_impossible
 from oomguard.memory.vllm.start import VllmSettings
 from oomguard.memory.vllm.start_caches import StartCaches, start_caches
@@ -68,10 +69,10 @@ class ExactKv:
     @property
     def image_tokens(self) -> int | None:
         """The tokens of one image of the largest size, None where prompts have no images or the model does not tell it."""
-        encoder = self.model.encoder
         try:
+            encoder = encoder_of(self.model, self.settings)
             takes = encoder is not None and items_per_prompt(self.settings.limit_mm_per_prompt, encoder) > 0
-        except SettingError:  # limits of a form that only the engine reads
+        except SettingError:  # limits or arguments of a form that only the engine reads
             return None
         return encoder.tokens_per_item if encoder is not None and encoder.in_prompt and takes else None
 

@@ -227,9 +227,10 @@ def _nearest(parameters: Iterable[Parameter], elements: float) -> int:
 def _of_encoder(start: FailedStart) -> dict[str, int]:
     """Return the images or audios that the start profiles at once, the patches of one, and the widths of their encoder."""
     from oomguard.memory.vllm.encoder_profile import profile_encoder
+    from oomguard.memory.vllm.processor_kwargs import encoder_of
 
-    encoder = start.model.encoder
     try:
+        encoder = encoder_of(start.model, start.settings)
         profile = None if encoder is None else profile_encoder(encoder, start.settings, start.model.shape.dtype_bytes)
     except OomguardError:
         return {}

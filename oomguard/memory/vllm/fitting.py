@@ -15,6 +15,7 @@ from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm.cuda_graphs import cuda_graphs
 from oomguard.memory.vllm.encoder_profile import NO_IMAGES, items_per_prompt
 from oomguard.memory.vllm.fixed_parts import counts_graphs
+from oomguard.memory.vllm.processor_kwargs import encoder_of
 from oomguard.memory.vllm.start import StartBudget, VllmSettings
 from oomguard.memory.vllm.start_budget import budget_start
 
@@ -212,12 +213,9 @@ def _seqs(model: Model, settings: VllmSettings) -> VllmSettings | None:
 def _length(model: Model, settings: VllmSettings) -> VllmSettings | None:
     now = settings.max_model_len or 0  # at most the model's own: the budget refuses more
     shortest = _SHORTEST_TOKENS
-    if (
-        model.encoder is not None
-        and model.encoder.in_prompt
-        and items_per_prompt(settings.limit_mm_per_prompt, model.encoder)
-    ):
-        shortest = max(shortest, model.encoder.tokens_per_item + 1)  # a prompt with an image would be refused
+    encoder = encoder_of(model, settings)
+    if encoder is not None and encoder.in_prompt and items_per_prompt(settings.limit_mm_per_prompt, encoder):
+        shortest = max(shortest, encoder.tokens_per_item + 1)  # a prompt with an image would be refused
     return _largest(model, shortest, now, lambda n: replace(settings, max_model_len=n), multiple=_SHORTEST_TOKENS)
 
 

@@ -13,10 +13,17 @@ from typing import Any, Final
 
 from oomguard.errors import SettingError
 from oomguard.memory.model.encoder import Encoder
+from oomguard.memory.model.model import Model
 from oomguard.memory.model.shape import is_count
 from oomguard.memory.model.vision_encoder import largest_pixels
+from oomguard.memory.vllm.start import VllmSettings
 
 _OF_IMAGES: Final = "images_kwargs"  # the processors of transformers take them under this name too
+
+
+def encoder_of(model: Model, settings: VllmSettings) -> Encoder | None:
+    """Return a model's encoder as a start has its images prepared, None without one; raises SettingError as ``processed`` does."""
+    return None if model.encoder is None else processed(model.encoder, settings.mm_processor_kwargs)
 
 
 def processed(encoder: Encoder, given: str | None) -> Encoder:

@@ -23,6 +23,7 @@ from oomguard.memory.vllm.first_engine import is_first_engine
 from oomguard.memory.vllm.fixed_parts import FixedParts, fixed_parts, page_cache_bytes, uncertainties
 from oomguard.memory.vllm.kept_back import kept_back_bytes, of_kept_back
 from oomguard.memory.vllm.pool_range import widened_bytes
+from oomguard.memory.vllm.processor_kwargs import encoder_of
 from oomguard.memory.vllm.refusals import refuse_impossible
 from oomguard.memory.vllm.sharded_weights import first_of_fullest
 from oomguard.memory.vllm.start import Correction, Stage, StartBudget, VllmSettings
@@ -164,10 +165,10 @@ def _encoder(model: Model, settings: VllmSettings, assumed: list[str]) -> Encode
     if settings.skip_mm_profiling:
         assumed.append("images, audio and video: not profiled (skip_mm_profiling): what the encoder takes comes on top")
         return None
-    if model.encoder is None:
+    if (encoder := encoder_of(model, settings)) is None:
         assumed.append("images, audio and video: what the encoder takes while it is profiled is not counted")
         return None
-    found = profile_encoder(model.encoder, settings, model.shape.dtype_bytes)
+    found = profile_encoder(encoder, settings, model.shape.dtype_bytes)
     if found is not None:
         others = {"image": "audio and video are", "video": "audio is"}.get(found.modality, "video is")
         assumed.append(f"{found}; {others} not counted")
@@ -211,7 +212,7 @@ def _peak(parts: _Parts, number: int) -> Peak:
 
 def _profiled_rows(parts: _Parts) -> int:
     """Return the requests that the sampler is profiled with."""
-    settings, encoder = parts.settings, parts.model.encoder
+    settings, encoder = parts.settings, encoder_of(parts.model, parts.settings)
     if encoder is not None and profiles_seats(settings.version):
         return profiled_seats(encoder, settings)
     return settings.max_num_seqs or 0

@@ -4,12 +4,21 @@ import json
 from dataclasses import replace
 
 import pytest
+from packaging.version import Version
 
 from oomguard.errors import SettingError
+from oomguard.facts import GIB
 from oomguard.memory.model.encoder import Encoder
+from oomguard.memory.model.files import ModelFiles
+from oomguard.memory.model.model import read_model
 from oomguard.memory.model.vision_encoder import read_vision_encoder
+from oomguard.memory.vllm.fitting import solve
 from oomguard.memory.vllm.processor_kwargs import processed
+from oomguard.memory.vllm.start import VllmSettings
 
+START = VllmSettings(
+    Version("0.19.0"), 24 * GIB, 0.9, max_model_len=32768, max_num_seqs=16, max_num_batched_tokens=2048
+)
 QWEN25 = {
     "model_type": "qwen2_5_vl",
     "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14, "spatial_merge_size": 2},
@@ -55,3 +64,23 @@ def test_arguments_that_are_no_object_are_refused_with_an_example(given):
     with pytest.raises(SettingError, match="mm_processor_kwargs") as refused:
         processed(Encoder(8, 16, 2, 4, 256, 32), given)
     assert "max_pixels" in refused.value.hint
+
+
+def test_a_length_may_be_as_short_as_the_largest_image_that_is_permitted():
+    text = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "num_hidden_layers": 36,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "torch_dtype": "bfloat16",
+        "max_position_embeddings": 128000,
+    }
+    model = read_model(ModelFiles("vl", "config.json", {**text, **QWEN25}, ()))
+    pool = replace(START, kv_cache_memory_bytes=8192 * 36 * 2 * 2 * 128 * 2)  # of some 8,192 tokens
+    assert solve(model, pool, "max_model_len") is None  # an image has 16,384
+    smaller = solve(model, replace(pool, mm_processor_kwargs='{"max_pixels": 1003520}'), "max_model_len")
+    assert smaller is not None
+    assert 1280 < smaller.settings.max_model_len <= 8192
