@@ -177,7 +177,7 @@ class _Mean:
         self._like, self._is_known = like.detach().clone(), is_known
         self._sum = self._weight = 0.0
         self._is_sum = False
-        self._of_rows: dict[int, Any] = {}
+        self._after: dict[int, tuple[float, float]] = {}  # sum and weight, by the rows so far
         self._rows = 0
 
     def add(self, tensor: Any, part: FieldsPart) -> str | None:
@@ -189,18 +189,22 @@ class _Mean:
             self._sum += float(tensor) * part.weight
             self._weight += part.weight
         self._rows += part.rows
-        self._of_rows[self._rows] = self.result()
+        self._after[self._rows] = self._sum, self._weight
         return None
 
     def park(self) -> None:
         return
 
     def result(self) -> Any:
-        mean = self._sum / self._weight if self._weight else float("nan")
-        return self._like.clone().fill_(self._sum if self._is_sum else mean)
+        return self._number(self._sum, self._weight)
 
     def finished(self, rows: int) -> Any:
-        return self._of_rows.get(rows)
+        after = self._after.get(rows)
+        return None if after is None else self._number(*after)
+
+    def _number(self, total: float, weight: float) -> Any:
+        mean = total / weight if weight else float("nan")
+        return self._like.clone().fill_(total if self._is_sum else mean)
 
 
 class _Shared:

@@ -21,7 +21,7 @@ from oomguard.observe.exceptions import may_be_oom
 _PLACED_SHARE: Final = 2
 # What one operation takes of the rows at once, as a part of what is free: its result, and what it holds meanwhile, come beside it.
 _TAKEN_SHARE: Final = 8
-_LOSSES: Final = {"nll_loss_forward", "nll_loss2d_forward"}  # of classes last, and in the axis behind the rows
+_LOSSES: Final = frozenset({"nll_loss_forward", "nll_loss2d_forward"})  # classes last; in the axis behind rows
 _HINT: Final = "compute it of some rows at a time, as `for rows in result.split(8)`"
 _NONE, _MEAN, _SUM = range(3)  # the reductions of a loss, as torch numbers them
 

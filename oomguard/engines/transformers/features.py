@@ -9,6 +9,7 @@ from typing import Any
 
 from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.loss import no_weight
+from oomguard.engines.transformers.tensors import is_tensor
 from oomguard.facts import FactValue
 
 
@@ -33,9 +34,9 @@ class FeaturesCall:
         """Read a call."""
         model = getattr(module, "auto_model", None) or module.model
         given = args[0] if args else kwargs.get("features")
-        tensors = {name: value for name, value in dict(given or {}).items() if _is_tensor(value)}
+        tensors = {name: value for name, value in dict(given or {}).items() if is_tensor(value)}
         features = ForwardCall.of(model, (), tensors)
-        known = len(args) == 1 and isinstance(given, Mapping) and not any(map(_is_tensor, kwargs.values()))
+        known = len(args) == 1 and isinstance(given, Mapping) and not any(map(is_tensor, kwargs.values()))
         return cls(args, kwargs, features, None if known else "its arguments are not known")
 
     @property
@@ -115,7 +116,3 @@ class FeaturesCall:
     def traced(self) -> Any:
         """Return the call of the model, to be asked what other numbers of rows need."""
         return self.features.traced()
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "untyped_storage")

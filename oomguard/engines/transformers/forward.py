@@ -16,15 +16,7 @@ from oomguard.engines.transformers.chunked_forward import begins_padded, chunkin
 from oomguard.engines.transformers.comparing import RowsCompared, compared
 from oomguard.engines.transformers.forward_draws import WHY_NOT as WHY_NOT_DRAWN
 from oomguard.engines.transformers.forward_draws import AlikeDraws, noting_draws, tell_of_draws
-from oomguard.engines.transformers.forward_rows import (
-    is_cut,
-    is_input,
-    is_tensor,
-    names,
-    tensors,
-    why_not_rows,
-    why_over_batch,
-)
+from oomguard.engines.transformers.forward_rows import is_cut, is_input, names, why_not_rows, why_over_batch
 from oomguard.engines.transformers.independence import records_gradients, why_drawn, why_rows_depend
 from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import LABELS, loss_weight
@@ -32,6 +24,7 @@ from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_off
 from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.taken_rows import common_rows, taken_for_rows, why_unlisted
+from oomguard.engines.transformers.tensors import is_tensor, tensors
 from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
 

@@ -44,9 +44,8 @@ class AlikeDraws:
 
     def __init__(self) -> None:
         self.is_known = False
-        self._first: tuple[States, States] | None = (
-            None  # where the generators stood before the first part, and after it
-        )
+        # Where the generators stood before the first part, and after it.
+        self._first: tuple[States, States] | None = None
 
     @contextlib.contextmanager
     def of_part(self, model: Any, note: Callable[[str], object]) -> Iterator[None]:

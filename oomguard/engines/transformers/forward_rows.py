@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.transformers.media import Media
 from oomguard.engines.transformers.own_function import with_own_function
+from oomguard.engines.transformers.tensors import is_tensor, tensors
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _PIXEL_AXES: Final = 4
@@ -77,20 +78,6 @@ def is_cut(name: str, value: Any, rows: int) -> bool:
 
 def _is_whole(name: str, value: Any) -> bool:
     return value.ndim == 0 or name in names("whole") or (name in names("shared") and value.shape[0] == 1)
-
-
-def tensors(value: Any) -> Iterator[Any]:
-    """Yield the tensors in an argument."""
-    if is_tensor(value):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors(entry)
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor."""
-    return hasattr(value, "untyped_storage")
 
 
 def _is_state(value: Any) -> bool:

@@ -31,6 +31,7 @@ from oomguard.engines.transformers.options import holds_tensors, new_tokens, opt
 from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.shorter_prompt import with_left_out
 from oomguard.engines.transformers.taken_rows import taken_for_rows, why_unlisted
+from oomguard.engines.transformers.tensors import is_tensor
 from oomguard.engines.transformers.traced_call import TracedCall
 from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_shown, why_not_viewed
 from oomguard.facts import FactValue
@@ -183,7 +184,7 @@ class GenerateCall:
         media = self.media()
         if isinstance(media, str) or media.starts or not may_be_followed(self):
             return frozenset()
-        unknown = {name: value for name, value in self.kwargs.items() if hasattr(value, "untyped_storage")}
+        unknown = {name: value for name, value in self.kwargs.items() if is_tensor(value)}
         options = getattr(self.model, "generation_config", None)  # tokens that end rows may be as many as they
         unknown = {n: v for n, v in unknown.items() if not self._is_listed(n) and not hasattr(options, n)}
         return taken_for_rows(unknown, self.rows, media.untold)

@@ -8,6 +8,7 @@ from oomguard.engines.transformers.began import EARLY_EXIT
 from oomguard.engines.transformers.generate_rows import ROW_LISTS, UNSPLITTABLE, is_overridden
 from oomguard.engines.transformers.media import Media
 from oomguard.engines.transformers.taken_rows import why_unlisted
+from oomguard.engines.transformers.tensors import is_tensor
 from oomguard.engines.transformers.traced_call import TracedCall
 from oomguard.engines.transformers.whole_view import NAMES
 
@@ -30,7 +31,7 @@ def may_be_followed(call: GenerateCall) -> bool:
 def followed_generate(call: GenerateCall) -> TracedCall:
     """Return a call that may be followed, to be asked what other numbers of rows need."""
     arguments = call.given()
-    cut = {n: v for n, v in arguments.items() if hasattr(v, "untyped_storage") and call.is_cut(n)}
+    cut = {n: v for n, v in arguments.items() if is_tensor(v) and call.is_cut(n)}
     others = {n: v for n, v in arguments.items() if n not in cut and n not in UNSPLITTABLE and n not in NAMES}
     return TracedCall(
         call.model,

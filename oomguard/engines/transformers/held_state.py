@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from oomguard.engines.transformers.own_code import is_library
+from oomguard.engines.transformers.tensors import is_tensor
 
 PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS: Final = (list, dict, set, collections.deque)
@@ -127,11 +128,6 @@ def attributes(value: Any) -> dict[str, Any]:
             if not name.startswith("__") and (entry := getattr(value, name, _GONE)) is not _GONE:
                 found[name] = entry
     return found
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor."""
-    return hasattr(value, "untyped_storage")
 
 
 def is_module(value: Any) -> bool:

@@ -18,12 +18,12 @@ from oomguard.engines.transformers.held_state import (
     inside,
     is_module,
     is_same,
-    is_tensor,
     put_back,
     set_at,
     state,
 )
 from oomguard.engines.transformers.own_code import is_library, own_functions
+from oomguard.engines.transformers.tensors import is_tensor
 
 ARGUMENT: Final = "its argument"
 _DEEPEST: Final = 3

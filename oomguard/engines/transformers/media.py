@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.tensors import is_tensor
+
 _DATA: Final = Path(__file__).with_name("media.toml")
 _PIXEL_AXES: Final = 4
 _IMAGES_AXES: Final = 5
@@ -76,7 +78,7 @@ def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
     tokens = (name for kind in data()["kind"] for name in kind["token"])
     has_tokens = any(isinstance(getattr(config, name, None), int) for name in tokens)
     texts = ids.shape[0] if getattr(ids, "ndim", 0) else None
-    return _is_tensor(values) and values.shape[:1] == (texts,) and not has_tokens
+    return is_tensor(values) and values.shape[:1] == (texts,) and not has_tokens
 
 
 def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -96,7 +98,7 @@ def _of_rows(model: Any, name: str, arguments: Mapping[str, Any], ids: Any) -> S
         return None
     rows, given = ids.shape[0], [each for each in found["arguments"] if arguments.get(each) is not None]
     for each in given:
-        if not _is_tensor(arguments[each]) or arguments[each].shape[:1] != (rows,):
+        if not is_tensor(arguments[each]) or arguments[each].shape[:1] != (rows,):
             return f"the argument {each} has not one entry a row"
     if "images" in found and not _tokens_count_images(arguments[found["images"]], _own_tokens(model, ids, "image")):
         return _NOT_COUNTED
@@ -128,7 +130,7 @@ def _tokens(kind: Mapping[str, Any], config: Any, ids: Any) -> list[int] | None:
 def _starts(model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping[str, Any], ids: Any) -> Starts | str:
     counts = [kind.get(how) for how in ("grid", "mask", "numbers")]
     values, (grid, mask, numbers) = arguments[kind["values"]], (name and arguments.get(name) for name in counts)
-    if not all(_is_tensor(value) for value in (values, grid, mask, numbers) if value is not None):
+    if not all(is_tensor(value) for value in (values, grid, mask, numbers) if value is not None):
         return "it is no tensor"
     own = _tokens(kind, config, ids)
     if own is None:
@@ -216,7 +218,3 @@ def _numbers_by_row(own: Iterable[int], each: list[int]) -> tuple[int, ...] | No
             return None
         numbers.append(number)
     return tuple(numbers) if number == len(each) else None
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "untyped_storage")

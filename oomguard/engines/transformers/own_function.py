@@ -66,9 +66,8 @@ def _why_together(
     lists = {name: given[name] for name in names if isinstance(given[name], (list, tuple))}
     if any(len({tuple(entry.shape) for entry in value}) > 1 for value in lists.values()):
         return None
-    of_rows = {
-        name: _as_one(given[name]) for name in names
-    }  # now: under fake tensors there is no view of one that is not
+    # Made now: under fake tensors there is no view of one that is not.
+    of_rows = {name: _as_one(given[name]) for name in names}
     return Followed(
         model,
         lambda change: {name: change(of_rows[name]) if name in names else value for name, value in given.items()},

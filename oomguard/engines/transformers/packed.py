@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from oomguard.engines.transformers.tensors import is_tensor
+
 _MASK_AXES: Final = 2
 
 
 def why_packed(arguments: Mapping[str, Any]) -> str | None:
     """Return why the positions of a call forbid chunks; None where each rises by one, or it is given none."""
-    positions = arguments.get("position_ids")
-    if positions is None or not hasattr(positions, "untyped_storage") or positions.shape[-1] < 2:
+    positions: Any = arguments.get("position_ids")
+    if not is_tensor(positions) or positions.shape[-1] < 2:
         return None
     from torch._subclasses.fake_tensor import FakeTensor
 

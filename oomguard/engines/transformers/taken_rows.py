@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from oomguard.engines.transformers.forward_rows import is_known, is_tensor, names, tensors
+from oomguard.engines.transformers.forward_rows import is_known, names
+from oomguard.engines.transformers.tensors import is_tensor, tensors
 
 
 def common_rows(arguments: Mapping[str, Any]) -> int | None:

@@ -47,6 +47,19 @@ def whole_and_in_parts(call, share=0.5, **options):
     return whole, parts, g
 
 
+def refused(call, share=0.6, **options):
+    """The exception of a call that is not run in parts on a share of what it took, and the guard around it."""
+    with limit_memory("4 GiB") as device:
+        call()
+    with (
+        limit_memory(int(device.peak_bytes * share)),
+        pytest.raises(torch.OutOfMemoryError) as raised,
+        oomguard.guard(**options) as g,
+    ):
+        call()
+    return raised.value, g
+
+
 def ordinary(result):
     """A result with ordinary tensors in place of those whose operations take their rows part by part, as they leave little room."""
     own = lambda tensor: tensor if type(tensor) is torch.Tensor else tensor + 0  # noqa: E731
