@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ _OF_ALLOCATIONS: Final = frozenset(
     {"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "mps_oom", "llamacpp_oom", "nccl_oom", "host_oom", "other"}
 )
 _NEED: Final = re.compile(r"\W*(?:need|requir)", re.IGNORECASE)
-_COUNT: Final = re.compile(
+_COUNT: Final = (
     r"\s*(?:(?P<unit>floats?|doubles?)\b|(?:elements?|values|items|entries|numbers)\b"
     r"(?:(?: of)?(?: d?type)?:? ?(?:torch\.|np\.|numpy\.)?(?P<type>[a-z]+\d*))?|(?:tokens|blocks|pages|rows|samples|cells)\b|[eE]\d)"
 )
@@ -31,11 +32,16 @@ _TYPE_BYTES: Final = {
 }  # fmt: skip
 
 
+@functools.cache
+def _count() -> re.Pattern[str]:
+    return re.compile(_COUNT)  # which takes longer than a small log
+
+
 def sized(part: Any, text: str) -> Mapping[str, Fact]:
     """Return the facts of a clause's match; a count of elements becomes bytes by their type, any other count no size."""
     facts = captured(part)
     asked = facts.get(_ASKED)
-    count = _COUNT.match(text, part.end()) if asked is not None and not asked.slack else None
+    count = _count().match(text, part.end()) if asked is not None and not asked.slack else None
     if asked is None or count is None:
         return facts
     size = _TYPE_BYTES.get(count["unit"] or count["type"] or "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oomguard.incident import Evidence, Incident, Location
 from oomguard.observe.anchor_index import anchor_index
@@ -16,12 +16,14 @@ from oomguard.observe.search_time import SearchTime
 from oomguard.observe.source import Line
 from oomguard.observe.titled_report import HEAD_LINES, TitledReport
 from oomguard.observe.told_cause import beside, with_told_cause
-from oomguard.observe.weighing import Judged, Slow, judged, message_of, nearest_kind
 from oomguard.observe.window import Window
 from oomguard.rules.lexicon import Lexicon
 from oomguard.rules.signature import Quotation
 from oomguard.rules.told import ToldCause
 from oomguard.settings import SETTING_FACTS
+
+if TYPE_CHECKING:  # loaded where something is weighed: most inputs need none of it
+    from oomguard.observe.weighing import Judged, Slow
 
 # So many windows are weighed at most: a document about memory has thousands, a failure is among the first or the last.
 FIRST_WINDOWS: Final = 40
@@ -84,7 +86,10 @@ class NewWordings:
         self, quotations: tuple[Quotation, ...], time: SearchTime, slow: Slow
     ) -> Iterator[tuple[Judged, Window, Context]]:
         """Weigh every window that waits and yield those that hold a phrase."""
-        for one in (*self._first, *self._last):
+        waiting = (*self._first, *self._last)
+        if waiting:
+            from oomguard.observe.weighing import judged
+        for one in waiting:
             if not one.is_weighed:
                 assert self.lexicon is not None  # noqa: S101 - just asked
                 one.judged, one.is_weighed = judged(self.lexicon, one.window, quotations, time, slow), True
@@ -125,6 +130,8 @@ class NewWordings:
         begin, end = one.window.anchor_span
         found = time.search(words.phrase, one.window.text, pos=begin, endpos=end)
         if found is not None and self.lexicon is not None:
+            from oomguard.observe.weighing import Judged, message_of
+
             yield (
                 Judged(words.certainty_ratio, (), frozenset(), message_of(self.lexicon, one.window, found, time)),
                 one.window,
@@ -133,6 +140,8 @@ class NewWordings:
 
     def _kind(self, found: Judged, window: Window, time: SearchTime) -> str:
         """Return the nearest kind; what the body of a report names counts where its title names none."""
+        from oomguard.observe.weighing import nearest_kind
+
         assert self.lexicon is not None  # noqa: S101 - something was found by it
         return nearest_kind(self.lexicon, window, found.hit, time, "" if found.signs else self._titled.body)
 
