@@ -70,18 +70,20 @@ def assess(
         rules: the rules in force.
         policy: what the user permits.
         tried: settings and values that failed, which are not proposed again.
-        given: facts that the user gives; what was printed comes first, what is only stated of the machine last.
+        given: facts that the user gives; they yield to what was printed, and outrank this machine's GPU and what is only stated.
         local_models: whether it failed on this machine, just now: the memory model may read the folder that the log names,
             and the size of this machine's GPUs counts where the log does not print one.
         model: a folder or hub name that the user gives for the memory model.
         behind: the model behind the failure, if the caller has it.
     """
     stated = {name: fact for name, fact in incident.facts.items() if fact.source == "stated"}
-    facts = {**stated, **(given or {}), **{name: fact for name, fact in incident.facts.items() if name not in stated}}
+    printed = {name: fact for name, fact in incident.facts.items() if name not in stated}
+    own: Mapping[str, Fact] = {}
     if local_models:
         from oomguard.observe.own_device import own_device_total
 
-        facts = {**own_device_total(incident), **facts}
+        own = own_device_total(replace(incident, facts=printed))
+    facts = {**stated, **own, **(given or {}), **printed}
     derived = derive(replace(incident, facts=facts))
     if "tried_bytes" in facts and derived.framework == "vllm":
         from oomguard.memory.vllm.failed_allocation import with_allocation
