@@ -116,8 +116,20 @@ def traced_lines(package: Path, anchors: Collection[str]) -> Iterator[tuple[str,
         module, content = path.relative_to(package.parent).as_posix(), path.read_text(encoding="utf-8")
         shown = [f'  File "{module}", line 1, in {name}' for name in _DEFINED.findall(content)]
         lines = [*shown, *content.splitlines()]
+        if any(anchor in line for anchor in anchors for line in shown):
+            lines += _with_their_functions(module, content)
         held = [anchor for anchor in anchors if anchor in content or any(anchor in line for line in shown)]
         yield from ((module, line) for line in lines if any(anchor in line for anchor in held))
+
+
+def _with_their_functions(module: str, content: str) -> Iterator[str]:
+    """Yield each line of a module's functions as a traceback shows it: beneath the function's name."""
+    name = ""
+    for line in content.splitlines():
+        if defined := _DEFINED.search(line):
+            name = defined.group(1)
+        elif name:
+            yield f'  File "{module}", line 1, in {name}\n    {line.strip()}'
 
 
 def _parsed(content: bytes) -> ast.Module:
