@@ -12,9 +12,9 @@ def main() -> None:
     """Run the command line; from here on nothing is imported from the working directory."""
     try:
         leave_working_directory()
+        gc.set_threshold(_COLLECTED_AFTER)  # what is loaded stays: to look for garbage in it delays the command
         if sys.argv[1:2] == ["run"]:
             _end_by_interrupt()
-            gc.set_threshold(_COLLECTED_AFTER)  # what is loaded stays: to look for garbage in it delays the command
         from oomguard.cli import main as run
 
         run()
