@@ -97,7 +97,9 @@ class _FastFinder:
         patterns = [flexible(anchor) for anchor in (*anchors, *any_case)]
         bare = [pattern.replace(GAP, _BARE_GAP) for pattern in patterns]
         self._bare = _Automaton(bare, len(anchors))
-        self._any = functools.cache(lambda: _Automaton(patterns, len(anchors)))  # loaded for the first block that needs it
+        self._any = functools.cache(
+            lambda: _Automaton(patterns, len(anchors))
+        )  # loaded for the first block that needs it
         self._marked = False  # the block before had a marked break, so this one will
 
     def ends(self, block: bytes | memoryview) -> list[int]:

@@ -43,7 +43,7 @@ class StatedFigures:
         self._figures = figures
         self._first: list[tuple[int, str]] = []
         self._last: deque[tuple[int, str]] = deque(maxlen=LAST_LINES)
-        self._agreed: dict[str, dict[str, Fact]] = {}  # by kind; asked once for all incidents of an input
+        self._agreed: dict[tuple[StatedFigure, ...], dict[str, Fact]] = {}  # asked once for all incidents of an input
 
     def see(self, text: str, number: int) -> None:
         """Take the next line of the input."""
@@ -58,25 +58,26 @@ class StatedFigures:
         """Return an incident with the device's total and free memory where it has none and all statements of it agree."""
         if not self._figures or not incident.is_oom or {_TOTAL, _FREE} <= incident.facts.keys():
             return incident
-        if incident.kind not in self._agreed:
-            self._agreed[incident.kind] = self._agreed_on(incident.kind, time)
-        found = {name: fact for name, fact in self._agreed[incident.kind].items() if name not in incident.facts}
+        kind = incident.kind
+        figures = tuple(f for f in self._figures if (kind in f.kinds if f.kinds else kind not in _HOSTS))
+        if figures not in self._agreed:
+            self._agreed[figures] = self._agreed_on(figures, time)
+        found = {name: fact for name, fact in self._agreed[figures].items() if name not in incident.facts}
         facts = {**incident.facts, **found}
         return replace(incident, facts=MappingProxyType(facts)) if found and _may_be(facts) else incident
 
-    def _agreed_on(self, kind: str, time: SearchTime) -> dict[str, Fact]:
+    def _agreed_on(self, figures: tuple[StatedFigure, ...], time: SearchTime) -> dict[str, Fact]:
         """Return the last statement of each figure of which all agree; a program's count before nominal ones."""
         told: dict[tuple[str, bool], list[Fact]] = {}
         try:
-            for figure, fact in self._stated(kind, time):
+            for figure, fact in self._stated(figures, time):
                 told.setdefault((fact.name, figure.nominal), []).append(fact)
         except TimeoutError:
             return {}
         best = {name: told.get((name, False)) or told.get((name, True)) or [] for name in (_TOTAL, _FREE)}
         return {name: facts[-1] for name, facts in best.items() if _all_agree(facts)}
 
-    def _stated(self, kind: str, time: SearchTime) -> Iterator[tuple[StatedFigure, Fact]]:
-        figures = [f for f in self._figures if (kind in f.kinds if f.kinds else kind not in _HOSTS)]
+    def _stated(self, figures: tuple[StatedFigure, ...], time: SearchTime) -> Iterator[tuple[StatedFigure, Fact]]:
         above: deque[str] = deque(maxlen=_MOST_ABOVE)
         for number, text in chain(self._first, self._last):
             if not text.strip():
