@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,7 @@ HOME: Final = "~"
 _MASKING: Final[ContextVar[bool]] = ContextVar("oomguard_masking", default=True)
 _KEEPS_HOMES: Final[ContextVar[bool]] = ContextVar("oomguard_keeps_homes", default=False)
 _MAX_PASSES: Final = 8
+_NAME_CHARS: Final = 64
 _NO_TEXT: Final = frozenset({"none", "null", "true", "false"})
 _HEADERS: Final = re.compile(r"(?i)(?:authorization|proxy-authorization|cookie|set-cookie)\Z")
 _KEY: Final = re.compile(
@@ -68,6 +70,18 @@ def mask(text: str) -> str:
     """Replace secrets and prompts by ``***`` and home folders by ``~``; inside ``unmasked`` change nothing."""
     if not _MASKING.get():
         return text
+    if len(text) <= _NAME_CHARS:
+        return _masked_name(text, _KEEPS_HOMES.get())
+    return _masked(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _masked_name(text: str, _keeps_homes: bool) -> str:
+    """Mask a short text: a report holds the same names of facts and settings hundreds of times."""
+    return _masked(text)
+
+
+def _masked(text: str) -> str:
     for _ in range(_MAX_PASSES):  # hiding may join two halves of another secret's key
         hidden = _pass(text)
         if hidden == text:
