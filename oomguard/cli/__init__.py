@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import os
 import sys
-import traceback
 from typing import Any, Final
 
 import click
@@ -108,6 +107,8 @@ def _status_of(words: list[str]) -> Any:
         show_error(OomguardError(f"internal error: {type(error).__name__}: {error}"))
         if "-v" in words or "--verbose" in words:
             with contextlib.suppress(OSError):
+                import traceback
+
                 traceback.print_exc()
         return 125
 

@@ -123,7 +123,6 @@ def command(
     Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage, an unreadable or damaged input (told after all
     the rest is done) or a full disk for the output, 1 with --exit-code when an out-of-memory was found.
     """
-    from oomguard.cli.following import check_follow
     from oomguard.cli.output_file import sink
     from oomguard.cli.rendering import Screen, Work
 
@@ -134,6 +133,8 @@ def command(
         paths = ("-",)
     form = form or _form_of(output)
     if follow:
+        from oomguard.cli.following import check_follow
+
         check_follow(paths, form, summary=summary, on=on)
     inputs, errors, left_out = (
         ([Input(paths[0], is_named=True)], [], 0) if follow else _expand(paths, since, summary=summary, quiet=quiet)

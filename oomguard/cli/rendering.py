@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
@@ -159,6 +158,8 @@ class InputRenderer:
         except OSError as error:
             return RenderedInput(error=f"{shown(path)}: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001 - one input that fails must not keep the others from being read
+            import traceback
+
             trace = traceback.format_exc() if self.work.verbose else "--verbose prints where"
             return RenderedInput(error=f"{shown(path)}: internal error: {type(error).__name__}: {error}", hint=trace)
         return RenderedInput(text, diagnosis.verdict == "oom", "" if damage is None else f"{shown(path)}: {damage}")

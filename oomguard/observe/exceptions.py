@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator
 
 from oomguard.observe.source import Line
@@ -75,6 +74,8 @@ def exception_lines(error: BaseException) -> Iterator[Line]:
 
 def _frames(link: BaseException) -> Iterator[str]:
     """Yield the last frames of one exception, each with its line of source if that can be read."""
+    import traceback  # a log has no use for it
+
     with contextlib.suppress(Exception):  # a traceback that cannot be shown: the message alone will do
         for frame in traceback.extract_tb(link.__traceback__)[-MAX_FRAMES:]:
             yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
