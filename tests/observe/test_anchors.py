@@ -78,6 +78,17 @@ def test_a_view_into_a_buffer_is_searched_like_bytes(plain):
     assert finder(("CUDA out of memory",), plain=plain).ends(memoryview(buffer)[2:]) == [18]
 
 
+def test_blocks_of_plain_and_of_indented_lines_take_turns():
+    shared = finder(("CUDA out of memory",))
+    plain, indented = b"a line\nCUDA out\nof memory", b"a line\n  CUDA out\n  of memory"
+
+    assert [shared.ends(block) for block in (plain, indented, indented, plain, plain, indented)] == [
+        [len(plain)] if block is plain else [len(indented)]
+        for block in (plain, indented, indented, plain, plain, indented)
+    ]
+    assert [shared.holds(block) for block in (indented, plain, b"a line\n  and another")] == [True, True, False]
+
+
 def test_an_anchor_that_ends_in_a_space_is_found_before_a_line_break():
     assert finder(("cache size: ",), plain=True).ends(b"KV cache size:\n5") == [14]
 
