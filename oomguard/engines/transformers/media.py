@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.media_sizes import tokens_by_size
 from oomguard.engines.transformers.tensors import is_tensor
 
 _DATA: Final = Path(__file__).with_name("media.toml")
@@ -84,7 +85,7 @@ def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
 def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the kind of a value: by what counts it in this call, else that which nothing counts."""
     kinds = [kind for kind in data()["kind"] if kind["values"] == name]
-    counts = ([kind[how] for how in ("grid", "numbers", "mask") if how in kind] for kind in kinds)
+    counts = ([kind[how] for how in ("grid", "numbers", "sizes", "mask") if how in kind] for kind in kinds)
     given = (all(arguments.get(argument) is not None for argument in names) for names in counts)
     found: Mapping[str, Any] = next((kind for kind, is_given in zip(kinds, given, strict=True) if is_given), kinds[-1])
     return found
@@ -128,9 +129,9 @@ def _tokens(kind: Mapping[str, Any], config: Any, ids: Any) -> list[int] | None:
 
 
 def _starts(model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping[str, Any], ids: Any) -> Starts | str:
-    counts = [kind.get(how) for how in ("grid", "mask", "numbers")]
-    values, (grid, mask, numbers) = arguments[kind["values"]], (name and arguments.get(name) for name in counts)
-    if not all(is_tensor(value) for value in (values, grid, mask, numbers) if value is not None):
+    counts = [kind.get(how) for how in ("grid", "mask", "numbers", "sizes")]
+    values, (grid, mask, numbers, sizes) = arguments[kind["values"]], (name and arguments.get(name) for name in counts)
+    if not all(is_tensor(value) for value in (values, grid, mask, numbers, sizes) if value is not None):
         return "it is no tensor"
     own = _tokens(kind, config, ids)
     if own is None:
@@ -142,9 +143,12 @@ def _starts(model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping
     elif numbers is not None:
         found = _by_numbers(kind, values, numbers.tolist(), own)
     else:
-        each = _tokens_of_each(values, sum(own)) if mask is None else _tokens_of_sounds(model, kind, mask, values)
+        if sizes is not None:
+            each = tokens_by_size(model, sizes) if len(sizes) == len(values) else None
+        else:
+            each = _tokens_of_each(values, sum(own)) if mask is None else _tokens_of_sounds(model, kind, mask, values)
         first = None if each is None else _numbers_by_row(own, each)
-        names = [kind["values"], *([] if mask is None else [kind["mask"]])]
+        names = [kind[how] for how in ("values", "sizes", "mask") if how in kind]
         found = _NOT_COUNTED if first is None else dict.fromkeys(names, first)
     if isinstance(found, str):
         return found

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from oomguard.engines.transformers.media_sizes import tokens_by_size  # noqa: E402
 
 VOCAB, MEDIA = 64, 9
 TEXT = {
@@ -149,6 +150,18 @@ def llava_onevision():
     return model, lambda: model.generate(**given, **GREEDY)
 
 
+def llava_next():
+    """Images of several sizes, of which each takes tokens by its own."""
+    vision = {**SEES, "model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}
+    config = {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": vision, "image_token_index": MEDIA}
+    config |= {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]], "vision_feature_layer": -1}
+    model = model_of("LlavaNextForConditionalGeneration", **config)
+    sizes = torch.tensor([(64, 64), (40, 100), (120, 40)] * 4)
+    each = tokens_by_size(model, sizes)
+    given = {**with_tokens([sum(each[:2]), *each[2:]]), "pixel_values": noise(12, 5, 3, 32, 32), "image_sizes": sizes}
+    return model, lambda: model.generate(**given, **GREEDY)
+
+
 def qwen2_audio():
     audio = {"model_type": "qwen2_audio_encoder", "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 4}
     audio |= {"encoder_ffn_dim": 64, "num_mel_bins": 8, "max_source_positions": 50}
@@ -274,6 +287,7 @@ CALLS = {
         idefics3,
         mllama,
         llava_onevision,
+        llava_next,
         qwen2_audio,
         qwen_video,
         qwen_layers,
