@@ -8,7 +8,16 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from beside_text import CALLS, idefics3, llava_onevision  # noqa: E402
+from beside_text import (  # noqa: E402
+    CALLS,
+    GREEDY,
+    MEDIA,
+    idefics3,
+    llava_onevision,
+    noise,
+    qwen_layers,
+    with_tokens,
+)
 from model_calls import assert_same, ordinary  # noqa: E402
 
 from oomguard.engines.transformers.generate import GenerateCall  # noqa: E402
@@ -69,3 +78,23 @@ def test_what_is_not_known_beside_images_is_told_without_a_line_that_nobody_has_
     why = read(model, call)(adapter=torch.zeros(16, 3)).not_splittable.told()
     assert "the argument adapter is not known to hold one row per input. Where you know that its rows can be" in why
     assert "above def" not in why
+
+
+def test_a_turn_that_follows_finds_what_the_whole_call_leaves_on_its_model():
+    model, _ = qwen_layers()
+    grids = [(1, 4, 4 + 4 * (row % 3)) for row in range(12) if row % 4]  # every fourth row is text alone
+    tokens = iter([h * w // 4 for _, h, w in grids])
+    given = with_tokens([next(tokens) if row % 4 else 0 for row in range(12)], before=[7])
+    given |= {"pixel_values": noise(sum(h * w for _, h, w in grids), 48), "image_grid_thw": torch.tensor(grids)}
+    given["mm_token_type_ids"] = (given["input_ids"] == MEDIA).int()
+    call = GenerateCall.of(model, (), given)
+    model.generate(**given, **GREEDY)
+    left = model.model.rope_deltas.clone()
+
+    for start in range(12):
+        args, kwargs = call.part(start, start + 1)
+        with call.around(start, start + 1):
+            model.generate(*args, **kwargs, **GREEDY)
+
+    assert torch.equal(model.model.rope_deltas, left)
+    assert "pixel_values" not in call.part(0, 1)[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.another_way import as_changed, generate_another_way
@@ -25,6 +25,7 @@ from oomguard.engines.transformers.generate_rows import (
     why_not_rows,
 )
 from oomguard.engines.transformers.inputs import input_name, inputs_of, rows_and_tokens
+from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import no_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
@@ -61,6 +62,7 @@ class GenerateCall:
     attention: str | None = None  # the implementation by which its model attends while it runs; None: its own
     cache_on_host: bool = False  # whether the layers of its cache are on the host until they are needed
     left_out: Any = None  # tokens of the prompts that it does not read; None: it reads all
+    left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)  # on its model, by each part that ran
 
     @classmethod
     def of(
@@ -92,6 +94,7 @@ class GenerateCall:
                 if self.chunk_tokens is not None and model is not None:
                     stack.enter_context(chunking(model, self.chunk_tokens))
             stack.enter_context(self.changed(self.model))
+            stack.enter_context(put_together(self.model, self.left, start, self.rows - stop))
             yield
 
     def changed(self, model: Any) -> AbstractContextManager[None]:
@@ -153,25 +156,25 @@ class GenerateCall:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included, so that tokens stay the same."""
         import torch
 
+        media = self.media()
+        assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
         args = tuple(a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a for i, a in enumerate(self.args))
         kwargs = {
             n: v[start:stop]
             if (isinstance(v, torch.Tensor) and self.is_cut(n)) or (isinstance(v, (list, tuple)) and n in ROW_LISTS)
             else v
             for n, v in self.kwargs.items()
+            if n not in media.starts
         }
-        media = self.media()
-        assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
         several = max(self.option("num_return_sequences") or 1, beams := self.option("num_beams") or 1)
         pads = self.pad_value is not None
         viewed = self.view.part(self.kwargs, (start, stop, self.rows), several // beams, pads=pads)
-        return args, {**kwargs, **media.part(self.kwargs, start, stop), **viewed}
+        return args, {**kwargs, **media.given_to(self.kwargs, start, stop), **viewed}
 
     def media(self) -> Media | str:
         """Return whose the images and videos beside the text are, or why that cannot be told."""
         main = inputs_of(self.model, self.args, self.kwargs)
-        beside = {name: value for name, value in self.kwargs.items() if value is not main}
-        return media_of(self.model, beside, main)
+        return media_of(self.model, {n: v for n, v in self.kwargs.items() if v is not main}, main)
 
     @property
     def puts_back(self) -> Collection[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.transformers.began import Began
@@ -13,6 +14,9 @@ from oomguard.engines.transformers.comparing import RowsCompared
 from oomguard.engines.transformers.generate import GenerateCall
 from oomguard.engines.transformers.inputs import size_of_generate
 from oomguard.engines.transformers.traced_call import TracedCall
+
+# What PEFT hangs on each of its layers for the time of a call, in tuners/lora/model.py.
+_HOOKS: Final = frozenset({"_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,16 @@ class AdaptersCall(GenerateCall):
         if self.kwargs.get("adapter_names") is None:
             return "it names no adapters for its rows"
         return GenerateCall.not_splittable.fget(self)  # type: ignore[attr-defined,no-any-return]
+
+    @contextlib.contextmanager
+    def around(self, start: int, stop: int) -> Iterator[None]:
+        """Run a part without the hooks of a call that failed, which PEFT leaves on the model with the adapters of its rows."""
+        _remove_hooks(self.model)
+        try:
+            with GenerateCall.around(self, start, stop):
+                yield
+        finally:
+            _remove_hooks(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,16 @@ class HarnessCall(GenerateCall):
         given = {name: value for name, value in self.kwargs.items() if name not in {"context", "stop"}}
         given.update(input_ids=self.kwargs["context"], pad_token_id=self.pad)
         return GenerateCall(self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began, self.view)
+
+
+def _remove_hooks(model: Any) -> None:
+    for module in model.modules():
+        hooks = module._forward_pre_hooks
+        for number in [
+            n for n, hook in hooks.items() if getattr(getattr(hook, "func", hook), "__name__", "") in _HOOKS
+        ]:
+            del hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def size_of_harness_call(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:

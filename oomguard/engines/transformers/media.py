@@ -50,6 +50,10 @@ class Media:
             cut[name] = arguments[name][first:last] if last > first else None
         return cut
 
+    def given_to(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+        """Return those of ``part`` that the rows have: ``generate`` reads None as an image where it looks for the names given."""
+        return {name: value for name, value in self.part(arguments, start, stop).items() if value is not None}
+
 
 def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
     """Return whose the media of a call are, none where it has none; a text says why that cannot be told."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +60,27 @@ def test_adapters_go_with_their_rows_and_a_call_without_them_is_left_to_the_one_
     assert "no adapters" in plain.not_splittable
     assert mixed.not_splittable is None
     assert mixed.part(2, 4)[1]["adapter_names"] == ["c", "d"]
+
+
+def test_hooks_that_a_failed_call_of_adapters_left_are_gone_before_and_after_a_part():
+    model = Harness().model
+
+    def _adapter_names_pre_forward_hook(target, args, kwargs, adapter_names):
+        return args, kwargs
+
+    def hang():
+        kept = partial(_adapter_names_pre_forward_hook, adapter_names=["a"] * 4)
+        model.lm_head.register_forward_pre_hook(kept, with_kwargs=True)
+
+    own = model.lm_head.register_forward_pre_hook(lambda *_given: None)
+    call = AdaptersCall.of(model, (), {"input_ids": IDS, "adapter_names": ["a", "b", "c", "d"]})
+    hang()
+    with pytest.raises(torch.OutOfMemoryError), call.around(0, 2):
+        during = list(model.lm_head._forward_pre_hooks)
+        hang()
+        raise torch.OutOfMemoryError
+
+    assert during == list(model.lm_head._forward_pre_hooks) == [own.id]
 
 
 @pytest.mark.parametrize(
