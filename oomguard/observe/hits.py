@@ -102,7 +102,9 @@ def _next_message(signature: Signature, own: Wording, window: Window, position: 
     text = window.text
     headlines = [w.pattern for w in signature.wordings if "(?P<tried>" in w.pattern.pattern]
     later = [time.search(p, text, pos=position) for p in (headlines or [own.pattern])]
-    ends = [max(position, text.rfind("\n", 0, m.start()) + 1) for m in later if m is not None]
+    lines = [(text.rfind("\n", 0, m.start()) + 1, m.start()) for m in later if m is not None]
+    # On the line of the first message the next one begins with its own words.
+    ends = [line if line > position else max(position, start) for line, start in lines]
     named = _EXCEPTION_LINE.search(text, position)
     record = window.next_record(position)
     return min((*ends, *([named.start()] if named else []), *([] if record is None else [record])), default=len(text))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from oomguard.incident import Evidence, Incident, Location
+from oomguard.observe.account import Account
 from oomguard.observe.anchor_index import anchor_index
 from oomguard.observe.context import Context
 from oomguard.observe.hits import Hit
@@ -58,11 +59,14 @@ class NewWordings:
         self._quoted_lines: list[int] = []
         self._title_window: _Waiting | None = None
         self._title_is_quoted = False
-        self._titled = TitledReport(lexicon.title if lexicon is not None else None)
+        title = lexicon.title if lexicon is not None else None
+        self._titled = TitledReport(title)
+        self._account = Account(lexicon.account if lexicon is not None else None, title.other_error if title else None)
 
     def see(self, line: Line) -> None:
         """Take the next line of the input, whatever it holds: the first may be a title, and those below show a run."""
         self._titled.see(line.text, line.number)
+        self._account.see(line.text, line.number)
 
     def may_hold(self, text: str) -> bool:
         """Return whether a line may speak of memory that is short."""
@@ -110,9 +114,14 @@ class NewWordings:
             if found[0].certainty_ratio >= least
             and (line := _line_of(found[0], found[1])) != title_line
             and not _is_near(quoted_lines, line)
+            and not self._account.is_of_a_document(line, time)
         ]
         # One that says what was asked for tells more than the surest one.
         best = max(told, key=lambda f: ("tried_bytes" in f[0].hit.facts, f[0].certainty_ratio), default=None)
+        best = best or next(
+            (one for one in self._told_in_a_sentence(time) if not _is_near(quoted_lines, _line_of(one[0], one[1]))),
+            None,
+        )
         if best is None or self.lexicon is None:
             return None
         found = _scanned(*best, self._kind(best[0], best[1], time))
@@ -125,7 +134,9 @@ class NewWordings:
         """Yield the first line of the input where it is the title of a report and tells what its body does not print."""
         one = self._title_window
         words = self.lexicon.title if self.lexicon is not None else None
-        if one is None or words is None or not self._titled.tells(time):
+        if one is None or words is None or self._account.is_document(time):
+            return
+        if not self._titled.tells(time, is_report=self._account.is_report(time, below_title=True)):
             return
         begin, end = one.window.anchor_span
         found = time.search(words.phrase, one.window.text, pos=begin, endpos=end)
@@ -137,6 +148,20 @@ class NewWordings:
                 one.window,
                 one.context,
             )
+
+    def _told_in_a_sentence(self, time: SearchTime) -> Iterator[tuple[Judged, Window, Context]]:
+        """Yield what sentences of a report tell."""
+        words = self.lexicon.account if self.lexicon is not None else None
+        if words is None or self.lexicon is None or not (self._first and self._account.is_report(time)):
+            return
+        from oomguard.observe.weighing import Judged, message_of
+
+        for one in (*self._first, *self._last):
+            window = one.window
+            number = window.lines[window.anchor].number
+            for found in self._account.told_on(window.text, window.anchor_span, number, time):
+                hit = message_of(self.lexicon, window, found, time)
+                yield Judged(words.certainty_ratio, (), frozenset(), hit), window, one.context
 
     def _kind(self, found: Judged, window: Window, time: SearchTime) -> str:
         """Return the nearest kind; what the body of a report names counts where its title names none."""

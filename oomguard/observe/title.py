@@ -23,6 +23,9 @@ _OF_A_RUN: Final = (
     r"|^\s*(?:[$>] )?(?:[A-Z_]+=\S+ )*(?:export|python3?|vllm|docker|torchrun|accelerate|sglang|ollama|lmdeploy)\s"
     r"|^\s{1,8}at [\w.<>$`/]+[.(]|^\s*#\d+\s+0x[0-9a-f]{6}|^thread '[^'\n]+' panicked"
     r"|^\W{0,3}[\w .-]{2,30}(?:==|[:\uff1a]) ?['\"`]?v?\d+\.\d+\.\d+"
+    # the fields of a tracker's form
+    r"|^(?:#{2,4} )?\W{0,3}(?i:system info|reproduction|(?:steps to |to )reproduce|expected behaviou?r|describe the bug|what happened"
+    r"|bug description|your current environment|environment|current behaviou?r)\b\W{0,3}$"
 )
 _ANOTHER: Final = r"\s*(?:#{1,2} |#\d|[-*] |\[\w)"
 

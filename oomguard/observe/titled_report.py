@@ -1,7 +1,8 @@
 """A report whose title tells the failure while its body shows the run and not the message: cut off, or never pasted.
 
 Who reports a failure names it in the title ("[Bug]: NPU out of memory with long prompts") and pastes the traceback, of which a tool
-keeps the beginning. The title counts where the lines below it are those of a run, and where none of them tells another error.
+keeps the beginning. The title counts where the lines below it are those of a run or of somebody who reports one, and where none of them
+tells another error.
 """
 
 from __future__ import annotations
@@ -57,8 +58,11 @@ class TitledReport:
         except TimeoutError:
             return False
 
-    def tells(self, time: SearchTime) -> bool:
-        """Return whether the title tells a failure that the body does not print; False where a search takes too long."""
+    def tells(self, time: SearchTime, *, is_report: bool = False) -> bool:
+        """Return whether the title tells a failure that the body does not print; False where a search takes too long.
+
+        ``is_report``: somebody reports or asks in the body.
+        """
         words, body = self._words, self.body
         if words is None or self.line is None:
             return False
@@ -66,9 +70,12 @@ class TitledReport:
             marks = mark_chars(self._title)
             said = self._title[marks:].strip()
             has_frames = time.search(words.frames, body) is not None
-            if not marks and not (has_frames and len(said) <= _BARE_CHARS and said[-1:] not in _ENDS):
+            # Of a report that shows no run a line of its own is the title.
+            has_body = has_frames or (is_report and self._body[:1] == [""] and said[:1].isalnum())
+            if not marks and not (has_body and len(said) <= _BARE_CHARS and said[-1:] not in _ENDS):
                 return False
-            if not has_frames and (time.search(words.run, body) is None or time.search(words.change, said)):
+            is_told = has_frames or is_report or time.search(words.run, body) is not None
+            if not is_told or (not has_frames and time.search(words.change, said)):
                 return False
             if time.search(words.phrase, said) is None or time.search(words.harmless, self._title):
                 return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.kinds import KINDS
+from oomguard.rules.account import AccountWords, read_account
 from oomguard.rules.table import Table
 from oomguard.rules.word_weights import WordWeights
 
@@ -67,6 +68,7 @@ class Lexicon:
         classes: the kind of each word that has one, for the order of kinds on a line.
         words: the weights of words, pairs and orders; None where the file names none.
         title: what tells that a report's title tells the failure; None where the file says nothing of titles.
+        account: what tells that a sentence of a report tells it; None where the file says nothing of sentences.
     """
 
     anchors: tuple[str, ...]
@@ -80,6 +82,7 @@ class Lexicon:
     classes: Mapping[str, str] = field(default_factory=dict)
     words: WordWeights | None = None
     title: TitleWords | None = None
+    account: AccountWords | None = None
 
     def check_words(self) -> None:
         """Read the weights of words now; raises RuleError for a file that cannot be used."""
@@ -113,6 +116,7 @@ def read_lexicon(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> L
         classes={word: row.get("name") for row in table.tables("class", "class") for word in row.get("words").split()},
         words=_words(table),
         title=next((_title(row, pattern) for row in table.tables("title", "title")), None),
+        account=next((_account(row, path, make) for row in table.tables("account", "account")), None),
     )
 
 
@@ -128,3 +132,7 @@ def _words(table: Table) -> WordWeights | None:
 def _title(row: Table, pattern: Callable[[Table, str], Any]) -> TitleWords:
     parts = {name: pattern(row, name) for name in ("phrase", "harmless", "change", "frames", "run", "other_error")}
     return TitleWords(**parts, certainty_ratio=float(row.get("certainty_ratio")))
+
+
+def _account(row: Table, path: Path, make: Callable[..., Any]) -> AccountWords:
+    return read_account(row, lambda text, name: make(text, path=str(path), key=".".join(filter(None, (row.key, name)))))

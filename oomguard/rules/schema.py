@@ -63,6 +63,7 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "words": Key(str),
         "class": Key(list),
         "title": Key(list),
+        "account": Key(list),
         "clause": Key(list, required=True),
     },
     "class": {
@@ -96,6 +97,11 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
     "title": {
         "certainty_ratio": Key((int, float), required=True),
         **{name: Key(str, required=True) for name in ("phrase", "harmless", "change", "frames", "run", "other_error")},
+    },
+    "account": {
+        "certainty_ratio": Key((int, float), required=True),
+        **{name: Key(str, required=True) for name in ("phrase", "line", "report", "form", "document", "note")},
+        **{name: Key(list, required=True) for name in ("tells", "denies")},
     },
     "nearest": {
         "kind": Key(str, required=True),

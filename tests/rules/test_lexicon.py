@@ -74,7 +74,10 @@ def test_no_pattern_is_slow_on_a_long_line_of_its_own_words(atom):
     line = (atom * 6000)[:6000]
     signs = [*(pattern for _part, pattern in lexicon.harmless), *(feature.pattern for feature in lexicon.features)]
 
-    for pattern in (*lexicon.phrases, *lexicon.clauses, *signs):
+    account = lexicon.account
+    said = (*account.tells, *account.denies, account.phrase, account.line, account.report, account.form)
+
+    for pattern in (*lexicon.phrases, *lexicon.clauses, *signs, *said, account.document, account.note):
         for text in (line, f"\n\0{line}\n", f"{line}\n{line}\0\n{line}"):
             began = time.thread_time()
             pattern.search(text)
