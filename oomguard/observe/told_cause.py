@@ -79,8 +79,13 @@ def _of_report(line: int, lines: tuple[tuple[int, str], ...]) -> Iterator[str]:
     above = [text for number, text in lines if line - _MOST_ABOVE_LINES <= number < line]
     if len(above) == line - 1 > 1 and _is_title(above[0], above[1]):
         yield above[0]
-    own = islice((text for text in reversed(above) if not _OF_A_TRACEBACK.match(peel(text).text)), BESIDE_LINES)
+    own = islice((text for text in reversed(above) if not _is_of_a_traceback(text)), BESIDE_LINES)
     yield _BLOCK_QUOTE.sub("", "\n".join(reversed(tuple(own)))[-_BESIDE_CHARS:])
+
+
+def _is_of_a_traceback(text: str) -> bool:
+    """Return whether nobody wrote a line down; what stands before a process's words is peeled only where it must be."""
+    return bool(_OF_A_TRACEBACK.match(text) or _OF_A_TRACEBACK.match(peel(text).text))
 
 
 def _is_title(first: str, second: str) -> bool:
