@@ -92,12 +92,14 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
 
 def _told_problems(told: ToldCause, rules: RuleSet) -> Iterator[str]:
     alone = replace(rules, told=(told,))
-    for i, text in enumerate(told.examples):
-        incidents = scan(
-            _lines(f"{text}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."), alone
-        ).incidents
-        if not incidents or "told_cause" not in incidents[0].facts:
-            yield f"examples[{i}] does not tell it"
+
+    def is_told(text: str) -> bool:
+        log = f"{text}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
+        incidents = scan(_lines(log), alone).incidents
+        return bool(incidents) and "told_cause" in incidents[0].facts
+
+    yield from (f"examples[{i}] does not tell it" for i, text in enumerate(told.examples) if not is_told(text))
+    yield from (f"others[{i}] tells it" for i, text in enumerate(told.others) if is_told(text))
 
 
 def _quotation_problems(quotation: Quotation, rules: RuleSet) -> Iterator[str]:

@@ -91,7 +91,10 @@ def derive(incident: Incident) -> Incident:
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:
     """Add the weights of one rank that the model's name and data type tell, where nothing printed them."""
-    model = facts.get("model")
+    model, stated = facts.get("model"), facts.get("stated_model")
+    parameters = parameters_from_name(str(stated.value)) if stated else None
+    if parameters is not None:
+        facts["stated_weights_bytes"] = Fact("stated_weights_bytes", round(2 * parameters), "solved", 0.2 * parameters)
     parameters = parameters_from_name(str(model.value)) if model else None
     if model is None or parameters is None:
         return

@@ -42,6 +42,8 @@ def add_shares(facts: dict[str, Fact]) -> None:
         own = others if others is not None and _fits_tensors(others, reserved) else reserved
     if unused is not None:
         solved("unused_bytes", round(unused))
+    if _is_before_graphs(facts):
+        solved("before_graphs", True)
     if own is not None:
         solved("own_bytes", round(own))
     if not total:
@@ -70,6 +72,15 @@ def _reserved(
     if reserved is None and unused is not None:
         reserved = allocated + unused
     return reserved, unused
+
+
+def _is_before_graphs(facts: Mapping[str, Fact]) -> bool:
+    """Whether no graph was captured yet: torch since 2.3 names private pools beside its tensors where it has them."""
+    eager = facts.get("enforce_eager")
+    is_named = (
+        "private_pool_bytes" in facts or "reserved_total_bytes" in facts
+    )  # messages that name the latter name no pools
+    return "allocated_bytes" in facts and not is_named and not (eager is not None and eager.value is True)
 
 
 def _is_itself(facts: Mapping[str, Fact], reserved: float | None, others: float | None) -> bool:

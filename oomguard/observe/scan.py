@@ -29,7 +29,7 @@ from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
 from oomguard.observe.stated_figures import StatedFigures
 from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
-from oomguard.observe.told_cause import MAX_TOLD, beside, with_told_cause
+from oomguard.observe.told_cause import MAX_TOLD, beside, with_report, with_told_cause
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
 from oomguard.rules.signature import Quotation
@@ -280,9 +280,9 @@ class Scanner:
             kept = kept if new is None else [*(f for f in kept if f.incident.kind != "engine_dead"), new]
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         notes = (*self._time.notes, *self._left_out.values(), *(() if kept else self._own.note))
-        incidents = (concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
-        concluded = tuple(self._stated.completed(incident, self._time) for incident in incidents)
-        return Diagnosis(source, concluded, notes, starts)
+        ended = (concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
+        told = with_report(ended, self._stated, self._rules.told, self._time)
+        return Diagnosis(source, told, notes, starts)
 
 
 def scan(

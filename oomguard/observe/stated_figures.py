@@ -54,6 +54,11 @@ class StatedFigures:
         else:
             self._last.append((number, text[:LINE_CHARS]))
 
+    @property
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """The lines that were kept, with their numbers."""
+        return chain(self._first, self._last)
+
     def completed(self, incident: Incident, time: SearchTime) -> Incident:
         """Return an incident with the device's total and free memory where it has none and all statements of it agree."""
         if not self._figures or not incident.is_oom or {_TOTAL, _FREE} <= incident.facts.keys():
@@ -79,7 +84,7 @@ class StatedFigures:
 
     def _stated(self, figures: tuple[StatedFigure, ...], time: SearchTime) -> Iterator[tuple[StatedFigure, Fact]]:
         above: deque[str] = deque(maxlen=_MOST_ABOVE)
-        for number, text in chain(self._first, self._last):
+        for number, text in self.lines:
             if not text.strip():
                 continue
             lower, below = text.lower(), "\n".join((*above, text)).lower()

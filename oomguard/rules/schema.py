@@ -129,7 +129,9 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "cause": Key(str, required=True),
         "words": Key(list, required=True),
         "pattern": Key(str, required=True),
+        "unless": Key(str),
         "examples": Key(list, required=True),
+        "others": Key(list),
     },
     "stated figures": {
         "schema": Key(int, required=True),

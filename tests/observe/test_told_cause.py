@@ -27,6 +27,12 @@ def first(text: str):
         ("Context grows linearly with the steps.", "max_new_tokens_or_context_too_long"),
         ("Full resolution was attempted first.", "batch_too_large"),
         ("It failed after 12 hours.", "leaked_or_unreleased_memory"),
+        ("The second server fails to start on it.", "colocated_process"),
+        ("This 8GB card could not load it.", "weights_do_not_fit"),
+        ("Why does my distributed (4-GPU) training OOM?", "training"),
+        ("The prompt has about 90k tokens.", "max_new_tokens_or_context_too_long"),
+        ("At bs=48 the first batch OOMs.", "batch_too_large"),
+        ("Every round retains memory until the cap.", "leaked_or_unreleased_memory"),
     ],
 )
 def test_a_cause_told_above_or_below_the_message_is_named_below_0_8(said: str, cause: str) -> None:
@@ -51,3 +57,45 @@ def test_advice_inside_the_message_names_no_cause() -> None:
 
 def test_what_stands_far_from_the_message_is_not_told_of_it() -> None:
     assert first("It failed after 12 hours.\n" + "step done\n" * 40 + OOM).id == "unknown"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This happens during inference, not during training.",
+        "Make sure that no other process is using the GPU.",
+        "Even with a batch size of 2 it fails.",
+        "This model's maximum context length is 4096 tokens.",
+        "You can lower the batch size to avoid it.",
+    ],
+)
+def test_what_is_denied_or_advised_is_not_told(said: str) -> None:
+    assert "told_cause" not in oomguard.diagnose(f"{said}\n{OOM}").incidents[0].facts
+
+
+FRAMES = "\n".join(
+    f'  File "/site-packages/shop/layers.py", line {n}, in forward\n    x = self.step_{n}(x)' for n in range(30)
+)
+
+
+def test_a_sentence_above_a_long_traceback_and_a_title_are_told_of_its_failure() -> None:
+    asked = f"Why does my distributed training OOM?\nTraceback (most recent call last):\n{FRAMES}\n{OOM}"
+    titled = "[Bug]: OOM when finetuning on two cards\n\n" + "It ran once.\n" * 30 + OOM
+    assert first(asked).id == first(titled).id == "training"
+
+
+def test_what_is_said_decides_over_figures_that_fit_several_causes() -> None:
+    pieces = (
+        OOM
+        + " GPU 0 has a total capacity of 79.19 GiB of which 14.75 MiB is free. Process 7 has 79.17 GiB memory in use. Of the"
+        " allocated memory 71.69 GiB is allocated by PyTorch, and 5.93 GiB is reserved by PyTorch but unallocated."
+    )
+    mps = "RuntimeError: MPS backend out of memory (MPS allocated: 42.28 GiB, other allocations: 720.00 KiB, max allowed: 42.43 GiB). Tried to allocate 384.00 MiB on shared pool."
+    assert (first(pieces).id, first(f"It ran out of memory in the first training step.\n{pieces}").id) == (
+        "fragmentation",
+        "training",
+    )
+    assert (first(mps).id, first(f"Every round retains memory until the cap.\n{mps}").id) == (
+        "weights_do_not_fit",
+        "leaked_or_unreleased_memory",
+    )
