@@ -58,6 +58,11 @@ def waits_on_host(result: Any) -> bool:
     return any(map(_is_on_host, tensors(result)))
 
 
+def _is_ours(kind: type) -> bool:
+    """Return whether a type of tensor is one by which the guard hands out a large result, as docs/guard.md says."""
+    return kind.__module__.startswith("oomguard.guarding.")
+
+
 def _is_on_host(tensor: Any) -> bool:
     from oomguard.guarding.rows_on_host import RowsOnHost
 
@@ -66,7 +71,7 @@ def _is_on_host(tensor: Any) -> bool:
 
 def difference(whole: Kept, parts: Kept) -> str:
     """Return how the result under the guard differs from that of the whole call; "" where it does not."""
-    if whole.kind is not parts.kind and not (issubclass(parts.kind, whole.kind) and parts.on_host):
+    if whole.kind is not parts.kind and not (issubclass(parts.kind, whole.kind) and _is_ours(parts.kind)):
         return f"a {parts.kind.__name__} in place of a {whole.kind.__name__}"
     if whole.fields != parts.fields:
         return f"fields {parts.fields} in place of {whole.fields}"
