@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from oomguard.engines.transformers.followed import why_not_followed
 from oomguard.engines.transformers.kept_outside import KeptOutside
+from oomguard.engines.transformers.model_state import state_of
 from oomguard.engines.transformers.own_code import own_code
 from oomguard.observe import torch_memory
 
@@ -85,7 +86,7 @@ def compared(
     own = own_code(model)
     if failed is None and own is None and unlisted is None:
         return None
-    key = tuple(sorted((name, _kind(value)) for name, value in arguments.items()))
+    key = tuple(sorted((name, _kind(value)) for name, value in arguments.items())), state_of(model)
     with _lock:
         if key in _passed.get(model, ()):
             return None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.kept_outside import ARGUMENT, KeptOutside
 from oomguard.engines.transformers.loss import LABELS
+from oomguard.engines.transformers.model_state import state_of
 from oomguard.engines.transformers.own_code import is_own
 from oomguard.log import get_logger
 from oomguard.memory.generate.result_layout import Layout
@@ -195,7 +196,7 @@ class Followed:
         plain = tuple(sorted((n, str(v) if _is_plain(v) else type(v).__qualname__) for n, v in given.items()))
         attention = getattr(self.model.config, "_attn_implementation", None)
         steps = None if self.steps is None else int(self.steps).bit_length()
-        return tuple(sorted(given)), tuple(shapes), plain, attention, steps
+        return tuple(sorted(given)), tuple(shapes), plain, attention, steps, state_of(self.model)
 
 
 def _noting(run: _Run, outside: KeptOutside, noted: list[str | None]) -> _Run:
