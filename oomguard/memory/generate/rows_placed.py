@@ -91,11 +91,11 @@ class PlacedRows:
         held = [leaf for leaf in outs if any(map(self._is_rows, leaf.shape))]
         if not held or name in _operations("makes_anew"):
             return False
-        if of_rows:
+        if placed:
             picks = set(map(id, self._picking(name, arguments_of(func, args, kwargs))))
             placed = [leaf for leaf in placed if id(leaf) not in picks]
-            if placed and any(leaf.is_floating_point() or leaf.is_complex() for leaf in held):
-                return True
+        if of_rows and placed and any(leaf.is_floating_point() or leaf.is_complex() for leaf in held):
+            return True
         mark = max(map(self._mark_of, placed), default=0)
         if not of_rows and not placed and self._begins(func, name, inputs):
             mark = 0 if all(map(self._is_known, held)) else _NUMBER

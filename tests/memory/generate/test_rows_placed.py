@@ -129,6 +129,12 @@ def tokens_of_all_rows(_, x, ids, mask):
     return torch.zeros_like(x).flatten(0, 1).index_copy(0, found, x.flatten(0, 1)[found].tanh()).view_as(x)
 
 
+def groups_of_each(_, x, ids, mask):
+    groups = torch.full((len(x), TOKENS), -1)
+    groups[:, : int(torch.empty(3).shape[0])] = torch.empty(3, dtype=torch.long)  # of what nothing is known
+    return x + groups[torch.arange(len(x))[:, None], torch.arange(TOKENS)][..., None]
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -146,6 +152,7 @@ def tokens_of_all_rows(_, x, ids, mask):
         pytest.param(lambda m, x, ids, mask: x + m.weights[ids], id="embedding"),
         last_of_each,
         put_back_by_place,
+        groups_of_each,
         beams,
         tokens_of_all_rows,
     ],
@@ -196,7 +203,7 @@ def own_lengths(_, x, ids, mask):
 
 
 def own_counts(_, x, ids, mask):
-    return torch.stack([row[:n].sum(0) for row, n in zip(x, (ids != 3).sum(1).tolist(), strict=True)])
+    return torch.stack([row[:n].sum(0) for row, n in zip(x, (ids != 99).sum(1).tolist(), strict=True)])
 
 
 @pytest.mark.parametrize("function", [each_row, own_lengths, own_counts])
