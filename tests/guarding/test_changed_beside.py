@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
+import ctypes
 import functools
+import io
+import random
 import threading
+import typing
 import weakref
 
 import numpy as np
@@ -15,6 +20,7 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+import model_calls  # noqa: E402
 from model_calls import padded, refused  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
@@ -22,6 +28,8 @@ from oomguard.testing import limit_memory  # noqa: E402
 SIZES = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 ARRAY, CONTEXT, LOCAL = np.zeros(32), contextvars.ContextVar("rows", default=0), threading.local()
 WEAK = weakref.WeakKeyDictionary()
+BYTES, NUMBERS, C_COUNT, TEXT, DRAWS = bytearray(), array.array("i"), ctypes.c_int(0), io.StringIO(), random.Random(1)
+IN_THREAD, DATA, calls_kept = [], torch.zeros(2), 0
 
 
 class Collector:
@@ -111,13 +119,55 @@ def leave_array(model, mean, _):
     model.rows_seen = mean.numpy()
 
 
+def by_default(mean, seen=[]):  # noqa: B006 - what users write
+    seen.append(len(mean))
+
+
+def by_keyword(mean, *, seen={"n": 0}):  # noqa: B006 - what users write
+    seen["n"] += 1
+
+
+def counted(mean):
+    counted.calls = getattr(counted, "calls", 0) + 1
+
+
+def in_thread(_, mean, __):
+    thread = threading.Thread(target=lambda: IN_THREAD.append(1))
+    thread.start()
+    thread.join()
+
+
+class Total(type):
+    rows = 0
+
+    def add(cls):
+        Total.rows += 1
+
+
+class Counting(metaclass=Total):
+    pass
+
+
 OUTSIDE = {
     "CONTEXT": count_context,
     "LOCAL": count_local,
     "WEAK": keep_weakly,
     "ARRAY": add_to_array,
-    "something else in ARRAY": add_out,
-    "something else in rows_seen": leave_array,
+    "takes the values of rows out of torch": add_out,
+    "cannot be followed: guarding/test_changed_beside.py": leave_array,
+    "by_default's own": lambda _, mean, __: by_default(mean),
+    "by_keyword's own": lambda _, mean, __: by_keyword(mean),
+    "counted's own": lambda _, mean, __: counted(mean),
+    "BYTES": lambda _, mean, __: BYTES.extend(b"x"),
+    "NUMBERS": lambda _, mean, __: NUMBERS.append(1),
+    "C_COUNT": lambda _, mean, __: setattr(C_COUNT, "value", C_COUNT.value + 1),
+    "TEXT": lambda _, mean, __: TEXT.write("x"),
+    "DRAWS": lambda _, mean, __: DRAWS.random(),
+    "calls_kept": lambda _, mean, __: globals().__setitem__("calls_kept", calls_kept + 1),
+    "model_calls": lambda _, mean, __: setattr(model_calls, "kept_here", len(mean)),
+    "Total.rows": lambda _, mean, __: Counting.add(),
+    "IN_THREAD": in_thread,
+    "DATA": lambda _, mean, __: setattr(DATA, "data", DATA.data + 1),
 }
 
 
@@ -138,6 +188,60 @@ def test_an_argument_that_is_only_read_is_no_reason():
     def call():
         with torch.no_grad():
             return model(**padded(16), more={"factor": [2.0]})
+
+    with limit_memory("4 GiB") as device:
+        whole = call()
+    with limit_memory(int(device.peak_bytes * 0.6)), oomguard.guard(pin=["attn_implementation"]) as g:
+        parts = call()
+    assert torch.allclose(whole, parts, atol=1e-6)
+    assert len(g.attempts) > 1
+
+
+class OfClass(Own):
+    """Its function is reached by the class, as a static method, a partial or a property."""
+
+    seen: typing.ClassVar[list] = []
+
+    def __init__(self):
+        super().__init__(lambda model, mean, _: model.reached(mean))
+
+
+def keep(seen, mean):
+    seen.append(1)
+    return mean
+
+
+@pytest.mark.parametrize(
+    "reached",
+    [
+        staticmethod(lambda mean: BYTES.extend(b"x")),
+        staticmethod(functools.partial(keep, [])),
+        staticmethod(Collector().add),
+        classmethod(lambda cls, mean: BYTES.extend(b"x")),
+        property(lambda self: BYTES.extend(b"x") or len),
+    ],
+    ids=["static", "partial", "method of an object", "of the class", "property"],
+)
+def test_what_a_class_reaches_otherwise_than_by_a_method_is_looked_at(reached):
+    torch.manual_seed(0)
+    model = type("Reached", (OfClass,), {"reached": reached})().eval()
+
+    def call():
+        with torch.no_grad():
+            return model(**padded(16))
+
+    error, _ = refused(call, pin=["attn_implementation"])
+    assert "kept outside of it" in "".join(error.__notes__)
+
+
+def test_code_that_only_reads_what_is_kept_outside_is_split():
+    model = Own(
+        lambda _, mean, __: mean.mul_(1 + len(BYTES) * 0 + Counting.rows * 0 + counted.__code__.co_argcount)
+    ).eval()
+
+    def call():
+        with torch.no_grad():
+            return model(**padded(16))
 
     with limit_memory("4 GiB") as device:
         whole = call()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.engines.transformers.kept_outside import ARGUMENT, KeptOutside
 from oomguard.engines.transformers.loss import LABELS
 from oomguard.engines.transformers.model_state import state_of
-from oomguard.engines.transformers.own_code import is_own
+from oomguard.engines.transformers.own_code import OWN_FUNCTION, is_library, is_own
 from oomguard.log import get_logger
 from oomguard.memory.generate.result_layout import Layout
 
@@ -28,6 +28,14 @@ _clean: Final[weakref.WeakKeyDictionary[Any, dict[Any, Together]]] = weakref.Wea
 _failed: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
 # A loop over a tensor: what it does with each row is not followed.
 _ONE_BY_ONE: Final = "unbind"
+# What torch says where a program asks a fake tensor for its numbers, or for the different ones among them.
+_TAKES_VALUES: Final = (
+    ".numpy() is not supported for tensor subclasses",
+    "DataDependentOutputException",
+    "Cannot access data pointer",
+    "aten.unique",
+    "aten._unique",
+)
 _lock: Final = threading.Lock()
 _Run = Callable[[Any, Mapping[str, Any]], object]
 
@@ -81,7 +89,7 @@ class Followed:
                 _failed.pop(self.model, None)
         if known is not None:
             return self._told(known)
-        found, changes = self._followed_apart()
+        found, changes, taken = self._followed_apart()
         if changes is not None:
             why = (
                 f"the model writes to {changes}: the call that failed has done so already"
@@ -91,10 +99,11 @@ class Followed:
             self.refuse_again(why)
             return why
         if found is None:
-            return (
+            unlisted = (
                 self.unlisted
                 and f"{self.unlisted}, and the model's code cannot be followed to tell: {why_not_followed(self.model)}"
             )
+            return unlisted if taken is None else _taken(taken)
         if found.origin is not None:
             if found.left.why_not is not None:
                 self.refuse_again(found.left.why_not)
@@ -104,10 +113,14 @@ class Followed:
                 _clean.setdefault(self.model, {})[key] = found
         return self._told(found)
 
-    def _followed_apart(self) -> tuple[Together | None, str | None]:
-        """Return what following told, None where that failed, and what the code keeps elsewhere and changed, which is put back."""
+    def _followed_apart(self) -> tuple[Together | None, str | None, str | None]:
+        """Return what following told, None where that failed; what the code keeps elsewhere and changed, which is put back.
+
+        The third is the line at which following failed, where own code took the values of rows there.
+        """
         import torch
 
+        taken: str | None = None
         outside, noted = KeptOutside(self.model, self.arguments(lambda tensor: tensor)), list[str | None]()
         try:
             with torch.inference_mode(mode=False):
@@ -115,7 +128,7 @@ class Followed:
         except Exception as error:  # noqa: BLE001 - a model's own code under fake tensors: anything, and all means "not known"
             why = f"{type(error).__name__}: {error}"
             get_logger().debug("the rows of the call cannot be followed", error=why)
-            found = None
+            found, taken = None, _takes_values(error)
             with _lock:
                 _failed[self.model] = why.partition("\n")[0]
         else:
@@ -123,7 +136,7 @@ class Followed:
                 _failed.pop(self.model, None)
         changes = next((each for each in noted if each), None) or outside.changed()
         outside.put_back()
-        return found, changes
+        return found, changes, taken
 
     def _told(self, found: Together) -> str | None:
         """Note what following told; return why the rows cannot be run apart for it, None where they can."""
@@ -153,7 +166,13 @@ class Followed:
         if self.lists:
             run = _with_lists(run, self.lists)
         call = FollowedCall(
-            self.model, self.arguments, self.rows, noting(run), mask_is_full=is_full(self.mask), around=self.around
+            self.model,
+            self.arguments,
+            self.rows,
+            noting(run),
+            mask_is_full=is_full(self.mask),
+            around=self.around,
+            is_library=is_library,
         )
         if self.steps is not None:  # what a library's layers keep is of one generation, and begins anew with the next
             call = replace(call, looks_at=is_own)
@@ -214,9 +233,30 @@ def _noting(run: _Run, outside: KeptOutside, noted: list[str | None]) -> _Run:
 
 
 def _why_not_apart(origin: Origin) -> str:
+    from oomguard.memory.generate.origin import NUMBER, PLACE, TAKEN
+
     if origin.operation == _ONE_BY_ONE:
         return f"its code goes over the rows one by one, and whether they are apart is not known: {origin.place}"
+    if origin.operation == PLACE:
+        where = f"in {origin.place}" if origin.line else f"in {origin.file}"
+        return f"the place of a row in the batch decides what it gives: {where}"
+    if origin.operation == NUMBER:
+        return f"the number of rows decides what the model's code does: {origin.place}"
+    if origin.operation == TAKEN:
+        return _taken(origin.place)
     return f"a row depends on those beside it: the model takes {origin}"
+
+
+def _taken(place: str) -> str:
+    return f"code of your own takes the values of rows out of torch, and what it does with them cannot be followed: {place}. {OWN_FUNCTION}"
+
+
+def _takes_values(error: Exception) -> str | None:
+    """Return the line of own code that takes values which a fake tensor has not; None where following failed otherwise."""
+    from oomguard.memory.generate.origin import own_place_of
+
+    text = f"{type(error).__name__}: {error}"
+    return own_place_of(error, is_library) if any(each in text for each in _TAKES_VALUES) else None
 
 
 def why_not_followed(model: Any) -> str | None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import sys
 import types
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.held_bytes import bytes_in, is_kept, stands_at
+from oomguard.engines.transformers.held_bytes import put_back as restored
 from oomguard.engines.transformers.own_code import is_library
 from oomguard.engines.transformers.tensors import is_tensor
 
@@ -18,6 +22,7 @@ _MOST_ENTRIES: Final = 4096
 # Larger arrays are told by a checksum, and are not put back.
 _MOST_BYTES: Final = 1 << 24
 _GONE: Final = object()
+_INSTALLED: Final = ("site-packages", "dist-packages")
 
 
 def inside(value: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -46,19 +51,9 @@ def state(value: Any) -> Any:
         return {None: value.get(_GONE)}
     if _is_array(value):
         return _numbers(value)
-    return _place_in(value) or (attributes(value) if _is_object(value) else None)
-
-
-def _place_in(value: Any) -> Any:
-    """Return how far a stream or an iterator has come; None where that is not told."""
-    if hasattr(value, "tell"):
-        try:
-            return (value.tell(),)
-        except Exception:  # noqa: BLE001 - a stream that tells nothing
-            return None
-    if hasattr(value, "__next__"):
-        return repr(value), getattr(getattr(value, "gi_frame", None), "f_lasti", None)
-    return None
+    if (held := bytes_in(value)) is not None:
+        return held
+    return stands_at(value) or (attributes(value) if _is_object(value) or is_own_module(value) else None)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -83,6 +78,8 @@ def put_back(value: Any, before: Any) -> None:
     elif isinstance(value, contextvars.ContextVar):
         if before[None] is not _GONE:
             value.set(before[None])
+    elif isinstance(before, (bytes, tuple)) and restored(value, before):
+        return
     elif _is_array(value) and _is_array(before) and value.shape == before.shape:
         value[...] = before
     elif isinstance(before, dict):
@@ -135,9 +132,20 @@ def is_module(value: Any) -> bool:
     return hasattr(value, "named_modules")
 
 
+def is_own_module(value: Any) -> bool:
+    """Return whether a value is a module of the user's own code: of no package that is installed."""
+    if not isinstance(value, types.ModuleType) or value.__name__.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    file = getattr(value, "__file__", None)
+    return (
+        bool(file) and not is_library(value.__name__) and not any(each in Path(str(file)).parts for each in _INSTALLED)
+    )
+
+
 def _may_change(entry: Any) -> bool:
-    is_kept = isinstance(entry, (*_CONTAINERS, contextvars.ContextVar)) or _is_array(entry) or is_tensor(entry)
-    return is_kept or _is_object(entry)
+    if isinstance(entry, (*_CONTAINERS, contextvars.ContextVar)) or _is_array(entry) or is_tensor(entry):
+        return True
+    return is_kept(entry) or _is_object(entry)
 
 
 def _is_object(value: Any) -> bool:

@@ -7,6 +7,7 @@ put back, as fake tensors are for nobody else.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,18 +18,38 @@ from oomguard.engines.transformers.held_state import (
     get_at,
     inside,
     is_module,
+    is_own_module,
     is_same,
     put_back,
     set_at,
     state,
 )
-from oomguard.engines.transformers.own_code import is_library, own_functions
+from oomguard.engines.transformers.own_code import is_library, own_values
 from oomguard.engines.transformers.tensors import is_tensor
 
 ARGUMENT: Final = "its argument"
 _DEEPEST: Final = 3
 _DEEPEST_GIVEN: Final = 6
 _MOST_PLACES: Final = 1 << 14
+_MOST_TENSOR_BYTES: Final = 1 << 12
+# What may be called, and holds a function.
+_CALLED: Final = (
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinMethodType,
+    staticmethod,
+    classmethod,
+    property,
+    functools.partial,
+    functools.partialmethod,
+    functools.cached_property,
+    functools._lru_cache_wrapper,
+)
+_INSIDE: Final = ("__func__", "fget", "func", "__wrapped__")
+# Code that names these comes to variables that it does not name.
+_AT_RUN_TIME: Final = frozenset(
+    {"globals", "vars", "exec", "eval", "modules", "__dict__", "setattr", "import_module", "__import__"}
+)
 
 
 @dataclass(slots=True)
@@ -55,8 +76,8 @@ class KeptOutside:
         self._places: list[_Place] = []
         self._seen: set[int] = set()
         self._noted: set[tuple[int, Any]] = set()
-        for _, function in own_functions(model) if model is not None else ():
-            self._look_at(function, _DEEPEST)
+        for name, value in own_values(model) if model is not None else ():
+            self._note_called(name, value, _DEEPEST + 1)
         self._given = dict(arguments or {})
         for name, value in self._given.items():
             of_library = is_library(type(value).__module__) and not isinstance(value, functools.partial)
@@ -77,45 +98,70 @@ class KeptOutside:
             put_back(place.value, place.copy)
 
     def _look_at(self, function: types.FunctionType, depth: int) -> None:
+        """Note what the code of a function names, what its arguments have as defaults, and its attributes."""
         if id(function) in self._seen or depth < 0:
             return
         self._seen.add(id(function))
-        names = function.__code__.co_freevars
-        for name, cell in zip(names, function.__closure__ or (), strict=False):
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             try:
                 self._note(name, cell, None, cell.cell_contents, depth)
             except ValueError:  # a cell that is empty yet
                 continue
-        for name in _names(function.__code__):
-            if name in function.__globals__:
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        for value in (*defaults, vars(function)):
+            self._note(f"{function.__name__}'s own", {None: value}, None, value, depth)
+        names = set(_names(function.__code__))
+        if names & _AT_RUN_TIME:
+            names.update(function.__globals__)  # what such code comes to is not told by its names
+            for name in _strings(function.__code__):
+                if is_own_module(module := sys.modules.get(name)):
+                    self._note(name, sys.modules, name, module, depth)
+        for name in sorted(names):
+            if name in function.__globals__ and not name.startswith("__"):
                 self._note(name, function.__globals__, name, function.__globals__[name], depth)
 
     def _note(self, name: str, owner: Any, key: Any, value: Any, depth: int) -> None:
-        if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial)):
+        if isinstance(value, _CALLED):
             self._note_called(name, value, depth)
             return
-        if isinstance(value, types.ModuleType) or (id(owner), key) in self._noted or len(self._places) > _MOST_PLACES:
+        is_foreign = isinstance(value, types.ModuleType) and not is_own_module(value)
+        if is_foreign or (id(owner), key) in self._noted or len(self._places) > _MOST_PLACES:
             return
         self._noted.add((id(owner), key))
         version = value._version if is_tensor(value) and not value.is_inference() else None
-        self._places.append(_Place(name, owner, key, value, state(value), version))
+        held = _numbers_of(value) if is_tensor(value) else state(value)
+        self._places.append(_Place(name, owner, key, value, held, version))
         if depth > 0 and id(value) not in self._seen:
             self._seen.add(id(value))
             for called, inner, entry in inside(value):
                 self._note(name + called, value, inner, entry, depth - 1)
+            self._look_at_class(value if isinstance(value, type) else type(value), depth - 1)
+
+    def _look_at_class(self, kind: type, depth: int) -> None:
+        """Note what the methods of a class of the user's own keep, and its metaclass."""
+        for each in (kind, type(kind)):
+            if id(each) in self._seen or not is_own_module(sys.modules.get(each.__module__)):
+                continue
+            if each is not kind:
+                self._note(each.__name__, {None: each}, None, each, depth)
+            for value in vars(each).values():
+                if isinstance(value, _CALLED):
+                    self._note_called(each.__name__, value, depth)
 
     def _note_called(self, name: str, value: Any, depth: int) -> None:
         """Note what a function of the user's own keeps, and what the object holds that it belongs to."""
-        if isinstance(value, functools.partial):
+        if isinstance(value, (functools.partial, functools.partialmethod)):
             for each in (value.func, value.args, value.keywords):
                 self._note(name, {None: each}, None, each, depth)
             return
-        function: Any = getattr(value, "__func__", value)
-        if not is_library(function.__module__):
+        function = next((inner for at in _INSIDE if (inner := getattr(value, at, None)) is not None), value)
+        if function is not value and not isinstance(function, types.FunctionType):
+            self._note(name, {None: function}, None, function, depth)
+        if not is_library(getattr(function, "__module__", None)):
             bound = getattr(value, "__self__", None)
             if isinstance(function, types.FunctionType):
                 self._look_at(function, depth - 1)
-            if bound is not None and not is_module(bound):
+            if bound is not None and not is_module(bound) and not isinstance(bound, types.ModuleType):
                 self._note(name, {None: bound}, None, bound, depth)
 
 
@@ -126,10 +172,36 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
+def _strings(code: types.CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _strings(constant)
+        elif isinstance(constant, str):
+            yield from constant.replace(".", " ").split()
+
+
+def _numbers_of(tensor: Any) -> int | None:
+    """Return a checksum of a small tensor of the host: what writes to its ``data`` counts no version."""
+    is_plain = type(tensor).__module__ in ("torch", "torch.nn.parameter") and not tensor.is_quantized
+    if (
+        not is_plain
+        or tensor.device.type != "cpu"
+        or tensor.is_sparse
+        or tensor.is_nested
+        or tensor.nbytes > _MOST_TENSOR_BYTES
+    ):
+        return None
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return hash(str(tensor.detach().flatten().tolist()))
+
+
 def _is_as_it_was(place: _Place) -> bool:
     now = get_at(place.owner, place.key)
     if now is not place.value:
         return isinstance(now, PLAIN) and type(now) is type(place.value) and bool(now == place.value)
     if is_tensor(now):
-        return place.version is None or now.is_inference() or now._version == place.version
+        is_old = place.version is None or now.is_inference() or now._version == place.version
+        return is_old and (place.copy is None or place.copy == _numbers_of(now))
     return is_same(state(now), place.copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -12,23 +13,41 @@ _LIBRARIES: Final = frozenset(
     {"torch", "transformers", "accelerate", "peft", "sentence_transformers", "wrapt", "oomguard", "functools"}
 )
 _CODE: Final = (types.FunctionType, types.MethodType)
+# What a class holds that is called with it, or as an attribute of it.
+_OF_CLASS: Final = (
+    types.FunctionType,
+    staticmethod,
+    classmethod,
+    property,
+    functools.partial,
+    functools.partialmethod,
+    functools.cached_property,
+)
+OWN_FUNCTION: Final = (
+    "Where you know that its rows can be run apart, make it in a function of your own under @oomguard.guard(batch=...)"
+)
 _REGISTRY: Final = "transformers.modeling_utils"
 
 
 def own_functions(model: Any) -> Iterator[tuple[str, types.FunctionType]]:
     """Yield the functions that are no library's among those that a model runs, with what they are called there."""
     seen: set[int] = set()
+    for name, value in own_values(model):
+        function = _plain(value)
+        if function is not None and id(function) not in seen:
+            seen.add(id(function))
+            yield name, function
+
+
+def own_values(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the same as they stand there: with the object of a method, and the arguments of a partial."""
+    seen: set[int] = set()
     for name, module in model.named_modules():
-        for attribute, value in _functions(module):
+        for attribute, value in (*_functions(module), *_attention(module)):
             function = _plain(value)
-            if (
-                function is not None
-                and id(function) not in seen
-                and not is_library(function.__globals__.get("__name__"))
-            ):
-                seen.add(id(function))
-                yield (f"{name}.{attribute}" if name else attribute), function
-        yield from _attention(module, seen)
+            if id(value) not in seen and function is not None and not is_library(function.__globals__.get("__name__")):
+                seen.add(id(value))
+                yield (f"{name}.{attribute}" if name and attribute.isidentifier() else attribute), value
 
 
 def own_code(model: Any) -> str | None:
@@ -57,29 +76,27 @@ def _functions(module: Any) -> Iterator[tuple[str, Any]]:
             yield attribute, value
     for base in type(module).__mro__:
         if not is_library(base.__module__):
-            yield from ((name, value) for name, value in vars(base).items() if isinstance(value, types.FunctionType))
+            yield from ((name, value) for name, value in vars(base).items() if isinstance(value, _OF_CLASS))
         elif base.__module__.startswith("transformers.") and "forward" in vars(base):
             yield "forward", vars(base)["forward"]
 
 
-def _attention(module: Any, seen: set[int]) -> Iterator[tuple[str, types.FunctionType]]:
-    """Yield the function that a model's attention is registered under, where that is no library's."""
+def _attention(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a model's attention is registered as."""
     name = getattr(getattr(module, "config", None), "_attn_implementation", None)
     known = getattr(sys.modules.get(_REGISTRY), "ALL_ATTENTION_FUNCTIONS", None)
     if not isinstance(name, str) or known is None:
         return
     try:
-        function = _plain(known[name])
+        yield f"the attention {name}", known[name]
     except KeyError:
         return
-    if function is not None and id(function) not in seen and not is_library(function.__globals__.get("__name__")):
-        seen.add(id(function))
-        yield f"the attention {name}", function
 
 
 def _plain(value: Any) -> types.FunctionType | None:
     while not isinstance(value, types.FunctionType):
-        inner = getattr(value, "__func__", None) or getattr(value, "func", None) or getattr(value, "__wrapped__", None)
+        names = ("__func__", "func", "fget", "__wrapped__")
+        inner = next((found for name in names if (found := getattr(value, name, None)) is not None), None)
         if inner is None or inner is value:
             return None
         value = inner

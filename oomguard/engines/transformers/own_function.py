@@ -10,10 +10,8 @@ from typing import Any, Final
 
 from oomguard.engines.reason import Reason
 from oomguard.engines.transformers.followed import Followed
+from oomguard.engines.transformers.own_code import OWN_FUNCTION
 
-_OWN: Final = (
-    "Where you know that its rows can be run apart, make it in a function of your own under @oomguard.guard(batch=...)"
-)
 _STATE: Final = "make them all in one function of your own that takes what the first of them is given, under @oomguard.guard(batch=...)"
 
 
@@ -40,7 +38,7 @@ def with_own_function(
             return f"{reason}; and {together}"
         if any(_holds_rows(value, number) for name, value in given.items() if name not in names):
             return f"{reason}. Where that comes from an earlier call, {_STATE}"
-        return f"{reason}. {_OWN}"
+        return f"{reason}. {OWN_FUNCTION}"
 
     return Reason.of(why, with_advice)
 

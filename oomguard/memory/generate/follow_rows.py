@@ -42,6 +42,8 @@ WithRows = Callable[[Callable[[Any], Any]], dict[str, Any]]
 # More rows than these are not followed: those with the largest and the smallest values stand for the others.
 _MOST_ROWS: Final = 257
 _FEWEST_ROWS: Final = 13
+# With these own code is followed once more.
+_FEW_ROWS: Final = 3
 # Sizes come with one more or less, of a token that is put before the others.
 _NEAR: Final = 2
 # Arguments with more entries are followed without their values.
@@ -63,6 +65,7 @@ class FollowedCall:
         values: the values of arguments that have others than their tensors, on the host, by name.
         more_tokens: how many tokens its rows have beside those of the arguments, and some of their values may have.
         looks_at: whether what a module keeps is looked at by anybody after the call.
+        is_library: whether the code of a module of this name is a library's.
     """
 
     model: Any
@@ -74,6 +77,7 @@ class FollowedCall:
     values: Mapping[str, Any] = field(default_factory=dict)
     more_tokens: int = 0
     looks_at: Callable[[Any], bool] = lambda module: True
+    is_library: Callable[[str], bool] = lambda name: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,25 @@ def together(call: FollowedCall) -> Together:
         # A size that the prime divides by chance tells of rows where there are none: another prime does not divide it.
         again = {(origin.file, origin.line) for origin in _mixing(call, next(primes))[0]}
         first = [origin for origin in first if (origin.file, origin.line) in again]
+    if not first and (other := _by_number(call, traced)) is not None:
+        first = [other]
     return Together(first[0] if first else None, by_values, traced.layout, traced.left)
+
+
+def _by_number(call: FollowedCall, traced: _Traced) -> Origin | None:
+    """Return what own code does with as many rows, and not with fewer; None where it does the same."""
+    own = traced.mode.own
+    if not own.seen:
+        return None
+    try:
+        fewer = _followed(call, _FEW_ROWS, answers_other=False)
+        found = own.other(fewer.mode.own)
+        if found is None:
+            return None
+        again = _followed(call, traced.mode.rows, answers_other=False)
+    except Exception:  # noqa: BLE001 - what needs more rows raises anything, and tells nothing of those that it has
+        return None
+    return found if own.other(again.mode.own) is None else None  # what differs by itself is told by comparing
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +148,15 @@ def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> _Traced:
     def run(mode: RowsTogether) -> Any:
         return _run(call, twin, mode, rows, order)
 
-    mode = RowsTogether(rows, answers_other=answers_other)
+    mode = RowsTogether(rows, answers_other=answers_other, is_library=call.is_library)
     before = held_by(twin.model, call.looks_at)
-    layout = layout_of(run(mode), rows)
+    result = run(mode)
+    layout = layout_of(result, rows)
+    mode.look_at_result(result)
     after = held_by(twin.model, call.looks_at)
     new = changed(before, after)
     if is_to_be_asked_again(new, mode.writes):
-        again = RowsTogether(rows, answers_other=answers_other)
+        again = RowsTogether(rows, answers_other=answers_other, is_library=call.is_library)
         run(again)
         return _Traced(mode, layout, left_by(mode, new, rows, changed(after, held_by(twin.model, call.looks_at))))
     return _Traced(mode, layout, left_by(mode, new, rows, {}))
@@ -160,7 +184,8 @@ def _run(call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: S
         for (owner, ours), fakes in zip(call.model.named_modules(), twin.model.modules(), strict=True):
             _give_state(mode, owner, ours, fakes)
         arguments = tree_map_only(torch.Tensor, lambda tensor: _constant(mode, twin.mode, tensor), arguments)
-        with call.around(twin.model), watch, FakeCopies(), mode:
+        # A script that is optimized while it runs gives other operations the second time.
+        with torch.jit.optimized_execution(False), call.around(twin.model), watch, FakeCopies(), mode:
             return call.run(twin.model, arguments)
 
 

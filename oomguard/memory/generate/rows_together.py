@@ -8,9 +8,8 @@ it; not where single rows would have given the same (``known_values``). As fake_
 from __future__ import annotations
 
 import functools
-import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from oomguard.memory.generate.known_values import Known, KnownValues, name_of, written
-from oomguard.memory.generate.origin import Of, Origin, line_of_model
+from oomguard.memory.generate.origin import PLACE, TAKEN, Of, Origin, line_of_model
+from oomguard.memory.generate.own_operations import OwnOperations
+from oomguard.memory.generate.result_layout import named
 from oomguard.memory.generate.rows_mixed import Places, arguments_of, found_places, goes_along, mixes_along
+from oomguard.memory.generate.rows_order import RowOrder
+from oomguard.memory.generate.rows_placed import PlacedRows
 
 _DATA: Final = Path(__file__).with_name("rows_together.toml")
 # Whether a mask hides anything; the longest row is told by it too, and is another question.
@@ -41,18 +44,24 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
     Args:
         rows: the prime number of rows.
         answers_other: whether what the program asks of one value of all rows is answered as fewer rows might.
+        is_library: whether the code of a module of this name is a library's.
 
     Attributes:
         found: what makes a row depend on others, in order.
         asked: the values of all rows that the program asked for.
         by_values: whether another call's values may tell otherwise.
         stream: what was done, in order, as far as it can be compared with another call.
+        own: what the user's own code did.
+        placed: what comes from a row's place.
         writes: by the names of tensors that ``keep`` got, where they are written to, and whether what is written depends on rows.
     """
 
-    def __init__(self, rows: int, *, answers_other: bool = False) -> None:
+    def __init__(
+        self, rows: int, *, answers_other: bool = False, is_library: Callable[[str], bool] = lambda name: True
+    ) -> None:
         super().__init__()
-        self._rows, self._answers_other = rows, answers_other
+        self.rows = self._rows = rows
+        self._answers_other = answers_other
         self.values = KnownValues(rows)
         self.found: list[Origin] = []
         self.asked: list[Origin] = []
@@ -61,6 +70,9 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         self._marks: dict[int, tuple[Any, Of]] = {}
         self._numbers = 0
         self._places = Places()
+        self._order = RowOrder(rows, _data("looks_otherwise")["operations"])
+        self.own = OwnOperations(is_library)
+        self.placed = PlacedRows(rows, self.values)
         self.writes: dict[str, tuple[Origin, bool]] = {}
         self._kept: dict[int, tuple[Any, str]] = {}
 
@@ -76,6 +88,12 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
     def of_rows(self, fake: torch.Tensor) -> bool:
         """Return whether a tensor depends on rows."""
         return self._of(fake) is not None
+
+    def look_at_result(self, result: Any) -> None:
+        """Note what a call gives that a row's place tells, and not what the row holds."""
+        for name, tensor in named(result, "its result"):
+            if self.placed.decides(tensor, of_rows=self.of_rows(tensor)):
+                self._report(Origin(PLACE, name, 0))
 
     def name(self, fake: torch.Tensor) -> None:
         """Number a tensor that is there before the call."""
@@ -96,7 +114,8 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._note(func, args, kwargs, outs)
-        self._order(func, inputs, outs)
+        self._order.note(name_of(func), inputs, outs)
+        self.own.note(func, args, kwargs)
         self._follow(func, args, kwargs, inputs, outs)
         if func._schema.is_mutable and self._kept:
             self._note_writes(func, args, kwargs, inputs)
@@ -117,42 +136,26 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
             self._numbers += 1
             leaf._oomguard_number = self._numbers
 
-    def _order(self, func: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-        """Mark results of whose entries those of one row may not stand beside each other, in the order of the rows."""
-        before = [leaf for leaf in inputs if self._has_rows(leaf)]
-        if not before:
-            return  # what is made of no row is the same for each
-        entries = max(self._entries(leaf) for leaf in before)
-        for leaf in outs:
-            if self._count(leaf) != 1:
-                continue
-            if len(before) == 1 and name_of(func) in _data("looks_otherwise")["operations"]:
-                start, old = self._before(leaf), self._before(before[0])
-                is_other = start < old or (start == old and _is_of_other_order(before[0]))
-            else:
-                is_other = self._entries(leaf) > entries or any(map(_is_of_other_order, before))
-            leaf._oomguard_of_other_order = is_other
-
-    def _entries(self, tensor: torch.Tensor) -> int:
-        return max((size // self._rows for size in tensor.shape if self._is_rows(size)), default=1)
-
-    def _before(self, tensor: torch.Tensor) -> int:
-        """Return how many entries lie along the axes before the rows."""
-        return math.prod(tensor.shape[: next(axis for axis, size in enumerate(tensor.shape) if self._is_rows(size))])
-
     def _follow(
         self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
     ) -> None:
-        known = self.values.compute(func, args, kwargs, outs)
         name = name_of(func)
         told = [] if name in _data("makes_anew")["operations"] else [(leaf, self._of(leaf)) for leaf in inputs]
         of_rows = [(leaf, of) for leaf, of in told if of is not None]
+        leaves = [leaf for leaf, _ in of_rows]
+        placed = self.placed.among(inputs, leaves)
+        known = self.values.compute(func, args, kwargs, outs)
+        if self.placed.note(func, name, args, kwargs, inputs, outs, leaves, placed):
+            self._report(Origin(PLACE, *line_of_model()))
         if not of_rows:
             return
         with_rows = [leaf for leaf, _ in of_rows if self._has_rows(leaf)]
         alone = [leaf for leaf, _ in of_rows if not self._has_rows(leaf)]
-        overflow = name in _data("overflow")["operations"] or any(of.overflow for _, of in of_rows)
-        of = Of(frozenset().union(*(of.names for _, of in of_rows)), None, overflow)
+        asks = name in _data("overflow")["operations"] and self.own.line() is None
+        overflow = asks or any(of.overflow for _, of in of_rows)
+        is_count = name in _data("counts")["operations"] and all(leaf.dtype == torch.bool for leaf in leaves)
+        counts = is_count or all(of.counts for _, of in of_rows)
+        of = Of(frozenset().union(*(of.names for _, of in of_rows)), None, overflow, counts)
         origin = next((of.origin for leaf, of in of_rows if of.origin and not self._has_rows(leaf)), None)
         if with_rows and self._mixes_rows(func, name, args, kwargs, with_rows, outs):
             self._report(self._origin(func, of, with_rows[0]))
@@ -233,7 +236,10 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         if of is None or of.origin is None or (known is not None and not known.differs):
             return value
         origin = of.origin
+        self.own.read(value)
         is_yes_or_no = tensor.dtype == torch.bool
+        if known is not None and self._is_taken(of, origin):
+            self._report(replace(origin, operation=TAKEN))
         if origin.overflow or (is_yes_or_no and origin.operation in _ASKS and _is_of_mask(of)):
             return value
         if known is None and not is_yes_or_no and origin.counts:
@@ -245,6 +251,11 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         if self._answers_other:
             return (not value) if known is None else known.entry(other=True)
         return value
+
+    def _is_taken(self, of: Of, origin: Origin) -> bool:
+        """Return whether own code is told values of single rows that are no lengths: what it does with them is not followed."""
+        is_length = of.counts or _is_of_mask(of)
+        return origin.operation in _data("one_row")["operations"] and not is_length and self.own.line() is not None
 
     def _origin(self, func: Any, of: Of, given: torch.Tensor) -> Origin:
         name = name_of(func)
@@ -285,7 +296,3 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
 
 def _is_of_mask(of: Of) -> bool:
     return all("mask" in name for name in of.names)
-
-
-def _is_of_other_order(tensor: torch.Tensor) -> bool:
-    return bool(getattr(tensor, "_oomguard_of_other_order", False))
