@@ -101,7 +101,7 @@ def _read(
         known = FAMILIES["largest_images"]
         by_type = known.get(str(config.get("model_type")), known["others"])
         tokens = by_type if largest is None else largest // per_token
-    if side is not None and config.get("model_type") in _DUAL_ENCODERS:
+    if side is not None and str(config.get("model_type")) in _DUAL_ENCODERS:
         return Encoder(width, mlp, tensors, patches, 1, output_width, most_per_prompt=1)
     return Encoder(
         width,
