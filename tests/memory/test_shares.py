@@ -30,6 +30,7 @@ def test_a_new_message_tells_all_parts():
         "own_ratio": 21 / 24,
         "others_bytes": 2 * GIB,
         "others_ratio": 2 / 24,
+        "before_graphs": True,
     }
 
 
@@ -70,7 +71,7 @@ def test_reserved_below_allocated_is_rounding_and_no_unused_memory():
 def test_without_the_total_there_are_no_ratios():
     told = shares(**TENSORS, tried_bytes=GIB, device_free_bytes=GIB)
 
-    assert told == {"unused_bytes": 2 * GIB, "own_bytes": 20 * GIB}
+    assert told == {"unused_bytes": 2 * GIB, "own_bytes": 20 * GIB, "before_graphs": True}
     assert shares(device_total_bytes=0, tried_bytes=GIB) == {}
 
 
