@@ -77,9 +77,8 @@ def _reserved(
 def _is_before_graphs(facts: Mapping[str, Fact]) -> bool:
     """Whether no graph was captured yet: torch since 2.3 names private pools beside its tensors where it has them."""
     eager = facts.get("enforce_eager")
-    is_named = (
-        "private_pool_bytes" in facts or "reserved_total_bytes" in facts
-    )  # messages that name the latter name no pools
+    # Messages that name all that is reserved name no pools.
+    is_named = "private_pool_bytes" in facts or "reserved_total_bytes" in facts
     return "allocated_bytes" in facts and not is_named and not (eager is not None and eager.value is True)
 
 

@@ -24,7 +24,8 @@ from oomguard.engines.transformers.held_state import (
     set_at,
     state,
 )
-from oomguard.engines.transformers.own_code import is_library, own_values
+from oomguard.engines.transformers.own_code import OF_CLASS, is_library, own_values
+from oomguard.engines.transformers.own_code import inside as called_by
 from oomguard.engines.transformers.tensors import is_tensor
 
 ARGUMENT: Final = "its argument"
@@ -33,19 +34,7 @@ _DEEPEST_GIVEN: Final = 6
 _MOST_PLACES: Final = 1 << 14
 _MOST_TENSOR_BYTES: Final = 1 << 12
 # What may be called, and holds a function.
-_CALLED: Final = (
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinMethodType,
-    staticmethod,
-    classmethod,
-    property,
-    functools.partial,
-    functools.partialmethod,
-    functools.cached_property,
-    functools._lru_cache_wrapper,
-)
-_INSIDE: Final = ("__func__", "fget", "func", "__wrapped__")
+_CALLED: Final = (*OF_CLASS, types.MethodType, types.BuiltinMethodType, functools._lru_cache_wrapper)
 # Code that names these comes to variables that it does not name.
 _AT_RUN_TIME: Final = frozenset(
     {"globals", "vars", "exec", "eval", "modules", "__dict__", "setattr", "import_module", "__import__"}
@@ -154,7 +143,8 @@ class KeptOutside:
             for each in (value.func, value.args, value.keywords):
                 self._note(name, {None: each}, None, each, depth)
             return
-        function = next((inner for at in _INSIDE if (inner := getattr(value, at, None)) is not None), value)
+        inner = called_by(value)
+        function = value if inner is None else inner
         if function is not value and not isinstance(function, types.FunctionType):
             self._note(name, {None: function}, None, function, depth)
         if not is_library(getattr(function, "__module__", None)):

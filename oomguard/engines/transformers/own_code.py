@@ -14,7 +14,7 @@ _LIBRARIES: Final = frozenset(
 )
 _CODE: Final = (types.FunctionType, types.MethodType)
 # What a class holds that is called with it, or as an attribute of it.
-_OF_CLASS: Final = (
+OF_CLASS: Final = (
     types.FunctionType,
     staticmethod,
     classmethod,
@@ -27,6 +27,7 @@ OWN_FUNCTION: Final = (
     "Where you know that its rows can be run apart, make it in a function of your own under @oomguard.guard(batch=...)"
 )
 _REGISTRY: Final = "transformers.modeling_utils"
+_INSIDE: Final = ("__func__", "func", "fget", "__wrapped__")
 
 
 def own_functions(model: Any) -> Iterator[tuple[str, types.FunctionType]]:
@@ -76,7 +77,7 @@ def _functions(module: Any) -> Iterator[tuple[str, Any]]:
             yield attribute, value
     for base in type(module).__mro__:
         if not is_library(base.__module__):
-            yield from ((name, value) for name, value in vars(base).items() if isinstance(value, _OF_CLASS))
+            yield from ((name, value) for name, value in vars(base).items() if isinstance(value, OF_CLASS))
         elif base.__module__.startswith("transformers.") and "forward" in vars(base):
             yield "forward", vars(base)["forward"]
 
@@ -93,10 +94,14 @@ def _attention(module: Any) -> Iterator[tuple[str, Any]]:
         return
 
 
+def inside(value: Any) -> Any:
+    """Return what a method, a partial, a property or a wrapper calls; None of anything else."""
+    return next((found for name in _INSIDE if (found := getattr(value, name, None)) is not None), None)
+
+
 def _plain(value: Any) -> types.FunctionType | None:
     while not isinstance(value, types.FunctionType):
-        names = ("__func__", "func", "fget", "__wrapped__")
-        inner = next((found for name in names if (found := getattr(value, name, None)) is not None), None)
+        inner = inside(value)
         if inner is None or inner is value:
             return None
         value = inner

@@ -117,7 +117,7 @@ def _by_number(call: FollowedCall, traced: _Traced) -> Origin | None:
         found = own.other(fewer.mode.own)
         if found is None:
             return None
-        again = _followed(call, traced.mode.rows, answers_other=False)
+        again = _followed(call, traced.rows, answers_other=False)
     except Exception:  # noqa: BLE001 - what needs more rows raises anything, and tells nothing of those that it has
         return None
     return found if own.other(again.mode.own) is None else None  # what differs by itself is told by comparing
@@ -126,6 +126,7 @@ def _by_number(call: FollowedCall, traced: _Traced) -> Origin | None:
 @dataclass(frozen=True, slots=True)
 class _Traced:
     mode: RowsTogether
+    rows: int
     layout: Layout
     left: Left
 
@@ -158,8 +159,8 @@ def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> _Traced:
     if is_to_be_asked_again(new, mode.writes):
         again = RowsTogether(rows, answers_other=answers_other, is_library=call.is_library)
         run(again)
-        return _Traced(mode, layout, left_by(mode, new, rows, changed(after, held_by(twin.model, call.looks_at))))
-    return _Traced(mode, layout, left_by(mode, new, rows, {}))
+        return _Traced(mode, rows, layout, left_by(mode, new, rows, changed(after, held_by(twin.model, call.looks_at))))
+    return _Traced(mode, rows, layout, left_by(mode, new, rows, {}))
 
 
 def _run(call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: Sequence[int]) -> Any:

@@ -22,7 +22,7 @@ _MOST_ENTRIES: Final = 1 << 22
 # What these make holds nothing yet.
 _EMPTY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 # What these give of a value that has rows is one of its rows.
-_ONE_ROW: Final = frozenset({"select", "unbind", "slice", "split", "chunk"})
+ONE_ROW: Final = frozenset({"select", "unbind", "slice", "split", "chunk"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class KnownValues:
             known: its results.
         """
         with _disable_current_modes():
-            if name_of(func) in _ONE_ROW:
+            if name_of(func) in ONE_ROW:
                 first = self.of(inputs[0])
                 if first is None:
                     return [Known(one.whole, _opposite(one.whole)) for one in known]

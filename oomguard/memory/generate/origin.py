@@ -18,8 +18,6 @@ import torch
 _INSIDE: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 # Code that calculates with what it is given.
 _CALLED: Final = frozenset({"numpy", "scipy", "sklearn", "pandas", "polars", "pyarrow"})
-
-
 # What an origin is that is no operation: a row's place, the number of rows, values of rows that the program is told.
 PLACE: Final = "its place"
 NUMBER: Final = "the number of rows"
@@ -65,17 +63,13 @@ class Of:
 
 def line_of_model() -> tuple[str, int]:
     """Return the file and the line of the model's code that is running; an empty name and 0 where none is."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and _is_inside(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = _frame_of_model()
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def own_line(is_library: Callable[[str], bool]) -> tuple[str, int] | None:
     """Return the file and the line of the code that is running, where that is no library's; None where it is."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and _is_inside(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = _frame_of_model()
     if frame is None or is_library(str(frame.f_globals.get("__name__"))):
         return None
     return frame.f_code.co_filename, frame.f_lineno
@@ -91,6 +85,13 @@ def own_place_of(error: BaseException, is_library: Callable[[str], bool]) -> str
             found = None if is_library(name) else Origin(TAKEN, code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return None if found is None else found.place
+
+
+def _frame_of_model() -> Any:
+    frame: Any = sys._getframe(1)
+    while frame is not None and _is_inside(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 def _is_inside(file: str) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from oomguard.memory.generate.known_values import Known, KnownValues, name_of, written
+from oomguard.memory.generate.known_values import ONE_ROW, Known, KnownValues, name_of, written
 from oomguard.memory.generate.origin import PLACE, TAKEN, Of, Origin, line_of_model
 from oomguard.memory.generate.own_operations import OwnOperations
 from oomguard.memory.generate.result_layout import named
@@ -60,8 +60,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         self, rows: int, *, answers_other: bool = False, is_library: Callable[[str], bool] = lambda name: True
     ) -> None:
         super().__init__()
-        self.rows = self._rows = rows
-        self._answers_other = answers_other
+        self._rows, self._answers_other = rows, answers_other
         self.values = KnownValues(rows)
         self.found: list[Origin] = []
         self.asked: list[Origin] = []
@@ -255,7 +254,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
     def _is_taken(self, of: Of, origin: Origin) -> bool:
         """Return whether own code is told values of single rows that are no lengths: what it does with them is not followed."""
         is_length = of.counts or _is_of_mask(of)
-        return origin.operation in _data("one_row")["operations"] and not is_length and self.own.line() is not None
+        return origin.operation in ONE_ROW and not is_length and self.own.line() is not None
 
     def _origin(self, func: Any, of: Of, given: torch.Tensor) -> Origin:
         name = name_of(func)
