@@ -58,11 +58,13 @@ def test_a_mistake_names_its_file_and_what_is_wrong(tmp_path, old, new, said):
     assert "lexicon.toml" in str(caught.value)
 
 
-def test_every_shipped_pattern_compiles_and_every_feature_has_a_name_of_its_own():
+def test_every_shipped_pattern_compiles_and_every_feature_has_a_name_of_its_own_and_a_weight():
     lexicon = load_rules(check=True).lexicon
     names = [feature.name for feature in lexicon.features]
 
     assert len(set(names)) == len(names)
+    # What no labelled text holds gets no weight, and decides nothing: it belongs among what is harmless, or nowhere.
+    assert [feature.name for feature in lexicon.features if not feature.weight] == []
     assert len(FILE.read_bytes()) <= 300_000
 
 
