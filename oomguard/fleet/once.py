@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 
 from oomguard.fleet.inputs import Input, is_url
-from oomguard.fleet.layouts import writer_of
 
 
 def read_once(inputs: Sequence[Input], *, keeps_named: bool) -> tuple[list[Input], int]:
@@ -33,6 +32,8 @@ def _repeated(paths: Sequence[Input], keeps_named: bool) -> Iterable[Input]:
 
 
 def _rank(one: Input) -> tuple[int, bool]:
+    from oomguard.fleet.layouts import writer_of  # only where a file has several paths
+
     writer = writer_of(one.path)
     told = (writer.namespace, writer.pod, writer.container, writer.node, writer.job, writer.task, writer.rank)
     has_link = not is_url(one.path) and os.path.realpath(one.path) != os.path.abspath(one.path)  # noqa: PTH100 - .. stays

@@ -13,17 +13,15 @@ from oomguard.snapshots.pickled import is_pickle, old_instructions
 # Enough for the headers before the first file of a tar and the beginning of that file.
 HEAD_BYTES: Final = 16 << 10
 # How a dump begins: a dict whose first key is ``segments``, in protocols 2 to 5.
-_BEGINS_AS_SNAPSHOT: Final = re.compile(
-    rb"(?s)\x80[\x02-\x05](?:\x95.{8})?\}(?:\x94|q.)\(?(?:X\x08\0\0\0|\x8c\x08)segments"
-)
+_BEGINS_AS_SNAPSHOT: Final = rb"(?s)\x80[\x02-\x05](?:\x95.{8})?\}(?:\x94|q.)\(?(?:X\x08\0\0\0|\x8c\x08)segments"
 _PICKLES: Final = (".pickle", ".pkl", ".pt", ".pth")
-_ENDLESS_NUMBER: Final = re.compile(rb"[IL]-?\d{100}")
+_ENDLESS_NUMBER: Final = rb"[IL]-?\d{100}"
 _TARS: Final = (".tar", ".tgz", ".txz", ".tbz2")
 _ZIP: Final = b"PK\x03\x04"
 # What no text has: control characters but for tabs, line ends, backspaces, form feeds and escapes.
-_BINARY: Final = re.compile(rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]")
+_BINARY: Final = rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]"
 _WIDE_TEXT: Final = (b"\xff\xfe", b"\xfe\xff")
-_HTML: Final = re.compile(rb"(?i)\s*<(?:!doctype|html|head|\?xml)\b")
+_HTML: Final = rb"(?i)\s*<(?:!doctype|html|head|\?xml)\b"
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 _DUMP: Final = "a snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes"
 _TAR_BLOCK: Final = 512
@@ -32,7 +30,7 @@ _PACKED: Final = (".gz", ".xz", ".bz2", ".zst", ".zstd")
 
 def is_other_pickle(head: bytes) -> bool:
     """Return whether a file is a pickle that does not begin as a snapshot does: results, or weights."""
-    return is_pickle(head) and not _BEGINS_AS_SNAPSHOT.match(head)
+    return is_pickle(head) and not re.match(_BEGINS_AS_SNAPSHOT, head)
 
 
 def is_named_pickle(path: str) -> bool:
@@ -99,12 +97,12 @@ def _foreign(head: bytes) -> tuple[str, str] | None:
     """Return what a file without a pickle's header is, and what to do; None for a text."""
     if head.startswith(_LFS):
         return "is a pointer of Git LFS, not the file", "git lfs pull"
-    if _HTML.match(head):
+    if re.match(_HTML, head):
         return (
             "is a page (HTML), no allocation snapshot: the download failed?",
             "open it in a browser; download it again",
         )
-    if not head.startswith(_WIDE_TEXT) and _BINARY.search(head):
+    if not head.startswith(_WIDE_TEXT) and re.search(_BINARY, head):
         begins = " ".join(f"{byte:02x}" for byte in head[:4])
         return f"is no pickle: it begins with {begins}, a pickle with 80: damaged?", f"copy it again; {_DUMP}"
     return None
@@ -113,7 +111,7 @@ def _foreign(head: bytes) -> tuple[str, str] | None:
 def _is_old_pickle(head: bytes) -> bool:
     """Return whether a file without a pickle's header is one to its end, or begins with a number without end."""
     names = [name for name, _argument in old_instructions(head)]
-    return (len(names) > 1 and names[-1] == "STOP") or _ENDLESS_NUMBER.match(head) is not None
+    return (len(names) > 1 and names[-1] == "STOP") or re.match(_ENDLESS_NUMBER, head) is not None
 
 
 def _unpacked_name(path: str) -> str:

@@ -17,12 +17,12 @@ from oomguard.facts import REGISTRY, Fact, FactValue
 
 # All numbers are doubles: CEL does not compare an int with a double, and rule authors should not have to know.
 _CEL_TYPES: Final = {"int": "DOUBLE", "float": "DOUBLE", "bool": "BOOL", "str": "STRING"}
-_POSITION = re.compile(r"<input>:(\d+):(\d+): (.*)")
+_POSITION: Final = r"<input>:(\d+):(\d+): (.*)"
 _MAX_EXPRESSION_CHARS: Final = 2000
 _SHOWN_CHARS: Final = 60  # of the expression, on either side of a mistake
 _SHOWN_MESSAGE_CHARS: Final = 300
 # Macros over lists: no fact is a list, and nested macros multiply the work.
-_MACRO: Final = re.compile(r"\b(?:all|exists|exists_one|existsOne|filter|map)(?:\s|//[^\n]*\n)*+\(")
+_MACRO: Final = r"\b(?:all|exists|exists_one|existsOne|filter|map)(?:\s|//[^\n]*\n)*+\("
 
 # An expression with one of these may hold although a fact that it names is missing.
 _EITHER: Final = re.compile(r"\|\||&&|\?")
@@ -101,7 +101,7 @@ def compile_expression(source: object, *, path: str, key: str, result: str | Non
         raise RuleError("expected a CEL expression in quotes", path=path, key=key)
     if len(source) > _MAX_EXPRESSION_CHARS:
         raise RuleError(f"expression longer than {_MAX_EXPRESSION_CHARS} characters", path=path, key=key)
-    macro = _MACRO.search(_without_strings(source))
+    macro = re.search(_MACRO, _without_strings(source))
     if macro is not None:
         name = re.split(r"\W", macro.group(), maxsplit=1)[0]
         told = f"{name}() is not known here: a condition compares facts"
@@ -109,7 +109,7 @@ def compile_expression(source: object, *, path: str, key: str, result: str | Non
     try:
         compiled = _compiled(source)
     except RuntimeError as error:
-        match = _POSITION.search(str(error))
+        match = re.search(_POSITION, str(error))
         column = int(match.group(2)) if match else None
         message = match.group(3).replace(" (in container '')", "") if match else str(error).splitlines()[0]
         message = message[:_SHOWN_MESSAGE_CHARS]

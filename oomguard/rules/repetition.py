@@ -12,8 +12,8 @@ from typing import Final
 # Far beyond any need: a window of a log has some 6000 characters.
 MAX_REPEATED_CHARS: Final = 20_000
 
-_TOKEN: Final = re.compile(
-    r"""
+# Compiled when the first pattern is: where all of them lie compiled in the cache, none is read.
+_GRAMMAR: Final = r"""
       (?P<escape>\\.)
     | (?P<set>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*+\])
     | (?P<comment>\(\?\#[^)]*\))
@@ -22,15 +22,13 @@ _TOKEN: Final = re.compile(
     | (?P<close>\))
     | (?P<repeat>\{(?=[^}]*[0-9])[0-9\s]*(?:,[0-9\s]*)?\})
     | .
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+    """
 
 
 def too_much_repetition(text: str) -> tuple[int, str] | None:
     """Return position and reason of what makes a pattern too long or unreadable here; None if it may be compiled."""
     totals, last = [0], 0  # the length so far of each open group; the length of the part just read
-    for token in _TOKEN.finditer(text):
+    for token in re.finditer(_GRAMMAR, text, re.VERBOSE | re.DOTALL):
         if token.lastgroup == "flags" and re.search(r"x|V1", token.group()):
             return token.start(), "the flags x and V1 are not known here"
         opens = token.lastgroup == "open" or (token.lastgroup == "flags" and token.group().endswith(":"))
