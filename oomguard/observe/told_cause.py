@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final
 
 from oomguard.facts import Fact
 from oomguard.incident import Evidence, Incident
 from oomguard.observe.hits import Hit
 from oomguard.observe.named_model import named_model
+from oomguard.observe.script_values import script_values
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.stated_figures import StatedFigures
 from oomguard.observe.text import peel
@@ -58,8 +60,10 @@ def with_report(
         time: what the searches may take.
     """
     found, lines, told = tuple(stated.completed(i, time) for i in incidents), tuple(stated.lines), tuple(causes)
-    if len(found) > MAX_TOLD:
+    if not found or len(found) > MAX_TOLD:
         return found
+    if scripted := script_values(lines):
+        found = tuple(replace(i, facts=MappingProxyType({**scripted, **i.facts})) for i in found)
     return tuple(_in_report(i, "\n".join(_of_report(i.location.line or 0, lines)), told, time) for i in found)
 
 
