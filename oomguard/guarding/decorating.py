@@ -18,6 +18,7 @@ from oomguard.guarding import observing as told
 from oomguard.guarding import watching as state
 from oomguard.guarding.failure import run_guarded
 from oomguard.guarding.function_call import RowsCall
+from oomguard.guarding.handed_in import AsHandedIn
 from oomguard.guarding.in_parts import in_parts
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.observe.exceptions import may_be_oom
@@ -120,13 +121,14 @@ def _splitting(current: Guard, function: F) -> F:
         if current.recording is not None:
             current.begin_recording()
         token = state.inside_call.set(True)
+        handed_in = AsHandedIn(args, kwargs)
         try:
             if current.known and not disabled():
-                result, error = _in_parts(current, function, args, kwargs)
+                result, error = _in_parts(current, function, args, kwargs, handed_in)
             else:
                 result, error = run_guarded(function, args, kwargs)
                 if error is not None and may_be_oom(error) and not disabled():
-                    result, error = _in_parts(current, function, args, kwargs, error)
+                    result, error = _in_parts(current, function, args, kwargs, handed_in, error)
         finally:
             state.inside_call.reset(token)
         try:
@@ -149,13 +151,14 @@ def _in_parts(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    handed_in: AsHandedIn,
     failed: BaseException | None = None,
 ) -> tuple[Any, BaseException | None]:
     """Return the result of a call, run in parts, and None, or None and the exception to raise.
 
     ``failed`` is the exception of the whole call, where it has been run already.
     """
-    rows, unread = run_guarded(RowsCall.of, (function, current.batch, args, kwargs), {})
+    rows, unread = run_guarded(RowsCall.of, (function, current.batch, args, kwargs, handed_in), {})
     if unread is not None and failed is None:
         return run_guarded(function, args, kwargs)  # the function itself says what is wrong with its arguments
     if unread is None:

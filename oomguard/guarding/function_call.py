@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oomguard.facts import FactValue
+from oomguard.guarding.handed_in import AsHandedIn, Filled
 from oomguard.guarding.rows import cut, entries, is_record, rows_of, why_not_cut, why_not_rows
 from oomguard.observe import torch_memory
 
@@ -22,14 +23,15 @@ _SEVERAL: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWO
 class RowsCall:
     """One call of a function whose arguments ``names`` hold one entry per row, each in the same order.
 
-    ``records`` says of the first part's result whether it is a record of fields, which later ones are then too; ``told``
-    that the user knows of random numbers in it.
+    ``handed_in`` is what its containers held before it, ``filled`` what its parts do to theirs; ``records`` says of the first part's
+    result whether it is a record of fields, which later ones are then too; ``told`` that the user knows of random numbers in it.
     """
 
     bound: inspect.BoundArguments
     names: tuple[str, ...]
     rows: int
-    not_splittable: str | None
+    reason: str | None
+    handed_in: AsHandedIn = field(default_factory=AsHandedIn)
     model: Any = None
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
@@ -45,13 +47,23 @@ class RowsCall:
     layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     records: list[bool] = field(default_factory=list)
     told: list[bool] = field(default_factory=list)
+    filled: Filled = field(default_factory=lambda: Filled(0))
 
     @classmethod
     def of(
-        cls, function: Callable[..., Any], names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        cls,
+        function: Callable[..., Any],
+        names: Sequence[str],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        handed_in: AsHandedIn | None = None,
     ) -> RowsCall:
         """Read a call; raises TypeError where the arguments do not fit the function, as calling it would."""
         bound = inspect.signature(function).bind(*args, **kwargs)
+        handed_in = handed_in or AsHandedIn(args, kwargs)
+        handed_in.put_back(
+            bound.arguments.get(name) for name in names
+        )  # the call that failed may have begun to fill them
         sizes: dict[str, int] = {}
         for name in names:
             value: Any = bound.arguments.get(name)
@@ -65,7 +77,13 @@ class RowsCall:
         if len(set(sizes.values())) > 1:
             named = [f"{name} {size}" for name, size in list(sizes.items())[1:]]
             reason = f"the argument {names[0]} has {rows} entries, {', '.join(named)}"
-        return cls(bound, tuple(names), rows, reason or _beside(bound, names, rows))
+        reason = reason or _beside(bound, names, rows)
+        return cls(bound, tuple(names), rows, reason, handed_in, filled=Filled(rows))
+
+    @property
+    def not_splittable(self) -> str | None:
+        """Why its rows cannot be run apart; None where they can."""
+        return self.reason or self.handed_in.why_changed(self.bound.arguments, self.names)
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -80,7 +98,10 @@ class RowsCall:
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call on rows ``start`` to ``stop``."""
         arguments = dict(self.bound.arguments)
-        arguments.update({name: cut(arguments[name], start, stop) for name in self.names})
+        self.handed_in.put_back(arguments[name] for name in self.names)
+        given = {name: cut(arguments[name], start, stop) for name in self.names}
+        self.filled.begin(start, given)
+        arguments.update(given)
         part = inspect.BoundArguments(self.bound.signature, arguments)
         return part.args, part.kwargs
 
@@ -106,7 +127,7 @@ class RowsCall:
         """Return why the result of a part cannot be put together with others; None where it has one entry for each row."""
         if not self.records:
             self.records.append(is_record(part, rows))
-        return why_not_rows(part, rows, is_known_record=self.records[0])
+        return why_not_rows(part, rows, is_known_record=self.records[0]) or self.filled.note(part, rows)
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return a result as it is: nothing was left out."""
@@ -114,9 +135,9 @@ class RowsCall:
         return result
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
-        """Return the result as it is put together."""
+        """Return the result as it is put together: the caller's own container where the function fills and returns the one it is handed."""
         del place
-        return result
+        return self.filled.done_to(self.bound.arguments, result)
 
     def comparison(self) -> None:
         """Return None: its rows are known by other means."""

@@ -65,6 +65,10 @@ class Gathered:
             self.done += rows
         return problem
 
+    def take(self, call: WatchedCall, part: Any, rows: int) -> str | None:
+        """Put what the next rows of a call gave into its place, with what it leaves out of it or puts before it; as ``add``."""
+        return self.add(call.completed(part, self.done, self.done + rows), rows)
+
     @property
     def device_bytes(self) -> int:
         """Bytes of the results on a device; 0 where they are on the host, or there are none."""

@@ -16,6 +16,7 @@ from oomguard.guarding.making_room import make_room
 from oomguard.guarding.measured_rows import MeasuredRows
 from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
+from oomguard.guarding.part_run import run_rows
 from oomguard.guarding.partial import DoneRows
 from oomguard.guarding.side_by_side import SideBySide
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
@@ -159,7 +160,7 @@ class SplitRun:
             rows, before = stop - self._next_row, torch_memory.live_bytes(self._call.model)
             refusing = refusing_gradients(really=self._call.may_train)
             with torch_memory.Peak() as measured, refusing, self._call.around(self._next_row, stop):
-                part, error = run_guarded(self._wrapped, *self._call.part(self._next_row, stop))
+                part, error = run_rows(self._wrapped, self._call, self._next_row, stop)
             peak = measured.bytes
             self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
             problem = None if error is not None else self._call.problem(part, rows)
@@ -168,8 +169,7 @@ class SplitRun:
             if problem is not None:
                 self._gathered, self._next_row = Gathered(self._rows), 0  # nothing done is of use
             elif error is None:
-                part = self._call.completed(part, self._next_row, stop)
-                problem, error = run_guarded(self._gathered.add, (part, rows), {})
+                problem, error = run_guarded(self._gathered.take, (self._call, part, rows), {})
             del part
             if problem is not None:
                 return self._as_it_was_made(problem)

@@ -13,7 +13,7 @@ from oomguard.testing import limit_memory  # noqa: E402
 ROWS, FRAMES = 32, 400
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def whisper():
     torch.manual_seed(0)
     config = transformers.WhisperConfig(
@@ -50,6 +50,19 @@ def test_whisper_is_split_and_every_token_is_the_same(whisper, features):
         capacity = device.peak_bytes // 2
     with limit_memory(capacity), oomguard.guard() as g:
         parts = whisper.generate(input_features=features, **options)
+    assert torch.equal(parts, whole)
+    assert [attempt.succeeded for attempt in g.attempts] == [False, True]
+
+
+def test_features_by_position_and_a_language_for_all_rows_are_split_as_by_name(whisper, features):
+    config = whisper.generation_config
+    config.lang_to_id, config.task_to_id, config.is_multilingual = {"<|en|>": 5}, {"transcribe": 8}, True
+    config.no_timestamps_token_id = 10
+    with limit_memory("1 GiB") as device:
+        whole = whisper.generate(features, language="en", task="transcribe", max_new_tokens=6)
+        capacity = device.peak_bytes // 2
+    with limit_memory(capacity), oomguard.guard() as g:
+        parts = whisper.generate(features, language="en", task="transcribe", max_new_tokens=6)
     assert torch.equal(parts, whole)
     assert [attempt.succeeded for attempt in g.attempts] == [False, True]
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from oomguard.engines.transformers.cache_argument import NAMES, given_cache, name_in, with_cache
 from oomguard.engines.transformers.independence import why_rows_depend
 from oomguard.engines.transformers.packed import why_packed
+from oomguard.engines.transformers.tensors import of_host
 from oomguard.user_files import read_tables
 
 # Arguments that are cut along the tokens, or mean the same for each chunk; with any other tensor a call runs as it is.
@@ -89,7 +90,9 @@ def _is_of_tokens(name: str, value: Any) -> bool:
 
 def begins_padded(mask: Any) -> bool:
     """Return whether a row begins with hidden tokens: they look at all others alike, so what they say changes with the chunk."""
-    return mask is not None and getattr(mask, "ndim", 0) == _MASK_AXES and bool((mask[:, 0] == 0).any())
+    if mask is None or getattr(mask, "ndim", 0) != _MASK_AXES:
+        return False
+    return of_host(lambda shown: bool((shown[:, 0] == 0).any()), mask)
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ def generation_compared(
 def _at(value: Any, order: Sequence[int]) -> Any:
     if isinstance(value, (list, tuple)):
         return [value[row] for row in order]
-    return value if value is None else value[list(order)]
+    return value if value is None or isinstance(value, str) else value[list(order)]  # one text for all rows
 
 
 def _first_scores(model: Any, arguments: Mapping[str, Any], steps: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from oomguard.engines.transformers.kept_outside import ARGUMENT, KeptOutside
 from oomguard.engines.transformers.loss import LABELS
 from oomguard.engines.transformers.model_state import state_of
 from oomguard.engines.transformers.own_code import OWN_FUNCTION, is_library, is_own
+from oomguard.engines.transformers.tensors import of_host
 from oomguard.log import get_logger
 from oomguard.memory.generate.result_layout import Layout
 
@@ -189,11 +190,8 @@ class Followed:
         ids = self.arguments(lambda tensor: tensor).get("input_ids")
         if self.steps is None or self.mask is not None or self.pad is None or ids is None or ids.dim() != 2:
             return call
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        with _disable_current_modes():
-            mask = (ids.detach().cpu() != self.pad).long()
-        if bool(mask.all()):
+        mask = of_host(lambda tokens: (tokens != self.pad).long(), ids)
+        if of_host(lambda shown: bool(shown.all()), mask):
             return call
         made = self.arguments
         return replace(

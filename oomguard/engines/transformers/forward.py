@@ -25,6 +25,7 @@ from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_
 from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.taken_rows import common_rows, taken_for_rows, why_unlisted
 from oomguard.engines.transformers.tensors import is_tensor, tensors
+from oomguard.engines.transformers.texts_of_images import texts_of_images
 from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
 
@@ -63,6 +64,7 @@ class ForwardCall:
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
     taken: frozenset[str] = frozenset()
+    texts: int = 1  # of each row
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
     leaves: list[tuple[str, str]] = field(default_factory=list)
     stored: Stored = field(default_factory=dict)
@@ -76,7 +78,8 @@ class ForwardCall:
         arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
         found = next((name for name in (*names("text"), *names("others")) if is_input(name, arguments.get(name))), None)
         trains = records_gradients(model, arguments.values())
-        rows = common_rows(arguments) if found is None else int(arguments[found].shape[0])
+        of_images = texts_of_images(model, arguments)
+        rows, texts = common_rows(arguments) if found is None else int(arguments[found].shape[0]), 1
         if rows is None:
             given = (
                 ", ".join(name for name, value in arguments.items() if any(True for _ in tensors(value))) or "no tensor"
@@ -85,7 +88,11 @@ class ForwardCall:
             why = with_own_function(why, model, arguments)
             return cls(model, args, kwargs, positional, 1, None, why, trains)
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
-        media = media_of(model, arguments, arguments[found]) if found == "input_ids" else Media({})
+        media: Media | str = Media({})
+        if of_images is not None:
+            media, rows, texts = of_images
+        elif found == "input_ids":
+            media = media_of(model, arguments, arguments[found])
         of_rows = Media({}) if isinstance(media, str) else media
         taken = frozenset() if of_rows.starts else taken_for_rows(arguments, rows, of_rows.untold)
         reason = reason or why_rows_depend(model) or why_branches(model) or why_over_batch(model, arguments)
@@ -95,7 +102,9 @@ class ForwardCall:
             else why_not_rows(model, arguments, rows, media, taken)
         )
         tokens = int(arguments[found].shape[1]) if found in names("text") else None
-        return cls(model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows, taken=taken)
+        return cls(
+            model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows, taken=taken, texts=texts
+        )
 
     @property
     def not_splittable(self) -> str | None:
@@ -104,8 +113,8 @@ class ForwardCall:
 
     @property
     def several(self) -> Collection[int]:
-        """How many entries a row may have in a field beside one: no other number."""
-        return ()
+        """How many entries a row may have in a field beside one: its texts where it has several, else no other number."""
+        return () if self.texts == 1 else (self.texts,)
 
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:

@@ -24,7 +24,7 @@ from oomguard.engines.transformers.generate_rows import (
     is_row_argument,
     why_not_rows,
 )
-from oomguard.engines.transformers.inputs import input_name, inputs_of, rows_and_tokens
+from oomguard.engines.transformers.inputs import by_name, input_name, inputs_of, positional_names, rows_and_tokens
 from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import no_weight
 from oomguard.engines.transformers.media import Media, media_of
@@ -197,7 +197,8 @@ class GenerateCall:
         return self._is_listed(name) or name in self.taken
 
     def _is_listed(self, name: str) -> bool:
-        return is_row_argument(name) or (not self.args and name == input_name(self.model, self.kwargs))
+        main = positional_names(self.model)[0] if self.args else input_name(self.model, self.kwargs)
+        return is_row_argument(name) or name == main
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it can."""
@@ -286,13 +287,13 @@ class GenerateCall:
         if self.media() != Media({}) or self.may_train:
             return None
         kept = {name: value for name, value in self.given().items() if name not in NAMES}
-        of_rows = {name for name in kept if name == "inputs" or name in ROW_LISTS or self.is_cut(name)}
+        of_rows = {name for name in kept if name in ROW_LISTS or self.is_cut(name)}
         unlisted, draws = why_unlisted(self.taken), bool(self.option("do_sample"))
         return generation_compared(self.model, kept, of_rows, draws=draws, unlisted=unlisted)
 
     def given(self) -> dict[str, Any]:
         """Return its arguments by name."""
-        return {**dict(zip(("inputs", "generation_config"), self.args, strict=False)), **self.kwargs}
+        return by_name(self.model, self.args, self.kwargs)
 
     def traced(self) -> TracedCall | None:
         """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""

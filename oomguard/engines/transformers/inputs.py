@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Final
 
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.transformers.options import new_tokens
 
+# As transformers calls them.
+_NAMES: Final = ("inputs", "generation_config")
 # What a call is made for, the first that it has; ``context`` is lm-evaluation-harness's.
 _INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_features")
 
@@ -23,6 +26,23 @@ def input_name(model: Any, kwargs: Mapping[str, Any]) -> str | None:
     if found is None and kwargs.get(own := _own_name(model)) is not None:
         return own
     return found
+
+
+def by_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name: a ``generate`` of the model's own may give those by position other names."""
+    return {**dict(zip(positional_names(model), args, strict=False)), **kwargs}
+
+
+def positional_names(model: Any) -> tuple[str, ...]:
+    """Return how a model's ``generate`` calls its arguments by position; of one that takes any, the one that it hands them to."""
+    get_base = getattr(model, "get_base_model", None)  # PEFT's
+    inner = type(get_base()) if callable(get_base) else None
+    for kind in (*type(model).__mro__, *(inner.__mro__ if inner is not None else ())):
+        if "generate" in vars(kind):
+            parameters = list(inspect.signature(vars(kind)["generate"]).parameters.values())[1:]
+            if parameters and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                return tuple(each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return _NAMES
 
 
 def _own_name(model: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.transformers.media_sizes import tokens_by_size
-from oomguard.engines.transformers.tensors import is_tensor
+from oomguard.engines.transformers.tensors import is_tensor, of_host
 
 _DATA: Final = Path(__file__).with_name("media.toml")
 _PIXEL_AXES: Final = 4
@@ -114,9 +114,14 @@ def _tokens_count_images(pixels: Any, own: list[int] | None) -> bool:
     """Return whether each row has the tokens of its images, all of which take as many: those that are not zeros alone."""
     if pixels.ndim != _IMAGES_AXES or own is None:
         return False
-    images = pixels.flatten(2).any(-1).sum(1).tolist()
+    images = of_host(lambda: [sum(_which_show(row.detach().to("cpu"))) for row in pixels])
     each, more = divmod(sum(own), max(1, sum(images)))
     return not more and own == [each * number for number in images]
+
+
+def _which_show(images: Any) -> list[bool]:
+    """Return which images are not zeros alone."""
+    return [bool(shows) for shows in images.flatten(1).any(-1).tolist()]
 
 
 def _own_tokens(model: Any, ids: Any, what: str) -> list[int] | None:
@@ -129,7 +134,7 @@ def _tokens(kind: Mapping[str, Any], config: Any, ids: Any) -> list[int] | None:
     token = next((t for name in kind["token"] if isinstance(t := getattr(config, name, None), int)), None)
     if token is None or getattr(ids, "ndim", 0) != 2 or ids.dtype.is_floating_point:
         return None
-    return [int(count) for count in (ids == token).sum(1).tolist()]
+    return of_host(lambda rows: [int(count) for count in (rows == token).sum(1).tolist()], ids)
 
 
 def _starts(model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping[str, Any], ids: Any) -> Starts | str:
@@ -196,7 +201,7 @@ def _tokens_of_sounds(model: Any, kind: Mapping[str, Any], mask: Any, values: An
         return None
     if mask.ndim != 2 or mask.shape[0] != values.shape[0]:
         return None
-    return [int(tokens) for tokens in lengths(mask.sum(-1))[-1].tolist()]
+    return of_host(lambda sounds: [int(tokens) for tokens in lengths(sounds.sum(-1))[-1].tolist()], mask)
 
 
 def _why_no_token(config: Any, values: Any, ids: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from oomguard.engines.transformers.tensors import of_host
+
 
 def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
     """Return the tokens of each image; None of a model that counts them otherwise.
@@ -19,7 +21,7 @@ def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
     vision: Any = getattr(getattr(model, "config", None), "vision_config", None)
     pairs = [(int(height), int(width)) for height, width in sizes.tolist()]
     if hasattr(inner, "pack_image_features"):
-        return _packed(inner, vision, pairs)
+        return of_host(_packed, inner, vision, pairs)
     if getattr(vision, "model_type", None) == "pixtral":
         side = vision.patch_size * getattr(model.config, "spatial_merge_size", 1)
         return [(height // side) * (width // side) for height, width in pairs]

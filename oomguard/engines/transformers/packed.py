@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from oomguard.engines.transformers.tensors import is_tensor
+from oomguard.engines.transformers.tensors import is_tensor, of_host
 
 _MASK_AXES: Final = 2
 
@@ -22,9 +22,13 @@ def why_packed(arguments: Mapping[str, Any]) -> str | None:
 
     if isinstance(positions, FakeTensor):
         return None  # of a trace: the call's own were looked at before it
+    begins = of_host(_begin_anew, positions, arguments.get("attention_mask"))
+    return "position_ids do not rise by one throughout, as of a row that holds several texts" if begins else None
+
+
+def _begin_anew(positions: Any, mask: Any) -> bool:
     begins = positions[..., 1:] - positions[..., :-1] != 1
-    mask: Any = arguments.get("attention_mask")
     if getattr(mask, "ndim", 0) == _MASK_AXES and mask.shape[-1] == positions.shape[-1]:
-        shown = mask.to(positions.device) != 0
+        shown = mask != 0
         begins = begins & shown[:, 1:] & shown[:, :-1]  # the positions of padding count for nothing
-    return "position_ids do not rise by one throughout, as of a row that holds several texts" if begins.any() else None
+    return bool(begins.any())

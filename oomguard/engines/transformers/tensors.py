@@ -1,14 +1,24 @@
-"""The tensors in what a call is given or gives, told without torch."""
+"""The tensors in what a call is given or gives, told without torch, and what they hold as the host sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from oomguard.observe import torch_memory
+
+T = TypeVar("T")
 
 
 def is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor."""
     return hasattr(value, "untyped_storage")
+
+
+def of_host(compute: Callable[..., T], *given: Any) -> T:
+    """Return what is computed of these values, tensors among them as copies on the host: a device that is full has no room for it."""
+    with torch_memory.on_host():
+        return compute(*(value.detach().to("cpu") if is_tensor(value) else value for value in given))
 
 
 def tensors(value: Any) -> Iterator[Any]:

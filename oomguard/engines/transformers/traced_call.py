@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from oomguard.engines.transformers.allocator_need import AllocatorNeed, is_asked_for, largest_two
 from oomguard.engines.transformers.followed import Followed
+from oomguard.engines.transformers.tensors import of_host
 from oomguard.log import get_logger
 from oomguard.memory.generate.traced_steps import TracedSteps, between
 
@@ -132,9 +133,11 @@ class TracedCall:
 
     def _pads(self, ids: Any) -> bool:
         """Return whether the inputs hold tokens that transformers takes for padding."""
-        from oomguard.memory.generate.fake_generate import is_full
-
-        return self._pad is not None and not ids.dtype.is_floating_point and not is_full(ids - self._pad)
+        return (
+            self._pad is not None
+            and not ids.dtype.is_floating_point
+            and of_host(lambda tokens: bool((tokens == self._pad).any()), ids)
+        )
 
     def _traced(self, rows: int, room_bytes: int | None) -> int | None:
         from oomguard.memory.generate.fake_generate import is_full, rows_like, trace_call, twin_of

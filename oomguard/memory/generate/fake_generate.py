@@ -199,9 +199,9 @@ def rows_like(twin: Twin, tensor: Any, rows: int) -> Any:
 
 
 def is_full(mask: Any) -> bool:
-    """Whether a real attention mask hides nothing; a simulated device does not see the question."""
+    """Whether a real attention mask hides nothing; a simulated device does not see the question, and a full one needs no room for it."""
     with _disable_current_modes():
-        return mask is None or not bool((mask == 0).any())
+        return mask is None or not bool((mask.detach().to("cpu") == 0).any())
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:

@@ -26,7 +26,7 @@ GREEDY = {"do_sample": False, "max_new_tokens": 4}
 
 def model_of(name, **config):
     torch.manual_seed(0)
-    made = getattr(transformers, name.split("For")[0] + "Config")(**config)
+    made = getattr(transformers, name.split("For")[0].removesuffix("Model") + "Config")(**config)
     return getattr(transformers, name)(made).eval()
 
 

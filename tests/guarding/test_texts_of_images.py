@@ -1,0 +1,77 @@
+"""Detection of what texts name: several texts for each image are cut with it; where each image is held against each text none is."""
+
+from __future__ import annotations
+
+import pytest
+
+import oomguard
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from beside_text import model_of, noise, words  # noqa: E402
+from model_calls import assert_same, ordinary  # noqa: E402
+
+from oomguard.engines.transformers.forward import ForwardCall  # noqa: E402
+from oomguard.testing import limit_memory  # noqa: E402
+
+IMAGES = 20
+SIZES = {"hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEXT = {
+    **SIZES,
+    "vocab_size": 64,
+    "max_position_embeddings": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+SEES = {**SIZES, "image_size": 64, "patch_size": 8}
+
+
+def call_of(name, texts):
+    model = model_of(name, text_config=TEXT, vision_config=SEES, projection_dim=32)
+    ids = words(texts, 16)
+    ids[:, 0], ids[:, 8], ids[:, 9:] = 1, 2, 0
+    ids[::3, 0] = 0  # a text that only fills up those of its image
+    mask = (ids > 0).long()
+    mask[:, 0] = 1
+    given = {"input_ids": ids, "attention_mask": mask, "pixel_values": noise(IMAGES, 3, 64, 64)}
+
+    def call():
+        with torch.no_grad():
+            return model(**given)
+
+    return model, call
+
+
+def half(call):
+    with limit_memory("4 GiB") as device:
+        whole = call()
+    return whole, int(0.6 * device.peak_bytes)
+
+
+@pytest.mark.parametrize("texts", [1, 2, 3])
+@pytest.mark.parametrize("name", ["OwlViTForObjectDetection", "Owlv2ForObjectDetection"])
+def test_the_texts_of_an_image_are_cut_with_it(name, texts):
+    _, call = call_of(name, texts * IMAGES)
+    whole, capacity = half(call)
+    with limit_memory(capacity), oomguard.guard() as g:
+        parts = call()
+    assert_same(whole, ordinary(parts))
+    assert [attempt.succeeded for attempt in g.attempts] == [False, True]
+
+
+@pytest.mark.parametrize(("name", "texts"), [("OwlViTModel", 2 * IMAGES), ("CLIPModel", 2 * IMAGES), ("CLIPModel", 5)])
+def test_where_each_image_is_held_against_each_text_none_is_cut(name, texts):
+    _, call = call_of(name, texts)
+    _, capacity = half(call)
+    with limit_memory(capacity), oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as caught:
+        call()
+    assert "is not known to belong to the text row by row" in "".join(caught.value.__notes__)
+
+
+def test_a_mask_of_other_texts_keeps_the_call_whole():
+    model, _ = call_of("OwlViTForObjectDetection", 2 * IMAGES)
+    ids = words(2 * IMAGES, 16)
+    given = {"input_ids": ids, "attention_mask": ids[1:] * 0 + 1, "pixel_values": noise(IMAGES, 3, 64, 64)}
+    assert ForwardCall.of(model, (), given).not_splittable is not None
+    assert ForwardCall.of(model, (), {**given, "attention_mask": ids * 0 + 1}).not_splittable is None
