@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
+from oomguard.engines.transformers.call_kind import kind_compared
 from oomguard.engines.transformers.followed import why_not_followed
 from oomguard.engines.transformers.kept_outside import KeptOutside
-from oomguard.engines.transformers.model_state import state_of
 from oomguard.engines.transformers.own_code import own_code
 from oomguard.observe import torch_memory
 
@@ -86,7 +86,7 @@ def compared(
     own = own_code(model)
     if failed is None and own is None and unlisted is None:
         return None
-    key = tuple(sorted((name, _kind(value)) for name, value in arguments.items())), state_of(model)
+    key = kind_compared(model, arguments)
     with _lock:
         if key in _passed.get(model, ()):
             return None
@@ -139,13 +139,6 @@ def _first_scores(model: Any, arguments: Mapping[str, Any], steps: int) -> dict[
                 stack.callback(module.register_forward_hook(note).remove)
         first_steps(model, arguments, steps)
     return found
-
-
-def _kind(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    if shape is None:
-        return str(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
-    return f"{getattr(value, 'dtype', None)} {[int(size).bit_length() for size in shape[1:]]}"
 
 
 def _held(model: Any) -> Iterator[tuple[str, Any]]:

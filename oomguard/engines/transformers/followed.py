@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.engines.transformers.call_kind import kind_followed
 from oomguard.engines.transformers.kept_outside import ARGUMENT, KeptOutside
 from oomguard.engines.transformers.loss import LABELS
-from oomguard.engines.transformers.model_state import state_of
 from oomguard.engines.transformers.own_code import OWN_FUNCTION, is_library, is_own
 from oomguard.engines.transformers.tensors import of_host
 from oomguard.log import get_logger
@@ -83,7 +83,7 @@ class Followed:
         """Return what makes a row depend on those beside it; None where nothing does, or the model cannot be followed."""
         if self.rows <= 1:
             return None
-        key = self._key()
+        key = kind_followed(self.model, self.arguments, self.steps)
         with _lock:
             known = _clean.get(self.model, {}).get(key)
             if known is not None:
@@ -201,20 +201,6 @@ class Followed:
             mask_is_full=False,
         )
 
-    def _key(self) -> Any:
-        """Return what decides which way the model's code goes, but for values; lengths count by their power of two."""
-        shapes: list[Any] = []
-
-        def note(tensor: Any) -> Any:
-            shapes.append((str(tensor.dtype), tuple(int(size).bit_length() for size in tensor.shape[1:])))
-            return tensor
-
-        given = self.arguments(note)
-        plain = tuple(sorted((n, str(v) if _is_plain(v) else type(v).__qualname__) for n, v in given.items()))
-        attention = getattr(self.model.config, "_attn_implementation", None)
-        steps = None if self.steps is None else int(self.steps).bit_length()
-        return tuple(sorted(given)), tuple(shapes), plain, attention, steps, state_of(self.model)
-
 
 def _noting(run: _Run, outside: KeptOutside, noted: list[str | None]) -> _Run:
     """Return what runs a call, and notes what it has changed of its arguments, or outside while the copy of its model lives."""
@@ -261,10 +247,6 @@ def why_not_followed(model: Any) -> str | None:
     """Return why the last call of a model could not be followed; None where it could, or none was."""
     with _lock:
         return _failed.get(model)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _on_host(lists: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from oomguard.engines.transformers.held_state import (
     set_at,
     state,
 )
+from oomguard.engines.transformers.named_values import named_values
 from oomguard.engines.transformers.own_code import OF_CLASS, is_library, own_values
 from oomguard.engines.transformers.own_code import inside as called_by
 from oomguard.engines.transformers.tensors import is_tensor
@@ -35,10 +36,6 @@ _MOST_PLACES: Final = 1 << 14
 _MOST_TENSOR_BYTES: Final = 1 << 12
 # What may be called, and holds a function.
 _CALLED: Final = (*OF_CLASS, types.MethodType, types.BuiltinMethodType, functools._lru_cache_wrapper)
-# Code that names these comes to variables that it does not name.
-_AT_RUN_TIME: Final = frozenset(
-    {"globals", "vars", "exec", "eval", "modules", "__dict__", "setattr", "import_module", "__import__"}
-)
 
 
 @dataclass(slots=True)
@@ -91,23 +88,8 @@ class KeptOutside:
         if id(function) in self._seen or depth < 0:
             return
         self._seen.add(id(function))
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-            try:
-                self._note(name, cell, None, cell.cell_contents, depth)
-            except ValueError:  # a cell that is empty yet
-                continue
-        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        for value in (*defaults, vars(function)):
-            self._note(f"{function.__name__}'s own", {None: value}, None, value, depth)
-        names = set(_names(function.__code__))
-        if names & _AT_RUN_TIME:
-            names.update(function.__globals__)  # what such code comes to is not told by its names
-            for name in _strings(function.__code__):
-                if is_own_module(module := sys.modules.get(name)):
-                    self._note(name, sys.modules, name, module, depth)
-        for name in sorted(names):
-            if name in function.__globals__ and not name.startswith("__"):
-                self._note(name, function.__globals__, name, function.__globals__[name], depth)
+        for name, owner, key, value in named_values(function):
+            self._note(name, owner, key, value, depth)
 
     def _note(self, name: str, owner: Any, key: Any, value: Any, depth: int) -> None:
         if isinstance(value, _CALLED):
@@ -153,21 +135,6 @@ class KeptOutside:
                 self._look_at(function, depth - 1)
             if bound is not None and not is_module(bound) and not isinstance(bound, types.ModuleType):
                 self._note(name, {None: bound}, None, bound, depth)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
-def _strings(code: types.CodeType) -> Iterator[str]:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _strings(constant)
-        elif isinstance(constant, str):
-            yield from constant.replace(".", " ").split()
 
 
 def _numbers_of(tensor: Any) -> int | None:

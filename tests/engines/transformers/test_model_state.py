@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import weakref
+
 import pytest
 
 import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from oomguard.engines.transformers.call_kind import kind_compared  # noqa: E402
 from oomguard.engines.transformers.model_state import state_of  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 IDS = torch.randint(1, 97, (48, 16), generator=torch.Generator().manual_seed(0))
+
+
+GLOBAL = {"centred": False}
+
+
+class Holder:
+    def __init__(self, held):
+        self.held = held
+
+    def is_centred(self):
+        return self.held
+
+
+class Hidden(torch.nn.Module):
+    centred = False
+
+
+def given(centred):
+    return centred
+
+
+def closure():
+    on = False
+
+    def turn():
+        nonlocal on
+        on = True
+
+    return lambda: on, turn
 
 
 class Model(transformers.PreTrainedModel):
@@ -25,13 +59,23 @@ class Model(transformers.PreTrainedModel):
         self.embed = torch.nn.Embedding(97, 32)
         self.wide = torch.nn.Linear(32, 512)
         self.register_buffer("switch", torch.zeros(()))
+        self.options, self.steps, self.inner = {"centred": False}, [], Holder(Holder(Holder(False)))
+        self.of_object, self.of_partial = Holder(False).is_centred, functools.partial(given, centred=False)
+        self.is_on, self.turn = closure()
+        self.listed = [Hidden()]
 
     def after(self, hidden):
         return hidden
 
     def forward(self, input_ids):
         hidden = self.after(self.embed(input_ids))
-        if self.centred or self.config.centred or self.switch.item():
+        for step in self.steps:
+            hidden = step(hidden)
+        if self.centred or self.config.centred or self.switch.item() or GLOBAL["centred"] or self.options["centred"]:
+            hidden = centre(hidden)
+        if self.inner.held.held.held or self.of_object() or self.of_partial() or self.is_on() or self.listed[0].centred:
+            hidden = centre(hidden)
+        if self.wide.bias[0] > 1:
             hidden = centre(hidden)
         return self.wide(hidden).tanh().sum(-1)
 
@@ -50,6 +94,14 @@ CHANGES = {
     "the configuration": lambda model: setattr(model.config, "centred", True),
     "a buffer": lambda model: model.switch.fill_(1),
     "a method": lambda model: setattr(model, "after", centre),
+    "an entry of a dict": lambda model: model.options.update(centred=True),
+    "an entry of a list": lambda model: model.steps.append(centre),
+    "an option three objects deep": lambda model: setattr(model.inner.held.held, "held", True),
+    "the object of a method": lambda model: setattr(model.of_object.__self__, "held", True),
+    "an argument of a partial": lambda model: model.of_partial.keywords.update(centred=True),
+    "a variable of a function around": lambda model: model.turn(),
+    "a module in a list": lambda model: setattr(model.listed[0], "centred", True),
+    "a weight's data": lambda model: model.wide.bias.data.fill_(2),
     "a module": lambda model: setattr(model, "embed", torch.nn.Sequential(model.embed)),
 }
 
@@ -67,11 +119,69 @@ def test_a_change_is_seen_and_a_call_is_none(name):
     assert state_of(model) != before
 
 
+OF_ALL_MODELS = {
+    "a global": (GLOBAL, "centred"),
+    "a method of the class": (Model, "after"),
+    "an option of a class": (Hidden, "centred"),
+    "a library's function": (torch.nn.functional, "embedding"),
+}
+
+
+@pytest.mark.parametrize("name", OF_ALL_MODELS)
+def test_a_change_outside_of_the_model_is_seen(monkeypatch, name):
+    owner, key = OF_ALL_MODELS[name]
+    model = made()
+    before = state_of(model)
+
+    put = monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr
+    put(owner, key, centre)
+
+    assert (state_of(model) != before) is (name != "a library's function")  # no own code names it
+
+
+def test_what_own_code_does_not_name_is_not_looked_at(monkeypatch):
+    model = made()
+    before = state_of(model)
+    monkeypatch.setitem(OF_ALL_MODELS, "more", None)
+    assert state_of(model) == before
+
+
+def test_the_state_keeps_nothing_alive():
+    model = made()
+    kept = weakref.ref(model.inner)
+    state = state_of(model)
+    del model
+    gc.collect()
+    assert kept() is None
+    assert state is not None
+
+
+def kinds(model, lengths, **arguments):
+    return [kind_compared(model, {"input_ids": IDS[:, :length], **arguments}) for length in lengths]
+
+
+def test_lengths_count_one_by_one_only_where_own_code_may_hold_them_against_a_limit():
+    model = made()
+    first, second = kinds(model, [12, 13])
+    assert first == second
+    model.after = lambda hidden: centre(hidden) if hidden.shape[1] > 12 else hidden
+    first, second = kinds(model, [12, 13])
+    assert first != second
+
+
+def test_an_option_in_an_argument_makes_another_kind_of_call():
+    model = made()
+    assert kinds(model, [12], more={"a": 1}) == kinds(model, [12], more={"a": 1})
+    assert kinds(model, [12], more={"a": 1}) != kinds(model, [12], more={"a": 2})
+
+
 def test_what_is_no_module_has_no_state():
     assert state_of(object()) is None
 
 
-@pytest.mark.parametrize("name", ["an attribute", "a method"])
+@pytest.mark.parametrize(
+    "name", ["an attribute", "a method", "an entry of a dict", "a weight's data", "a module in a list"]
+)
 def test_a_later_call_is_looked_at_again_where_rows_look_at_each_other_since(name):
     model = made()
     with limit_memory("1 GiB") as device, torch.inference_mode():
@@ -82,4 +192,6 @@ def test_a_later_call_is_looked_at_again_where_rows_look_at_each_other_since(nam
         CHANGES[name](model)
         with pytest.raises(torch.OutOfMemoryError) as failed:
             model(IDS)
-    assert "a row depends on those beside it" in "".join(failed.value.__notes__)
+    assert any(
+        each in "".join(failed.value.__notes__) for each in ("a row depends on those beside it", "beside other rows")
+    )
