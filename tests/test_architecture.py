@@ -142,6 +142,7 @@ def test_heavy_libraries_load_on_use(path: Path):
         "draws.py",
         "drawing.py",
         "fake_copies.py",
+        "fake_memory.py",
         "fake_forward.py",
         "fake_generate.py",
         "fake_in_place.py",

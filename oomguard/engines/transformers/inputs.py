@@ -17,11 +17,13 @@ _INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_feat
 
 def inputs_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the argument that has one row per input; None where there is none."""
-    return args[0] if args else kwargs.get(input_name(model, kwargs) or "")
+    return args[0] if args else kwargs.get(input_name(model, (), kwargs) or "")
 
 
-def input_name(model: Any, kwargs: Mapping[str, Any]) -> str | None:
-    """Return the name of the keyword argument that has one row per input, the model's own (images, sound) where it has no tokens."""
+def input_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Return the name of the argument that has one row per input, the model's own (images, sound) where it has no tokens."""
+    if args:
+        return positional_names(model)[0]
     found = next((name for name in _INPUTS if kwargs.get(name) is not None), None)
     if found is None and kwargs.get(own := _own_name(model)) is not None:
         return own

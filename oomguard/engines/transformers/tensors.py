@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor."""
-    return hasattr(value, "untyped_storage")
+    """Return whether a value is a tensor; a class of tensors is none."""
+    return hasattr(value, "untyped_storage") and not isinstance(value, type)
 
 
 def of_host(compute: Callable[..., T], *given: Any) -> T:

@@ -19,6 +19,7 @@ from oomguard.memory.generate.drawing import Drawn
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_generate import _ONE_AT_A_TIME, Twin, _as_if_real, _fake, _Watch
 from oomguard.memory.generate.fake_in_place import as_on_device
+from oomguard.memory.generate.fake_memory import FakeMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def trace_forward(
         storages.reset_peak()
         start_bytes, begun = storages.bytes, len(storages.events or ())
         try:
-            with watch, as_on_device(watch.device_type), FakeCopies():
+            with watch, as_on_device(watch.device_type), FakeCopies(), FakeMemory():
                 result = twin.model(**faked)
         finally:
             drew(watch.drawn)

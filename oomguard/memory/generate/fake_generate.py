@@ -26,6 +26,7 @@ from oomguard.live_storages import LiveStorages
 from oomguard.memory.generate.drawing import Drawn
 from oomguard.memory.generate.fake_copies import FakeCopies
 from oomguard.memory.generate.fake_in_place import as_on_device
+from oomguard.memory.generate.fake_memory import FakeMemory
 from oomguard.memory.generate.fake_moves import moving_fakes
 from oomguard.memory.generate.scratch import KernelScratch
 from oomguard.memory.generate.traced_steps import STEPS, TracedSteps
@@ -151,7 +152,7 @@ def trace_steps(
             storages.adopt(value)
         storages.reset_peak()
         start_bytes, begun, ends = storages.bytes, len(storages.events or ()), _Steps(storages, steps)
-        with watch, as_on_device(watch.device_type), FakeCopies():
+        with watch, as_on_device(watch.device_type), FakeCopies(), FakeMemory():
             try:
                 twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
             except _EnoughError:

@@ -32,6 +32,7 @@ from oomguard.memory.generate.fake_generate import (
     rows_like,
     twin_of,
 )
+from oomguard.memory.generate.fake_memory import FakeMemory
 from oomguard.memory.generate.left_behind import Left, changed, held_by, is_to_be_asked_again, left_by
 from oomguard.memory.generate.origin import Origin
 from oomguard.memory.generate.result_layout import Layout, layout_of
@@ -186,7 +187,7 @@ def _run(call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: S
             _give_state(mode, owner, ours, fakes)
         arguments = tree_map_only(torch.Tensor, lambda tensor: _constant(mode, twin.mode, tensor), arguments)
         # A script that is optimized while it runs gives other operations the second time.
-        with torch.jit.optimized_execution(False), call.around(twin.model), watch, FakeCopies(), mode:
+        with torch.jit.optimized_execution(False), call.around(twin.model), watch, FakeCopies(), FakeMemory(), mode:
             return call.run(twin.model, arguments)
 
 
