@@ -26,7 +26,7 @@ def found(text: str) -> list[Incident]:
         "OOM on a 3080\n\nHi, is there something to set so that it fits? I use the defaults.",
         "我用两张显卡部署\uff0c一启动就出现了Out Of Memory问题\uff0c请问怎么解决\uff1f",
         "### What happened?\n\nSince the update the same GPU command no longer starts, always reports out of memory.\n",
-        "Hello,\n\nfaced an OOM error with the sample script on our V100. Can the batch be smaller?",
+        "Hi,\n\nfaced an out of memory error after the second prompt of the sample. Our card is a V100. Is there any way around it?",
         "Loading the safetensors gets killed at 40 %. Does anyone know how much RAM it takes?",
         "When I merge the adapter, RAM fills up and the script is killed. Is there a mode for 32 GB?",
         "I watch htop: memory grows until the kernel's OOM killer steps in and the loader is killed by the OOM killer.",
