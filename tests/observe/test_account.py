@@ -26,6 +26,14 @@ def found(text: str) -> list[Incident]:
         "OOM on a 3080\n\nHi, is there something to set so that it fits? I use the defaults.",
         "我用两张显卡部署\uff0c一启动就出现了Out Of Memory问题\uff0c请问怎么解决\uff1f",
         "### What happened?\n\nSince the update the same GPU command no longer starts, always reports out of memory.\n",
+        "Hi,\n\nfaced an out of memory error after the second prompt of the sample. Our card is a V100. Is there any way around it?",
+        "Loading the safetensors gets killed at 40 %. Does anyone know how much RAM it takes?",
+        "When I merge the adapter, RAM fills up and the script is killed. Is there a mode for 32 GB?",
+        "I watch htop: memory grows until the kernel's OOM killer steps in and the loader is killed by the OOM killer.",
+        "/kind bug\n\nThe log below shows that the server is OOM, and the status lacks the exit code 137.\n",
+        "@ann the smaller limit of 400Mi reproduces the OOM error here.",
+        "推論中にメモリ不足になります。RTX 3070 です。どうすればいいですか\uff1f",
+        "RTX 3070에서 메모리 부족 오류가 발생합니다.",
     ],
 )
 def test_somebody_tells_what_happened(text):
@@ -49,6 +57,10 @@ def test_somebody_tells_what_happened(text):
         "I had the OOM because a notebook held the card, closing it solved it.",
         "How do I estimate when it runs out of memory?",
         "The process was not killed by the OOM killer, I checked dmesg. Any idea?",
+        "Loading the model was killed by me with ctrl-c, as it hung. What can I do?",
+        "The loader uses little RAM, and it was killed by the watchdog after a timeout. Why?",
+        "When the pod is OOM, I would like the operator to restart it.",
+        "@ann you can lower the batch if you run out of memory.",
     ],
 )
 def test_a_failure_that_is_supposed_denied_or_solved_is_none(text):
