@@ -8,7 +8,7 @@ from typing import Any
 
 def is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor."""
-    return hasattr(value, "untyped_storage")
+    return hasattr(value, "untyped_storage") and not isinstance(value, type)
 
 
 def tensors(value: Any) -> Iterator[Any]:

@@ -34,6 +34,7 @@ from oomguard.memory.generate.fake_generate import (
     twin_of,
 )
 from oomguard.memory.generate.left_behind import Left, changed, held_by, is_to_be_asked_again, left_by
+from oomguard.memory.generate.no_pointers import no_pointers
 from oomguard.memory.generate.origin import Origin
 from oomguard.memory.generate.result_layout import Layout, layout_of
 from oomguard.memory.generate.rows_together import RowsTogether
@@ -185,7 +186,8 @@ def _run(call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: S
             _give_state(mode, owner, ours, fakes)
         arguments = tree_map_only(torch.Tensor, lambda tensor: _constant(mode, twin.mode, tensor), arguments)
         # A script that is optimized while it runs gives other operations the second time.
-        with torch.jit.optimized_execution(False), call.around(twin.model), watch, FakeCopies(), mode:
+        unread = no_pointers(call.is_library)
+        with torch.jit.optimized_execution(False), call.around(twin.model), watch, FakeCopies(), unread, mode:
             return call.run(twin.model, arguments)
 
 

@@ -91,6 +91,11 @@ class PartsOfRows:
             for target in written(func, args, kwargs):
                 self._write(target)
 
+    def is_several(self, leaf: torch.Tensor) -> bool:
+        """Return whether own code has just cut a tensor of several rows, and not of all."""
+        part = getattr(leaf, "_oomguard_part", None)
+        return part is not None and len(part[1]) > 1 and self._line() is not None
+
     def named(self) -> Iterator[Origin]:
         """Yield the lines that name rows by number."""
         yield from self._named

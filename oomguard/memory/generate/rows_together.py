@@ -199,7 +199,9 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
             if reduced is None:
                 return None
             for leaf, value in zip(outs, reduced, strict=True):
-                if not self._has_rows(leaf):
+                if self._parts.is_several(leaf):
+                    leaf._oomguard_known = None  # what stands for "other" in two such parts would be alike
+                elif not self._has_rows(leaf):
                     self.values.give(leaf, value.whole, value.other)
         return replace(of, origin=origin)
 
@@ -263,9 +265,8 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         return origin.operation in ONE_ROW and not is_length and self.own.line() is not None
 
     def _origin(self, func: Any, of: Of, given: torch.Tensor) -> Origin:
-        name = name_of(func)
-        counts = name in _data("counts")["operations"] and not given.dtype.is_floating_point
-        return Origin(name, *line_of_model(), counts, of.overflow)
+        counts = name_of(func) in _data("counts")["operations"] and not given.dtype.is_floating_point
+        return Origin(name_of(func), *line_of_model(), counts, of.overflow)
 
     def _report(self, origin: Origin) -> None:
         self.found.append(origin)

@@ -333,6 +333,18 @@ def test_own_code_that_does_the_same_with_each_row_is_none_of_it(function):
     assert what_meets(function) is None
 
 
+def equal_to_the_one_before(_, x, ids, mask):
+    keys, order = ids[:, 0].sort()
+    again = torch.cat([torch.zeros(1, dtype=torch.bool), keys[1:] == keys[:-1]])
+    y = x.clone()
+    y[order[again]] = 0
+    return y
+
+
+def test_rows_that_are_held_against_those_before_them_are_seen():
+    assert what_meets(equal_to_the_one_before) is not None
+
+
 def counts_alike(_, x, ids, mask):
     rows = [tuple(row) for row in ids.tolist()]
     return x * torch.tensor([float(rows.count(row)) for row in rows])[:, None, None]
