@@ -64,8 +64,6 @@ class KeptOutside:
         self._noted: set[tuple[int, Any]] = set()
         for name, value in own_values(model) if model is not None else ():
             self._note_called(name, value, _DEEPEST + 1)
-        for kind in _own_classes(model):
-            self._note(kind.__name__, {None: kind}, None, kind, 1)
         self._given = dict(arguments or {})
         for name, value in self._given.items():
             of_library = is_library(type(value).__module__) and not isinstance(value, functools.partial)
@@ -91,7 +89,9 @@ class KeptOutside:
             return
         self._seen.add(id(function))
         for name, owner, key, value in named_values(function):
-            self._note(name, owner, key, value, depth)
+            # A module's class that stands there for ``super()`` alone is not named by the program.
+            if name != "__class__" or not hasattr(value, "named_modules"):
+                self._note(name, owner, key, value, depth)
 
     def _note(self, name: str, owner: Any, key: Any, value: Any, depth: int) -> None:
         if isinstance(value, _CALLED):
@@ -138,17 +138,6 @@ class KeptOutside:
                 self._look_at(function, depth - 1)
             if bound is not None and not is_module(bound) and not isinstance(bound, types.ModuleType):
                 self._note(name, {None: bound}, None, bound, depth)
-
-
-def _own_classes(model: Any) -> dict[type, None]:
-    """Return the classes of a model and its modules that are no library's, with those that they inherit from."""
-    modules = model.modules() if hasattr(model, "named_modules") else ()
-    return {
-        kind: None
-        for module in modules
-        for kind in type(module).__mro__
-        if is_own_module(sys.modules.get(kind.__module__))
-    }
 
 
 def _numbers_of(tensor: Any) -> int | None:
