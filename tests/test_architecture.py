@@ -152,6 +152,7 @@ def test_heavy_libraries_load_on_use(path: Path):
         "left_behind.py",
         "origin.py",
         "own_operations.py",
+        "parts_of_rows.py",
         "rows_mixed.py",
         "rows_order.py",
         "rows_placed.py",

@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import functools
 import io
+import logging
 import random
 import threading
 import typing
@@ -29,6 +30,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "n
 ARRAY, CONTEXT, LOCAL = np.zeros(32), contextvars.ContextVar("rows", default=0), threading.local()
 WEAK = weakref.WeakKeyDictionary()
 BYTES, NUMBERS, C_COUNT, TEXT, DRAWS = bytearray(), array.array("i"), ctypes.c_int(0), io.StringIO(), random.Random(1)
+LOG = logging.getLogger(__name__)
 IN_THREAD, DATA, calls_kept = [], torch.zeros(2), 0
 
 
@@ -47,8 +49,11 @@ class Slots:
 class Own(transformers.BertPreTrainedModel):
     """Shows a function the mean over tokens of each row, and what else it is given."""
 
+    rows = 0
+
     def __init__(self, function):
         super().__init__(transformers.BertConfig(vocab_size=64, **SIZES))
+        self.numbers = np.zeros(1)
         self.bert, self.function = transformers.BertModel(self.config, add_pooling_layer=False), function
         self.post_init()
 
@@ -137,6 +142,14 @@ def in_thread(_, mean, __):
     thread.join()
 
 
+def at_its_address(_, mean, __):
+    (ctypes.c_float * mean.numel()).from_address(mean.data_ptr())[0]
+
+
+def add_to_its_array(model, mean, _):
+    model.numbers += 1
+
+
 class Total(type):
     rows = 0
 
@@ -167,6 +180,11 @@ OUTSIDE = {
     "model_calls": lambda _, mean, __: setattr(model_calls, "kept_here", len(mean)),
     "Total.rows": lambda _, mean, __: Counting.add(),
     "IN_THREAD": in_thread,
+    "Own.rows": lambda _, mean, __: setattr(Own, "rows", Own.rows + 1),
+    "counts those alike": lambda _, mean, __: torch.bincount(mean[:, 0].long().abs()),
+    "mean.clone().apply_(abs)": lambda _, mean, __: mean.clone().apply_(abs),
+    "from_address(mean.data_ptr())": at_its_address,
+    "numbers of the model": add_to_its_array,
     "DATA": lambda _, mean, __: setattr(DATA, "data", DATA.data + 1),
 }
 
@@ -195,6 +213,10 @@ def assert_split(model, **more):
         parts = call()
     assert torch.allclose(whole, parts, atol=1e-6)
     assert len(g.attempts) > 1
+
+
+def test_a_line_for_a_log_is_no_reason():
+    assert_split(Own(lambda _, mean, __: LOG.debug("%s", mean.shape)).eval())
 
 
 def test_an_argument_that_is_only_read_is_no_reason():

@@ -118,7 +118,7 @@ class _Walk:
 
     def _look_at(self, value: Any) -> tuple[Any, _Parts]:
         """Return what tells of a value by itself, and what it holds."""
-        if is_tensor(value) and not isinstance(value, type):
+        if is_tensor(value):
             return self._of_tensor(value), ()
         return next(look(value) for is_such, look in _KINDS if is_such(value))
 
@@ -203,7 +203,7 @@ def _of_another(value: Any) -> tuple[Any, _Parts]:
         return (kind.__name__, zlib.crc32(repr(told).encode())), ()
     if any(base.__name__ in _CONFIGURATIONS for base in kind.__mro__):
         return kind.__name__, vars(value).items()
-    if is_library(kind.__module__) or kind.__module__ == "builtins":
+    if is_library(kind.__module__) or kind.__module__ in ("builtins", "logging"):
         return (kind.__name__, number_of(value)), ()
     return kind.__name__, _of_object(value)
 

@@ -29,13 +29,14 @@ _clean: Final[weakref.WeakKeyDictionary[Any, dict[Any, Together]]] = weakref.Wea
 _failed: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
 # A loop over a tensor: what it does with each row is not followed.
 _ONE_BY_ONE: Final = "unbind"
-# What torch says where a program asks a fake tensor for its numbers, or for the different ones among them.
+# What torch says where a program asks a fake tensor for its numbers, or for the different ones among them, or how many are alike.
 _TAKES_VALUES: Final = (
     ".numpy() is not supported for tensor subclasses",
     "DataDependentOutputException",
     "Cannot access data pointer",
     "aten.unique",
     "aten._unique",
+    "aten.bincount",
 )
 _lock: Final = threading.Lock()
 _Run = Callable[[Any, Mapping[str, Any]], object]
@@ -232,7 +233,8 @@ def _why_not_apart(origin: Origin) -> str:
 
 
 def _taken(place: str) -> str:
-    return f"code of your own takes the values of rows out of torch, and what it does with them cannot be followed: {place}. {OWN_FUNCTION}"
+    takes = "takes the values of rows out of torch, or counts those alike"
+    return f"code of your own {takes}, and what it does with them cannot be followed: {place}. {OWN_FUNCTION}"
 
 
 def _takes_values(error: Exception) -> str | None:

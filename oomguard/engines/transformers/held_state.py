@@ -129,7 +129,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def is_module(value: Any) -> bool:
     """Return whether a value is a module of torch."""
-    return hasattr(value, "named_modules")
+    return hasattr(value, "named_modules") and not isinstance(value, type)
 
 
 def is_own_module(value: Any) -> bool:

@@ -89,13 +89,16 @@ class KeptOutside:
             return
         self._seen.add(id(function))
         for name, owner, key, value in named_values(function):
-            self._note(name, owner, key, value, depth)
+            # A module's class that stands there for ``super()`` alone is not named by the program.
+            if name != "__class__" or not hasattr(value, "named_modules"):
+                self._note(name, owner, key, value, depth)
 
     def _note(self, name: str, owner: Any, key: Any, value: Any, depth: int) -> None:
         if isinstance(value, _CALLED):
             self._note_called(name, value, depth)
             return
         is_foreign = isinstance(value, types.ModuleType) and not is_own_module(value)
+        is_foreign = is_foreign or type(value).__module__ == "logging"  # which levels it was asked for
         if is_foreign or (id(owner), key) in self._noted or len(self._places) > _MOST_PLACES:
             return
         self._noted.add((id(owner), key))

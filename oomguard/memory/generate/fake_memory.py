@@ -24,7 +24,7 @@ class FakeMemory(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         reads = func in _CHANGED_BY_PYTHON or (func is torch.Tensor.data_ptr and not _is_installed(sys._getframe(1)))
         if reads and any(isinstance(arg, FakeTensor) for arg in args):
-            raise RuntimeError(f"{func.__name__} needs the numbers of a tensor, and a trace has none")
+            raise RuntimeError("Cannot access data pointer of a fake tensor")  # as torch says where it knows of it
         return func(*args, **(kwargs or {}))
 
 

@@ -6,6 +6,7 @@ As fake_generate.py this imports torch, so only code that has it already may imp
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ _MOST_ROWS: Final = 257
 _FEWEST_ROWS: Final = 13
 # With these own code is followed once more.
 _FEW_ROWS: Final = 3
+_MOST_AS_MANY: Final = 1024
 # Sizes come with one more or less, of a token that is put before the others.
 _NEAR: Final = 2
 # Arguments with more entries are followed without their values.
@@ -109,19 +111,16 @@ def together(call: FollowedCall) -> Together:
 
 
 def _by_number(call: FollowedCall, traced: _Traced) -> Origin | None:
-    """Return what own code does with as many rows, and not with fewer; None where it does the same."""
+    """Return what own code does with as many rows and not with fewer, or as many as the call has; None where it does the same."""
     own = traced.mode.own
-    if not own.seen:
-        return None
-    try:
-        fewer = _followed(call, _FEW_ROWS, answers_other=False)
-        found = own.other(fewer.mode.own)
-        if found is None:
-            return None
-        again = _followed(call, traced.rows, answers_other=False)
-    except Exception:  # noqa: BLE001 - what needs more rows raises anything, and tells nothing of those that it has
-        return None
-    return found if own.other(again.mode.own) is None else None  # what differs by itself is told by comparing
+    for rows in {_FEW_ROWS: None, min(call.rows, _MOST_AS_MANY): None} if own.seen else ():
+        # What needs more rows raises anything, and tells nothing of those that it has.
+        with contextlib.suppress(Exception):
+            found = own.other(_followed(call, rows, answers_other=False).mode.own)
+            # What differs by itself is told by comparing.
+            if found and own.other(_followed(call, traced.rows, answers_other=False).mode.own) is None:
+                return found
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,8 @@ def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> _Traced:
     def run(mode: RowsTogether) -> Any:
         return _run(call, twin, mode, rows, order)
 
-    mode = RowsTogether(rows, answers_other=answers_other, is_library=call.is_library)
+    make = functools.partial(RowsTogether, rows, call.is_library, call.rows, answers_other=answers_other)
+    mode = make()
     before = held_by(twin.model, call.looks_at)
     result = run(mode)
     layout = layout_of(result, rows)
@@ -158,8 +158,7 @@ def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> _Traced:
     after = held_by(twin.model, call.looks_at)
     new = changed(before, after)
     if is_to_be_asked_again(new, mode.writes):
-        again = RowsTogether(rows, answers_other=answers_other, is_library=call.is_library)
-        run(again)
+        run(make())
         return _Traced(mode, rows, layout, left_by(mode, new, rows, changed(after, held_by(twin.model, call.looks_at))))
     return _Traced(mode, rows, layout, left_by(mode, new, rows, {}))
 

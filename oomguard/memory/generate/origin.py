@@ -60,6 +60,11 @@ class Of:
     overflow: bool = False
     counts: bool = False
 
+    @property
+    def is_of_mask(self) -> bool:
+        """Whether it depends on masks alone."""
+        return all("mask" in name for name in self.names)
+
 
 def line_of_model() -> tuple[str, int]:
     """Return the file and the line of the model's code that is running; an empty name and 0 where none is."""

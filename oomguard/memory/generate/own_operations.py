@@ -14,7 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from oomguard.memory.generate.origin import NUMBER, Origin, own_line
 
+IsLibrary = Callable[[str], bool]
 _NUMBERS: Final = (int, float, complex)
+# ``torch.cdist`` takes products of matrices above 25 rows, and this below.
+_CHOSEN_BY_SIZE: Final = ("_cdist_forward",)
 
 
 class OwnOperations:
@@ -24,7 +27,7 @@ class OwnOperations:
         is_library: whether the code of a module of this name is a library's.
     """
 
-    def __init__(self, is_library: Callable[[str], bool]) -> None:
+    def __init__(self, is_library: IsLibrary) -> None:
         self.is_library = is_library
         self.seen: dict[tuple[Any, ...], Origin] = {}
         self._read: set[Any] = set()
@@ -33,8 +36,8 @@ class OwnOperations:
         """Return the file and the line of own code that is running; None where a library's is."""
         return own_line(self.is_library)
 
-    def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note an operation; of its numbers only those that it calculates with."""
+    def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> None:
+        """Note an operation, and the weights among its inputs; of its numbers only those that it calculates with."""
         place = self.line()
         if place is None:
             return
@@ -42,7 +45,8 @@ class OwnOperations:
         if torch.Tag.pointwise in func.tags:
             given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _NUMBERS)]
             numbers = tuple(None if leaf in self._read else leaf for leaf in given)
-        self.seen.setdefault((str(func), place, numbers), Origin(NUMBER, *place))
+        kept = frozenset(name for leaf in inputs if (name := getattr(leaf, "_oomguard_kept", None)))
+        self.seen.setdefault((str(func), place, kept, numbers), Origin(NUMBER, *place))
 
     def read(self, value: Any) -> None:
         """Note that the program was told a value: what it calculates with that differs by the rows that run."""
@@ -50,14 +54,20 @@ class OwnOperations:
 
     def other(self, of: OwnOperations) -> Origin | None:
         """Return the first operation that is done here or there alone; None where both do the same."""
-        mine, theirs = self._plain(of._read), of._plain(self._read)
+        alike = self._by_size() | of._by_size()
+        mine, theirs = self._plain(of._read, alike), of._plain(self._read, alike)
         apart = [origin for key, origin in mine.items() if key not in theirs]
         apart += [origin for key, origin in theirs.items() if key not in mine]
         return apart[0] if apart else None
 
-    def _plain(self, read: set[Any]) -> dict[tuple[Any, ...], Origin]:
+    def _by_size(self) -> set[tuple[str, int]]:
+        """Return the lines at which torch itself chooses by sizes how it calculates the same."""
+        return {place for name, place, *_ in self.seen if any(each in name for each in _CHOSEN_BY_SIZE)}
+
+    def _plain(self, read: set[Any], alike: set[tuple[str, int]]) -> dict[tuple[Any, ...], Origin]:
         known = self._read | read
         return {
-            (name, place, tuple(None if number in known else number for number in numbers)): origin
-            for (name, place, numbers), origin in self.seen.items()
+            (name, place, kept, tuple(None if number in known else number for number in numbers)): origin
+            for (name, place, kept, numbers), origin in self.seen.items()
+            if place not in alike
         }

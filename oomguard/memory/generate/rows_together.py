@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from oomguard.memory.generate.known_values import ONE_ROW, Known, KnownValues, name_of, written
 from oomguard.memory.generate.origin import PLACE, TAKEN, Of, Origin, line_of_model
-from oomguard.memory.generate.own_operations import OwnOperations
+from oomguard.memory.generate.own_operations import IsLibrary, OwnOperations
+from oomguard.memory.generate.parts_of_rows import PartsOfRows
 from oomguard.memory.generate.result_layout import named
 from oomguard.memory.generate.rows_mixed import Places, arguments_of, found_places, goes_along, mixes_along
 from oomguard.memory.generate.rows_order import RowOrder
@@ -43,8 +44,9 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
 
     Args:
         rows: the prime number of rows.
-        answers_other: whether what the program asks of one value of all rows is answered as fewer rows might.
         is_library: whether the code of a module of this name is a library's.
+        whole_rows: how many rows the call has.
+        answers_other: whether what the program asks of one value of all rows is answered as fewer rows might.
 
     Attributes:
         found: what makes a row depend on others, in order.
@@ -57,7 +59,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
     """
 
     def __init__(
-        self, rows: int, *, answers_other: bool = False, is_library: Callable[[str], bool] = lambda name: True
+        self, rows: int, is_library: IsLibrary = lambda name: True, whole_rows: int = 0, *, answers_other: bool = False
     ) -> None:
         super().__init__()
         self._rows, self._answers_other = rows, answers_other
@@ -72,6 +74,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         self._order = RowOrder(rows, _data("looks_otherwise")["operations"])
         self.own = OwnOperations(is_library)
         self.placed = PlacedRows(rows, self.values)
+        self._parts = PartsOfRows(rows, whole_rows, self.own.line)
         self.writes: dict[str, tuple[Origin, bool]] = {}
         self._kept: dict[int, tuple[Any, str]] = {}
 
@@ -83,6 +86,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         """Note that a tensor is there before the call and after it: what writes to it is told, by this name."""
         storage = fake.untyped_storage()
         self._kept[storage._cdata] = storage, name
+        fake._oomguard_kept = name
 
     def of_rows(self, fake: torch.Tensor) -> bool:
         """Return whether a tensor depends on rows."""
@@ -93,6 +97,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         for name, tensor in named(result, "its result"):
             if self.placed.decides(tensor, of_rows=self.of_rows(tensor)):
                 self._report(Origin(PLACE, name, 0))
+        self.found += self._parts.named()
 
     def name(self, fake: torch.Tensor) -> None:
         """Number a tensor that is there before the call."""
@@ -114,7 +119,8 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._note(func, args, kwargs, outs)
         self._order.note(name_of(func), inputs, outs)
-        self.own.note(func, args, kwargs)
+        self.own.note(func, args, kwargs, inputs)
+        self._parts.note(func, args, kwargs, inputs, outs)
         self._follow(func, args, kwargs, inputs, outs)
         if func._schema.is_mutable and self._kept:
             self._note_writes(func, args, kwargs, inputs)
@@ -193,7 +199,9 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
             if reduced is None:
                 return None
             for leaf, value in zip(outs, reduced, strict=True):
-                if not self._has_rows(leaf):
+                if self._parts.is_several(leaf):
+                    leaf._oomguard_known = None  # what stands for "other" in two such parts would be alike
+                elif not self._has_rows(leaf):
                     self.values.give(leaf, value.whole, value.other)
         return replace(of, origin=origin)
 
@@ -239,7 +247,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         is_yes_or_no = tensor.dtype == torch.bool
         if known is not None and self._is_taken(of, origin):
             self._report(replace(origin, operation=TAKEN))
-        if origin.overflow or (is_yes_or_no and origin.operation in _ASKS and _is_of_mask(of)):
+        if origin.overflow or (is_yes_or_no and origin.operation in _ASKS and of.is_of_mask):
             return value
         if known is None and not is_yes_or_no and origin.counts:
             return value  # how many of the rows' tokens go where: the rows are put together again
@@ -253,13 +261,12 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
 
     def _is_taken(self, of: Of, origin: Origin) -> bool:
         """Return whether own code is told values of single rows that are no lengths: what it does with them is not followed."""
-        is_length = of.counts or _is_of_mask(of)
+        is_length = of.counts or of.is_of_mask
         return origin.operation in ONE_ROW and not is_length and self.own.line() is not None
 
     def _origin(self, func: Any, of: Of, given: torch.Tensor) -> Origin:
-        name = name_of(func)
-        counts = name in _data("counts")["operations"] and not given.dtype.is_floating_point
-        return Origin(name, *line_of_model(), counts, of.overflow)
+        counts = name_of(func) in _data("counts")["operations"] and not given.dtype.is_floating_point
+        return Origin(name_of(func), *line_of_model(), counts, of.overflow)
 
     def _report(self, origin: Origin) -> None:
         self.found.append(origin)
@@ -291,7 +298,3 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
 
     def _has_rows(self, tensor: torch.Tensor) -> bool:
         return any(self._is_rows(size) for size in tensor.shape)
-
-
-def _is_of_mask(of: Of) -> bool:
-    return all("mask" in name for name in of.names)

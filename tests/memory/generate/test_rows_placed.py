@@ -22,6 +22,7 @@ class Model(torch.nn.Module):
         self.layer, self.function = torch.nn.Linear(WIDTH, WIDTH), function
         self.register_buffer("table", torch.randn(900, 1, 1))
         self.weights = torch.nn.Parameter(torch.randn(900, WIDTH))
+        self.of_six = torch.nn.ModuleDict({"of 6": torch.nn.Linear(WIDTH, WIDTH)})
 
     def forward(self, states, ids, mask):
         return self.function(self, self.layer(states), ids, mask)
@@ -108,6 +109,100 @@ def test_a_place_beyond_the_rows_that_are_followed_decides_too():
     )
 
 
+def written(*index, value=0):
+    """Return what writes to some rows of a copy."""
+
+    def function(_, x, ids, mask):
+        y = x.clone()
+        for each in index:
+            y[each] = value
+        return y
+
+    return function
+
+
+def adds_to_the_late(_, x, ids, mask):
+    y = x.clone()
+    y[4:] += 1
+    return y
+
+
+def doubles_in_a_view(_, x, ids, mask):
+    y = x.clone()
+    y.narrow(0, len(x) - 3, 3)[:, 0].mul_(2)
+    return y
+
+
+def marks_in_a_mask(_, x, ids, mask):
+    kept = mask.clone()
+    kept[4:, 3:] = 0
+    return x * kept[..., None]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(written(-1), id="last"),
+        pytest.param(written(0), id="first"),
+        pytest.param(written(slice(2, 4)), id="slice"),
+        pytest.param(written(slice(3, None, 4)), id="every_fourth"),
+        pytest.param(written([0, 3]), id="list"),
+        pytest.param(lambda _, x, ids, mask: x.index_fill(0, torch.tensor([len(x) - 1]), 0.0), id="index_fill"),
+        adds_to_the_late,
+        doubles_in_a_view,
+        marks_in_a_mask,
+    ],
+)
+def test_a_row_that_is_named_by_number_and_written_to_is_seen(function):
+    assert what_meets(function) == PLACE
+
+
+def test_a_row_named_by_a_number_beyond_those_that_are_followed_is_seen_where_the_call_has_it():
+    assert what_meets(written(slice(500, None)), 600) == PLACE
+    assert what_meets(written(slice(None, 500)), 600) == NUMBER  # torch leaves out a slice of all rows
+    assert what_meets(lambda _, x, ids, mask: x[:700], 600) is None
+
+
+def each_is_written(_, x, ids, mask):
+    y = torch.zeros_like(x)
+    for row in range(len(x)):
+        y[row] = x[row].tanh()
+    return y
+
+
+def some_at_a_time(_, x, ids, mask):
+    y = x.clone()
+    for row in range(0, len(x), 4):
+        y[row : row + 4] *= 2
+    return y
+
+
+def in_their_views(_, x, ids, mask):
+    y = x.clone()
+    for row in y:
+        row.mul_(2)
+    y[: len(x)] += 1
+    return y
+
+
+def shifted_tokens(_, x, ids, mask):
+    y = torch.zeros_like(x)
+    y[:, 1:] = x[:, :-1]
+    y[:, 0] = 1
+    return y
+
+
+def first_of_beams(_, x, ids, mask):
+    scores = x.new_zeros(3 * len(x))
+    scores[::3] = 1
+    return x * scores.view(len(x), 3)[:, :1, None]
+
+
+@pytest.mark.parametrize("function", [each_is_written, some_at_a_time, in_their_views, shifted_tokens, first_of_beams])
+def test_what_writes_to_each_row_names_none(function):
+    assert what_meets(function) is None
+
+
 def last_of_each(_, x, ids, mask):
     return x[torch.arange(len(x)), mask.sum(1) - 1]
 
@@ -180,9 +275,26 @@ def writes_rows(_, x, ids, mask):
     return y
 
 
+def by_a_name(model, x, ids, mask):
+    name = f"of {len(x)}"
+    layer = model.of_six[name] if len({name} & set(model.of_six)) else model.layer
+    return layer(x)
+
+
+def in_groups_where_it_can(_, x, ids, mask):
+    try:
+        return x.view(3, 2, TOKENS, WIDTH).flip(2).view_as(x)
+    except RuntimeError:
+        return x
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        by_a_name,
+        in_groups_where_it_can,
+        pytest.param(lambda _, x, ids, mask: x * {6: 2.0}.get(len(x), 1.0), id="looked_up"),
+        pytest.param(lambda _, x, ids, mask: x * (1 + (tuple(x.shape)[:1] == (6,))), id="as_a_number"),
         goes_over_rows,
         writes_rows,
         pytest.param(lambda _, x, ids, mask: scripted(x), id="script"),
@@ -206,9 +318,31 @@ def own_counts(_, x, ids, mask):
     return torch.stack([row[:n].sum(0) for row, n in zip(x, (ids != 99).sum(1).tolist(), strict=True)])
 
 
-@pytest.mark.parametrize("function", [each_row, own_lengths, own_counts])
+def distances(model, x, ids, mask):
+    return torch.cdist(x[:, 0], model.weights[:4])
+
+
+def by_names_of_layers(model, x, ids, mask):
+    for name in (f"of {number}" for number in (6, 6)):
+        x = model.of_six[name](x)
+    return x
+
+
+@pytest.mark.parametrize("function", [each_row, own_lengths, own_counts, distances, by_names_of_layers])
 def test_own_code_that_does_the_same_with_each_row_is_none_of_it(function):
     assert what_meets(function) is None
+
+
+def equal_to_the_one_before(_, x, ids, mask):
+    keys, order = ids[:, 0].sort()
+    again = torch.cat([torch.zeros(1, dtype=torch.bool), keys[1:] == keys[:-1]])
+    y = x.clone()
+    y[order[again]] = 0
+    return y
+
+
+def test_rows_that_are_held_against_those_before_them_are_seen():
+    assert what_meets(equal_to_the_one_before) is not None
 
 
 def counts_alike(_, x, ids, mask):
