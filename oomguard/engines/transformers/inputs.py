@@ -33,6 +33,11 @@ def by_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dic
     return {**dict(zip(positional_names(model), args, strict=False)), **kwargs}
 
 
+def main_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Return the name of the argument that has one row per input, given by position or by name."""
+    return positional_names(model)[0] if args else input_name(model, kwargs)
+
+
 def positional_names(model: Any) -> tuple[str, ...]:
     """Return how a model's ``generate`` calls its arguments by position; of one that takes any, the one that it hands them to."""
     get_base = getattr(model, "get_base_model", None)  # PEFT's
