@@ -267,6 +267,8 @@ def _measuring(call: CallModel, seen_row_bytes: float, room: float) -> Solution:
     rows, at_most = call.rows, math.floor(room / seen_row_bytes)
     if rows <= 1 or at_most < 1:
         why = f"one row held {format_gib(seen_row_bytes)} when it failed, {format_gib(max(0, room))} is free"
+        if room <= 0:
+            why = "what is there before any row runs, weights and inputs, leaves nothing free"
         if call.others_ran and call.attempts_left and rows > 1:
             return _fewer(rows, call.attempts_left, f"{why}, but others ran")
         return Solution(None, why)

@@ -274,3 +274,9 @@ def test_without_a_model_the_plan_names_what_is_not_measured():
 def test_every_remedy_of_a_call_is_a_setting():
     assert set(VARIED) <= set(SETTINGS)
     assert CallModel(16, 0).solve("max_model_len", incident()) is None
+
+
+def test_where_nothing_is_free_before_any_row_the_plan_says_so():
+    call = CallModel(16, 101 * MIB, seen_row_bytes=1)
+    failure = incident(device_total_bytes=100 * MIB)
+    assert "weights and inputs" in call.solve("batch_size", failure).reason

@@ -24,7 +24,7 @@ from oomguard.engines.transformers.generate_rows import (
     is_row_argument,
     why_not_rows,
 )
-from oomguard.engines.transformers.inputs import by_name, input_name, inputs_of, rows_and_tokens
+from oomguard.engines.transformers.inputs import by_name, inputs_of, main_name, rows_and_tokens
 from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import no_weight
 from oomguard.engines.transformers.media import Media, media_of
@@ -197,7 +197,7 @@ class GenerateCall:
         return self._is_listed(name) or name in self.taken
 
     def _is_listed(self, name: str) -> bool:
-        return is_row_argument(name) or name == input_name(self.model, self.args, self.kwargs)
+        return is_row_argument(name) or name == main_name(self.model, self.args, self.kwargs)
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part cannot be put together with others; None where it can."""

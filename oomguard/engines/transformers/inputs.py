@@ -17,13 +17,11 @@ _INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_feat
 
 def inputs_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the argument that has one row per input; None where there is none."""
-    return args[0] if args else kwargs.get(input_name(model, (), kwargs) or "")
+    return args[0] if args else kwargs.get(input_name(model, kwargs) or "")
 
 
-def input_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the name of the argument that has one row per input, the model's own (images, sound) where it has no tokens."""
-    if args:
-        return positional_names(model)[0]
+def input_name(model: Any, kwargs: Mapping[str, Any]) -> str | None:
+    """Return the name of the keyword argument that has one row per input, the model's own (images, sound) where it has no tokens."""
     found = next((name for name in _INPUTS if kwargs.get(name) is not None), None)
     if found is None and kwargs.get(own := _own_name(model)) is not None:
         return own
@@ -33,6 +31,11 @@ def input_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 def by_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name: a ``generate`` of the model's own may give those by position other names."""
     return {**dict(zip(positional_names(model), args, strict=False)), **kwargs}
+
+
+def main_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Return the name of the argument that has one row per input, given by position or by name."""
+    return positional_names(model)[0] if args else input_name(model, kwargs)
 
 
 def positional_names(model: Any) -> tuple[str, ...]:
