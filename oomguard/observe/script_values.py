@@ -1,4 +1,4 @@
-"""Settings whose flag names a variable of the script that is pasted with the failure: ``--max-model-len $LEN`` below ``LEN=8192``."""
+"""Settings whose flag names a variable of the script that is pasted with the failure: ``$LEN`` below ``LEN=8192``."""
 
 from __future__ import annotations
 

@@ -105,6 +105,8 @@ def together(call: FollowedCall) -> Together:
         # A size that the prime divides by chance tells of rows where there are none: another prime does not divide it.
         again = {(origin.file, origin.line) for origin in _mixing(call, next(primes))[0]}
         first = [origin for origin in first if (origin.file, origin.line) in again]
+    if not first and traced.layout.without:  # likewise of an axis of the result: as many steps of sound as rows
+        traced = min(traced, _mixing(call, next(primes))[2], key=lambda one: len(one.layout.without))
     if not first and (other := _by_number(call, traced)) is not None:
         first = [other]
     return Together(first[0] if first else None, by_values, traced.layout, traced.left)
