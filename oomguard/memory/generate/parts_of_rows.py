@@ -1,6 +1,8 @@
-"""Rows that the user's own code names by number: ``p[-1] = 0``, ``p[40:] += 1`` write to some rows by their place alone.
+"""Rows that the user's own code takes apart: those that it names by number, and those that meet others again.
 
-A loop that comes to each of them (``out[i] = ...``, some at a time) names none. As fake_generate.py this imports torch.
+``p[-1] = 0``, ``p[40:] += 1`` write to some rows by their place alone; a loop that comes to each of them (``out[i] = ...``, some at a
+time) names none. What a loop carries from one row to the next (``carry = carry / 2 + row``) makes one row of another. As
+fake_generate.py this imports torch.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _NAMES: Final = frozenset(
         "index_copy_",
     }
 )
+# They put rows side by side, and make none of another.
+_JOINS: Final = frozenset({"cat", "stack", "concat", "_pack_padded_sequence", "nested_tensor"})
 
 
 @dataclass(slots=True)
@@ -80,7 +84,9 @@ class PartsOfRows:
             if inputs[0].dim() and self._is_rows(inputs[0].shape[given["dim"]]):
                 self._cut(name, given, inputs[0], outs)
                 return
-        elif name in _NAMES and self._names_places(arguments_of(func, args, kwargs), inputs[0]):
+        if name not in _JOINS:
+            self._carry(name, inputs, outs)
+        if name in _NAMES and self._names_places(arguments_of(func, args, kwargs), inputs[0]):
             self._name()
         if inputs and (part := getattr(inputs[0], "_oomguard_part", None)) is not None:
             storage = inputs[0].untyped_storage()._cdata
@@ -119,6 +125,15 @@ class PartsOfRows:
         for leaf, places in zip(outs, cuts, strict=False):
             if not self._is_rows(len(places)):
                 leaf._oomguard_part = size, places
+                leaf._oomguard_taken = frozenset(place // (size // self._rows) for place in places)
+
+    def _carry(self, name: str, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        """Note which rows an operation computes with, where it was given some alone, and that it makes one of another."""
+        taken = {rows for leaf in inputs if (rows := getattr(leaf, "_oomguard_taken", None)) is not None}
+        if len(taken) > 1 and (line := self._line()) is not None:
+            self._named.append(Origin(name, *line))
+        for leaf in outs if taken else ():
+            leaf._oomguard_taken = frozenset().union(*taken)
 
     def _reaches_beyond(self, bounds: Sequence[Any], size: int) -> bool:
         """Return whether a bound is beyond the rows that are followed, and within those of the call."""

@@ -26,7 +26,9 @@ def _tables() -> dict[str, str]:
     return dict(tomllib.loads(_DATA.read_text())["looks_through"])
 
 
-def mixes_along(name: str, given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool]) -> bool:
+def mixes_along(
+    name: str, given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool], is_own: Callable[[], bool]
+) -> bool:
     """Return whether an operation goes along a dimension that holds rows, and takes its entries together.
 
     Args:
@@ -34,6 +36,7 @@ def mixes_along(name: str, given: Mapping[str, Any], first: torch.Tensor, is_row
         given: its arguments by name.
         first: the first of them that holds rows.
         is_rows: whether a size is of rows.
+        is_own: whether the user's own code runs it: tokens of all rows in one line are a library's, with bounds or a mask.
     """
     if name in _operations("along"):
         is_count = name in _operations("places") and not first.dtype.is_floating_point
@@ -42,6 +45,17 @@ def mixes_along(name: str, given: Mapping[str, Any], first: torch.Tensor, is_row
         held = given.get(_tables()[name])
         whole = name == "isin"  # others have a table of their own in front of the last axis
         return isinstance(held, torch.Tensor) and any(map(is_rows, held.shape if whole else held.shape[-1:]))
+    if "scaled_dot_product" in name:
+        return first.dim() > 1 and is_rows(first.shape[-2]) and is_own()
+    return _takes_together(name, given, first, is_rows)
+
+
+def _takes_together(name: str, given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool]) -> bool:
+    """Return whether a layer takes the entries of a dimension together that holds rows."""
+    if name == "renorm":  # by the norm of each entry along one dimension
+        return not is_rows(first.shape[given["dim"]])
+    if name in _operations("steps"):  # oneDNN's has its input turned round before, whatever ``batch_first`` says
+        return is_rows(first.shape[1 if given.get("batch_first") and "mkldnn" not in name else 0])
     if name in _operations("normalizes_last"):
         last = len(given.get("normalized_shape") or ())
         return bool(last) and any(map(is_rows, first.shape[-last:]))

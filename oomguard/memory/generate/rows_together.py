@@ -228,7 +228,7 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         begins = name == "cumsum" and goes_along(given, first, self._is_rows)
         if self._places.is_limited(name, with_rows, outs, begins=begins):
             return True
-        if mixes_along(name, given, first, self._is_rows):
+        if mixes_along(name, given, first, self._is_rows, lambda: self.own.line() is not None):
             return True
         if "batch_norm" in name:
             return len(outs) > 1 and outs[1].numel() > 0 and not self._has_rows(outs[1])
