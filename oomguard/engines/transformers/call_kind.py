@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.fingerprint import fingerprint
-from oomguard.engines.transformers.model_state import state_of
+from oomguard.engines.transformers.model_state import PLAIN, state_of
 from oomguard.engines.transformers.named_values import names_in
 from oomguard.engines.transformers.own_code import own_code, own_functions
 from oomguard.engines.transformers.tensors import is_tensor
@@ -36,7 +36,7 @@ def kind_followed(model: Any, arguments: WithRows, steps: int | None) -> Hashabl
     given = arguments(lambda tensor: rows.append(tensor) or tensor)  # type: ignore[func-returns-value]
     size = _length(model)
     shapes = tuple((str(tensor.dtype), tuple(map(size, tensor.shape[1:]))) for tensor in rows)
-    plain = tuple(sorted((n, str(v) if _is_plain(v) else type(v).__qualname__) for n, v in given.items()))
+    plain = tuple(sorted((n, str(v) if isinstance(v, PLAIN) else type(v).__qualname__) for n, v in given.items()))
     attention = getattr(model.config, "_attn_implementation", None)
     of_rows = {id(tensor) for tensor in rows}
     states = state_of(model), _read_of(model, given, lambda tensor: id(tensor) in of_rows)
@@ -55,7 +55,7 @@ def kind_compared(model: Any, arguments: Mapping[str, Any]) -> Hashable:
     def kind(value: Any) -> str:
         if is_tensor(value):
             return f"{value.dtype} {[size(each) for each in value.shape[1:]]}"
-        return str(value) if _is_plain(value) else type(value).__name__
+        return str(value) if isinstance(value, PLAIN) else type(value).__name__
 
     kinds = tuple(sorted((name, kind(value)) for name, value in arguments.items()))
     return kinds, state_of(model), _read_of(model, arguments, lambda tensor: tensor.dim() > 0)
@@ -68,11 +68,9 @@ def _read_of(model: Any, given: Mapping[str, Any], by_kind: Callable[[Any], bool
 
 def _length(model: Any) -> Callable[[int], int]:
     functions = own_functions(model) if hasattr(model, "named_modules") else ()
-    return (
-        int
-        if any(_holds_sizes(function.__code__) for _, function in functions)
-        else lambda size: int(size).bit_length()
-    )
+    if any(_holds_sizes(function.__code__) for _, function in functions):
+        return int
+    return lambda size: int(size).bit_length()
 
 
 @functools.lru_cache(4096)
@@ -82,7 +80,3 @@ def _holds_sizes(code: types.CodeType) -> bool:
     codes = [code, *inner]
     compares = any(each.opname in _COMPARES for one in codes for each in dis.get_instructions(one))
     return compares and bool(names_in(code) & _SIZES)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))

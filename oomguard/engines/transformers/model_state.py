@@ -8,7 +8,7 @@ from typing import Any, Final
 from oomguard.engines.transformers.fingerprint import fingerprint, number_of
 from oomguard.engines.transformers.own_code import own_code, own_values
 
-_PLAIN: Final = (bool, int, float, str, type(None))
+PLAIN: Final = (bool, int, float, str, type(None))
 
 
 def state_of(model: Any) -> Hashable:
@@ -40,4 +40,4 @@ def _of_module(module: Any) -> Iterator[Hashable]:
 
 
 def _plain_values(held: dict[str, Any]) -> Iterator[Hashable]:
-    return ((name, value) for name, value in held.items() if isinstance(value, _PLAIN))
+    return ((name, value) for name, value in held.items() if isinstance(value, PLAIN))

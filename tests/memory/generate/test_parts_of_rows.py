@@ -29,9 +29,8 @@ class Model(torch.nn.Module):
         return self.function(self, self.layer(states))
 
 
-def is_apart(function):
-    """Return whether a call of ``function`` keeps its rows apart."""
-    states = torch.randn(ROWS, TOKENS, WIDTH)
+def followed(function, states):
+    """Follow the rows of a call of ``function``."""
     call = FollowedCall(
         Model(function).eval(),
         lambda change: {"states": change(states)},
@@ -40,7 +39,12 @@ def is_apart(function):
         mask_is_full=False,
         is_library=lambda name: name.partition(".")[0] in ("torch", "transformers"),
     )
-    return together(call).origin is None
+    return together(call)
+
+
+def is_apart(function):
+    """Return whether a call of ``function`` keeps its rows apart."""
+    return followed(function, torch.randn(ROWS, TOKENS, WIDTH)).origin is None
 
 
 def carried(_, x):
@@ -131,13 +135,5 @@ def test_rows_that_stay_by_themselves_are_apart(function):
 
 def test_a_result_with_as_many_steps_as_the_trace_has_rows_holds_its_rows_along_the_first_axis():
     states = torch.randn(ROWS, 13 * 2, WIDTH)  # 13 is the first number of rows that is tried
-    call = FollowedCall(
-        Model(lambda _, x: x[:, ::2]).eval(),
-        lambda change: {"states": change(states)},
-        ROWS,
-        lambda model, arguments: model(**arguments),
-        mask_is_full=False,
-        is_library=lambda name: name.partition(".")[0] in ("torch", "transformers"),
-    )
 
-    assert together(call).layout.axes == {"its result": (0, 1)}
+    assert followed(lambda _, x: x[:, ::2], states).layout.axes == {"its result": (0, 1)}
