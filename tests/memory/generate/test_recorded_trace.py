@@ -69,11 +69,14 @@ def test_an_allocator_that_did_something_else_is_told_by_how_much(tmp_path):
     assert replayed.worst_ratio == pytest.approx(8 / 28)
 
 
-@pytest.mark.parametrize("other", [{"is_expandable": True}, {"segment_pool_id": (1, 0)}, {"stream": 7}])
-def test_what_the_simulated_allocator_does_not_know_is_no_trace(tmp_path, other):
-    segments, events = RECORDED
-    path = written(tmp_path / "snapshot.pickle", [segment | other for segment in segments[:1]] + segments[1:], events)
-    assert list(traces(path)) == []
+def test_what_the_simulated_allocator_does_not_know_is_no_trace(subtests, tmp_path):
+    for other in [{"is_expandable": True}, {"segment_pool_id": (1, 0)}, {"stream": 7}]:
+        with subtests.test(other=other):
+            segments, events = RECORDED
+            path = written(
+                tmp_path / "snapshot.pickle", [segment | other for segment in segments[:1]] + segments[1:], events
+            )
+            assert list(traces(path)) == []
 
 
 def test_a_snapshot_is_read_as_data_only(tmp_path):
