@@ -38,24 +38,28 @@ def tensors_of(record):
     return []
 
 
-@pytest.mark.parametrize("shape", ["tuple", "nested", "output"])
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_are_kept_in_order_none_lost_or_doubled(shape, seed):
-    chance = random.Random(seed)
-    total = chance.randint(1, 40)
-    rows = [chance.randint(0, 9999) for _ in range(total)]
-    gathered, start = Gathered(total, weigh=lambda *_: None), 0
-    while start < total:
-        size = chance.randint(1, total - start)
-        assert gathered.add(record_of(rows[start : start + size], shape), size) is None
-        start += size
-        if chance.random() < 0.2:
-            gathered.park()
-    whole, joined = record_of(rows, shape), gathered.result()
-    assert type(joined) is type(whole)
-    pairs = list(zip(tensors_of(whole), tensors_of(joined), strict=True))
-    assert pairs
-    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
+def test_rows_are_kept_in_order_none_lost_or_doubled(subtests):
+    def check(shape, seed):
+        chance = random.Random(seed)
+        total = chance.randint(1, 40)
+        rows = [chance.randint(0, 9999) for _ in range(total)]
+        gathered, start = Gathered(total, weigh=lambda *_: None), 0
+        while start < total:
+            size = chance.randint(1, total - start)
+            assert gathered.add(record_of(rows[start : start + size], shape), size) is None
+            start += size
+            if chance.random() < 0.2:
+                gathered.park()
+        whole, joined = record_of(rows, shape), gathered.result()
+        assert type(joined) is type(whole)
+        pairs = list(zip(tensors_of(whole), tensors_of(joined), strict=True))
+        assert pairs
+        assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
+
+    for shape in ["tuple", "nested", "output"]:
+        for seed in range(20):
+            with subtests.test(shape=shape, seed=seed):
+                check(shape, seed)
 
 
 def test_a_part_with_another_shape_of_record_is_refused():
@@ -64,42 +68,45 @@ def test_a_part_with_another_shape_of_record_is_refused():
     assert "differ in more than their rows" in gathered.add((torch.zeros(2, 3), torch.zeros(2)), 2)
 
 
-@pytest.mark.parametrize(
-    "wrong", [torch.zeros(3, 2), torch.zeros(1, 2), torch.zeros(())], ids=lambda t: str(tuple(t.shape))
-)
-def test_a_field_without_one_entry_a_row_is_refused(wrong):
-    assert Gathered(4, weigh=lambda *_: None).add({"logits": torch.zeros(2, 3), "other": wrong}, 2) is not None
+def test_a_field_without_one_entry_a_row_is_refused(subtests):
+    def check(wrong):
+        assert Gathered(4, weigh=lambda *_: None).add({"logits": torch.zeros(2, 3), "other": wrong}, 2) is not None
+
+    for wrong in [torch.zeros(3, 2), torch.zeros(1, 2), torch.zeros(())]:
+        with subtests.test(wrong=wrong):
+            check(wrong)
 
 
-def test_a_view_of_something_larger_does_not_keep_it_alive():
-    gathered = Gathered(4, weigh=lambda *_: None)
-    for _ in range(2):
-        assert gathered.add({"logits": torch.zeros(2, 100, 8)[:, -1]}, 2) is None
-    assert gathered.result()["logits"].untyped_storage().nbytes() == 4 * 8 * 4
+def test_a_mean_is_weighted_by_what_it_is_the_mean_of(subtests):
+    def check(counts):
+        values = [torch.tensor(2.0), torch.tensor(6.0) if counts[1] else torch.tensor(float("nan"))]
+        weights = iter(float(count) for count in counts)
+        gathered = Gathered(2, weigh=lambda *_: next(weights))
+        for value in values:
+            assert gathered.add({"loss": value, "logits": torch.zeros(1, 2)}, 1) is None
+        expected = torch.tensor({(3, 1): 3.0, (5, 0): 2.0, (0, 0): float("nan")}[counts])
+        torch.testing.assert_close(gathered.result()["loss"], expected, equal_nan=True)
+
+    for counts in [(3, 1), (5, 0), (0, 0)]:
+        with subtests.test(counts=counts):
+            check(counts)
 
 
-@pytest.mark.parametrize("counts", [(3, 1), (5, 0), (0, 0)])
-def test_a_mean_is_weighted_by_what_it_is_the_mean_of(counts):
-    values = [torch.tensor(2.0), torch.tensor(6.0) if counts[1] else torch.tensor(float("nan"))]
-    weights = iter(float(count) for count in counts)
-    gathered = Gathered(2, weigh=lambda *_: next(weights))
-    for value in values:
-        assert gathered.add({"loss": value, "logits": torch.zeros(1, 2)}, 1) is None
-    expected = torch.tensor({(3, 1): 3.0, (5, 0): 2.0, (0, 0): float("nan")}[counts])
-    torch.testing.assert_close(gathered.result()["loss"], expected, equal_nan=True)
-
-
-@pytest.mark.parametrize("weigh", [lambda *_: 1.0, None], ids=["a model's", "a function's"])
-def test_a_part_that_one_field_does_not_take_is_in_none_of_them(weigh):
-    gathered = Gathered(6, weigh=weigh)
-    for size, width in ((2, 3), (2, 3), (2, 5)):
-        part = {"first": torch.full((size, 3), float(width)), "second": torch.full((size, width), float(width))}
-        part |= {} if weigh is None else {"loss": torch.tensor(float(width))}
-        problem = gathered.add(part, size)
-    assert "different shapes" in problem
-    finished = gathered.finished()
-    assert (gathered.done, {name: len(value) for name, value in finished.items() if value.dim()}) == (
-        4,
-        {"first": 4, "second": 4},
-    )
-    assert float(finished.get("loss", torch.tensor(3.0))) == 3.0
+def test_a_part_that_one_field_does_not_take_is_in_none_of_them(subtests):
+    for name, weigh in [
+        ("a model's", lambda *_: 1.0),
+        ("a function's", None),
+    ]:
+        with subtests.test(name):
+            gathered = Gathered(6, weigh=weigh)
+            for size, width in ((2, 3), (2, 3), (2, 5)):
+                part = {"first": torch.full((size, 3), float(width)), "second": torch.full((size, width), float(width))}
+                part |= {} if weigh is None else {"loss": torch.tensor(float(width))}
+                problem = gathered.add(part, size)
+            assert "different shapes" in problem
+            finished = gathered.finished()
+            assert (gathered.done, {name: len(value) for name, value in finished.items() if value.dim()}) == (
+                4,
+                {"first": 4, "second": 4},
+            )
+            assert float(finished.get("loss", torch.tensor(3.0))) == 3.0

@@ -23,42 +23,46 @@ def classifier():
     return made("BertForSequenceClassification", num_labels=3)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_logits_are_those_of_the_whole_call(llama, mode):
-    batch = padded()
+def test_logits_are_those_of_the_whole_call(subtests, llama):
+    def check(mode):
+        batch = padded()
 
-    def call():
-        with mode():
-            return llama(**batch).logits
+        def call():
+            with mode():
+                return llama(**batch).logits
 
-    whole, parts, g = whole_and_in_parts(call)
-    assert_same(whole, parts)
-    assert g.attempts[-1].succeeded
-    assert g.attempts[1].patches[0].setting == "batch_size"
+        whole, parts, g = whole_and_in_parts(call)
+        assert_same(whole, parts)
+        assert g.attempts[-1].succeeded
+        assert g.attempts[1].patches[0].setting == "batch_size"
+
+    for mode in [torch.no_grad, torch.inference_mode]:
+        with subtests.test(mode=mode):
+            check(mode)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_every_field_of_a_result_is_put_together(subtests, llama):
+    def check(options):
+        batch = padded()
+
+        def call():
+            with torch.no_grad():
+                return llama(**batch, **options)
+
+        whole, parts, g = whole_and_in_parts(call, 0.8)
+        assert_same(whole, ordinary(parts))
+        assert len(g.attempts) == 2  # states that the model keeps are counted
+
+    for options in [
         {},
         {"use_cache": False},
         {"return_dict": False},
         {"output_hidden_states": True},
         {"output_attentions": True, "use_cache": False},
         {"logits_to_keep": 1},
-    ],
-    ids=str,
-)
-def test_every_field_of_a_result_is_put_together(llama, options):
-    batch = padded()
-
-    def call():
-        with torch.no_grad():
-            return llama(**batch, **options)
-
-    whole, parts, g = whole_and_in_parts(call, 0.8)
-    assert_same(whole, ordinary(parts))
-    assert len(g.attempts) == 2  # states that the model keeps are counted
+    ]:
+        with subtests.test(options=options):
+            check(options)
 
 
 def test_a_cache_that_was_put_together_serves_the_next_call(llama):
@@ -75,26 +79,6 @@ def test_a_cache_that_was_put_together_serves_the_next_call(llama):
     assert_same(*whole_and_in_parts(call, 0.6)[:2])
 
 
-def test_a_tensor_that_stands_in_two_fields_stays_one(llama):
-    def call():
-        with torch.no_grad():
-            return llama.model(**padded(), output_hidden_states=True)
-
-    whole, parts, _ = whole_and_in_parts(call, 0.8)
-    assert whole.hidden_states[-1] is whole.last_hidden_state
-    assert parts.hidden_states[-1] is parts.last_hidden_state
-
-
-def test_positional_arguments_are_cut_by_their_names(llama):
-    batch = padded()
-
-    def call():
-        with torch.no_grad():
-            return llama(batch["input_ids"], batch["attention_mask"]).logits
-
-    assert_same(*whole_and_in_parts(call)[:2])
-
-
 def test_a_mask_and_positions_for_all_rows_are_given_whole(llama):
     batch = padded()
     positions = torch.arange(TOKENS)[None]
@@ -104,34 +88,6 @@ def test_a_mask_and_positions_for_all_rows_are_given_whole(llama):
             return llama(**batch, position_ids=positions).logits
 
     assert_same(*whole_and_in_parts(call)[:2])
-
-
-def test_frozen_models_need_no_mode_without_gradients(llama):
-    batch = padded()
-    for parameter in llama.parameters():
-        parameter.requires_grad_(False)
-    try:
-        assert_same(*whole_and_in_parts(lambda: llama(**batch).logits)[:2])
-    finally:
-        for parameter in llama.parameters():
-            parameter.requires_grad_(True)
-
-
-class Compiled:
-    """A model whose forward is compiled; the compiler's work is not what is tested."""
-
-    def __init__(self, model):
-        self.model = model
-        self.model.forward = torch.compile(model.forward, backend="eager")
-
-    def __call__(self, **batch):
-        with torch.no_grad():
-            return self.model(**batch, use_cache=False).logits
-
-
-def test_a_compiled_forward_is_split_too():
-    model, batch = Compiled(made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None)), padded()
-    assert_same(*whole_and_in_parts(lambda: model(**batch))[:2])
 
 
 def test_a_model_compiled_with_the_watched_call_in_it_runs_whole_graphs():
@@ -190,20 +146,6 @@ def test_only_the_outermost_call_is_split(llama, monkeypatch):
     assert sum(sizes[1:]) == ROWS
 
 
-def test_a_trace_tells_to_the_byte_what_other_numbers_of_rows_need(llama):
-    from oomguard.engines.transformers.forward import ForwardCall
-
-    batch = padded()
-    traced = ForwardCall.of(llama, (), batch).traced()
-    with torch.no_grad(), limit_memory("4 GiB") as device:
-        device.adopt([*llama.parameters(), *llama.buffers(), *batch.values()])
-        before = device.live_bytes
-        result = llama(**batch)
-        assert traced.need_bytes(ROWS) == device.peak_bytes - before
-        assert traced.results_bytes() == device.live_bytes - before
-        del result
-
-
 def test_results_that_leave_no_room_for_rows_wait_on_the_host(llama):
     """A loop that keeps all results on the device runs fewer rows at a time than the guard."""
     batch, weights = padded(32, 24), [*llama.parameters(), *llama.buffers()]
@@ -223,31 +165,3 @@ def test_results_that_leave_no_room_for_rows_wait_on_the_host(llama):
     assert_same(whole, ordinary(parts))
     assert [attempt.succeeded for attempt in g.attempts] == [False, True]
     assert g.attempts[1].settings["batch_size"] > 10  # 5 with all results on the device
-
-
-def test_a_failed_call_of_modules_with_hooks_leaves_nothing_alive(llama):
-    batch = padded()
-    with torch.no_grad():
-        llama(**batch, output_hidden_states=True)  # transformers puts its hooks in place for good
-
-    def call():
-        with torch.no_grad():
-            return llama(**batch).logits
-
-    _, _, g = whole_and_in_parts(call)
-    weights = sum(tensor.nbytes for tensor in (*llama.parameters(), *llama.buffers(), *batch.values()))
-    assert g.attempts[0].incident.facts["baseline_bytes"].value <= weights
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_padded_batch_needs_one_failed_attempt_in_either_mode(classifier, mode):
-    batch = padded(side="right")
-
-    def call():
-        with mode():
-            return classifier(**batch).logits
-
-    whole, parts, g = whole_and_in_parts(call)
-    assert_same(whole, parts)
-    assert [attempt.succeeded for attempt in g.attempts] == [False, True]
-    assert g.attempts[1].settings["batch_size"] > 2

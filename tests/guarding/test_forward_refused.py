@@ -83,9 +83,8 @@ def test_a_hook_of_the_user_forbids_a_split(bert, ids):
     assert "a hook on bert.encoder would see the rows of each part" in notes_of(call)[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_an_argument_that_may_not_hold_rows_forbids_a_split(subtests, bert, ids):
+    for arguments, reason in [
         ({"row_weights": torch.ones(ROWS + 1)}, "row_weights is not known to hold one row per input"),
         ({"position_ids": torch.zeros(3, ROWS, TOKENS)}, "position_ids is not known"),
         ({"attention_mask": torch.ones(ROWS + 1, TOKENS)}, "attention_mask is not known"),
@@ -94,47 +93,15 @@ def test_a_hook_of_the_user_forbids_a_split(bert, ids):
         ({"cache": transformers.DynamicCache()}, "cache is extended by the call"),
         ({"names": ["a"] * ROWS}, f"names has {ROWS} entries too"),
         ({"image_grid_thw": torch.ones(ROWS + 2, 3)}, "image_grid_thw is not known"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_an_argument_that_may_not_hold_rows_forbids_a_split(bert, ids, arguments, reason):
-    assert reason in ForwardCall.of(bert, (), {"input_ids": ids, **arguments}).not_splittable
-
-
-@pytest.mark.parametrize("boxes", [torch.ones(3, 4), [torch.ones(3)] * 2], ids=["other entries", "a list"])
-def test_where_no_argument_is_known_to_hold_rows_they_are_named_and_no_line_that_nobody_has_tried(bert, boxes):
-    call = ForwardCall.of(bert, (), {"points": torch.ones(2, 3), "boxes": boxes})
-    assert "points, boxes" in call.not_splittable.told()
-    assert "under @oomguard.guard(batch=...)" in call.not_splittable.told()
-
-
-def test_a_list_of_rows_is_no_row_of_tensors(bert):
-    call = ForwardCall.of(bert, (), {"past_values": [torch.ones(ROWS)] * 6})
-    assert "none of its arguments is known to hold one row per input: past_values. Where" in call.not_splittable.told()
-
-
-def test_the_state_of_earlier_calls_has_no_line_that_leaves_it_out(bert, ids):
-    call = ForwardCall.of(bert, (), {"input_ids": ids, "state": {"keys": torch.ones(ROWS, 2)}})
-    assert "make them all in one function of your own" in call.not_splittable.told()
-    assert "above def" not in call.not_splittable.told()
-
-
-def test_a_router_s_logits_forbid_a_split_before_any_part_runs(bert, ids):
-    with torch.no_grad():
-        call = ForwardCall.of(bert, (), {"input_ids": ids, "output_router_logits": True})
-    assert "output_router_logits adds results of the tokens of all rows" in call.not_splittable
+    ]:
+        with subtests.test(arguments=arguments, reason=reason):
+            assert reason in ForwardCall.of(bert, (), {"input_ids": ids, **arguments}).not_splittable
 
 
 def test_a_normalization_in_training_mode_forbids_a_split(bert, ids):
     bert.norm = torch.nn.BatchNorm1d(4)
     with torch.no_grad():
         assert "norm is in training mode" in ForwardCall.of(bert, (), {"input_ids": ids}).not_splittable
-
-
-@pytest.mark.parametrize("rows", [3, ROWS])
-def test_positions_of_three_axes_are_never_taken_for_rows(bert, ids, rows):
-    call = ForwardCall.of(bert, (), {"input_ids": ids[:rows], "position_ids": torch.zeros(3, rows, TOKENS)})
-    assert "position_ids" in call.not_splittable.told()
 
 
 class Averaging(transformers.BertForSequenceClassification):
@@ -153,23 +120,24 @@ class Averaging(transformers.BertForSequenceClassification):
         return output
 
 
-@pytest.mark.parametrize(
-    ("returned", "reason"),
-    [
+def test_a_result_that_cannot_be_put_together_is_refused(subtests, bert, ids):
+    def check(returned, reason):
+        model = Averaging(bert.config).eval()
+        model.returned = returned
+
+        def call():
+            with torch.no_grad():
+                return model(input_ids=ids)
+
+        assert reason in notes_of(call)[0]
+
+    for returned, reason in [
         ("loss", "is one number for all rows"),
         ("matrix", "a row depends on those beside it"),
         ("object", "how to put several together is not known"),
-    ],
-)
-def test_a_result_that_cannot_be_put_together_is_refused(bert, ids, returned, reason):
-    model = Averaging(bert.config).eval()
-    model.returned = returned
-
-    def call():
-        with torch.no_grad():
-            return model(input_ids=ids)
-
-    assert reason in notes_of(call)[0]
+    ]:
+        with subtests.test(returned=returned, reason=reason):
+            check(returned, reason)
 
 
 def test_one_row_that_is_too_long_is_told(bert, ids):

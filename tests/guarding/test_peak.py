@@ -39,7 +39,9 @@ def test_the_user_s_peak_stands_through_every_kind_of_guarded_work(subtests, tmp
             with subtests.test(name, work=work), limit_memory("16 MiB", caching_allocator=caching_allocator) as device:
                 loaded = torch.zeros(15 * MIB // 4)
                 del loaded
-                work(tmp_path)
+                folder = tmp_path / f"{work.__name__} {name}"
+                folder.mkdir()
+                work(folder)
                 assert device.peak_bytes >= 15 * MIB
                 device.reset_peak()
                 assert device.peak_bytes == device.live_bytes

@@ -79,26 +79,19 @@ def test_the_answer_is_that_to_the_last_tokens_of_the_prompt_and_stands_behind_t
     assert torch.equal(answer[:, PROMPT:], call(llama, ids[:, -kept:])[:, kept:])
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}])
-def test_rows_run_apart_keep_the_order_and_each_its_own_prompt(llama, options):
-    ids = ids_of(rows=3)
-    with (
-        limit_memory(capacity_of(llama, **options)),
-        oomguard.guard(allow="changes-outputs", pin=[*OTHERS, "max_new_tokens"]) as g,
-    ):
-        answer = call(llama, ids, **options)
-    kept, several = changes(g)["truncate_prompt_tokens"], options.get("num_return_sequences", 1)
+def test_rows_run_apart_keep_the_order_and_each_its_own_prompt(subtests, llama):
+    for options in [{}, {"num_beams": 3, "num_return_sequences": 2}]:
+        with subtests.test(options=options):
+            ids = ids_of(rows=3)
+            with (
+                limit_memory(capacity_of(llama, **options)),
+                oomguard.guard(allow="changes-outputs", pin=[*OTHERS, "max_new_tokens"]) as g,
+            ):
+                answer = call(llama, ids, **options)
+            kept, several = changes(g)["truncate_prompt_tokens"], options.get("num_return_sequences", 1)
 
-    assert torch.equal(answer[:, :PROMPT], ids.repeat_interleave(several, dim=0))
-    assert torch.equal(answer[:, PROMPT:], call(llama, ids[:, -kept:], **options)[:, kept:])
-
-
-def test_a_length_in_all_leaves_as_many_new_tokens(llama):
-    ids = ids_of()
-    with limit_memory(capacity_of(llama)), oomguard.guard(allow="changes-outputs", pin=OTHERS):
-        answer = call(llama, ids, max_new_tokens=None, max_length=PROMPT + NEW)
-
-    assert answer.shape == (1, PROMPT + NEW)
+            assert torch.equal(answer[:, :PROMPT], ids.repeat_interleave(several, dim=0))
+            assert torch.equal(answer[:, PROMPT:], call(llama, ids[:, -kept:], **options)[:, kept:])
 
 
 def test_an_encoder_keeps_the_first_tokens():
@@ -113,28 +106,17 @@ def test_an_encoder_keeps_the_first_tokens():
     assert torch.equal(answer, call(model, ids[:, :kept]))
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
+def test_what_needs_the_whole_prompt_keeps_it(subtests, llama):
+    for options, why in [
         ({"min_length": PROMPT + 1}, "min_length counts the prompt"),
         ({"return_dict_in_generate": True}, "the record of fields holds what the whole prompt gives"),
-    ],
-)
-def test_what_needs_the_whole_prompt_keeps_it(llama, options, why):
-    with (
-        limit_memory(capacity_of(llama)),
-        oomguard.guard(allow="changes-outputs", pin=OTHERS),
-        pytest.raises(torch.OutOfMemoryError) as raised,
-    ):
-        call(llama, ids_of(), **options)
+    ]:
+        with subtests.test(options=options, why=why):
+            with (
+                limit_memory(capacity_of(llama)),
+                oomguard.guard(allow="changes-outputs", pin=OTHERS),
+                pytest.raises(torch.OutOfMemoryError) as raised,
+            ):
+                call(llama, ids_of(), **options)
 
-    assert why in "\n".join(raised.value.__notes__)
-
-
-def test_a_floor_keeps_the_prompt(llama):
-    with (
-        limit_memory(capacity_of(llama)),
-        oomguard.guard(allow="changes-outputs", pin=OTHERS, floors={"truncate_prompt_tokens": PROMPT}),
-        pytest.raises(torch.OutOfMemoryError),
-    ):
-        call(llama, ids_of())
+            assert why in "\n".join(raised.value.__notes__)
