@@ -37,7 +37,7 @@ def figure(timeline: Timeline) -> Figure:
     for axes, device in zip(panels, devices, strict=True):
         _draw_counters(axes, timeline, device)
         _draw_events(axes, timeline)
-        axes.legend(loc="upper left", fontsize="small")
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
     panels[-1].set_xlabel("seconds")
     return made
 
