@@ -27,15 +27,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import select
-
-from oomguard.journal.delivering import deliver_left_behind
-from oomguard.journal.place import Shared
-from oomguard.journal.reading import reading
+from oomguard.journal.delivery import deliver_left_behind
+from oomguard.journal.location import JournalUrl
+from oomguard.journal.outbox import waiting
+from oomguard.journal.read import open_journal
 from oomguard.journal.record import Ran, Record
 from oomguard.journal.shared import SharedJournal
-from oomguard.journal.spool import folder_of, waiting
-from oomguard.journal.tables import ATTEMPT, RUN
 from support.commands import ROOT
 from support.figure import conclude, skip
 from support.postgresql import throwaway
@@ -59,7 +56,7 @@ def write() -> None:
     bare = os.open(f"{notes}.bare", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
-    journal, draw, number = SharedJournal(Shared(url)), random.Random(session), 0
+    journal, draw, number = SharedJournal(JournalUrl(url)), random.Random(session), 0
     words, ran = (
         ["vllm", "serve", "org/Model-8B", "--max-model-len", "32768"],
         Ran("vllm", "0.33.0", "org/Model-8B", "H100"),
@@ -80,7 +77,7 @@ def write() -> None:
         note(
             "end",
             functools.partial(
-                journal.end, number, exit_status=status, incident=incident, measured={"x": 1.0}, ran=ran, seconds=1.0
+                journal.end, record, exit_status=status, incident=incident, measured={"x": 1.0}, ran=ran, seconds=1.0
             ),
         )
     journal.finish(END_S)
@@ -169,12 +166,12 @@ def wait_for_notes(fleet: Fleet) -> None:
         time.sleep(0.2)
 
 
-def problems(shared: Shared, notes: dict[str, list[Note]]) -> tuple[list[str], int]:
+def problems(shared: JournalUrl, notes: dict[str, list[Note]]) -> tuple[list[str], int]:
     """Return what is lost, and what is there twice or never was, and how many attempts there are."""
-    with reading(shared) as database:
+    with open_journal(shared) as database:
         assert database is not None
-        rows = database.execute(select(ATTEMPT.c.session, ATTEMPT.c.number, ATTEMPT.c.ended_at)).all()
-        runs = Counter(database.execute(select(RUN.c.session)).scalars())
+        rows = database.query("SELECT session, number, ended_at FROM attempt")
+        runs = Counter(session for (session,) in database.query("SELECT session FROM run"))
     there = Counter((session, number) for session, number, _ in rows)
     ended = {(session, number) for session, number, ended_at in rows if ended_at is not None}
     found = [
@@ -212,7 +209,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, throwaway.server() as server:
         os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
         (Path(folder) / "notes").mkdir()
-        shared = Shared(server.create("team"))
+        shared = JournalUrl(server.create("team"))
         with Fleet(shared.url, Path(folder) / "notes", arguments.writers) as fleet:
             wait_for_notes(fleet)
             server_kills = 0
@@ -226,11 +223,11 @@ def main() -> None:
                     server.start()
                     print(f"{kill} writers and {server_kills} times the server killed", flush=True)
             fleet.stop()
-        behind = len(waiting(folder_of(shared)))
+        behind = len(waiting(shared.outbox))
         delivered = deliver_left_behind(shared)
         notes = fleet.notes()
         found, attempts = problems(shared, notes)
-        still = len(waiting(folder_of(shared)))
+        still = len(waiting(shared.outbox))
     report(arguments, found, notes, attempts)
     print(f"{behind} files were left behind, {delivered.attempts} attempts in them; {still} files wait now")
     calls = [note for each in notes.values() for note in each]
