@@ -119,7 +119,7 @@ def main() -> None:
     try:
         import ray  # noqa: F401
     except ImportError:
-        skip("Ray is missing: pip install 'oomguard[ray]'")
+        skip("Ray is missing: pip install '.[ray]'")
     folder = Path(tempfile.gettempdir()) / f"oomguard-fleet-{VERSION}-{options.logs}-{options.size:g}"
     try:
         measure(make_fleet(folder / "logs", options.logs, int(options.size * 2**30)), options.rounds)

@@ -73,7 +73,7 @@ def main() -> None:
     try:
         import ray
     except ImportError:
-        skip("Ray is missing: pip install 'oomguard[ray]'")
+        skip("Ray is missing: pip install '.[ray]'")
     with tempfile.TemporaryDirectory(prefix="og-ray-") as folder:
         ray.init(
             num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _temp_dir=folder
