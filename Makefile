@@ -88,8 +88,8 @@ bench: .venv/ready-bench       ## the figures, each beside its goal; ends with t
 bench-vllm: .venv/ready-bench .venv-vllm/ready   ## those that need the real vLLM
 	@scripts/bench $(BIN)/python $(VLLM_BENCHMARKS)
 
-bench-strangers: .venv/ready-bench .venv-vllm/ready   ## 40 configurations that a tester broke, what is printed to be pasted, 50 healthy starts; BENCH_RESUME=FOLDER goes on where it stopped
-	@scripts/bench $(BIN)/python strangers_vllm:60 vllm_alternatives:30 vllm_healthy:30
+bench-strangers: .venv/ready-bench .venv-vllm/ready   ## vLLM configurations broken by testers: 20 commands, the lines printed to paste, 24 scripts; BENCH_RESUME=FOLDER continues an interrupted run
+	@scripts/bench $(BIN)/python strangers_vllm:30 vllm_alternatives:20 guarded_vllm:30
 
 bench-hf: .venv-hf/ready       ## 102 patterns of Hugging Face users under the guard; BENCH_RESUME=FOLDER goes on where it stopped
 	@scripts/bench .venv-hf/bin/python hf_patterns:25
