@@ -19,6 +19,7 @@ ROOMS = (
         "errors",
         "escapes",
         "exit_status",
+        "installation",
         "fact_registry",
         "records",
         "switch",

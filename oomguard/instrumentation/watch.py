@@ -209,7 +209,7 @@ class Watch:
         write(path, page(self.timeline).encode())
 
     def to_png(self, path: str | PathLike[str]) -> None:
-        """Write the timeline as a picture, drawn by matplotlib (``pip install 'oomguard[plots]'``).
+        """Write the timeline as a picture, drawn by matplotlib (the extra ``plots``).
 
         Raises:
             UsageError: matplotlib is not installed, the name is that of another format, or the file cannot be written.

@@ -6,6 +6,7 @@ import io
 from typing import Any, Final
 
 from oomguard.errors import UsageError
+from oomguard.installation import install_hint
 from oomguard.report.picture import COLORS, Label, Line, Picture, Rect
 
 _DOTS_PER_INCH: Final = 144
@@ -19,7 +20,7 @@ def png(picture: Picture) -> bytes:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        hint = "pip install 'oomguard[plots]', or write it as a page: seen.to_html(\"watch.html\")"
+        hint = f'{install_hint("plots")}, or write it as a page: seen.to_html("watch.html")'
         raise UsageError("a PNG is drawn by matplotlib, which is not installed", hint=hint) from None
     figure = Figure(figsize=(picture.width / 100, picture.height / 100), dpi=_DOTS_PER_INCH)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))

@@ -14,6 +14,7 @@ import pytest
 
 from oomguard import UsageError, Watch
 from oomguard.incident import Attempt
+from oomguard.installation import install_hint
 from oomguard.report.picture import Label, Line, Rect
 from oomguard.report.picture_png import png
 from oomguard.report.picture_svg import svg
@@ -244,7 +245,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match="matplotlib") as caught:
         Watch().to_png(tmp_path / "watch.png")
-    assert "pip install 'oomguard[plots]'" in caught.value.hint
+    assert install_hint("plots") in caught.value.hint
     assert not (tmp_path / "watch.png").exists()
 
 
