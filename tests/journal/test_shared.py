@@ -152,7 +152,6 @@ def test_the_end_of_a_run_that_was_removed_meanwhile_is_delivered_whole(shared: 
 
 
 def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(shared: Shared, postgresql: Any):
-    """A small round of benchmarks/shared_journal.py."""
     returned = {}
     for session in ("a", "b"):
         command = [sys.executable, "-c", WRITER, shared.url, session]
