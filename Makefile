@@ -118,8 +118,6 @@ docs: .venv/ready-docs         ## the site in site/; a link or an anchor that le
 	$(BIN)/zensical build --strict --clean
 
 docs-output: .venv/ready-dev   ## write into the pages what their commands print now
-	$(BIN)/python scripts/flow_picture.py
-	$(BIN)/python scripts/snapshot_picture.py
 	$(BIN)/python scripts/docs_output.py
 
 wheel: .venv/ready-dev
