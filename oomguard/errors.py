@@ -136,8 +136,3 @@ class LaunchError(OomguardError):
 def exit_status_of(error: OomguardError) -> int:
     """Return the exit status of a command line that ends of this error."""
     return int(getattr(error, "exit_status", 2 if isinstance(error, UsageError) else 125))
-
-
-def install_hint(extra: str) -> str:
-    """Return how to install what an optional feature needs."""
-    return f"install oomguard's extra {extra!r}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from oomguard.errors import JournalError
+from oomguard.installation import upgrade_hint
 
 # The schema that this version writes. Its migrations are migrations/<dialect>/1.sql, 2.sql, ...
 SCHEMA_VERSION: Final = 5
@@ -59,7 +60,7 @@ def require_readable(version: int) -> int:
     if version > SCHEMA_VERSION:
         raise JournalError(
             f"written by a newer oomguard (schema {version}, this one reads {SCHEMA_VERSION})",
-            hint="upgrade oomguard on this machine",
+            hint=upgrade_hint(),
         )
     return version
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.errors import InputError, JournalError
+from oomguard.installation import upgrade_hint
 from oomguard.journal.read import Asked, each_run, open_journal, past_runs
 from oomguard.journal.store import Journal, Record, default_path
 from oomguard.past_runs import PastRun
@@ -228,7 +229,7 @@ def test_reading_permits_no_writing(tmp_path: Path):
         ("fifo", "is a FIFO", "--journal PATH"),
         ("text", "file is not a database", "--journal PATH"),
         ("other", "another program", "--journal PATH"),
-        ("newer", "a newer oomguard (schema 99", "upgrade oomguard"),
+        ("newer", "a newer oomguard (schema 99", upgrade_hint()),
         ("cut", "malformed", "mv "),
         ("record", "not JSON", "mv "),
     ],

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.errors import InputError, JournalError
+from oomguard.installation import upgrade_hint
 from oomguard.journal.database import SCHEMA_VERSION, migrations
 from oomguard.journal.sqlite import open_file, prepare
 from oomguard.journal.store import Journal, Ran, Record
@@ -127,7 +128,7 @@ def test_a_newer_journal_is_refused_with_both_versions_and_stays_as_it_is(tmp_pa
         database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(InputError, match=rf"schema {SCHEMA_VERSION + 1}, this one reads {SCHEMA_VERSION}\)") as caught:
         Journal(tmp_path / "j")
-    assert "upgrade oomguard" in str(caught.value.hint)
+    assert upgrade_hint() in str(caught.value.hint)
     assert ask(tmp_path / "j", "PRAGMA user_version") == [(SCHEMA_VERSION + 1,)]
 
 
