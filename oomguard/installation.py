@@ -8,7 +8,6 @@ otherwise the extra's own packages.
 from __future__ import annotations
 
 import json
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -76,6 +75,8 @@ def _recorded_source() -> tuple[str, str, bool] | None:
 
 
 def _direct_url() -> dict[str, Any]:
+    from importlib import metadata  # 60 ms, and only a hint needs it
+
     try:
         text = metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
         record = json.loads(text or "{}")
@@ -93,6 +94,8 @@ def _install_packages(extra: str) -> str:
 
 def _requirements_of(extra: str) -> list[str]:
     """Return the packages that an extra adds, as pip takes them."""
+    from importlib import metadata
+
     from packaging.requirements import InvalidRequirement, Requirement
 
     found: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import json
 import pickle
@@ -108,18 +107,10 @@ def test_the_json_page_names_every_key_of_a_snapshot():
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
-def test_the_picture_of_the_flow_is_the_one_of_its_table_and_names_what_is_there():
-    spec = importlib.util.spec_from_file_location("flow_picture", ROOT / "scripts" / "flow_picture.py")
-    flow = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(flow)
-    assert (ROOT / "docs" / "flow.svg").read_text(encoding="utf-8") == flow.picture()
-    rooms = [way["place"] for way in flow.FLOW["ways_in"]] + [step["room"] for step in flow.FLOW["step"]]
-    assert [place for place in rooms if not (ROOT / "oomguard" / place).exists()] == []
-    files = [add["place"] for step in flow.FLOW["step"] for add in step["add"]]
-    named = [place.replace("<engine>", "vllm").replace("<who>", "vllm").rstrip("/") for place in files]
+def test_the_table_of_where_to_add_what_names_what_is_there():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Where to add what")[2].partition("\n## ")[0]
+    places = re.findall(r"\| `([^`]+)` \|$", table, re.MULTILINE)
+    named = [place.replace("<engine>", "vllm").replace("<who>", "vllm").rstrip("/") for place in places]
+    assert named
     assert [place for place in named if not list(ROOT.glob(place))] == []
-
-
-def test_the_memory_map_in_the_docs_is_the_one_that_the_report_draws():
-    drawn = runpy.run_path(str(ROOT / "scripts" / "snapshot_picture.py"))["drawn"]()
-    assert (ROOT / "docs" / "snapshot.svg").read_text(encoding="utf-8") == drawn
