@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -32,7 +31,6 @@ _MODES: Final = {
     "--forget": (("forget",), _ALWAYS | {"forget", "number", "everything", "model", "yes"}),
     "--original": (("original",), _ALWAYS | {"original", "number"}),
     "the number of a run": (("number",), _ALWAYS | {"number", "form"}),
-    "--html": (("page",), _ALWAYS | {"page", "words", "since", "failed", "limit"}),
 }
 
 
@@ -50,12 +48,7 @@ _MODES: Final = {
     help="So many runs at most; 0: all.",
 )
 @option("--format", "form", default="table", show_default=True, metavar="[table|json]", help="Output form.")
-@option(
-    "--html",
-    "page",
-    metavar="FILE",
-    help="Write a page instead: incidents over time, changes, predicted beside measured. It holds all runs, unless --limit is given.",
-)
+@click.option("--html", "page", hidden=True)
 @click.option("--original", is_flag=True, help="Print the command of run N as it was before any patch, to paste.")
 @click.option(
     "--forget", is_flag=True, help="Drop what was learned from run N, from all (--all), or of a model (--model)."
@@ -98,6 +91,10 @@ def command(
 
     Exit status: 0 ran, 2 bad usage, or a journal that cannot be read.
     """
+    if page is not None:
+        raise UsageError(
+            "--html was removed: history writes a table or JSON", hint="oomguard history --format json --limit 0"
+        )
     _refuse_together(ctx)
     if forget or keep is not None or deliver:
         return _change(journal, number, model, everything=everything, yes=yes, keep_s=keep, deliver=deliver)
@@ -113,11 +110,7 @@ def command(
         return _show_one(journal, number, form_of(ctx, form, FORMS), color)
     from oomguard.journal.runs import Asked
 
-    asked = Asked(words, since, failed)
-    if page is not None:
-        given = ctx.get_parameter_source("limit") is not click.core.ParameterSource.DEFAULT
-        return _write_page(journal, asked, limit if given else 0, page)
-    return _list(journal, asked, limit, form_of(ctx, form, FORMS), color)
+    return _list(journal, Asked(words, since, failed), limit, form_of(ctx, form, FORMS), color)
 
 
 def _change(
@@ -210,22 +203,6 @@ def _print_original(path: Place | None, number: int | None) -> int:
     click.echo(line)
     for note in notes:  # what is on standard output is the command alone
         click.echo(f"oomguard: {note}", err=True)
-    return 0
-
-
-def _write_page(path: Place | None, asked: Asked, limit: int, target: str) -> int:
-    from oomguard.report.history_html import page
-
-    runs = _runs(path, asked, limit or None)
-    text = page(runs, nothing=_nothing(path, asked))
-    if target == "-":
-        click.echo(text, nl=False)
-        return 0
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--html {target}: {reason}", hint="name a file in a folder that exists") from None
     return 0
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from oomguard.errors import JournalError, UsageError
+from oomguard.installation import install_hint
 from oomguard.journal import sqlite_file
 from oomguard.journal.grants import hint_of
 from oomguard.journal.place import Place, Shared
@@ -64,7 +65,9 @@ def postgresql_engine(shared: Shared, wait_s: float = _STATEMENT_S, *, reads_onl
         UsageError: the URL cannot be read.
     """
     if importlib.util.find_spec("psycopg") is None:
-        raise JournalError("PostgreSQL is reached through psycopg, which is not installed", hint=_EXTRA)
+        raise JournalError(
+            "PostgreSQL is reached through psycopg, which is not installed", hint=install_hint("postgres")
+        )
     try:
         url = make_url(shared.libpq_url).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError) as error:
@@ -92,7 +95,6 @@ def _asks_for_read_write(url: URL) -> bool:
     return given == "read-write"
 
 
-_EXTRA: Final = "pip install 'oomguard[postgres]'"
 _FORM: Final = "--journal postgresql://USER@HOST/DATABASE"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from oomguard.errors import JournalError, NoJournalError
+from oomguard.installation import upgrade_hint
 
 SCHEMA_VERSION: Final = 5
-UPGRADE: Final = "pip install --upgrade oomguard"
 # What every journal in PostgreSQL has had: Alembic's table, and the attempts.
 _OF_A_JOURNAL: Final = frozenset({("alembic_version", "version_num"), ("attempt", "session")})
 
@@ -21,7 +21,7 @@ def readable(version: int) -> int:
     """
     if version > SCHEMA_VERSION:
         raise JournalError(
-            f"written by a newer oomguard (schema {version}, this one reads {SCHEMA_VERSION})", hint=UPGRADE
+            f"written by a newer oomguard (schema {version}, this one reads {SCHEMA_VERSION})", hint=upgrade_hint()
         )
     return version
 

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from oomguard.errors import InputError
+from oomguard.installation import upgrade_hint
 from oomguard.journal.reading import reading
 from oomguard.journal.runs import Asked, past_runs
 from oomguard.journal.store import Journal, Record, default_path
@@ -63,7 +64,7 @@ def test_reading_permits_no_writing(tmp_path: Path):
         ("fifo", "is a FIFO", "--journal PATH"),
         ("text", "file is not a database", "--journal PATH"),
         ("other", "another program", "--journal PATH"),
-        ("newer", "a newer oomguard (schema 99", "pip install --upgrade oomguard"),
+        ("newer", "a newer oomguard (schema 99", upgrade_hint()),
         ("cut", "malformed", "mv "),
         ("record", "no JSON", "mv "),
     ],

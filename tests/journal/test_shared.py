@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.errors import InputError, JournalError
+from oomguard.installation import install_hint, upgrade_hint
 from oomguard.journal import delivering
 from oomguard.journal.changing import remove_old
 from oomguard.journal.database import postgresql_engine
@@ -151,7 +152,6 @@ def test_the_end_of_a_run_that_was_removed_meanwhile_is_delivered_whole(shared: 
 
 
 def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(shared: Shared, postgresql: Any):
-    """A small round of benchmarks/shared_journal.py."""
     returned = {}
     for session in ("a", "b"):
         command = [sys.executable, "-c", WRITER, shared.url, session]
@@ -192,7 +192,7 @@ def test_a_database_of_a_newer_oomguard_is_left_alone_and_what_was_written_waits
     assert undelivered is not None
     for said in (undelivered.reason, str(caught.value)):
         assert f"newer oomguard (schema {SCHEMA_VERSION + 1}, this one reads {SCHEMA_VERSION})" in said
-    assert "pip install --upgrade oomguard" in str(caught.value.hint)
+    assert upgrade_hint() in str(caught.value.hint)
     assert len(left(shared)) == 1
     assert postgresql.sql(database, "SELECT count(*) FROM oomguard.run") == "1"
 
@@ -399,7 +399,7 @@ def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(JournalError, match="psycopg") as caught:
         postgresql_engine(AWAY)
-    assert caught.value.hint == "pip install 'oomguard[postgres]'"
+    assert caught.value.hint == install_hint("postgres")
 
 
 plain = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=8)
