@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support.each import each
+
 PACKAGE = Path(__file__).parents[1] / "oomguard"
 DATA = (".toml", ".json")
 
@@ -102,7 +104,7 @@ def test_no_flag_is_assembled_in_python():
     assert not found
 
 
-@pytest.mark.parametrize("path", settings_files(), ids=lambda path: path.parent.name)
+@each("path", settings_files())
 def test_each_flag_of_an_engine_stands_once_in_the_data_files(path: Path):
     """Another engine's own file may have the same spelling, for itself."""
     others = set(settings_files()) - {path}
@@ -113,7 +115,7 @@ def test_each_flag_of_an_engine_stands_once_in_the_data_files(path: Path):
     assert {flag: number for flag, number in counted.items() if number != 1} == {}
 
 
-@pytest.mark.parametrize(
+@each(
     "source",
     [
         '"--" + name',
@@ -129,7 +131,7 @@ def test_an_assembled_flag_is_seen(source):
     assert list(assembled(ast.parse(source)))
 
 
-@pytest.mark.parametrize(
+@each(
     "source",
     [
         "f\"--no-{flag.removeprefix('--')}\"",
@@ -143,7 +145,7 @@ def test_what_makes_no_flag_is_not_taken_for_one(source):
     assert not list(assembled(ast.parse(source)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "times"),
     [
         ("--max-model-len 5", 1),
