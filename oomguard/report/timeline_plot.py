@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.errors import UsageError
 from oomguard.facts import GIB, MIB, format_gib
+from oomguard.installation import install_hint
 from oomguard.report.presentable import drawn
 from oomguard.report.timeline_words import attempt_words
 from oomguard.timeline import ALLOCATED, Timeline
@@ -24,7 +25,7 @@ def figure(timeline: Timeline) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        hint = 'pip install matplotlib; or, without it, seen.to_trace("watch.trace.json") for ui.perfetto.dev'
+        hint = f'{install_hint("plots")}; or, without it, seen.to_trace("watch.trace.json") for ui.perfetto.dev'
         raise UsageError("matplotlib draws the plot, and it is not installed", hint=hint) from None
     devices = list(dict.fromkeys(key.device for sample in timeline.samples for key in sample.bytes))
     if not devices:

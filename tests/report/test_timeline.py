@@ -13,6 +13,7 @@ import pytest
 
 from oomguard import UsageError, Watch
 from oomguard.incident import Attempt
+from oomguard.installation import install_hint
 from oomguard.report.timeline_csv import rows_csv, samples_csv
 from oomguard.report.timeline_plot import figure, png
 from oomguard.report.timeline_table import table_text
@@ -195,7 +196,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match="matplotlib") as caught:
         Watch().to_png(tmp_path / "watch.png")
-    assert "pip install matplotlib" in caught.value.hint
+    assert install_hint("plots") in caught.value.hint
     assert not (tmp_path / "watch.png").exists()
 
 
