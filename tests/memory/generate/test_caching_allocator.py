@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,19 +33,17 @@ def peak_in_use(events):
     return most
 
 
-@pytest.mark.parametrize(
-    ("size", "reserved"),
-    [
+def test_segments_have_the_sizes_of_torch(subtests):
+    for size, reserved in [
         (1, 2 * MIB),
         (MIB, 2 * MIB),
         (MIB + 1, 20 * MIB),
         (9 * MIB, 20 * MIB),
         (10 * MIB, 10 * MIB),
         (10 * MIB + 1, 12 * MIB),
-    ],
-)
-def test_segments_have_the_sizes_of_torch(size, reserved):
-    assert replay([(1, size)]) == reserved
+    ]:
+        with subtests.test(size=size, reserved=reserved):
+            assert replay([(1, size)]) == reserved
 
 
 def test_small_tensors_share_a_segment():
