@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -224,14 +223,6 @@ def test_a_command_that_ran_as_given_last_is_not_changed(journal: Journal):
     journal.end(row, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0"))
 
     assert taken(journal) == {}
-
-
-def test_without_a_journal_or_with_a_damaged_one_the_command_runs_as_given(tmp_path: Path):
-    (tmp_path / "damaged").write_text("no database at all, and long enough to be taken for one" * 20)
-    policy = make_policy()
-
-    assert known_changes(Launch(SERVE), policy, lambda: nullcontext(None)) == ()
-    assert known_changes(Launch(SERVE), policy, lambda: reading(tmp_path / "damaged")) == ()
 
 
 def run(tmp_path: Path, *options: str, engine: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
