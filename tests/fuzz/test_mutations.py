@@ -15,13 +15,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from support.each import each
-
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000"))
-LOG_SHARDS, RULE_SHARDS, FILES_AT_ONCE = 4, 2, 100
+LOG_SHARDS, RULE_SHARDS, FILES_AT_ONCE = 8, 2, 100
 LOG_INPUTS, RULE_INPUTS = int(INPUTS * 0.8), int(INPUTS * 0.2)
 
 
@@ -36,7 +35,7 @@ def run(shard: int, count: int, check: Callable[[bytes], None]) -> None:
     each()
 
 
-@each("shard", range(LOG_SHARDS))
+@pytest.mark.parametrize("shard", range(LOG_SHARDS))
 def test_a_spoiled_log_is_diagnosed_in_time_and_told_as_valid_json(shard):
     from fuzz_checks import check_log
     from fuzz_inputs import log_text
@@ -54,7 +53,7 @@ def test_a_spoiled_log_is_diagnosed_in_time_and_told_as_valid_json(shard):
     assert with_incident > seen / 20  # else the recipes no longer reach what lies behind a match
 
 
-@each("shard", range(RULE_SHARDS))
+@pytest.mark.parametrize("shard", range(RULE_SHARDS))
 def test_a_spoiled_rule_file_is_used_or_refused_by_name(shard):
     from fuzz_checks import check_rule_file
     from fuzz_inputs import rule_file
