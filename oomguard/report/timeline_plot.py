@@ -91,7 +91,7 @@ def _draw_events(axes: Axes, timeline: Timeline) -> None:
     for seconds, label, color in moments:
         axes.axvline(seconds, color=color, linewidth=1)
         text = " ".join(drawn(label).split())[:_LABEL_CHARS]
-        place, look = axes.get_xaxis_transform(), {"color": color, "fontsize": "small", "rotation": 90, "va": "bottom"}
         # A dollar sign begins mathematics otherwise: a label is text.
-        shown = axes.text(seconds, 0.02, text, transform=place, parse_math=False, **look)
+        shown = axes.text(seconds, 0.02, text, transform=axes.get_xaxis_transform(), color=color, parse_math=False)
+        shown.set(fontsize="small", rotation=90, verticalalignment="bottom")
         shown.set_in_layout(False)
