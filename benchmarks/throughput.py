@@ -31,11 +31,8 @@ def make_anchors() -> Path:
     """Every anchor, one a line, as ripgrep reads them."""
     from oomguard.rules.load import load_rules
 
-    rules = load_rules()
-    cases = (case for word in rules.words for case in (word, word.capitalize(), word.upper()))  # ripgrep minds it
-    anchors = sorted({*rules.anchors, *cases})
     path = FOLDER / "anchors.txt"
-    path.write_text("".join(f"{anchor}\n" for anchor in anchors), encoding="utf-8")
+    path.write_text("".join(f"{anchor}\n" for anchor in load_rules().anchors), encoding="utf-8")
     return path
 
 

@@ -61,31 +61,30 @@ def fast_scanning() -> bool:
     return importlib.util.find_spec("hyperscan") is not None
 
 
-def finder(anchors: Iterable[str], any_case: Iterable[str] = (), *, plain: bool = False) -> Finder:
+def finder(anchors: Iterable[str], *, plain: bool = False) -> Finder:
     """Return the fastest finder.
 
     Args:
-        anchors: what is looked for as it stands.
-        any_case: what is looked for in lower case, in upper case and mixed.
+        anchors: what is looked for.
         plain: ask for the finder without a library.
     """
-    wanted, folded = tuple(sorted(set(anchors))), tuple(sorted({anchor.lower() for anchor in any_case}))
+    wanted = tuple(sorted(set(anchors)))
     if not plain and fast_scanning():
         try:
-            return _fast(wanted, folded)
+            return _fast(wanted)
         except Exception:  # noqa: BLE001 - a processor without SSSE3, a broken wheel: the plain finder does the same job
-            return _plain(wanted, folded)
-    return _plain(wanted, folded)
+            return _plain(wanted)
+    return _plain(wanted)
 
 
 @functools.lru_cache(maxsize=4)
-def _fast(anchors: tuple[str, ...], any_case: tuple[str, ...]) -> Finder:
-    return _FastFinder(anchors, any_case)
+def _fast(anchors: tuple[str, ...]) -> Finder:
+    return _FastFinder(anchors)
 
 
 @functools.lru_cache(maxsize=4)
-def _plain(anchors: tuple[str, ...], any_case: tuple[str, ...]) -> Finder:
-    return _PlainFinder(anchors, any_case)
+def _plain(anchors: tuple[str, ...]) -> Finder:
+    return _PlainFinder(anchors)
 
 
 class _FastFinder:
@@ -93,13 +92,11 @@ class _FastFinder:
 
     name = "hyperscan"
 
-    def __init__(self, anchors: tuple[str, ...], any_case: tuple[str, ...]) -> None:
-        patterns = [flexible(anchor) for anchor in (*anchors, *any_case)]
+    def __init__(self, anchors: tuple[str, ...]) -> None:
+        patterns = [flexible(anchor) for anchor in anchors]
         bare = [pattern.replace(GAP, _BARE_GAP) for pattern in patterns]
-        self._bare = _Automaton(bare, len(anchors))
-        self._any = functools.cache(
-            lambda: _Automaton(patterns, len(anchors))
-        )  # loaded for the first block that needs it
+        self._bare = _Automaton(bare)
+        self._any = functools.cache(lambda: _Automaton(patterns))  # loaded for the first block that needs it
         self._marked = False  # the block before had a marked break, so this one will
 
     def ends(self, block: bytes | memoryview) -> list[int]:
@@ -118,23 +115,22 @@ class _FastFinder:
 class _Automaton:
     """Patterns that hyperscan compiled, kept between runs, and whether a block has a marked break."""
 
-    def __init__(self, patterns: list[bytes], exact: int) -> None:
+    def __init__(self, patterns: list[bytes]) -> None:
         import hyperscan
 
         self._one_at_a_time = threading.Lock()  # the library's scratch memory serves one scan
         self._ended = hyperscan.ScanTerminated
         self._mark = len(patterns)
-        kept = kept_file("anchors-{}.hsdb", _cache_key(patterns, exact))
+        kept = kept_file("anchors-{}.hsdb", _cache_key(patterns))
         try:
             self._database = hyperscan.loadb(kept.read_bytes(), hyperscan.HS_MODE_BLOCK)
         except Exception:  # noqa: BLE001 - not cached yet, of another processor, or damaged: compile it
             self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-            caseless = [hyperscan.HS_FLAG_CASELESS] * (len(patterns) - exact)
             self._database.compile(
                 expressions=[*patterns, _MARKED_BREAK],
                 ids=list(range(len(patterns) + 1)),
                 elements=len(patterns) + 1,
-                flags=[*[0] * exact, *caseless, hyperscan.HS_FLAG_SINGLEMATCH],
+                flags=[*[0] * len(patterns), hyperscan.HS_FLAG_SINGLEMATCH],
             )
             keep(kept, hyperscan.dumpb(self._database))
         self._database.scratch = hyperscan.Scratch(self._database)
@@ -157,13 +153,13 @@ class _Automaton:
         return found, marked
 
 
-def _cache_key(patterns: list[bytes], exact: int) -> list[bytes]:
+def _cache_key(patterns: list[bytes]) -> list[bytes]:
     """Return the key of the cached automaton, which takes longer to compile than a short log takes to read."""
     import platform
 
     import hyperscan
 
-    versions = (str(vars(hyperscan)["__version__"]), platform.machine(), str(exact))
+    versions = (str(vars(hyperscan)["__version__"]), platform.machine())
     return [*(word.encode() for word in versions), _MARKED_BREAK, *patterns]
 
 
@@ -172,22 +168,16 @@ class _PlainFinder:
 
     name = "plain"
 
-    def __init__(self, anchors: tuple[str, ...], any_case: tuple[str, ...]) -> None:
-        self._exact, self._folded = _groups(anchors), _groups(any_case)
+    def __init__(self, anchors: tuple[str, ...]) -> None:
+        self._groups: _Groups = {
+            key.encode(): [_around(key, anchor) for anchor in group] for key, group in _keys(anchors)
+        }
 
     def ends(self, block: bytes | memoryview) -> list[int]:
-        block = bytes(block)
-        found = _ends(block, self._exact)
-        if self._folded:
-            found |= _ends(block.lower(), self._folded)
-        return sorted(found)
+        return sorted(_ends(bytes(block), self._groups))
 
     def holds(self, block: bytes | memoryview) -> bool:
         return bool(self.ends(block))
-
-
-def _groups(anchors: Iterable[str]) -> _Groups:
-    return {key.encode(): [_around(key, anchor) for anchor in group] for key, group in _keys(anchors)}
 
 
 def _ends(block: bytes, groups: _Groups) -> set[int]:
