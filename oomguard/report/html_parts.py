@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from oomguard.facts import Fact, format_gib
 from oomguard.incident import Alternative, Budget, Cause, Diagnosis, EngineStart, Incident, Patch, SettingInForce
 from oomguard.report.bar import percent, segments
-from oomguard.report.snapshot_html import snapshot_section
+from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
 from oomguard.report.wording import (
     Shown,
     amount,
@@ -25,6 +26,12 @@ from oomguard.report.wording import (
     start_title,
     tradeoff,
     why,
+)
+from oomguard.snapshots.records import DeviceMemory
+
+_VIEWER: Final = (
+    "To see the memory over time, open the snapshot in torch's viewer: drop it on pytorch.org/memory_viz, or write a page "
+    "with python -m torch.cuda._memory_viz trace_plot snapshot.pickle -o snapshot.html"
 )
 
 
@@ -59,7 +66,7 @@ def diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
         sections = [f'<section class="quiet">\n{found}</section>\n']
         sections += [_start(start, level) for start in diagnosis.starts]
     if diagnosis.snapshot is not None:
-        sections += [snapshot_section(device, level=level) for device in diagnosis.snapshot.devices]
+        sections += [_snapshot(device, level) for device in diagnosis.snapshot.devices]
     return sections + [element("p", f"note: {note}", "dim") for note in diagnosis.notes]
 
 
@@ -108,6 +115,31 @@ def _start(start: EngineStart, level: int) -> str:
         parts += [element(f"h{level + 1}", "Settings", "title"), _table(rows)]
     parts.append(_facts(start.facts))
     return f"{opening('section', 'start')}\n{''.join(parts)}</section>\n"
+
+
+def _snapshot(device: DeviceMemory, level: int) -> str:
+    """Return the section of one device of a snapshot."""
+    heading = f"h{level + 1}"
+    parts = [element(f"h{level}", title(device), "headline"), *(element("p", text) for text in sentences(device))]
+    parts.append(element("p", _VIEWER, "dim"))
+    if device.stacks:
+        rows = _number_table(STACK_HEADINGS, stack_rows(device), numbers={0, 1, 2})
+        parts += [element(heading, "Who holds it", "title"), rows]
+    if device.groups:
+        rows = _number_table(GROUP_HEADINGS, group_rows(device), numbers={1, 2, 3, 4, 5})
+        parts += [element(heading, "Segments", "title"), rows]
+    kind = "start" if device.refusal is None else ""
+    return f'<section class="{kind} snapshot">\n{"".join(parts)}</section>\n'
+
+
+def _number_table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int]) -> str:
+    def cells(tag: str, row: Sequence[str]) -> str:
+        names = [' class="number"' if number in numbers else "" for number in range(len(row))]
+        return "".join(f"<{tag}{name}>{escaped(text)}</{tag}>" for name, text in zip(names, row, strict=True))
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
+    head = f"<thead><tr>{cells('th', headings)}</tr></thead>"
+    return f'<div class="wide"><table>\n{head}\n<tbody>\n{body}</tbody></table></div>\n'
 
 
 def _bar(budget: Budget) -> str:

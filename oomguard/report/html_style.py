@@ -39,20 +39,11 @@ white-space:pre-wrap;overflow-wrap:anywhere}
 .oomguard .paste code{flex:1;background:var(--soft);color:inherit;border-radius:6px;padding:.4rem .65rem;
 user-select:all;white-space:pre-wrap}
 .oomguard .tag{display:inline-block;border:1px solid var(--line);border-radius:999px;padding:0 .6em;font-size:.82em;white-space:nowrap}
-.oomguard svg.map{display:block;width:100%;height:auto;margin:.75rem 0 .5rem}
-.oomguard .live{--light:#3b6fd4;--dark:#6f9bff}
-.oomguard .waiting{--light:#d0a215;--dark:#e6c250}
-.oomguard .split{--light:#e39a5f;--dark:#b3703a}
-.oomguard .free{--light:#c9ced6;--dark:#4a5160}
-.oomguard svg.map path{fill:var(--light)}
-.oomguard svg.map path.edge{fill:currentColor}
-.oomguard .key{margin-right:1.25rem;white-space:nowrap}
 .oomguard summary{cursor:pointer;margin-top:.9rem}
 """
 DARK: Final = """
 @media (prefers-color-scheme:dark){.oomguard{--good:#53c785;--bad:#f0796f}
-.oomguard .bar span,.oomguard .swatch{background:var(--dark)}
-.oomguard svg.map path:not(.edge){fill:var(--dark)}}
+.oomguard .bar span,.oomguard .swatch{background:var(--dark)}}
 """
 PAGE_STYLE: Final = """
 :root{color-scheme:light dark}

@@ -8,7 +8,6 @@ import pytest
 
 from oomguard.snapshots import summary
 from oomguard.snapshots.frames import KEPT_FRAMES
-from oomguard.snapshots.map import CELLS
 from oomguard.snapshots.pickled import RefusedError
 from oomguard.snapshots.summary import KEPT_GROUPS, KEPT_STACKS, summarize
 from support.made_snapshots import example
@@ -159,10 +158,6 @@ def test_one_block_that_a_list_refers_to_without_end_is_refused(monkeypatch: pyt
         summarize({"segments": [{"blocks": [block] * 1000}]})
 
 
-def test_the_record_shows_itself_without_the_cells_of_its_map():
-    assert "MapCell" not in repr(summarize(MADE.in_pieces()))
-
-
 def test_notes_say_why_a_snapshot_has_no_refusal():
     without_history = recorded([(MIB, "active_allocated", [])])
     without_history["device_traces"] = [[]]
@@ -172,22 +167,6 @@ def test_notes_say_why_a_snapshot_has_no_refusal():
     ]
     assert "among the 1 recorded" in summarize(recorded([(MIB, "active_allocated", STEP)])).notes[0]
     assert "no segment" in summarize({"segments": []}).notes[0]
-
-
-def test_the_map_has_each_byte_once_and_no_more_cells_than_a_picture():
-    blocks = [
-        (512 * (1 + number % 7), "inactive" if number % 3 else "active_allocated", []) for number in range(20_000)
-    ]
-    device = summarize(recorded(blocks, blocks[:5])).devices[0]
-    assert sum(cell.cells for cell in device.map) <= CELLS
-    assert {cell.kind for cell in device.map} <= {"live", "split"}
-    assert sum(cell.begins_segment for cell in device.map) >= 1
-
-
-def test_a_block_of_many_cells_is_one_stretch_of_the_map():
-    device = summarize(recorded([(96 * MIB, "active_allocated", STEP), (32 * MIB, "inactive", [])])).devices[0]
-    shares = [(cell.kind, round(cell.cells / CELLS, 2)) for cell in device.map]
-    assert shares == [("live", 0.75), ("split", 0.25)]
 
 
 @pytest.mark.parametrize(
