@@ -1,4 +1,4 @@
-"""Texts that are labelled as failures for memory or not: the team's corpora, look-alikes, other programs', the signatures' tests."""
+"""Texts that are labelled as failures for memory or not: the team's corpora, look-alikes, the signatures' tests."""
 
 import hashlib
 import json
@@ -19,7 +19,6 @@ from support.figure import skip
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
 CORPORA = ("dev", "dev2", "lookalikes")
-OTHER_PROGRAMS = ROOT / "benchmarks/data/other_programs.toml"
 # A signature's test is a message alone; in a log something goes before it and something comes after.
 AMID_A_LOG = "job 4711 began\n{log}\njob 4711 is over, see its folder for the rest\n"
 
@@ -45,8 +44,6 @@ def labelled_texts() -> list[Labelled]:
     for group in ("negatives", "positives"):
         fails = group == "positives"
         found += [Labelled("look-alikes", f"{c['style']}/{c['id']}", c["log"], fails) for c in lookalikes.cases(group)]
-    for number, text in enumerate(tomllib.loads(OTHER_PROGRAMS.read_text(encoding="utf-8"))["text"]):
-        found.append(Labelled("other programs", f"other-{number}", text["log"], "kind" in text))
     engines = tomllib.loads(engine_messages.DATA.read_text(encoding="utf-8"))
     whole = {name: rows for name, rows in engines.items() if "versions" not in rows}
     for name, rows in whole.items():

@@ -18,7 +18,7 @@ from oomguard.observe.anchor_index import anchor_index
 from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.asked_size import with_asked_size
 from oomguard.observe.conclude import concluded_incident, concluded_start, standing
-from oomguard.observe.context import Context
+from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.hits import Hit, best_of, match, quoted
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
@@ -220,7 +220,7 @@ class Scanner:
             return
         for found in self.found.all[-3:]:
             after = near.line - found.last_line
-            if found.context is self._context and 0 <= after <= found.reach_lines and near.of(found.process):
+            if found.context is self._context and 0 <= after <= NEAR_AFTER_LINES and near.of(found.process):
                 found.near.append(near)
 
     def _attach(self, found: ScannedIncident, last_line: int) -> None:

@@ -28,8 +28,6 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "clause": Key(list),
         "wraps": Key(list),
         "becomes": Key(dict),
-        "beside": Key(str),
-        "unless_behind": Key(str),
         "test": Key(list, required=True),
     },
     "wording": {
