@@ -1,7 +1,7 @@
 """An open journal database, SQLite or PostgreSQL.
 
-Queries are plain SQL that both understand, with ``:name`` parameters. What differs is in ``sqlite.py``,
-``postgres.py`` and the folders of ``migrations/``.
+Queries are plain SQL that both understand, with ``:name`` parameters. What differs is in
+``sqlite.py``, ``postgres.py`` and the folders of ``migrations/``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Database(ABC):
 
 
 def migrations(dialect: Literal["sqlite", "postgresql"], version: int) -> Iterator[tuple[int, str]]:
-    """Yield number and SQL of each migration that a database of schema ``version`` lacks, in order."""
+    """Yield number and SQL of each migration after schema ``version``, in order."""
     numbers = sorted(int(path.stem) for path in (_MIGRATIONS / dialect).glob("*.sql"))
     for number in numbers:
         if number > version:

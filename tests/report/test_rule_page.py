@@ -83,12 +83,12 @@ def test_a_test_that_does_not_match_is_listed_as_such():
 def test_the_steps_of_the_confidence_are_in_words():
     assert section(page(RULES.rule("OG201")), "How sure it is").strip().splitlines() == [
         "- 0.97 to begin with",
-        "- 0.25 less where `device_share_ratio <= 0.6 && max_model_len_tokens <= 16384.0`",
-        "- 0.25 more where `kv_cache_is_fixed == true && device_share_ratio <= 0.6 && max_model_len_tokens <= 16384.0`",
-        "- 0.30 less where `fitting_step_tokens > 0.0`",
-        "- 0.30 less where `fitting_block_tokens > 0.0`",
-        "- 0.30 less where `kv_cache_is_fixed == true && estimated_max_model_len_tokens == 0.0`",
-        "- 0.30 less where `fits_without_cached_prefixes == true`",
+        "- 0.25 less where `device_share_ratio <= 0.6 and max_model_len_tokens <= 16384`",
+        "- 0.25 more where `kv_cache_is_fixed and device_share_ratio <= 0.6 and max_model_len_tokens <= 16384`",
+        "- 0.30 less where `fitting_step_tokens > 0`",
+        "- 0.30 less where `fitting_block_tokens > 0`",
+        "- 0.30 less where `kv_cache_is_fixed and estimated_max_model_len_tokens == 0`",
+        "- 0.30 less where `fits_without_cached_prefixes`",
         "- 0.02 more where `estimated_max_model_len_tokens < max_model_len_tokens`",
     ]
 
