@@ -15,7 +15,6 @@ import pytest
 
 WORK = Path(__file__).with_name("guarded_work.py")
 SQUARES = [number**2 for number in range(10)]
-pytestmark = pytest.mark.breadth
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,7 @@ OTHERS: dict[str, tuple[object, Callable[[Any], object]]] = {
 def test_what_is_no_plain_method_is_left_as_it_is_and_said(subtests, engine_args, monkeypatch, caplog):
     for kind, value in OTHERS.items():
         with subtests.test(kind=kind):
+            caplog.clear()
             monkeypatch.setenv(plugin.OVERRIDES, '{"max_model_len": 7}')
             other, call = value
             made = engine_args(create_engine_config=other)
