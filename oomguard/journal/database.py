@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from oomguard.errors import JournalError
-from oomguard.installation import upgrade_hint
 
 # The schema that this version writes. Its migrations are migrations/<dialect>/1.sql, 2.sql, ...
 SCHEMA_VERSION: Final = 5
@@ -58,6 +57,8 @@ def migrations(dialect: Literal["sqlite", "postgresql"], version: int) -> Iterat
 def require_readable(version: int) -> int:
     """Return the version; raise JournalError if a newer oomguard wrote it."""
     if version > SCHEMA_VERSION:
+        from oomguard.installation import upgrade_hint
+
         raise JournalError(
             f"written by a newer oomguard (schema {version}, this one reads {SCHEMA_VERSION})",
             hint=upgrade_hint(),
